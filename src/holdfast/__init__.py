@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from holdfast.api.topics import GroupInfo, TopicInfo
     from holdfast.broker.group import Compacted, QueueStats
     from holdfast.broker.metrics import Observer
-    from holdfast.broker.tracing.steps import TraceStep
+    from holdfast.broker.tracing.log import TraceStep
     from holdfast.client.opening import connect
     from holdfast.client.sync.opening import open_broker
     from holdfast.client.sync.opening import open_queue as open  # noqa: A004  as in the standard library: gzip.open, shelve.open
@@ -143,7 +143,7 @@ _LATER = {
     "Stored": "holdfast.api.drafts",
     "StreamMessage": "holdfast.api.consumers",
     "TopicInfo": "holdfast.api.topics",
-    "TraceStep": "holdfast.broker.tracing.steps",
+    "TraceStep": "holdfast.broker.tracing.log",
     "Worker": "holdfast.worker",
     "WorkerHealth": "holdfast.worker",
     "connect": "holdfast.client.opening",

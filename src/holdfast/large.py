@@ -74,7 +74,7 @@ class LargeValue:
 
     def open(self) -> BinaryIO:
         """A file to read it from, front to back."""
-        return cast("BinaryIO", io.BufferedReader(_Reading(self), CHUNK_BYTES))
+        return cast("BinaryIO", io.BufferedReader(_LargeReading(self), CHUNK_BYTES))
 
 
 Value: TypeAlias = bytes | LargeValue
@@ -101,7 +101,7 @@ class _Summing:
                 )
 
 
-class _Reading(io.RawIOBase):
+class _LargeReading(io.RawIOBase):
     """A large value as a file without a buffer."""
 
     def __init__(self, value: LargeValue) -> None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import holdfast
 from holdfast import Broker
 from holdfast.broker.messages import REDRIVEN_FROM, is_for, mark
-from holdfast.delivery.check import check
 from holdfast.delivery.events import Phase
+from holdfast.delivery.image import check
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.settings import BrokerSettings, ConsumerSettings, TopicSettings

@@ -11,8 +11,8 @@ from holdfast.errors import InvalidRequest, TailLost
 from holdfast.large import Value
 from holdfast.model import Batch, LogPosition
 from holdfast.settings import LogSettings
+from holdfast.storage.batches import Spool
 from holdfast.storage.log import Log
-from holdfast.storage.spool import Spool
 
 FOLDER = "data/log"
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import holdfast
 from holdfast import Queue
 from holdfast.codec.frame import Kind
-from holdfast.delivery.check import check
 from holdfast.delivery.events import Phase
+from holdfast.delivery.image import check
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 

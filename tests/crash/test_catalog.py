@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.folder.contents import Catalog
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import HoldfastError

@@ -12,9 +12,9 @@ from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import DamagedRange
 from holdfast.model import Batch
+from holdfast.storage.frames import FrameRules, walk
 from holdfast.storage.log import Log
 from holdfast.storage.reader import LogReader
-from holdfast.storage.walk import Wanted, walk
 from tests.crash.histories import FOLDER, small_settings
 
 SAME_BOOT, OTHER_BOOT = 1, 2
@@ -53,7 +53,7 @@ def sample(request) -> Sample:
     for name in disk.names(FOLDER):
         if name.endswith(".log"):
             data = memoryview(disk.contents(f"{FOLDER}/{name}"))
-            frames[name] = list(walk(data, Wanted(log.log_id, int(name[:20]))))
+            frames[name] = list(walk(data, FrameRules(log.log_id, int(name[:20]))))
     return Sample(disk, values, frames)
 
 

@@ -13,8 +13,8 @@ from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, Unavailable
 from holdfast.model import Batch
+from holdfast.storage.batches import Spool
 from holdfast.storage.log import Log
-from holdfast.storage.spool import Spool
 from tests.crash.histories import FOLDER, small_settings
 
 FAULTS = ["EIO", "ENOSPC", "EDQUOT", "short write"]

@@ -13,7 +13,7 @@ from holdfast.env import real_world
 from holdfast.storage import Log
 from holdfast.storage.examine import examine
 from holdfast.storage.files import segment_name
-from holdfast.storage.state import State
+from holdfast.storage.state import LogState
 from tests.crash import writer_process
 from tests.crash.writer_process import Head, Journal, Note, What, kill_settings, parse_value, started, value_of
 
@@ -176,7 +176,7 @@ def look(folder: str, workload: Workload, promises: Promises) -> None:
 def tear(folder: str, rng: random.Random) -> None:
     """What a kill in the middle of a store leaves: bytes behind the last frame that are no frame."""
     world = real_world()
-    state = State.open(world.disk, folder, write=False)
+    state = LogState.open(world.disk, folder, write=False)
     if state is None:
         return
     findings = examine(world, folder, state, index_bytes=512)

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.broker.streams.queries import QueryLease
-from holdfast.broker.streams.query_pins import Queries
+from holdfast.broker.streams.queries import Queries, QueryLease
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.settings import BrokerSettings, TopicSettings
@@ -170,7 +169,7 @@ def test_an_owner_killed_at_any_moment_leaves_what_a_query_needs_to_the_next_one
 
 HELD = """
 import sys
-from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.folder.contents import Catalog
 from holdfast.broker.streams.queries import QueryLease, renewing
 from holdfast.env import real_world
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from holdfast import Queue
-from holdfast.delivery.check import check
+from holdfast.delivery.image import check
 from holdfast.env import ManualClock, SeededIds
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import DamagedRange, HoldfastError

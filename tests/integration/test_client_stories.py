@@ -668,7 +668,7 @@ async def test_keys_go_to_the_partitions_that_they_always_go_to(place):
     async with place.broker() as broker:
         await done(broker.create_topic("orders", partitions=4))
         stored = [await done(broker.publish("orders", b"x", key=f"k{i}")) for i in range(8)]
-        from holdfast.broker.routing import partition_for
+        from holdfast.broker.messages import partition_for
 
         assert [each.partition for each in stored] == [partition_for(f"k{i}".encode(), 4) for i in range(8)]
         chosen = await done(broker.publish("orders", b"mine", partition=3))

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from holdfast.server.access.tokens import digest_of
-from holdfast.server.console import search
+from holdfast.server.console import queues
 from holdfast.server.console.rendering import _found as static_files
 from tests.integration.console_day import failed, live_a_day, taken
 from tests.integration.http_gear import Answer, Serving, serving
@@ -134,7 +134,7 @@ def test_each_phase_has_its_list(day: Serving, tab: str, expected: list[str]):
 
 
 def test_what_is_done_is_found_behind_much_that_is_not(server: Serving, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(search, "DONE_PLACES", 10)
+    monkeypatch.setattr(queues, "DONE_PLACES", 10)
     server.request("PUT", "/v1/queues/jobs", {})
     server.post("/v1/queues/jobs/batch", {"messages": [{"text": "x"}] * 500})
     receipts = taken(server, 7, queue="jobs")
@@ -145,7 +145,7 @@ def test_what_is_done_is_found_behind_much_that_is_not(server: Serving, monkeypa
 
 
 def test_what_is_done_long_ago_is_offered_to_be_looked_for(server: Serving, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(search, "DONE_PLACES", 10)
+    monkeypatch.setattr(queues, "DONE_PLACES", 10)
     server.request("PUT", "/v1/queues/jobs", {})
     server.post("/v1/queues/jobs/batch", {"messages": [{"text": "the first"}] + [{"text": "x"}] * 34})
     server.post("/v1/queues/jobs/ack", {"receipts": taken(server, 35, queue="jobs")})

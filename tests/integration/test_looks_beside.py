@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.broker.inspect.dead_letters import letters_of
-from holdfast.broker.inspect.delayed import waiting_beside
-from holdfast.broker.inspect.logs import damage_in
-from holdfast.broker.inspect.standing import Standing
+from holdfast.broker.inspect.messages import damage_in, letters_of, waiting_beside
+from holdfast.broker.inspect.status import FolderStatus
 from holdfast.env import real_world
 
 pytestmark = [pytest.mark.slow, pytest.mark.serial]
@@ -79,7 +77,7 @@ def test_everything_that_is_seen_is_whole_and_nothing_is_seen_twice(owned, scale
         assert len({message.id for message in waiting}) == len(waiting)
         assert {message.id for message in waiting} >= set(range(10))
         assert all(whole(message.record.value) for message in waiting if message.id >= 10)
-        (group,) = Standing(world, owned).groups()
+        (group,) = FolderStatus(world, owned).groups()
         assert group.wrong == ()
         assert group.lag <= 200
         assert list(damage_in(world, f"{owned}/topics/orders/0/log")) == []

@@ -16,12 +16,10 @@ import atheris
 
 with atheris.instrument_imports(include=["holdfast"]):
     from holdfast.codec.arrow import values_to_arrow
-    from holdfast.codec.compression import Codec, decompress
-    from holdfast.codec.frame import HEADER_BYTES, read_frame, read_header
+    from holdfast.codec.frame import HEADER_BYTES, Codec, decompress, read_frame, read_header
     from holdfast.errors import CorruptData, MessageTooLarge
-    from holdfast.storage.epochs import parse_epochs
-    from holdfast.storage.index import parse_index
-    from holdfast.storage.walk import Wanted, find_frame, first_log_id, walk
+    from holdfast.storage.frames import FrameRules, find_frame, first_log_id, parse_index, walk
+    from holdfast.storage.state import parse_epochs
 
 from crc32c import crc32c
 
@@ -62,8 +60,8 @@ def segment(data: bytes) -> None:
     view = memoryview(whole + data)
     log_id = first_log_id(view) or 0
     for bodies in (True, False):
-        assert len(list(walk(view, Wanted(log_id, 0), bodies=bodies))) <= len(view)
-    find_frame(view, 0, Wanted(log_id, 0))
+        assert len(list(walk(view, FrameRules(log_id, 0), bodies=bodies))) <= len(view)
+    find_frame(view, 0, FrameRules(log_id, 0))
 
 
 def packed(data: bytes) -> None:

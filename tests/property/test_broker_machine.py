@@ -14,10 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import holdfast
 from holdfast import Fenced, LeaseLost
-from holdfast.delivery.check import check
+from holdfast.delivery.image import check
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
-from holdfast.membership.check import check as check_members
+from holdfast.membership.members import check as check_members
 from holdfast.settings import BrokerSettings, ConsumerSettings, TopicSettings
 from tests.property.broker_model import DELAYED, LEASED, READY, Model, Place, QueueGroupModel, StreamGroupModel
 

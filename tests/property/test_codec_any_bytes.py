@@ -17,19 +17,35 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.codec.columns import KNOWN_COLUMNS
-from holdfast.codec.compression import Codec, compress, decompress
-from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind, read_frame, read_header
+from holdfast.codec.frame import (
+    HEADER_BYTES,
+    Codec,
+    Frame,
+    FrameHeader,
+    Kind,
+    compress,
+    decompress,
+    read_frame,
+    read_header,
+)
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import CorruptData, HoldfastError, MessageTooLarge
 from holdfast.model import Batch, LogPosition
 from holdfast.settings import LogSettings
-from holdfast.storage.epochs import Epochs, parse_epochs
-from holdfast.storage.index import SegmentIndex, parse_index
+from holdfast.storage.frames import (
+    Damage,
+    FrameRules,
+    SegmentIndex,
+    find_frame,
+    first_log_id,
+    parse_index,
+    used_end,
+    walk,
+)
 from holdfast.storage.log import Log
 from holdfast.storage.reader import LogReader
-from holdfast.storage.state import MAGIC_WORD, WORDS, State
-from holdfast.storage.walk import Damage, Wanted, find_frame, first_log_id, used_end, walk
+from holdfast.storage.state import MAGIC_WORD, WORDS, Epochs, LogState, parse_epochs
 from tests.unit.test_frame import FULL, LOG_ID, encoded, one, resealed, with_body
 
 T = TypeVar("T")
@@ -242,7 +258,7 @@ def test_a_walk_finds_every_whole_frame_and_no_other(spoiled: tuple[list[bytes],
         if data[at : at + len(frame)] == frame:
             starts.append(at)
         at += len(frame)
-    found = list(walk(memoryview(data), Wanted(LOG_ID, 0)))
+    found = list(walk(memoryview(data), FrameRules(LOG_ID, 0)))
     assert [item.position for item in found if isinstance(item, FrameHeader)] == starts
     check_tiling(found, data)
 
@@ -269,11 +285,11 @@ def test_a_walk_over_any_bytes_ends_and_finds_nothing(data: bytes, marks: list[i
         changed[mark * 8 : mark * 8 + 4] = b"HFR\x01"
     view = memoryview(bytes(changed))
     for bodies in (True, False):
-        found = list(walk(view, Wanted(LOG_ID, 0), bodies=bodies))
+        found = list(walk(view, FrameRules(LOG_ID, 0), bodies=bodies))
         assert len(found) <= 1
         assert all(isinstance(item, Damage) for item in found)
         check_tiling(found, bytes(view))
-    assert find_frame(view, position * 8, Wanted(LOG_ID, 0)) is None
+    assert find_frame(view, position * 8, FrameRules(LOG_ID, 0)) is None
     assert first_log_id(view) is None
     assert used_end(view, 0) == len(bytes(view).rstrip(b"\0"))
 
@@ -297,7 +313,7 @@ def test_a_walk_over_sealed_frames_of_any_content_ends(data: st.DataObject):
     table = Epochs([(1, data.draw(st.integers(0, 20)))])
     for bodies in (True, False):
         try:
-            found = list(walk(memoryview(stored), Wanted(LOG_ID, 0, epochs=table), bodies=bodies))
+            found = list(walk(memoryview(stored), FrameRules(LOG_ID, 0, epochs=table), bodies=bodies))
         except CorruptData:
             continue
         check_tiling(found, stored)
@@ -396,7 +412,7 @@ def state_file(content: bytes) -> SimulatedDisk:
 def test_any_bytes_as_a_state_file_are_none(content: bytes, magic: bool):
     content = b"HFSTATE\x01" + content if magic else content
     for write in (True, False):
-        assert State.open(state_file(content), "log", write=write) is None
+        assert LogState.open(state_file(content), "log", write=write) is None
 
 
 @given(
@@ -413,7 +429,7 @@ def test_a_state_file_with_a_valid_slot_says_what_that_slot_says(words: list[int
         words[slot + 4] = crc32c(struct.pack("<4Q", *words[slot : slot + 4]))
     content = struct.pack(f"<{WORDS}Q", *words)
     for write in (True, False):
-        state = State.open(state_file(content), "log", write=write)
+        state = LogState.open(state_file(content), "log", write=write)
         assert state is not None
         newest = max(set(valid), key=lambda slot: words[slot])
         identity = state.identity
@@ -423,11 +439,11 @@ def test_a_state_file_with_a_valid_slot_says_what_that_slot_says(words: list[int
         assert state.synced_end == min(words[2], words[3])
         state.close()
     for other in (0, MAGIC_WORD + 1, MAGIC_WORD + (1 << 56)):
-        assert State.open(state_file(struct.pack(f"<{WORDS}Q", other, *words[1:])), "log", write=False) is None
+        assert LogState.open(state_file(struct.pack(f"<{WORDS}Q", other, *words[1:])), "log", write=False) is None
     if len(set(valid)) == 1:
         spoiled = bytearray(content)
         spoiled[valid[0] * 8 + flip] ^= 0x20
-        assert State.open(state_file(bytes(spoiled)), "log", write=False) is None
+        assert LogState.open(state_file(bytes(spoiled)), "log", write=False) is None
 
 
 def small_log() -> SimulatedDisk:

@@ -10,16 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.codec import columns as c
-from holdfast.codec.compression import Codec
 from holdfast.codec.encode import FramePlace, Packing, encode_batch, header_for, message_sizes
-from holdfast.codec.frame import HEADER_BYTES, FrameHeader, Kind, frame_bytes, read_frame
+from holdfast.codec.frame import HEADER_BYTES, Codec, FrameHeader, Kind, frame_bytes, read_frame
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import MessageTooLarge
 from holdfast.model import Batch, Producer, Record
 from holdfast.settings import LogSettings
+from holdfast.storage.frames import FrameRules, walk
 from holdfast.storage.log import Log
-from holdfast.storage.walk import Wanted, walk
 from tests.golden.test_golden import frames_of
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -218,7 +217,7 @@ def test_a_walk_goes_through_all_frames_of_a_batch(batch: Batch, packing: Packin
     place = FramePlace(9, 2, 0, 50, 0)
     data = encode(batch, place, packing, cap_bytes, 0)
     for bodies in (True, False):
-        found = list(walk(memoryview(data + bytes(64)), Wanted(9, 50), bodies=bodies))
+        found = list(walk(memoryview(data + bytes(64)), FrameRules(9, 50), bodies=bodies))
         assert found == [frame.header for frame in read_all(data, 0)]
 
 

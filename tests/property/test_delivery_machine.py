@@ -12,46 +12,45 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.delivery.check import check
-from holdfast.delivery.choose import Turns, choose
-from holdfast.delivery.commands import (
+from holdfast.delivery.choose import PriorityTurns, choose
+from holdfast.delivery.events import (
+    MOVES,
     NO_SESSION,
     Ack,
+    Acked,
+    Buried,
     Bury,
     Cancel,
     Command,
-    Extend,
-    GiveUp,
-    Nack,
-    Receipt,
-    Receive,
-    Reject,
-    Save,
-    Seek,
-    Tick,
-    next_fence,
-)
-from holdfast.delivery.events import (
-    MOVES,
-    Acked,
-    Buried,
     Event,
     Expired,
+    Extend,
     Extended,
+    GiveUp,
     Interred,
     Leased,
     Lost,
+    Nack,
     Opened,
     Phase,
+    Receipt,
+    Receive,
+    Reject,
     Released,
     Replayed,
     Returned,
+    Save,
+    Seek,
     Skipped,
+    Tick,
+    each,
     encode_event,
+    next_fence,
+    run,
+    runs_of,
 )
 from holdfast.delivery.group import Lease
-from holdfast.delivery.image import image_of
-from holdfast.delivery.runs import each, run, runs_of
+from holdfast.delivery.image import check, image_of
 from holdfast.errors import Conflict, LeaseLost
 from holdfast.settings import QueueSettings
 from tests.unit.stories import BOOT, Story, plain
@@ -127,7 +126,7 @@ class Model:
             self.until_ms = {offset: event.mono_ms + self.lease_ms[offset] for offset in self.until_ms}
         self.boot_id = event.boot_id
 
-    def choose(self, count: int, story: Story, aged_below: int, turns: Turns | None) -> list[int]:
+    def choose(self, count: int, story: Story, aged_below: int, turns: PriorityTurns | None) -> list[int]:
         """One after the other: the oldest that is aged, else the oldest of the most urgent."""
         ready = [offset for offset in self.all_in(Phase.READY) if offset < story.readable]
         chosen: list[int] = []
@@ -150,7 +149,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     @initialize(start=st.sampled_from([0, 0, 3]), some=st.integers(4, 12), urgent=st.booleans(), fair=st.booleans())
     def begin(self, start: int, some: int, urgent: bool, fair: bool) -> None:
         self.urgent = urgent
-        self.turns = (Turns(WEIGHTS), Turns(WEIGHTS)) if fair else None
+        self.turns = (PriorityTurns(WEIGHTS), PriorityTurns(WEIGHTS)) if fair else None
         self.story = Story(start=start, policy=POLICY)
         self.model = Model(start)
         self.model.boot_id = BOOT

@@ -15,10 +15,28 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.broker.choose import Keyed, KeyedGroup
-from holdfast.delivery.commands import Ack, Bury, Cancel, Command, GiveUp, Nack, Receipt, Receive, Reject, Seek, Tick
-from holdfast.delivery.events import Acked, Event, Expired, Leased, Lost, Opened, Phase
-from holdfast.delivery.keys import KeyGate, KeyPolicy, Limits
-from holdfast.delivery.runs import runs_of
+from holdfast.delivery.events import (
+    Ack,
+    Acked,
+    Bury,
+    Cancel,
+    Command,
+    Event,
+    Expired,
+    GiveUp,
+    Leased,
+    Lost,
+    Nack,
+    Opened,
+    Phase,
+    Receipt,
+    Receive,
+    Reject,
+    Seek,
+    Tick,
+    runs_of,
+)
+from holdfast.delivery.keys import KeyGate, KeyLimits, KeyPolicy
 from holdfast.model import Record
 from holdfast.settings import QueueSettings
 from tests.unit.stories import BOOT, Story
@@ -156,7 +174,7 @@ class KeyMachine(RuleBasedStateMachine):
     def open_gates(self, *, new: bool) -> None:
         """The gate, and one that reads on in the log as far as each choice needs."""
         now_ms = self.story.mono_ms
-        self.gate = KeyGate(Limits(self.policy, now_mono_ms=now_ms, new=new))
+        self.gate = KeyGate(KeyLimits(self.policy, now_mono_ms=now_ms, new=new))
         shared = KeyedGroup(self.policy, now_mono_ms=now_ms, new=new)
         self.keyed = Keyed(shared, KeyLog(self.model), self.story.group)  # type: ignore[arg-type]
 
@@ -333,7 +351,7 @@ def test_key_groups_with_a_backlog_are_served_alike(
 ) -> None:
     """As long as two of them have something to give, neither is more than one message ahead."""
     policy = KeyPolicy(key_group_fair=True, key_group_separator="/", key_group_concurrency=concurrency, key_order=order)
-    gate = KeyGate(Limits(policy, now_mono_ms=0, new=True))
+    gate = KeyGate(KeyLimits(policy, now_mono_ms=0, new=True))
     of: dict[int, int] = {}
     for number, backlog in enumerate(backlogs):
         for at in range(backlog):
@@ -361,7 +379,7 @@ def test_partitions_share_their_limits(data: st.DataObject) -> None:
     policy = KeyPolicy(
         key_group_separator="/", key_group_concurrency=most, key_group_rate=rate, key_group_burst=2, key_order=True
     )
-    limits = Limits(policy, now_mono_ms=0, new=True)
+    limits = KeyLimits(policy, now_mono_ms=0, new=True)
     gates = [KeyGate(limits) for _ in range(3)]
     names: list[list[bytes]] = [[], [], []]
     leased: list[set[int]] = [set(), set(), set()]

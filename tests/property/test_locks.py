@@ -11,8 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from holdfast import Conflict, LeaseLost, LockHeld
 from holdfast.broker.locks import Ticket
-from holdfast.locking.decide import Acquire
-from holdfast.locking.table import check, image_of
+from holdfast.locking import Acquire, check, image_of
 from tests.unit.brokers import Place
 
 NAMES = ("a", "b", "c")

@@ -13,9 +13,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdfast.errors import Fenced
 from holdfast.membership.assignment import Target, TopicPartition, assign
-from holdfast.membership.check import check
-from holdfast.membership.decide import Command, Heartbeat, Join, Leave, Partitions, Tick, decide
-from holdfast.membership.members import Members, Targeted
+from holdfast.membership.members import (
+    Command,
+    Heartbeat,
+    Join,
+    Leave,
+    Members,
+    Partitions,
+    Targeted,
+    Tick,
+    check,
+    decide,
+)
 
 TOPICS = ("a", "b", "c")
 MEMBERS = ("p", "q", "r", "s")

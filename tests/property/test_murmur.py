@@ -10,8 +10,8 @@ pa = pytest.importorskip("pyarrow")
 np = pytest.importorskip("numpy")
 pytest.importorskip("pyspark")
 
-from holdfast.broker.routing import partitions_for  # noqa: E402
-from holdfast.codec.arrow_rows import Bytes, murmur3_of  # noqa: E402
+from holdfast.broker.messages import partitions_for  # noqa: E402
+from holdfast.codec.arrow import Bytes, murmur3_of  # noqa: E402
 from holdfast.spark.incoming import _by_key  # noqa: E402
 
 keys_of_any_kind = st.lists(st.binary(max_size=40), max_size=50)

@@ -16,8 +16,7 @@ from holdfast import LeaseLost, NewMessage
 from holdfast.broker.choose import Supply
 from holdfast.broker.folder.layout import DEAD_SUFFIX, DEFAULT_GROUP, group_folder, partition_folder
 from holdfast.broker.journal import Journal
-from holdfast.delivery.check import check
-from holdfast.delivery.image import image_of
+from holdfast.delivery.image import check, image_of
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.storage.log import Log

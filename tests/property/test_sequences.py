@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from holdfast.broker.sequences import Known, Sequences
+from holdfast.broker.producers import KnownBatch, Sequences
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Fenced, OutOfSequence
@@ -42,7 +42,7 @@ class SequencesMachine(RuleBasedStateMachine):
     def _next(self, producer: int) -> int:
         return sum(1 for each in self.stored if each is not None and each[:2] == (producer, self.since[producer]))
 
-    def _send(self, producer: int, epoch: int, first: int, count: int) -> Known | int:
+    def _send(self, producer: int, epoch: int, first: int, count: int) -> KnownBatch | int:
         sender = Producer(producer, epoch, first)
         with self.sequences.lock:
             known = self.sequences.check(sender, count)
@@ -74,7 +74,7 @@ class SequencesMachine(RuleBasedStateMachine):
                 raise AssertionError("what is known in part was taken")
             return
         known = self._send(producer, self.epochs[producer], first, count)
-        assert isinstance(known, Known)
+        assert isinstance(known, KnownBatch)
         wanted = [(producer, self.since[producer], number) for number in range(first, first + count)]
         assert not known.offsets or [self.stored[offset] for offset in known.offsets] == wanted
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
-from holdfast.broker.folder.catalog import Catalog  # noqa: E402
+from holdfast.broker.folder.contents import Catalog  # noqa: E402
 from holdfast.env import ManualClock, SeededIds, World  # noqa: E402
 from holdfast.env.sim.disk import SimulatedDisk  # noqa: E402
 from holdfast.model import Batch, Producer, Record  # noqa: E402

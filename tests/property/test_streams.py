@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.api.sync.consumer import Consumer
-from holdfast.membership.check import check
+from holdfast.membership.members import check
 from tests.unit.streams import Streams
 
 MOST_CONSUMERS = 3

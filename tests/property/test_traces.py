@@ -8,11 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.broker.tracing.log import Search
-from holdfast.broker.tracing.steps import Sampler, TraceStep, decode_step, encode_step
+from holdfast.broker.tracing.log import Sampler, Search, TraceStep, decode_step, encode_step
 from holdfast.codec.tracecontext import format_tracestate, parse_traceparent, parse_tracestate
-from holdfast.delivery.commands import Ack, Cancel, Extend, GiveUp, Nack, Reject, Tick
-from holdfast.delivery.events import Expired, Phase
+from holdfast.delivery.events import Ack, Cancel, Expired, Extend, GiveUp, Nack, Phase, Reject, Tick
 from holdfast.errors import Empty
 from tests.unit.queues import Place
 from tests.unit.test_traces import PARENT, TracedStory

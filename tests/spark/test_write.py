@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import holdfast
-from holdfast.broker.routing import partition_for
+from holdfast.broker.messages import partition_for
 from tests.spark.scripts import run_script
 
 

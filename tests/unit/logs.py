@@ -12,10 +12,9 @@ from holdfast.errors import DamagedRange
 from holdfast.settings import LogSettings
 from holdfast.storage.checks.check import check
 from holdfast.storage.checks.finding import CheckReport, Finding
-from holdfast.storage.checks.plan import RepairPlan
-from holdfast.storage.checks.repair import RepairResult, plan_repair, repair
+from holdfast.storage.checks.repair import RepairPlan, RepairResult, plan_repair, repair
+from holdfast.storage.frames import FrameRules, walk
 from holdfast.storage.log import Log
-from holdfast.storage.walk import Wanted, walk
 
 FOLDER = "/data/log"
 SMALL = LogSettings(segment_bytes=4096, frame_bytes=1024, index_bytes=512, min_free_bytes=0)
@@ -70,7 +69,7 @@ class Logged:
     def frames(self, name: str) -> list[FrameHeader]:
         """The good frames of a segment, however its log stands."""
         data = memoryview(self.disk.contents(self.path(name)))
-        return [f for f in walk(data, Wanted(self.log_id, int(name[:20]))) if isinstance(f, FrameHeader)]
+        return [f for f in walk(data, FrameRules(self.log_id, int(name[:20]))) if isinstance(f, FrameHeader)]
 
     @property
     def log_id(self) -> int:

@@ -8,14 +8,24 @@ from typing import Any
 
 from pyroaring import BitMap64
 
-from holdfast.delivery.check import check
 from holdfast.delivery.choose import choose
-from holdfast.delivery.commands import NO_SESSION, Command, Open, Receipt, Receive, Tick
 from holdfast.delivery.decide import Moment, decide
-from holdfast.delivery.events import Event, Phase, decode_event, encode_event
+from holdfast.delivery.events import (
+    NO_SESSION,
+    Command,
+    Event,
+    OpenGroup,
+    Phase,
+    Receipt,
+    Receive,
+    Tick,
+    decode_event,
+    each,
+    encode_event,
+    runs_of,
+)
 from holdfast.delivery.group import Group, IllegalMove
-from holdfast.delivery.image import Image, decode_image, encode_image, group_of, image_of
-from holdfast.delivery.runs import each, runs_of
+from holdfast.delivery.image import GroupImage, check, decode_image, encode_image, group_of, image_of
 from holdfast.settings import QueueSettings
 
 # Plain numbers, so that a story can say what it expects.
@@ -38,7 +48,7 @@ class Story:
         self.journal: list[bytes] = []
         self.snapshot_bytes = b""
         self.snapshot_at = 0
-        self.when(Open(BOOT, start))
+        self.when(OpenGroup(BOOT, start))
         self.publish(*[0] * messages)
 
     def publish(self, *levels: int, readable: bool = True) -> None:
@@ -82,7 +92,7 @@ class Story:
         self.group = self.replayed(arrive=False)
         del self.log[end:]
         self.readable = len(self.log)
-        self.when(Open(boot_id, end))
+        self.when(OpenGroup(boot_id, end))
 
     def snapshot(self) -> None:
         self.snapshot_bytes = encode_image(image_of(self.group))
@@ -107,7 +117,7 @@ class Story:
                 with suppress(IllegalMove):
                     group.apply(decode_event(event))
         now = Moment(self.wall_ms, self.mono_ms)
-        for opened in decide(group, Open(BOOT, len(self.log)), self.policy, now):
+        for opened in decide(group, OpenGroup(BOOT, len(self.log)), self.policy, now):
             group.apply(opened)
         self.arrive_again(group)
         return group
@@ -131,7 +141,7 @@ class Story:
             assert plain(image_of(self.replayed(from_snapshot=False))) == live
 
 
-def plain(image: Image) -> dict[str, Any]:
+def plain(image: GroupImage) -> dict[str, Any]:
     """An image without what two equal states may differ in: how bitmaps are packed, in which order leases stand."""
     return {
         "numbers": (image.floor, image.cursor, image.session, image.boot_id, image.fence, image.scanned),

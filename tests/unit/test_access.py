@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.env import ManualClock, World, real_world
 from holdfast.env.disk import RealDisk
-from holdfast.env.ids import SeededIds
+from holdfast.env.world import SeededIds
 from holdfast.errors import BadSettings, Forbidden, Unauthenticated
 from holdfast.server.access import tokens as tokens_module
 from holdfast.server.access.callers import Access, check_listening

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.codec.compression import Codec
 from holdfast.codec.encode import Packing, encode_batch
-from holdfast.codec.frame import Frame
+from holdfast.codec.frame import Codec, Frame
 from holdfast.env import ManualClock, RealDisk, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import CorruptData, InvalidRequest, MessageTooLarge

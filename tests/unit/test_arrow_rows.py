@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from holdfast.codec.columns import Columns
-from holdfast.codec.compression import Codec
 from holdfast.codec.encode import Body, Packing
-from holdfast.codec.frame import Frame, FrameHeader
+from holdfast.codec.frame import Codec, Frame, FrameHeader
 
 np = pytest.importorskip("numpy")
 pa = pytest.importorskip("pyarrow")
 
-from holdfast.codec.arrow_rows import Bytes, Headers, Rows, encode_rows  # noqa: E402  needs the two above
+from holdfast.codec.arrow import Bytes, HeaderColumns, Rows, encode_rows  # noqa: E402  needs the two above
 
 VALUES = [b"first", b"", b"x" * 300, b"last", b"\x00\xff"]
 KEYS = [b"a", b"", None, b"key", None]
@@ -30,7 +29,9 @@ def full() -> Rows:
         values=column(VALUES),
         keys=column(KEYS),
         keyed=np.array([key is not None for key in KEYS]),
-        headers=Headers(ends, column([name.encode() for name, _ in pairs]), column([value for _, value in pairs])),
+        headers=HeaderColumns(
+            ends, column([name.encode() for name, _ in pairs]), column([value for _, value in pairs])
+        ),
         priorities=np.array([0, 9, 3, 0, 1], np.uint8),
         expires_at_ms=np.array([0, 5, 0, 7, 8], np.int64),
         due_at_ms=np.array([1, 0, 0, 0, 2], np.int64),
@@ -78,7 +79,7 @@ def test_a_column_in_which_nobody_has_anything_is_left_out():
         values=rows.values,
         keys=rows.keys,
         keyed=np.zeros(5, np.bool_),
-        headers=Headers(np.zeros(6, np.int32), column([]), column([])),
+        headers=HeaderColumns(np.zeros(6, np.int32), column([]), column([])),
         priorities=np.zeros(5, np.uint8),
         flags=np.zeros(5, np.uint8),
     )

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("numpy")
 pytest.importorskip("pyarrow")
 
-from holdfast.codec.arrow_columns import Singles, is_single
+from holdfast.codec.arrow import Singles, is_single
 from holdfast.codec.columns import DUE, EXPIRY, FLAGS, PRIORITIES
 from holdfast.codec.frame import Frame
 from holdfast.errors import CorruptData

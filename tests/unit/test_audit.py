@@ -13,8 +13,8 @@ import pytest
 
 import holdfast
 from holdfast.env import ManualClock, World, real_world
-from holdfast.env.ids import SeededIds
 from holdfast.env.sim.disk import SimulatedDisk
+from holdfast.env.world import SeededIds
 from holdfast.errors import BadSettings, DiskFull, Unavailable
 from holdfast.server.audit import BEGUN, DONE, LINES, Act, Audit, open_audit, refused_path
 from holdfast.settings import ServerSettings

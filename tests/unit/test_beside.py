@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.broker.inspect.dead_letters import letters_of
-from holdfast.broker.inspect.delayed import waiting_beside
-from holdfast.broker.inspect.logs import damage_in, records_beside
-from holdfast.broker.inspect.standing import Standing
+from holdfast.broker.inspect.messages import damage_in, letters_of, records_beside, waiting_beside
+from holdfast.broker.inspect.status import FolderStatus
 from holdfast.env import World
 from holdfast.errors import CorruptData
 from holdfast.settings import BrokerSettings, LogSettings, TopicSettings
@@ -337,7 +335,7 @@ def test_groups_stand_somewhere_whatever_the_owner_does_meanwhile():
             group.compact()
 
     def look(world: World) -> Any:
-        return Standing(world, FOLDER).groups()
+        return FolderStatus(world, FOLDER).groups()
 
     for _, (group,) in at_each_step(setup, look, meddle):
         assert group.wrong == ()

@@ -26,7 +26,7 @@ from holdfast import (
     UnknownGroup,
     UnknownTopic,
 )
-from holdfast.broker.routing import partition_for
+from holdfast.broker.messages import partition_for
 from tests.unit.brokers import FOLDER, Place, polled, taken
 
 BAD_NAMES = [

@@ -16,8 +16,8 @@ import pytest
 from holdfast import NewMessage
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.group import QueueGroup
+from holdfast.broker.messages import partition_for
 from holdfast.broker.partition import Draft
-from holdfast.broker.routing import partition_for
 from holdfast.broker.upkeep import Cleaner
 from holdfast.broker.waiters import Waiters
 from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, InvalidRequest, MessageTooLarge, UnknownTopic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.broker.folder.catalog import Catalog, TopicFacts
+from holdfast.broker.folder.contents import Catalog, TopicFacts
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import CorruptData, TopicExists, UnknownTopic

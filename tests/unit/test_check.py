@@ -21,7 +21,7 @@ from holdfast.model import NO_PRODUCER, Batch
 from holdfast.settings import LogSettings
 from holdfast.storage.checks import survey
 from holdfast.storage.checks.check import check
-from holdfast.storage.index import parse_index
+from holdfast.storage.frames import parse_index
 from holdfast.storage.log import Log
 from tests.unit.logs import FOLDER, HEADER, SMALL, Logged, codes, filler, only
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.delivery.choose import Turns, choose
-from holdfast.delivery.commands import Cancel, Nack, Receive, Reject, Seek, Tick
+from holdfast.delivery.choose import PriorityTurns, choose
+from holdfast.delivery.events import Cancel, Nack, Receive, Reject, Seek, Tick
 from holdfast.delivery.image import image_of
 from tests.unit.stories import Story, offsets_of, plain
 
@@ -87,7 +87,7 @@ def test_the_aged_and_fair_choices_respect_the_readable_end_too():
     story = story_of(0, 5)
     story.publish(5, 0, readable=False)
     assert chosen(story, 9, aged_below=99) == [0, 1]
-    assert sorted(chosen(story, 9, turns=Turns(WEIGHTS))) == [0, 1]
+    assert sorted(chosen(story, 9, turns=PriorityTurns(WEIGHTS))) == [0, 1]
 
 
 def test_a_returned_message_comes_before_those_behind_it():
@@ -159,14 +159,14 @@ def test_a_steady_stream_of_urgent_messages_starves_nobody_that_is_promoted():
 
 @pytest.mark.parametrize("levels", [(0, 9), (0, 1, 2), tuple(range(10))])
 def test_fair_turns_are_shared_by_weights(levels):
-    turns, total = Turns(WEIGHTS), sum(WEIGHTS[level] for level in levels)
+    turns, total = PriorityTurns(WEIGHTS), sum(WEIGHTS[level] for level in levels)
     served = Counter(turns.next(levels) for _ in range(total * 10))
     for level in levels:
         assert abs(served[level] - 10 * WEIGHTS[level]) <= 1
 
 
 def test_fair_turns_never_let_a_lane_wait_long():
-    turns, waited = Turns(WEIGHTS), Counter[int]()
+    turns, waited = PriorityTurns(WEIGHTS), Counter[int]()
     for _ in range(2_000):
         served = turns.next(range(10))
         waited.update(range(10))
@@ -176,7 +176,7 @@ def test_fair_turns_never_let_a_lane_wait_long():
 
 
 def test_a_lane_that_was_empty_saves_no_turns_up():
-    turns = Turns([1] * 10)
+    turns = PriorityTurns([1] * 10)
     for _ in range(100):
         turns.next([0])
     served = Counter(turns.next([0, 1]) for _ in range(20))
@@ -184,7 +184,7 @@ def test_a_lane_that_was_empty_saves_no_turns_up():
 
 
 def test_a_lane_that_was_served_alone_owes_nothing_afterwards():
-    turns = Turns(WEIGHTS)
+    turns = PriorityTurns(WEIGHTS)
     for _ in range(100):
         turns.next([9])
     served = Counter(turns.next([0, 9]) for _ in range(330))
@@ -193,7 +193,7 @@ def test_a_lane_that_was_served_alone_owes_nothing_afterwards():
 
 def test_fair_choice_takes_each_lane_in_order():
     story = story_of(*[0, 9] * 40)
-    found = chosen(story, 40, turns=Turns(WEIGHTS))
+    found = chosen(story, 40, turns=PriorityTurns(WEIGHTS))
     for level in (0, 9):
         lane = [offset for offset in found if story.log[offset] == level]
         assert lane == [offset for offset in range(80) if story.log[offset] == level][: len(lane)]

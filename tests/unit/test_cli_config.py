@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.folder.contents import Catalog
 from holdfast.config.knobs import KNOBS
 from holdfast.env import real_world
 from holdfast.settings import TopicSettings

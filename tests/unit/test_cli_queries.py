@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.folder.contents import Catalog
 from holdfast.broker.streams.queries import NOT_READ, QueryLease
 from holdfast.env import real_world
 from holdfast.spark.staging import CommitManifest, Staging

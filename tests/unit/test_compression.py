@@ -16,8 +16,8 @@ import msgspec
 import pytest
 import zstandard
 
-from holdfast.codec.compression import MOST_RAW_BYTES, Codec, compress, decompress
 from holdfast.codec.encode import Packing, encode_batch
+from holdfast.codec.frame import MOST_RAW_BYTES, Codec, compress, decompress
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import BadSettings, CorruptData, InvalidRequest, MessageTooLarge
@@ -268,7 +268,7 @@ def test_a_bomb_that_lies_about_its_size_costs_no_more_than_it_told(codec: Codec
 # What tracemalloc does not see: memory that the libraries take by themselves.
 GROWTH = """
 import resource, sys
-from holdfast.codec.compression import Codec, decompress
+from holdfast.codec.frame import Codec, decompress
 codec, data = Codec(int(sys.argv[1])), sys.stdin.buffer.read()
 def refused(raw_bytes, max_raw_bytes):
     try:

@@ -13,9 +13,9 @@ import pytest
 import holdfast
 from holdfast.api.listing import DeadGroup, fingerprint
 from holdfast.delivery.where import compile_where
-from holdfast.server.console import formatting, messages
+from holdfast.server.console import messages, rendering
 from holdfast.server.console.dead import both, where_of
-from holdfast.server.console.overview import EVERY_S, KEPT, Rates, points
+from holdfast.server.console.overview import EVERY_S, KEPT, QueueRates, points
 
 ERRORS = [
     "",
@@ -56,7 +56,7 @@ def test_two_conditions_are_one():
 
 def test_rates_are_what_was_counted_between_samples(tmp_path: Path):
     with holdfast.open_broker(tmp_path) as broker:
-        rates = Rates(broker._port.engine)
+        rates = QueueRates(broker._port.engine)
         rates.sample(0)
         broker.create_topic("orders")
         group = broker.group("orders", "default")
@@ -73,7 +73,7 @@ def test_rates_are_what_was_counted_between_samples(tmp_path: Path):
 
 def test_a_topic_that_was_opened_again_begins_at_nothing(tmp_path: Path):
     with holdfast.open_broker(tmp_path) as broker:
-        rates = Rates(broker._port.engine)
+        rates = QueueRates(broker._port.engine)
         rates._samples.append((0.0, {("orders", ""): (100, 0, 0)}))
         rates._samples.append((1.0, {("orders", ""): (3, 0, 0)}))
         assert rates.of("orders").into == [3.0]
@@ -81,7 +81,7 @@ def test_a_topic_that_was_opened_again_begins_at_nothing(tmp_path: Path):
 
 def test_samples_are_bounded_and_end_with_the_folder(tmp_path: Path):
     broker = holdfast.open_broker(tmp_path)
-    rates = Rates(broker._port.engine)
+    rates = QueueRates(broker._port.engine)
     for i in range(3 * KEPT):
         rates.sample(i)
     assert len(rates._samples) == KEPT
@@ -116,22 +116,22 @@ def test_samples_are_bounded_and_end_with_the_folder(tmp_path: Path):
     ],
 )
 def test_a_body_is_shown_as_what_it_is(content: bytes, view: str, views: tuple[str, ...]):
-    found = formatting.payload(content)
+    found = rendering.payload(content)
     assert (found.view, found.views, found.size, found.cut) == (view, views, len(content), False)
-    assert formatting.payload(content, "hex").view == "hex"
+    assert rendering.payload(content, "hex").view == "hex"
 
 
 def test_a_letter_that_the_end_cuts_in_two_does_not_make_bytes_of_a_text():
-    text = "ü" * formatting.SHOWN_BYTES
-    found = formatting.payload(b"x" + text.encode())
+    text = "ü" * rendering.SHOWN_BYTES
+    found = rendering.payload(b"x" + text.encode())
     assert (found.view, found.cut) == ("text", True)
     assert found.text.endswith("ü")
 
 
 def test_what_is_long_is_one_short_line_in_a_list():
-    assert formatting.preview(b"a\n  b\tc") == "a b c"
-    assert formatting.preview(b"x" * 1000) == "x" * formatting.PREVIEW_BYTES + "…"
-    assert formatting.preview(b"\x00" * 50).endswith("…")
+    assert rendering.preview(b"a\n  b\tc") == "a b c"
+    assert rendering.preview(b"x" * 1000) == "x" * rendering.PREVIEW_BYTES + "…"
+    assert rendering.preview(b"\x00" * 50).endswith("…")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_what_is_long_is_one_short_line_in_a_list():
     [(0, "0 s"), (0.0123, "12.3 ms"), (1, "1 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (200_000, "2 d")],
 )
 def test_a_length_of_time_is_short(seconds: float, text: str):
-    assert formatting.age(seconds) == text
+    assert rendering.age(seconds) == text
 
 
 @pytest.mark.parametrize("body", [b'it\'s "quoted" $HOME `x` \\', b"@file", b"\x00\xff", "Grüße\n".encode()])

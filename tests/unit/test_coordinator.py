@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.broker.streams.positions import To
+from holdfast.broker.streams.offsets import To
 from holdfast.errors import Fenced, InvalidRequest, UnknownGroup, UnknownTopic
-from holdfast.membership.check import check
+from holdfast.membership.members import check
 from holdfast.settings import ConsumerSettings
 from tests.unit.streams import FOLDER, Streams, drain, settle
 

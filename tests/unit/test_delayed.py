@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import pytest
 
 from holdfast.broker.delayed import Delayed, DelaySettings, DelayStore
-from holdfast.broker.delayed.intake import DAY_MS, HOUR_MS, MONTH_MS, Timers
+from holdfast.broker.delayed.intake import DAY_MS, HOUR_MS, MONTH_MS, DelayedTimers
 from holdfast.broker.delayed.upkeep import bucket_of, in_due_order
 from holdfast.env import ManualClock, SeededIds, World, real_world
 from holdfast.env.sim.disk import SimulatedDisk
@@ -648,7 +648,7 @@ def test_a_spill_larger_than_its_memory_is_sorted_all_the_same():
 def test_timers_agree_with_a_sorted_list():
     for seed in range(40):
         rng = random.Random(seed)
-        timers, model, now_ms, gone = Timers(), set(), 1_000_000, set()
+        timers, model, now_ms, gone = DelayedTimers(), set(), 1_000_000, set()
         for message_id in range(400):
             distance_ms = rng.choice([0, 10, 999, 5000, 200_000, HOUR_MS * 5, DAY_MS * 9, YEAR_MS])
             entry = (now_ms + rng.randint(-500, distance_ms), message_id)
@@ -679,7 +679,7 @@ def test_timers_agree_with_a_sorted_list():
 def test_a_timer_takes_less_than_twenty_four_bytes(span_ms):
     rng = random.Random(1)
     tracemalloc.start()
-    timers = Timers()
+    timers = DelayedTimers()
     timers.advance(1_700_000_000_000)
     for message_id in range(20_000):
         timers.add_one(1_700_000_000_000 + 120_000 + rng.randrange(span_ms), message_id)

@@ -5,36 +5,34 @@ from __future__ import annotations
 import pytest
 
 from holdfast.delivery.choose import choose
-from holdfast.delivery.commands import (
-    PROVEN,
-    Ack,
-    Bury,
-    Cancel,
-    Extend,
-    Nack,
-    Receipt,
-    Receive,
-    Reject,
-    Save,
-    Seek,
-    Tick,
-)
 from holdfast.delivery.decide import backoff_ms
 from holdfast.delivery.events import (
+    PROVEN,
+    Ack,
     Acked,
     Buried,
     BuriedReady,
+    Bury,
+    Cancel,
     Cancelled,
     Expired,
+    Extend,
     Extended,
     Interred,
     Leased,
     Lost,
+    Nack,
+    Receipt,
+    Receive,
+    Reject,
     Released,
     Replayed,
     Returned,
+    Save,
     Saved,
+    Seek,
     Skipped,
+    Tick,
 )
 from holdfast.delivery.group import Failure, Lease
 from holdfast.delivery.image import image_of

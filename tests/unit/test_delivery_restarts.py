@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.delivery.check import check
 from holdfast.delivery.choose import choose
-from holdfast.delivery.commands import PROVEN, Ack, Extend, GiveUp, Nack, Receipt, Receive, Reject, Save, Tick
-from holdfast.delivery.events import Acked, Released, Returned
+from holdfast.delivery.events import (
+    PROVEN,
+    Ack,
+    Acked,
+    Extend,
+    GiveUp,
+    Nack,
+    Receipt,
+    Receive,
+    Reject,
+    Released,
+    Returned,
+    Save,
+    Tick,
+)
+from holdfast.delivery.image import check
 from holdfast.errors import LeaseLost
 from tests.unit.stories import BOOT, Story, offsets_of
 

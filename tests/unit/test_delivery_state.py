@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.delivery.check import check
-from holdfast.delivery.commands import Ack, Nack, Reject, Save, next_fence
 from holdfast.delivery.events import (
     MOVES,
+    Ack,
     Acked,
     Buried,
     BuriedReady,
@@ -21,18 +20,22 @@ from holdfast.delivery.events import (
     Interred,
     Leased,
     Lost,
+    Nack,
     Opened,
     Phase,
+    Reject,
     Released,
     Replayed,
     Returned,
+    Save,
     Saved,
     Skipped,
     decode_event,
     encode_event,
+    next_fence,
 )
-from holdfast.delivery.group import Burial, Document, Group, History, IllegalMove, Lease
-from holdfast.delivery.image import decode_image, encode_image, group_of, image_of
+from holdfast.delivery.group import Burial, Group, History, HolderState, IllegalMove, Lease
+from holdfast.delivery.image import check, decode_image, encode_image, group_of, image_of
 from tests.unit.stories import Story, offsets_of, plain
 
 # One of each, about the message 1; with the bytes that stand for it in journals for ever.
@@ -195,7 +198,7 @@ SPOILED: dict[str, tuple[Callable[[Group], Any], str]] = {
     "two phases": (lambda group: group.burials.update({2: Burial("", 0, 0, "", History())}), "2 is dead and also"),
     "held and done": (lambda group: group.done.add(2), "and also done"),
     "history": (lambda group: group.histories.update({1: History()}), "still has a history"),
-    "document": (lambda group: group.documents.update({1: Document(1, b"")}), "still has a document"),
+    "document": (lambda group: group.documents.update({1: HolderState(1, b"")}), "still has a document"),
     "no deadline": (lambda group: group.deadlines.renew([]), "the lease of 2 has no deadline"),
     "late deadline": (lambda group: group.deadlines.renew([(551, 2, 3)]), "the lease of 2 has no deadline"),
     "no timer": (lambda group: group.waiting.update({3: 1_000_101}), "the delay of 3 has no timer"),

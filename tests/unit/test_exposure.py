@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.operate.doctor import diagnose
-from holdfast.env import file_facts as module
+from holdfast.env import disk as module
 from holdfast.env import real_world
-from holdfast.env.disk import FolderLocked, RealDisk
-from holdfast.env.file_facts import exposure, shared_group
+from holdfast.env.disk import FolderLocked, RealDisk, exposure, shared_group
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import BadSettings, InvalidRequest
 from holdfast.settings import BrokerSettings

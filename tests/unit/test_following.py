@@ -17,7 +17,7 @@ from holdfast.settings import LogSettings
 from holdfast.storage import Log, LogReader
 from holdfast.storage.files import join
 from holdfast.storage.reader import Arrivals, FollowSettings
-from holdfast.storage.state import ASKED, State
+from holdfast.storage.state import ASKED, LogState
 
 FOLDER = "/data/log"
 SETTINGS = LogSettings(durability="os")
@@ -92,7 +92,7 @@ class Place:
                 thing()
 
     def asked(self) -> int:
-        state = State.open(self.disk, FOLDER, write=False)
+        state = LogState.open(self.disk, FOLDER, write=False)
         assert state is not None
         return state.words[ASKED]
 

@@ -9,17 +9,25 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
-from holdfast.codec.compression import Codec
 from holdfast.codec.encode import FramePlace, Packing, encode_batch, gap_body, header_for
-from holdfast.codec.frame import HEADER_BYTES, FrameHeader, Kind, check_body, frame_bytes, read_frame, read_header
+from holdfast.codec.frame import (
+    HEADER_BYTES,
+    Codec,
+    FrameHeader,
+    Kind,
+    check_body,
+    frame_bytes,
+    read_frame,
+    read_header,
+)
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import ChecksumMismatch, CorruptData, InvalidRequest, UnknownFormat
 from holdfast.model import Batch, Producer, Record
 from holdfast.settings import LogSettings
-from holdfast.storage.epochs import Epochs
+from holdfast.storage.frames import Damage, FrameRules, find_frame, first_log_id, used_end, walk
 from holdfast.storage.log import Log
-from holdfast.storage.walk import Damage, Wanted, find_frame, first_log_id, used_end, walk
+from holdfast.storage.state import Epochs
 
 LOG_ID = 0xC0FFEE07
 NOW_NS = 1_700_000_000_000_000_000
@@ -96,7 +104,7 @@ def read(frame: bytes, position: int = 0):
 
 
 def walked(data: bytes, *, log_id: int = LOG_ID, offset: int = 0, epochs: Epochs | None = None, bodies: bool = True):
-    return list(walk(memoryview(data), Wanted(log_id, offset, epochs=epochs or Epochs()), bodies=bodies))
+    return list(walk(memoryview(data), FrameRules(log_id, offset, epochs=epochs or Epochs()), bodies=bodies))
 
 
 def offsets(found: list[FrameHeader | Damage]) -> list[int]:
@@ -477,7 +485,7 @@ def test_a_search_finds_a_frame_across_the_edge_of_its_window():
     window = 1 << 20
     for position in (window - 8, window, window + 8, 2 * window):
         data = b"\xff" * position + one(b"far", position=position)
-        found = find_frame(memoryview(data), 0, Wanted(LOG_ID, 0))
+        found = find_frame(memoryview(data), 0, FrameRules(LOG_ID, 0))
         assert found is not None
         assert found.position == position
         assert first_log_id(memoryview(data)) == LOG_ID

@@ -12,9 +12,9 @@ import pytest
 
 from holdfast import NewMessage, NotFound
 from holdfast.broker.check import check_folder
-from holdfast.broker.history import _Life
+from holdfast.broker.history import _MessageLife
 from holdfast.broker.journal import PastEvents, is_past
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.tracing.log import TraceStep
 from holdfast.checksum import crc32c
 from holdfast.delivery.events import decode_event
 from tests.unit.queues import Place
@@ -213,7 +213,7 @@ def check_looks(place: Place) -> None:
     for offset in range(0, delivery.partition.log.end, 37):
         before = sum(len(list(journal.past._unpacked(past))) for past in packed if past.lowest <= offset < past.end)
         found = [event for _, event in journal.past.of(offset)][before:]
-        is_meant = _Life(delivery, offset, "")._is_meant
+        is_meant = _MessageLife(delivery, offset, "")._is_meant
         assert list(filter(is_meant, found)) == list(filter(is_meant, whole))
 
 

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.delivery.commands import Ack, Bury, Cancel, Nack, Receipt, Receive, Reject, Seek, Tick
-from holdfast.delivery.events import Interred, Lost
-from holdfast.delivery.keys import KeyGate, KeyPolicy, Limits, Rates
-from holdfast.delivery.runs import run
+from holdfast.delivery.events import Ack, Bury, Cancel, Interred, Lost, Nack, Receipt, Receive, Reject, Seek, Tick, run
+from holdfast.delivery.keys import KeyGate, KeyLimits, KeyPolicy, KeyRates
 from holdfast.settings import QueueSettings, TopicSettings
 from tests.unit.stories import BOOT, PLAIN, Story
 
@@ -22,7 +20,7 @@ class Gated:
         self.story = Story()
         self.keys: list[bytes | None] = []
         self.policy = KeyPolicy(**policy)
-        self.gate = KeyGate(Limits(self.policy, now_mono_ms=self.story.mono_ms, new=new))
+        self.gate = KeyGate(KeyLimits(self.policy, now_mono_ms=self.story.mono_ms, new=new))
         self.publish(*keys)
 
     def publish(self, *keys: str) -> None:
@@ -61,7 +59,7 @@ class Gated:
 
     def restart(self) -> None:
         self.story.reopen(boot_id=BOOT)
-        self.gate = KeyGate(Limits(self.policy, now_mono_ms=self.story.mono_ms, new=False))
+        self.gate = KeyGate(KeyLimits(self.policy, now_mono_ms=self.story.mono_ms, new=False))
 
     def shares(self, chosen: Sequence[int]) -> str:
         return "".join((self.keys[offset] or b"-").decode()[0] for offset in chosen)
@@ -266,7 +264,7 @@ def test_a_seek_gives_no_new_burst():
 
 @pytest.mark.parametrize("rate", [0.001, 0.3, 1.0, 7.0, 999.9, 12_345.6, 1e9])
 def test_a_rate_is_never_exceeded(rate: float):
-    rates = Rates(rate, 3, since_ms=0, full=True)
+    rates = KeyRates(rate, 3, since_ms=0, full=True)
     gone = 0
     for now_ms in [*range(50), *range(50, 20_000, 379)]:
         left = rates.left(b"a", now_ms)
@@ -278,7 +276,7 @@ def test_a_rate_is_never_exceeded(rate: float):
 
 
 def test_full_buckets_are_forgotten():
-    rates = Rates(1_000.0, 1, since_ms=0, full=True)
+    rates = KeyRates(1_000.0, 1, since_ms=0, full=True)
     for number in range(10_000):
         rates.take(b"%d" % number, number)
     assert len(rates._full_at_ns) <= 1_001

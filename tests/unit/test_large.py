@@ -26,9 +26,9 @@ from holdfast.large import LARGE_BYTES, LargeValue
 from holdfast.model import Batch
 from holdfast.settings import LogSettings
 from holdfast.storage import LogReader, open_log
+from holdfast.storage.batches import Spool
 from holdfast.storage.checks.check import check
 from holdfast.storage.log import Log
-from holdfast.storage.spool import Spool
 from tests.unit.queues import Place
 
 VALUE = random.Random(7).randbytes(3 * LARGE_BYTES + 12_345)

@@ -7,21 +7,34 @@ import pytest
 from holdfast.delivery.decide import Moment
 from holdfast.delivery.group import IllegalMove
 from holdfast.errors import Conflict, LeaseLost, LockHeld
-from holdfast.locking.decide import Acquire, Command, Open, Proof, Release, Remove, Renew, Tick, Write, decide
-from holdfast.locking.events import (
+from holdfast.locking import (
     EXPIRED,
+    PROVEN,
     RELEASED,
+    Acquire,
     Acquired,
     Begun,
+    Command,
+    DocumentRemoved,
+    DocumentWritten,
     Ended,
     Event,
-    Removed,
+    LockTable,
+    OpenLocks,
+    Proof,
+    Release,
+    Remove,
+    Renew,
     Renewed,
-    Written,
+    Tick,
+    WriteDocument,
+    check,
+    decide,
     decode_event,
     encode_event,
+    image_of,
+    table_of,
 )
-from holdfast.locking.table import PROVEN, Table, check, image_of, table_of
 
 BOOT = 77
 FIRST = (1 << 24) + PROVEN + 1
@@ -32,9 +45,9 @@ class Story:
     """A table that is open, and a clock."""
 
     def __init__(self) -> None:
-        self.table = Table()
+        self.table = LockTable()
         self.mono_ms = 1_000
-        self.when(Open(BOOT))
+        self.when(OpenLocks(BOOT))
 
     def when(self, command: Command, *, after_ms: int = 0) -> list[Event]:
         """What follows; it has happened by then."""
@@ -122,7 +135,7 @@ def test_a_lock_only_if_it_does_not_exist_is_refused_where_it_is_held_or_has_a_d
     story.when(Acquire("report", "ann", 500, if_not_exists=True))
     with pytest.raises(Conflict, match="somebody holds"):
         story.when(Acquire("report", "bob", 500, if_not_exists=True))
-    story.when(Write("plan", b"1"))
+    story.when(WriteDocument("plan", b"1"))
     with pytest.raises(Conflict, match="version 1"):
         story.when(Acquire("plan", "bob", 500, if_not_exists=True))
     story.when(Release(Proof("report", FIRST)))
@@ -131,34 +144,34 @@ def test_a_lock_only_if_it_does_not_exist_is_refused_where_it_is_held_or_has_a_d
 
 def test_a_document_is_replaced_only_by_somebody_who_knows_its_version():
     story = Story()
-    assert story.when(Write("plan", b"1", expected=0)) == [Written("plan", 1, b"1", WALL_MS + 1_000)]
+    assert story.when(WriteDocument("plan", b"1", expected=0)) == [DocumentWritten("plan", 1, b"1", WALL_MS + 1_000)]
     with pytest.raises(Conflict, match="has version 1, and version 0 was expected") as conflict:
-        story.when(Write("plan", b"2", expected=0))
+        story.when(WriteDocument("plan", b"2", expected=0))
     assert conflict.value.version == 1
-    story.when(Write("plan", b"2", expected=1))
+    story.when(WriteDocument("plan", b"2", expected=1))
     with pytest.raises(Conflict):
         story.when(Remove("plan", expected=1))
-    assert story.when(Remove("plan", expected=2)) == [Removed("plan")]
+    assert story.when(Remove("plan", expected=2)) == [DocumentRemoved("plan")]
     with pytest.raises(Conflict, match="does not exist"):
-        story.when(Write("plan", b"3", expected=2))
+        story.when(WriteDocument("plan", b"3", expected=2))
 
 
 def test_a_version_never_comes_again_though_the_document_was_removed_and_made_anew():
     story = Story()
-    story.when(Write("plan", b"1"))
+    story.when(WriteDocument("plan", b"1"))
     story.when(Remove("plan"))
-    story.when(Write("plan", b"2"))
+    story.when(WriteDocument("plan", b"2"))
     with pytest.raises(Conflict, match="has version 2"):
-        story.when(Write("plan", b"3", expected=1))
+        story.when(WriteDocument("plan", b"3", expected=1))
 
 
 def test_a_write_that_demands_a_lock_is_refused_when_that_is_lost():
     story = Story()
     story.when(Acquire("report", "ann", 500))
     proof = Proof("report", FIRST)
-    story.when(Write("plan", b"1", proof=proof))
+    story.when(WriteDocument("plan", b"1", proof=proof))
     with pytest.raises(LeaseLost):
-        story.when(Write("plan", b"2", proof=proof), after_ms=500)
+        story.when(WriteDocument("plan", b"2", proof=proof), after_ms=500)
     with pytest.raises(LeaseLost):
         story.when(Remove("plan", proof=proof))
     assert story.table.documents["plan"].content == b"1"
@@ -172,7 +185,7 @@ def test_removing_what_is_not_there_changes_nothing():
 def test_leases_go_on_after_a_restart_of_the_same_boot():
     story = Story()
     story.when(Acquire("report", "ann", 500))
-    assert story.when(Open(BOOT), after_ms=200) == [Begun(2, BOOT, 1_200)]
+    assert story.when(OpenLocks(BOOT), after_ms=200) == [Begun(2, BOOT, 1_200)]
     assert story.when(Tick(), after_ms=299) == []
     assert len(story.when(Tick(), after_ms=1)) == 1
 
@@ -182,34 +195,34 @@ def test_after_a_new_boot_every_holder_has_all_its_time_once_more(boot_id):
     story = Story()
     story.when(Acquire("report", "ann", 500))
     story.mono_ms = 3  # the clock began anew
-    story.when(Open(boot_id))
+    story.when(OpenLocks(boot_id))
     assert story.when(Tick(), after_ms=499) == []
     assert len(story.when(Tick(), after_ms=1)) == 1
 
 
 def test_fences_and_versions_rise_above_all_that_lost_events_can_have_given():
     story = Story()
-    story.when(Write("plan", b"1"))
-    story.when(Open(BOOT, lost_events=10))
+    story.when(WriteDocument("plan", b"1"))
+    story.when(OpenLocks(BOOT, lost_events=10))
     assert story.table.session == 12
     (taken,) = story.when(Acquire("report", "ann", 500))
     assert isinstance(taken, Acquired)
     assert taken.fence > 11 << 24
-    (written,) = story.when(Write("plan", b"2"))
-    assert isinstance(written, Written)
+    (written,) = story.when(WriteDocument("plan", b"2"))
+    assert isinstance(written, DocumentWritten)
     assert written.version == 12
 
 
 def test_a_session_with_very_many_fences_is_followed_by_a_higher_one():
     story = Story()
     story.table.fence = 5 << 24
-    (begun,) = story.when(Open(BOOT))
+    (begun,) = story.when(OpenLocks(BOOT))
     assert isinstance(begun, Begun)
     assert begun.session == 6
 
 
 def test_how_leases_ended_is_remembered_for_the_last_thousand_locks():
-    table = Table()
+    table = LockTable()
     for number in range(1, 1_101):
         table.apply(Acquired(f"lock-{number}", "ann", number, 500, 500, 0))
         table.apply(Ended(f"lock-{number}", RELEASED, number))
@@ -225,14 +238,14 @@ def test_how_leases_ended_is_remembered_for_the_last_thousand_locks():
         Acquired("other", "bob", FIRST, 500, 2_000, 0),
         Renewed("nobody", 500, 2_000),
         Ended("nobody", RELEASED, 0),
-        Written("plan", 1, b"2", 0),
-        Removed("nothing"),
+        DocumentWritten("plan", 1, b"2", 0),
+        DocumentRemoved("nothing"),
     ],
 )
 def test_an_event_that_does_not_fit_is_refused_and_changes_nothing(event):
     story = Story()
     story.when(Acquire("report", "ann", 500))
-    story.when(Write("plan", b"1"))
+    story.when(WriteDocument("plan", b"1"))
     before = image_of(story.table)
     with pytest.raises(IllegalMove):
         story.table.apply(event)

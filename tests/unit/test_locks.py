@@ -25,8 +25,7 @@ from holdfast import (
 )
 from holdfast.broker import locks as engine_locks
 from holdfast.errors import TooManyWaiters
-from holdfast.locking.decide import Acquire
-from holdfast.locking.table import check
+from holdfast.locking import Acquire, check
 from tests.unit.brokers import FOLDER, Place
 
 LOCKS = f"{FOLDER}/locks"

@@ -23,8 +23,8 @@ from holdfast.errors import (
 from holdfast.model import Appended, Batch, LogPosition, Producer
 from holdfast.settings import LogSettings, load
 from holdfast.storage import Log, LogReader, open_log
-from holdfast.storage.pruning import truncate_tail
 from holdfast.storage.recovery import SegmentLimits
+from holdfast.storage.retention import truncate_tail
 from tests.crash.histories import FOLDER, small_settings
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import holdfast
 from holdfast.broker.check import check_folder
-from holdfast.broker.routing import partition_for
+from holdfast.broker.messages import partition_for
 from holdfast.errors import CorruptData
 from tests.unit.commands import Run, runner
 

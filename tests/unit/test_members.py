@@ -5,9 +5,24 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import Fenced, InvalidRequest
-from holdfast.membership.check import check
-from holdfast.membership.decide import Command, Heartbeat, Join, Leave, Partitions, Tick, decide
-from holdfast.membership.members import Event, GaveBack, Granted, Heard, Joined, Left, Members, Targeted
+from holdfast.membership.members import (
+    Command,
+    Event,
+    GaveBack,
+    Granted,
+    Heard,
+    Heartbeat,
+    Join,
+    Joined,
+    Leave,
+    Left,
+    Members,
+    Partitions,
+    Targeted,
+    Tick,
+    check,
+    decide,
+)
 
 
 class Circle:

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.broker.journal import BEFORE, SNAPSHOT
 from holdfast.broker.streams import offsets as module
-from holdfast.broker.streams.offsets import Committed, Offsets, Remembered
+from holdfast.broker.streams.offsets import CommittedOffset, Offsets, Remembered
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import CorruptData
@@ -39,8 +39,8 @@ class Book:
         file.close()
 
 
-def entry(partition: int, offset: int, *, topic: str = "orders", topic_id: int = 7) -> Committed:
-    return Committed(topic, topic_id, partition, offset, epoch=1, at_ms=5)
+def entry(partition: int, offset: int, *, topic: str = "orders", topic_id: int = 7) -> CommittedOffset:
+    return CommittedOffset(topic, topic_id, partition, offset, epoch=1, at_ms=5)
 
 
 def known(offsets: Offsets) -> dict[int, int]:

@@ -15,7 +15,7 @@ from holdfast.env import ManualClock, OpenFiles, SeededIds, World, real_world
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import DiskFailed, Unavailable
 from holdfast.settings import BrokerSettings, LogSettings, TopicSettings
-from holdfast.storage.index import SegmentIndex
+from holdfast.storage.frames import SegmentIndex
 from holdfast.storage.log import Log
 from holdfast.storage.log_files import DESCRIPTORS
 from tests.unit.brokers import Place, taken

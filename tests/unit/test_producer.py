@@ -17,8 +17,7 @@ import holdfast
 from holdfast import NewMessage
 from holdfast.api.sync.producer import Producer
 from holdfast.broker.engine import BrokerEngine
-from holdfast.broker.messages import TEXT_KEY
-from holdfast.broker.routing import partition_for
+from holdfast.broker.messages import TEXT_KEY, partition_for
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import (

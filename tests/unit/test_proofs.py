@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast import InvalidRequest, LeaseLost
-from holdfast.broker.receipts import Prover
+from holdfast.broker.leases import Prover
 from tests.unit.brokers import FOLDER, Place
 
 KEY_FILE = f"{FOLDER}/receipts.key"

@@ -11,8 +11,7 @@ import threading
 
 import pytest
 
-from holdfast.broker.streams.queries import MOST_TTL_MS, QueryLease, list_queries, renewing
-from holdfast.broker.streams.query_pins import Queries
+from holdfast.broker.streams.queries import MOST_TTL_MS, Queries, QueryLease, list_queries, renewing
 from holdfast.env import ManualClock, SeededIds, World, real_world
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Closed, InvalidRequest

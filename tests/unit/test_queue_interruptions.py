@@ -19,7 +19,7 @@ import holdfast.aio
 from holdfast import CorruptData, Empty, LeaseLost
 from holdfast.broker.partition import Draft
 from holdfast.broker.waiters import ThreadWaiter
-from holdfast.delivery.check import check
+from holdfast.delivery.image import check
 from holdfast.env import ManualClock
 from holdfast.storage.keeper import Keeper
 from tests.unit.queues import Place

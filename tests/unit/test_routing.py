@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from holdfast.broker.routing import RoundRobin, check_partition, partition_for, partitions_for
+from holdfast.broker.messages import RoundRobin, check_partition, partition_for, partitions_for
 from holdfast.errors import UnknownTopic
 
 # Values of MurmurHash3_x86_32 with seed 0, as published with the algorithm's ports.
@@ -79,6 +79,6 @@ def test_partitions_that_are_added_get_their_turns():
 
 @pytest.mark.slow
 def test_importing_holdfast_does_not_load_the_hash():
-    listing = "import sys, holdfast, holdfast.broker.routing; print('mmh3' in sys.modules)"
+    listing = "import sys, holdfast, holdfast.broker.messages; print('mmh3' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True)
     assert done.stdout.strip() == "False"

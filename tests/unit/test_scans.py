@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.env.checkpoints import Abandoned, checkpoint, checkpoints
+from holdfast.env.world import Abandoned, checkpoint, checkpoints
 from holdfast.errors import TooManyWaiters
 from holdfast.server import turns as module
 from holdfast.server.turns import MOST_WAITING, Full, Scan, Scans

@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from holdfast.broker.producers import MOST_NAMES, Producers
-from holdfast.broker.sequences import Known, Sequences, load_snapshot
+from holdfast.broker.producers import MOST_NAMES, KnownBatch, Producers, Sequences, load_snapshot
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import (
@@ -57,7 +56,7 @@ class Part:
         self.disk = self.disk.kill()
         self.open()
 
-    def send(self, producer: Producer, count: int = 1, *, size: int = 10) -> Known | int:
+    def send(self, producer: Producer, count: int = 1, *, size: int = 10) -> KnownBatch | int:
         """Store messages, or learn that they are there: the way of a partition."""
         with self.sequences.lock:
             known = self.sequences.check(producer, count)
@@ -86,8 +85,8 @@ def of(first: int, *, producer: int = 7, epoch: int = 0) -> Producer:
 def test_a_batch_sent_again_is_answered_with_its_first_offsets(part):
     assert part.send(of(0), 3) == 0
     assert part.send(of(3), 2) == 3
-    assert part.send(of(0), 3) == Known([0, 1, 2])
-    assert part.send(of(3), 2) == Known([3, 4])
+    assert part.send(of(0), 3) == KnownBatch([0, 1, 2])
+    assert part.send(of(3), 2) == KnownBatch([3, 4])
     assert part.log.written_end == 5
 
 
@@ -116,7 +115,7 @@ def test_an_old_epoch_is_fenced(part):
 def test_a_new_epoch_begins_at_zero_or_goes_on(part, first):
     part.send(of(0), 3)
     assert part.send(of(first, epoch=1), 2) == 3
-    assert part.send(of(first, epoch=1), 2) == Known([3, 4])
+    assert part.send(of(first, epoch=1), 2) == KnownBatch([3, 4])
     assert part.send(of(first + 2, epoch=1)) == 5
 
 
@@ -130,7 +129,7 @@ def test_a_new_epoch_begins_nowhere_else(part, first):
 def test_what_a_new_epoch_resumed_is_known_to_it(part):
     part.send(of(0), 3)
     part.send(of(3, epoch=1))
-    assert part.send(of(1, epoch=1), 3) == Known([1, 2, 3])
+    assert part.send(of(1, epoch=1), 3) == KnownBatch([1, 2, 3])
 
 
 def test_what_came_before_a_new_beginning_is_not_known_to_it(part):
@@ -157,16 +156,16 @@ def test_messages_in_other_batches_than_before_are_known_all_the_same(part):
     part.send(of(0), 3)
     part.log.append([b"of somebody else"])
     part.send(of(3), 3)
-    assert part.send(of(2), 3) == Known([2, 4, 5])
+    assert part.send(of(2), 3) == KnownBatch([2, 4, 5])
 
 
 def test_a_batch_of_several_frames_is_one(part):
     assert part.send(of(0), 8, size=500) == 0
     frames = list(part.log.read(0))
     assert len(frames) > 2
-    assert part.send(of(0), 8) == Known(list(range(8)))
+    assert part.send(of(0), 8) == KnownBatch(list(range(8)))
     part.kill()
-    assert part.send(of(0), 8) == Known(list(range(8)))
+    assert part.send(of(0), 8) == KnownBatch(list(range(8)))
     assert part.send(of(8)) == 8
 
 
@@ -174,8 +173,8 @@ def test_where_old_messages_are_is_forgotten_but_not_that_they_are_there(part):
     for number in range(100):
         part.send(of(number))
         part.log.append([b"of somebody else"])
-    assert part.send(of(95)) == Known([190])
-    assert part.send(of(0)) == Known(())
+    assert part.send(of(95)) == KnownBatch([190])
+    assert part.send(of(0)) == KnownBatch(())
 
 
 def test_at_least_five_batches_can_be_told(part):
@@ -192,7 +191,7 @@ def test_sequences_begin_anew_behind_the_last_number(part):
     entry.next_sequence, entry.runs[:] = 2**32 - 2, [(2**32 - 4, 2, 0)]
     assert part.send(of(2**32 - 2), 5) == 2
     assert part.send(of(3), 1) == 7
-    assert part.send(of(2**32 - 1), 4) == Known([3, 4, 5, 6])
+    assert part.send(of(2**32 - 1), 4) == KnownBatch([3, 4, 5, 6])
     with pytest.raises(OutOfSequence, match="sent sequence 5, expected was 4"):
         part.send(of(5))
 
@@ -224,7 +223,7 @@ def test_a_write_that_was_interrupted_is_found_in_the_log(part):
         assert part.sequences.check(of(3), 2) is None
         part.log.write([b"", b""], producer=of(3), durability="fsync")
         # A signal comes here: nothing is recorded.
-    assert part.send(of(3), 2) == Known([3, 4])
+    assert part.send(of(3), 2) == KnownBatch([3, 4])
     assert part.send(of(5)) == 5
 
 
@@ -269,7 +268,7 @@ def test_a_saved_producer_outlives_its_messages(part):
     part.log.append([b""])
     assert part.log.trim(40).segments > 0
     part.kill()
-    assert part.send(of(1), 2) == Known([1, 2])
+    assert part.send(of(1), 2) == KnownBatch([1, 2])
     assert part.send(of(3)) == part.log.written_end - 1
 
 
@@ -291,7 +290,7 @@ def test_a_producer_whose_beginning_was_trimmed_away_goes_on(part):
     part.log.trim(30)
     assert part.log.start > 0
     part.kill()
-    assert part.send(of(0)) == Known(())
+    assert part.send(of(0)) == KnownBatch(())
     assert part.send(of(40)) == 40
 
 
@@ -302,7 +301,7 @@ def test_a_truncated_tail_is_forgotten_at_once(part):
     part.log.truncate(5)
     assert part.sequences.next_sequence(7) == 3
     assert part.send(of(3), 1) == 5
-    assert part.send(of(0, producer=8), 2) == Known([3, 4])
+    assert part.send(of(0, producer=8), 2) == KnownBatch([3, 4])
 
 
 def test_a_snapshot_of_a_lost_tail_is_void_from_there_on(part):
@@ -315,7 +314,7 @@ def test_a_snapshot_of_a_lost_tail_is_void_from_there_on(part):
     part.log.write([b""], producer=of(2, producer=8))
     part.kill()
     assert part.sequences.next_sequence(7) == 3
-    assert part.send(of(0, producer=8), 3) == Known([0, 1, 5])
+    assert part.send(of(0, producer=8), 3) == KnownBatch([0, 1, 5])
     assert part.send(of(3), 2) == 6
 
 

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.broker.folder.layout import parse_receipt
-from holdfast.broker.receipts import Prover
+from holdfast.broker.leases import Prover
 from holdfast.errors import InvalidRequest
 from holdfast.server.access.tokens import Patterns
 from holdfast.server.calls import _pairs

@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import types as t  # noqa: E402  needs pyspark
 
-from holdfast.broker.routing import partition_for  # noqa: E402
+from holdfast.broker.messages import partition_for  # noqa: E402
 from holdfast.env import RealDisk  # noqa: E402
 from holdfast.errors import Busy, CorruptData, HoldfastError, InvalidRequest, MessageTooLarge, UnknownTopic  # noqa: E402
 from holdfast.spark.commits import CommitRequest, _manifest  # noqa: E402

@@ -12,7 +12,7 @@ import pytest
 
 import holdfast
 from holdfast.broker.check import check_folder, plan_folder_repair, repair_folder
-from holdfast.broker.folder.policy import GroupNote
+from holdfast.broker.folder.contents import GroupNote
 from holdfast.errors import Busy, CorruptData, DiskFull, InvalidRequest, UnknownGroup
 from tests.unit.commands import Run, runner
 

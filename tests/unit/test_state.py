@@ -11,7 +11,7 @@ from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import DiskFull
 from holdfast.storage.log import Log
 from holdfast.storage.reader import LogReader
-from holdfast.storage.state import State
+from holdfast.storage.state import LogState
 from tests.unit.logs import FOLDER, SMALL, Logged
 
 WRITES = frozenset({"write"})
@@ -44,7 +44,7 @@ def test_a_disk_that_is_full_at_the_sync_costs_no_message(logged: Logged) -> Non
     assert log.synced_end == log.end == 1
     logged.disk.faults.clear()
     logged.append(log, [b"more"], durability="os")
-    state = State.open(logged.disk, FOLDER, write=False)
+    state = LogState.open(logged.disk, FOLDER, write=False)
     assert state is not None
     assert (state.readable_end, state.synced_end) == (2, 1)  # with the next word the ones that were missing came
 

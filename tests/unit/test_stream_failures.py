@@ -16,7 +16,7 @@ from holdfast import NewMessage
 from holdfast.api.aio.producer import AsyncProducer
 from holdfast.api.sync.producer import Producer
 from holdfast.broker.engine import BrokerEngine
-from holdfast.broker.routing import RoundRobin
+from holdfast.broker.messages import RoundRobin
 from holdfast.errors import Closed, DiskFull, InvalidRequest, QueueFull, Unavailable, UnknownTopic
 from holdfast.local.producer import LocalProducerPort
 from holdfast.producing.core import producer_settings

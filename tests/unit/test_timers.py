@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.delivery.runs import each, pairs, run, runs_of, size
+from holdfast.delivery.events import each, pairs, run, runs_of, size
 from holdfast.delivery.timers import Deadlines, Timers
 
 # Around the edges of a tick, where an entry is most easily early or late.

@@ -12,9 +12,22 @@ import pytest
 
 from holdfast.broker.delayed import Delayed
 from holdfast.broker.messages import DEAD, DELAYED_ID, DeadNote, encode_note
-from holdfast.broker.tracing.group import GroupTracer
-from holdfast.broker.tracing.log import Search, TraceLog, newest, search, stats, trace
-from holdfast.broker.tracing.steps import STEPS, TRACE, PartitionTracer, Sampler, TraceStep, decode_step, encode_step
+from holdfast.broker.tracing.log import (
+    STEPS,
+    TRACE,
+    PartitionTracer,
+    Sampler,
+    Search,
+    TraceLog,
+    TraceStep,
+    decode_step,
+    encode_step,
+    newest,
+    search,
+    stats,
+    trace,
+)
+from holdfast.broker.tracing.observer import GroupTracer
 from holdfast.codec.tracecontext import (
     TraceContext,
     format_tracestate,
@@ -22,10 +35,24 @@ from holdfast.codec.tracecontext import (
     parse_traceparent,
     parse_tracestate,
 )
-from holdfast.delivery.commands import DEFERRED, DROPPED, Bury, Cancel, Extend, GiveUp, Nack, Open, Reject, Seek, Tick
-from holdfast.delivery.commands import Ack as AckCommand
 from holdfast.delivery.decide import EXPIRED, Moment, decide
-from holdfast.delivery.events import Event, Expired, Lost
+from holdfast.delivery.events import (
+    DEFERRED,
+    DROPPED,
+    Bury,
+    Cancel,
+    Event,
+    Expired,
+    Extend,
+    GiveUp,
+    Lost,
+    Nack,
+    OpenGroup,
+    Reject,
+    Seek,
+    Tick,
+)
+from holdfast.delivery.events import Ack as AckCommand
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import InvalidRequest
@@ -485,7 +512,7 @@ def test_a_log_that_cannot_be_read_costs_the_trace_and_nothing_else():
 
 def test_an_opening_is_no_step():
     story = TracedStory(1)
-    story.when(Open(7, 1))
+    story.when(OpenGroup(7, 1))
     assert story.sheet.steps == []
 
 

@@ -12,7 +12,7 @@ import pytest
 from holdfast.api.arguments import ACK
 from holdfast.broker.delivery import _END_MOST
 from holdfast.delivery.events import Released
-from holdfast.delivery.runs import size as run_size
+from holdfast.delivery.events import size as run_size
 from holdfast.errors import LeaseLost
 from holdfast.local.aio import group as group_module
 from holdfast.local.aio.opening import open_broker_async

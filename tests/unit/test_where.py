@@ -11,8 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.delivery.facts import seconds_of
-from holdfast.delivery.where import MAX_CHARACTERS, MAX_DEPTH, NAMES, compile_where
+from holdfast.delivery.where import MAX_CHARACTERS, MAX_DEPTH, NAMES, compile_where, seconds_of
 from holdfast.errors import InvalidRequest
 
 NOW_MS = 1_763_287_200_000  # 2025-11-16T10:00:00Z

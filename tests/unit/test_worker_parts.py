@@ -12,8 +12,8 @@ import pytest
 
 from holdfast import InvalidRequest
 from holdfast.env import ManualClock, SeededIds
-from holdfast.worker.handling import Run, Runs
-from holdfast.worker.options import Backoff, Slots
+from holdfast.worker.handling import HandlerRun, Runs
+from holdfast.worker.sources import Backoff, Slots
 from tests.unit.workers import PATIENCE_S, Place, eventually
 
 
@@ -62,7 +62,7 @@ def test_pauses_grow_up_to_a_limit_and_differ():
 def test_control_sleeps_until_the_first_deadline_that_there_can_be():
     clock, looks = ManualClock(), []
     runs = Runs(clock, 5_000, lambda: looks.append(clock.monotonic_ns()))
-    one, other = (Run(None, None, "lane") for _ in range(2))  # type: ignore[arg-type]
+    one, other = (HandlerRun(None, None, "lane") for _ in range(2))  # type: ignore[arg-type]
     for run in (one, other):
         runs.add(run)
     assert runs.next_s() == 5
@@ -78,14 +78,14 @@ def test_control_sleeps_until_the_first_deadline_that_there_can_be():
     assert runs.remove(one)
     assert not runs.remove(one)
     runs.close()
-    assert not runs.begin(Run(None, None, "lane"))  # type: ignore[arg-type]
+    assert not runs.begin(HandlerRun(None, None, "lane"))  # type: ignore[arg-type]
     assert runs.remove(other)
     assert len(looks) == 1  # nothing is left
     assert Runs(clock, None, lambda: None).next_s() is None
 
 
 def test_a_message_is_settled_by_one_of_two_only():
-    run = Run(None, None, "lane")  # type: ignore[arg-type]
+    run = HandlerRun(None, None, "lane")  # type: ignore[arg-type]
     assert run.claim("control")
     assert not run.claim("handler")
     assert run.abandoned

@@ -17,7 +17,7 @@ from holdfast.api.contents import Body, Contents, Home
 from holdfast.api.times import to_datetime
 from holdfast.broker.folder.layout import DEAD_SUFFIX, message_id
 from holdfast.broker.messages import CORRELATION_ID, DeadNote, mark
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.tracing.log import TraceStep
 from holdfast.delivery.group import Failure
 from holdfast.delivery.where import compile_where
 from holdfast.errors import InvalidRequest

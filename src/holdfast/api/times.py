@@ -10,7 +10,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from holdfast.delivery.facts import moment_of, seconds_of
+from holdfast.delivery.where import moment_of, seconds_of
 from holdfast.errors import InvalidRequest
 
 MAX_DURATION_MS: Final = 100 * 365 * 24 * 3600 * 1000  # 100 years

@@ -9,8 +9,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from holdfast.api.times import instant_ns
-from holdfast.broker.folder.policy import check_settings
-from holdfast.broker.streams.positions import To
+from holdfast.broker.folder.contents import check_settings
+from holdfast.broker.streams.offsets import To
 from holdfast.errors import BadSettings, InvalidRequest
 from holdfast.settings import QueueSettings, TopicSettings
 

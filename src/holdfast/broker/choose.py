@@ -13,11 +13,11 @@ import msgspec
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.messages import MOVED, is_for, not_for
 from holdfast.codec.columns import FLAGS, PRIORITIES
-from holdfast.delivery.choose import Chosen, Turns, choose
+from holdfast.delivery.choose import Chosen, PriorityTurns, choose
 from holdfast.delivery.decide import Moment
 from holdfast.delivery.events import Event, Phase
 from holdfast.delivery.group import Group
-from holdfast.delivery.keys import KeyGate, KeyPolicy, Limits
+from holdfast.delivery.keys import KeyGate, KeyLimits, KeyPolicy
 from holdfast.errors import DamagedRange, OffsetOutOfRange, Removed
 from holdfast.model import Record, extra_bytes
 from holdfast.settings import TopicSettings
@@ -41,7 +41,7 @@ class KeyedGroup:
     def __init__(self, policy: KeyPolicy, *, now_mono_ms: int, new: bool) -> None:
         self.policy = policy
         self.lock = threading.RLock()
-        self.limits = Limits(policy, now_mono_ms=now_mono_ms, new=new)
+        self.limits = KeyLimits(policy, now_mono_ms=now_mono_ms, new=new)
         self.gates: list[KeyGate] = []
 
     @staticmethod
@@ -135,7 +135,7 @@ _PASS_FRAMES: Final = 1_000  # in as many frames at most: looking at one takes a
 _AGE_EVERY_MS: Final = 100
 
 
-class Loaded(msgspec.Struct, frozen=True, gc=False):
+class LoadedMessages(msgspec.Struct, frozen=True, gc=False):
     """Messages that can be handed out, and the offsets of those that cannot any more."""
 
     records: list[Record]
@@ -161,7 +161,7 @@ class Supply:
     def change(self, settings: TopicSettings) -> None:
         """Choose by other settings from now on."""
         self._promote_after_ms = settings.promote_after_ms
-        self._turns = Turns(settings.priority_weights) if settings.priority_choice == "fair" else None
+        self._turns = PriorityTurns(settings.priority_weights) if settings.priority_choice == "fair" else None
 
     def choose(self, count: int, now: Moment, *, look: bool = False) -> Chosen:
         """The next messages; a mere look costs no lane its turn."""
@@ -170,14 +170,14 @@ class Supply:
         turns = self._turns.copy() if look and self._turns is not None else self._turns
         return choose(self._group, count, self._log.end, aged_below=self._aged(now.wall_ms), turns=turns)
 
-    def load(self, offsets: Sequence[int], now_ms: int) -> Loaded:
+    def load(self, offsets: Sequence[int], now_ms: int) -> LoadedMessages:
         """The messages at these offsets."""
         if isinstance(offsets, range):
             with suppress(DamagedRange, OffsetOutOfRange):
                 in_order = self._follower.records(offsets.start, offsets.stop)
                 whole = len(in_order) == len(offsets)  # otherwise some were removed
                 if whole and (self._follower.plain or not _any_special(in_order)):
-                    return Loaded(in_order)
+                    return LoadedMessages(in_order)
         records: list[Record] = []
         expired: list[int] = []
         lost: list[int] = []
@@ -198,7 +198,7 @@ class Supply:
                 records.append(record)
             else:
                 passed.append(offset)
-        return Loaded(records, expired, lost, passed)
+        return LoadedMessages(records, expired, lost, passed)
 
     def coming(self, count: int, now: Moment) -> Sequence[int]:
         """Up to `count` ready messages that come next, or, where keys decide, stand behind the next one in the log."""

@@ -35,15 +35,13 @@ from holdfast.broker.messages import (
     moved_records,
     original_of,
 )
-from holdfast.broker.moving import portions
-from holdfast.broker.tracing.steps import TRACE
-from holdfast.delivery.commands import Ack, Cancel, Command, Nack
-from holdfast.delivery.events import Acked, Interred, Phase
+from holdfast.broker.tracing.log import TRACE
+from holdfast.delivery.events import Ack, Acked, Cancel, Command, Interred, Nack, Phase, runs_of
 from holdfast.delivery.group import Burial
-from holdfast.delivery.runs import runs_of
-from holdfast.env.checkpoints import checkpoint
+from holdfast.env.world import checkpoint
 from holdfast.errors import DamagedRange, HoldfastError, InvalidRequest, OffsetOutOfRange, Removed, Unavailable
 from holdfast.model import Batch, HeaderPairs, Record
+from holdfast.storage.batches import portions
 from holdfast.storage.keeper import soonest
 
 if TYPE_CHECKING:

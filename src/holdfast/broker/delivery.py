@@ -34,31 +34,39 @@ from holdfast.broker.dead_letters import GroupDeadLetters
 from holdfast.broker.floor import Floor
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.journal import Journal, Snapshot
-from holdfast.broker.leases import Delivered, Dropped, Pending, Renewals, lease_lost
+from holdfast.broker.leases import Delivered, Dropped, Pending, Receipts, Renewals, lease_lost
 from holdfast.broker.messages import MOVED, id_of
 from holdfast.broker.metrics import Metrics
-from holdfast.broker.receipts import Receipts
 from holdfast.broker.waiters import Waiters
-from holdfast.delivery.commands import (
+from holdfast.delivery.decide import EXPIRED, Moment, decide, held
+from holdfast.delivery.events import (
     DROPPED,
     NO_SESSION,
     PROVEN,
+    Acked,
     Bury,
+    Cancelled,
+    CloseGroup,
     Command,
+    Event,
+    Expired,
     Extend,
     GiveUp,
-    Leave,
+    Leased,
+    Lost,
     Nack,
-    Open,
+    OpenGroup,
+    Phase,
     Receipt,
     Receive,
+    Released,
     Seek,
     Tick,
+    encode_event,
+    runs_of,
+    size,
 )
-from holdfast.delivery.decide import EXPIRED, Moment, decide, held
-from holdfast.delivery.events import Acked, Cancelled, Event, Expired, Leased, Lost, Phase, Released, encode_event
 from holdfast.delivery.group import FAR, Group, Lease
-from holdfast.delivery.runs import runs_of, size
 from holdfast.env import World
 from holdfast.errors import CorruptData, DamagedRange, HoldfastError, LeaseLost, OffsetOutOfRange, Unavailable
 from holdfast.model import Appended, Durability, Record
@@ -68,7 +76,7 @@ from holdfast.storage.log import Log
 
 if TYPE_CHECKING:
     from holdfast.broker.partition import Partition, Site
-    from holdfast.broker.tracing.group import GroupTracer
+    from holdfast.broker.tracing.observer import GroupTracer
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +163,7 @@ class Delivery:
             delivery = cls(world, log, journal, group, settings, metrics, name, site)
             # Synced, for two reasons: fencing numbers begin with the session, and what the group knew of a tail
             # that the log has lost must stay forgotten when other messages stand there.
-            journal.log.wait(delivery._commit(Open(world.ids.boot_id(), log.written_end), durability="fsync"))
+            journal.log.wait(delivery._commit(OpenGroup(world.ids.boot_id(), log.written_end), durability="fsync"))
             delivery.scan()
             journal.past.note_floor(journal.log.written_end, delivery.group.floor)
             delivery.pin()
@@ -606,7 +614,7 @@ class Delivery:
                 with self.lock:
                     self.closed = True
                     if self.group.leases and self.journal.log.usable:
-                        self._commit(Leave())
+                        self._commit(CloseGroup())
                 if self.journal.events_since_snapshot and self.journal.log.usable:
                     self.save()
             except Unavailable as error:  # replay takes longer next time, nothing else

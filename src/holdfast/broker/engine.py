@@ -12,26 +12,33 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.broker.folder.catalog import Catalog, TopicFacts
 from holdfast.broker.folder.contents import PRODUCERS as PRODUCERS_FILE
-from holdfast.broker.folder.contents import lacking_root, missing_root_parts, renew_root, root_has, strike_off_root
+from holdfast.broker.folder.contents import (
+    Catalog,
+    TopicFacts,
+    keep_settings,
+    lacking_root,
+    missing_root_parts,
+    renew_root,
+    root_has,
+    settings_for,
+    strike_off_root,
+)
 from holdfast.broker.folder.layout import GROUPS, OWNER_SOCKET, TOPICS, check_topic_name, topic_folder, topic_for
 from holdfast.broker.folder.layout import LOCKS as LOCKS_FOLDER
-from holdfast.broker.folder.policy import keep_settings, settings_for
+from holdfast.broker.leases import FolderKey
 from holdfast.broker.locks import FolderLocks
 from holdfast.broker.metrics import Observer
 from holdfast.broker.producers import Producers
-from holdfast.broker.receipts import FolderKey
-from holdfast.broker.streams.groups import StreamGroups
-from holdfast.broker.streams.query_pins import Queries
+from holdfast.broker.streams.group import StreamGroups
+from holdfast.broker.streams.queries import Queries
 from holdfast.broker.topic import Topic
 from holdfast.broker.topic_locks import LOCKS, PRODUCERS, TopicLocks, Using
-from holdfast.broker.tracing.log import found_by
-from holdfast.broker.tracing.steps import TraceStep
-from holdfast.broker.tracing.tracing import Traces, traced_as
+from holdfast.broker.tracing.log import TraceStep, found_by
+from holdfast.broker.tracing.observer import Traces, traced_as
 from holdfast.broker.upkeep import Cleaner, Space, Sweep
 from holdfast.env import OpenFiles, World, close_in_children, real_world
-from holdfast.env.checkpoints import checkpoint
+from holdfast.env.world import checkpoint
 from holdfast.errors import BadSettings, Closed, HoldfastError, InvalidRequest, NotALog, NotAQueue, UnknownTopic
 from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.files import LOCK, join

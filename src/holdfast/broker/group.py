@@ -12,10 +12,10 @@ from holdfast.broker.choose import KeyedGroup, peek
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.folder.layout import MessagePlace, parse_message_id, parse_receipt
 from holdfast.broker.leases import Delivered
+from holdfast.broker.messages import check_partition
 from holdfast.broker.metrics import Metrics, MetricsSnapshot
-from holdfast.broker.routing import check_partition
 from holdfast.broker.waiters import Waiter, Waiters
-from holdfast.delivery.commands import Cancel, Receipt
+from holdfast.delivery.events import Cancel, Receipt
 from holdfast.delivery.group import Lease
 from holdfast.delivery.keys import KeyPolicy
 from holdfast.errors import Closed, HoldfastError, InvalidRequest, LeaseLost

@@ -21,7 +21,7 @@ from holdfast.broker.delivery import Delivery
 from holdfast.broker.folder.layout import DEAD_SUFFIX, message_id
 from holdfast.broker.journal import Happened
 from holdfast.broker.messages import REDRIVEN_FROM, DeadNote, mark, moved_records
-from holdfast.broker.tracing.steps import (
+from holdfast.broker.tracing.log import (
     ACKED,
     BURIED,
     CANCELLED,
@@ -38,7 +38,7 @@ from holdfast.broker.tracing.steps import (
     SKIPPED,
     TraceStep,
 )
-from holdfast.delivery.commands import NACKED as WAS_NACKED
+from holdfast.delivery.events import NACKED as WAS_NACKED
 from holdfast.delivery.events import (
     Acked,
     Buried,
@@ -52,8 +52,8 @@ from holdfast.delivery.events import (
     Replayed,
     Returned,
     Skipped,
+    pairs,
 )
-from holdfast.delivery.runs import pairs
 from holdfast.model import Record
 from holdfast.storage.log import Log
 
@@ -92,7 +92,7 @@ def history_of_letter(delivery: Delivery, letter: DeadLetter) -> list[TraceStep]
     return told_by_letter(letter.note)
 
 
-class _Life:
+class _MessageLife:
     """One message in one journal, as its events tell of it."""
 
     def __init__(self, delivery: Delivery, offset: int, name: str) -> None:
@@ -196,11 +196,11 @@ class _Life:
     }
 
 
-def _life(delivery: Delivery, offset: int) -> _Life:
+def _life(delivery: Delivery, offset: int) -> _MessageLife:
     """One life of a message, its publication and what became of its letter included."""
     record = _record(delivery.partition.log, offset)
     name = message_id(delivery.topic, delivery.number, offset, None) if record is None else delivery.id_of(record)
-    life = _Life(delivery, offset, name)
+    life = _MessageLife(delivery, offset, name)
     life.read(delivery.journal.past.of(offset))
     if record is not None:
         life.steps.insert(0, _published(delivery, record, name))
@@ -223,7 +223,7 @@ def _published(delivery: Delivery, record: Record, name: str) -> TraceStep:
     )
 
 
-def _follow_letter(delivery: Delivery, life: _Life, offset: int) -> None:
+def _follow_letter(delivery: Delivery, life: _MessageLife, offset: int) -> None:
     """What became of the letter: it waits, it was purged, or it is a message again."""
     graves = delivery.dead.graveyard
     if graves is None:
@@ -232,7 +232,7 @@ def _follow_letter(delivery: Delivery, life: _Life, offset: int) -> None:
     if letter is None:
         return
     name = message_id(delivery.topic + DEAD_SUFFIX, delivery.number, letter, None)
-    fate = _Life(delivery, letter, name)
+    fate = _MessageLife(delivery, letter, name)
     fate.read(graves.letters.journal.past.of(letter))
     last = fate.steps[-1] if fate.steps else None
     if last is not None and last.step == CANCELLED:

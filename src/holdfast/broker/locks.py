@@ -11,13 +11,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from holdfast.broker.folder.layout import LOCKS, parse_lease
+from holdfast.broker.inspect.status import TRIES, holds_log, replay_beside
 from holdfast.broker.journal import SnapshotFiles, StateJournal, StateSnapshot
-from holdfast.broker.receipts import FolderKey, Prover
+from holdfast.broker.leases import FolderKey, Prover
 from holdfast.broker.waiters import Waiter
 from holdfast.delivery.decide import Moment
 from holdfast.delivery.group import FAR
@@ -32,9 +33,30 @@ from holdfast.errors import (
     TooManyWaiters,
     Unavailable,
 )
-from holdfast.locking.decide import Acquire, Open, Proof, Release, Remove, Renew, Tick, Write, decide, lock_held
-from holdfast.locking.events import Ended, Event, decode_event, encode_event
-from holdfast.locking.table import PROVEN, Content, Held, Image, Table, image_of, table_of
+from holdfast.locking import (
+    PROVEN,
+    Acquire,
+    Content,
+    Ended,
+    Event,
+    HeldLock,
+    LockImage,
+    LockTable,
+    OpenLocks,
+    Proof,
+    Release,
+    Remove,
+    Renew,
+    Tick,
+    WriteDocument,
+    check,
+    decide,
+    decode_event,
+    encode_event,
+    image_of,
+    lock_held,
+    table_of,
+)
 from holdfast.model import Appended, Durability
 from holdfast.settings import LogSettings
 from holdfast.storage.files import join
@@ -49,14 +71,14 @@ _SNAPSHOT_BYTES: Final = 4 * 1024 * 1024
 _SNAPSHOT_EVENTS: Final = 20_000
 
 
-class LocksSnapshot(StateSnapshot[Image], frozen=True, array_like=True):
+class LocksSnapshot(StateSnapshot[LockImage], frozen=True, array_like=True):
     """The locks and documents after all events below `position` of their journal."""
 
 
 _decode = msgspec.msgpack.Decoder(LocksSnapshot).decode
 
 
-class LocksJournal(StateJournal[Table, Image]):
+class LocksJournal(StateJournal[LockTable, LockImage]):
     """Events in, and the locks and documents that they add up to."""
 
     damage_means = "some locks may be held by nobody, and some documents be those of an earlier write"
@@ -73,7 +95,7 @@ class LocksJournal(StateJournal[Table, Image]):
         self._grown_bytes += sum(map(len, values))
         return appended
 
-    def snapshot_if_due(self, table: Table) -> LocksSnapshot | None:
+    def snapshot_if_due(self, table: LockTable) -> LocksSnapshot | None:
         """A copy of the state, if it is time to `keep` one."""
         many = self.events_since_snapshot >= max(_SNAPSHOT_EVENTS, len(table.held))
         if not many and self._grown_bytes < max(_SNAPSHOT_BYTES, table.document_bytes):
@@ -81,19 +103,19 @@ class LocksJournal(StateJournal[Table, Image]):
         self._grown_bytes = 0
         return LocksSnapshot(self.log.written_end, image_of(table))
 
-    def _new(self) -> Table:
-        return Table()
+    def _new(self) -> LockTable:
+        return LockTable()
 
-    def _restored(self, image: Image) -> Table:
+    def _restored(self, image: LockImage) -> LockTable:
         return table_of(image)
 
-    def _image(self, state: Table) -> Image:
+    def _image(self, state: LockTable) -> LockImage:
         return image_of(state)
 
     def _decoded(self, payload: bytes) -> LocksSnapshot:
         return _decode(payload)
 
-    def _apply_value(self, state: Table, value: bytes) -> None:
+    def _apply_value(self, state: LockTable, value: bytes) -> None:
         self._grown_bytes += len(value)
         state.apply(decode_event(value))
 
@@ -118,7 +140,7 @@ class Ticket:
     def __init__(self, wanted: Acquire, waiter: Waiter | None) -> None:
         self.wanted = wanted
         self.waiter = waiter
-        self.granted: Held | None = None
+        self.granted: HeldLock | None = None
         self.appended: Appended | None = None
         self.error: HoldfastError | None = None
 
@@ -133,11 +155,11 @@ class Ticket:
         return Proof(self.wanted.name, self.granted.fence)
 
 
-class Standing(msgspec.Struct, frozen=True, gc=False):
+class LockStatus(msgspec.Struct, frozen=True, gc=False):
     """How one lock stands: who holds it, how many wait, and which version its document has (0: there is none)."""
 
     name: str
-    held: Held | None
+    held: HeldLock | None
     waiting: int
     version: int
 
@@ -148,7 +170,7 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
     appended: Appended | None
     refused: Conflict | None = None
     content: Content | None = None
-    held: Held | None = None
+    held: HeldLock | None = None
 
 
 class FolderLocks:
@@ -174,7 +196,7 @@ class FolderLocks:
         try:
             # Not synced: the first answer that matters to anybody is, and all before it with it.
             began = Moment(self.moment().wall_ms, began_ms)
-            self._commit(decide(self.table, Open(world.ids.boot_id(), self.journal.lost_events), began))
+            self._commit(decide(self.table, OpenLocks(world.ids.boot_id(), self.journal.lost_events), began))
         except BaseException:
             self.journal.close()
             raise
@@ -189,7 +211,7 @@ class FolderLocks:
         with translated(folder):
             return FolderLocks(world, folder, check_open, began_ms, Prover(key.get(), "lock", mark=PROVEN))
 
-    def lease_id(self, name: str, held: Held) -> str:
+    def lease_id(self, name: str, held: HeldLock) -> str:
         """The proof of a lease as text, for its holder and nobody else."""
         return self._prover.text(name, held.fence, held.at_ms)
 
@@ -314,7 +336,7 @@ class FolderLocks:
         held = self.table.held.get(proof.name)
         return held is not None and held.fence == proof.fence and held.until_ms > self.moment().mono_ms
 
-    def change(self, command: Write | Remove) -> Decided:
+    def change(self, command: WriteDocument | Remove) -> Decided:
         """Write or remove a document. Nobody may be told of the outcome before it is on disk, refused or not."""
         with self._lock:
             self._check_open()
@@ -322,7 +344,7 @@ class FolderLocks:
                 events = decide(self.table, command, self.moment())
             except Conflict as error:
                 return Decided(self._written, refused=error)
-            if isinstance(command, Write):
+            if isinstance(command, WriteDocument):
                 self._check_room(command)
             before = self.table.documents.get(command.name)
             if events:
@@ -341,14 +363,14 @@ class FolderLocks:
         with self._lock:
             return dict(sorted(self.table.documents.items()))
 
-    def describe(self, name: str) -> Standing:
+    def describe(self, name: str) -> LockStatus:
         """How a lock stands."""
         self._check_open()
         with self._lock:
             self._look(name, self.moment())
             return self._standing(name)
 
-    def standings(self) -> list[Standing]:
+    def standings(self) -> list[LockStatus]:
         """How all the locks stand that somebody holds."""
         self._check_open()
         with self._lock:
@@ -412,16 +434,16 @@ class FolderLocks:
         finally:
             self.journal.close()
 
-    def _standing(self, name: str) -> Standing:
+    def _standing(self, name: str) -> LockStatus:
         document = self.table.documents.get(name)
-        return Standing(
+        return LockStatus(
             name,
             self.table.held.get(name),
             len(self._lines.get(name, ())),
             0 if document is None else document.version,
         )
 
-    def _check_room(self, command: Write) -> None:
+    def _check_room(self, command: WriteDocument) -> None:
         known = self.table.documents.get(command.name)
         total = self.table.document_bytes + len(command.content) - (0 if known is None else len(known.content))
         if total > _MOST_BYTES:
@@ -510,3 +532,45 @@ class FolderLocks:
     def _wake(self, ticket: Ticket) -> None:
         if ticket.waiter is not None:
             ticket.waiter.wake()
+
+
+# Locks and documents seen without owning anything: beside whoever owns the folder.
+
+
+class ReplayedLocks(NamedTuple):
+    """What the journal leaves, and what is wrong with that."""
+
+    table: LockTable
+    wrong: list[str]
+
+
+def replayed_locks(world: World, root: str, end: int | None = None) -> ReplayedLocks:
+    """The locks and documents of a data folder; none where nobody has used any. `end`: as for `replayed_group`."""
+    folder = join(root, LOCKS)
+    for _ in range(TRIES - 1):
+        try:
+            return _replayed(world, folder, end)
+        except (OSError, HoldfastError):
+            continue  # an owner has changed it meanwhile, or it is damaged: then it fails once more
+    return _replayed(world, folder, end)
+
+
+def _replayed(world: World, folder: str, end: int | None) -> ReplayedLocks:
+    if not holds_log(world, folder):
+        return ReplayedLocks(LockTable(), [])
+    snapshot, name = newest_locks(world, folder)
+    table = LockTable() if snapshot is None else table_of(snapshot.image)
+    at = 0 if snapshot is None else snapshot.position
+    means = LocksJournal.damage_means
+    wrong = replay_beside(world, folder, at, name, lambda value: table.apply(decode_event(value)), means, end)
+    return ReplayedLocks(table, wrong or check(table))
+
+
+def held_now(world: World, table: LockTable, now: Moment) -> dict[str, HeldLock]:
+    """The locks that somebody holds, as an owner that begins now would find them."""
+    if table.boot_id != world.ids.boot_id():  # then all of a lease is granted once more
+        return {
+            name: msgspec.structs.replace(held, until_ms=now.mono_ms + held.lease_ms)
+            for name, held in sorted(table.held.items())
+        }
+    return {name: held for name, held in sorted(table.held.items()) if held.until_ms > now.mono_ms}

@@ -19,8 +19,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from holdfast.delivery.commands import LEASE_ENDED
-from holdfast.delivery.events import Buried, Event, Returned
+from holdfast.delivery.events import LEASE_ENDED, Buried, Event, Returned
 
 logger = logging.getLogger(__name__)
 

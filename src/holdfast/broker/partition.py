@@ -31,8 +31,8 @@ from holdfast.broker.messages import (
     released_batch,
 )
 from holdfast.broker.metrics import Metrics
-from holdfast.broker.sequences import Known, Sequences
-from holdfast.broker.tracing.steps import PartitionTracer
+from holdfast.broker.producers import KnownBatch, Sequences
+from holdfast.broker.tracing.log import PartitionTracer
 from holdfast.broker.waiters import Waiters
 from holdfast.codec.columns import PRIORITIES
 from holdfast.codec.encode import Body, same_body
@@ -48,7 +48,7 @@ from holdfast.storage.log import Log
 if TYPE_CHECKING:
     from holdfast.broker.dead_letters import DeadPartition
     from holdfast.broker.delivery import Delivery
-    from holdfast.broker.receipts import Prover
+    from holdfast.broker.leases import Prover
 
 __all__ = ["Draft", "LostPartition", "Partition", "Place", "Publication", "Site"]
 
@@ -165,7 +165,7 @@ class Partition:
         *,
         durability: Durability | None = None,
         codec: CodecName | None = None,
-    ) -> tuple[Appended, Known | None]:
+    ) -> tuple[Appended, KnownBatch | None]:
         """Write messages that have no delay or dedup id, or learn that the producer wrote them. Then `log.wait`."""
         known = None
         if not producer.id:

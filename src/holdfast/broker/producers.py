@@ -1,28 +1,32 @@
-"""Producers that have a name: an id for each, and an epoch that rises whenever one begins anew.
-
-The newest one of a name is the only one that may write: it fences all before it. The file `producers` in the
-data folder keeps them:
-
-    at   size  field
-    0    8     magic    "HFNAMES" and the version, 1
-    8    n     body     MessagePack: name -> [id, epoch, the epoch from which its sequences count]
-    ..   4     check    CRC32C of all bytes before it
-"""
+"""Named producers: their ids and epochs, and what each has written, so that a batch sent again is stored once."""
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from struct import Struct
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
 from holdfast.broker.folder.layout import check_name
 from holdfast.checksum import crc32c
 from holdfast.env import World
-from holdfast.errors import ChecksumMismatch, CorruptData, Fenced, InvalidRequest, UnknownFormat
+from holdfast.env.disk import Disk
+from holdfast.errors import (
+    ChecksumMismatch,
+    CorruptData,
+    Fenced,
+    HoldfastError,
+    InvalidRequest,
+    OutOfSequence,
+    TailLost,
+    UnknownFormat,
+)
+from holdfast.model import LogPosition, Producer
 from holdfast.storage.files import durable_replace, join, read_file
+from holdfast.storage.log import Log
 from holdfast.storage.opening import open_error
 
 NAME: Final = "producers"
@@ -138,3 +142,412 @@ def _decode(path: str, content: bytes) -> dict[str, ProducerId]:
         return msgspec.msgpack.decode(content[len(_MAGIC) : -_CHECK.size], type=dict[str, ProducerId])
     except msgspec.MsgspecError as error:
         raise CorruptData(f"{path} cannot be read: {error}") from error
+
+
+# Idempotent producers: what each of them has written to one partition, so that a batch sent again is stored once.
+#
+# A producer numbers its messages, for each partition from 0 on, and sends them in order. The partition takes the
+# number that follows the last one, knows those behind it, and refuses what would leave a gap:
+#
+#     epoch older than the known one        Fenced: a newer producer of that name has taken over
+#     first sequence follows the last       fresh: written, then recorded, and only when it is written
+#     all of it behind the last             known: answered with the offsets of the first time
+#     anything else                         OutOfSequence
+#     a newer epoch                         begins at 0, or goes on where the last one ended
+#
+# Numbers have 32 bits and begin anew behind the last. The frames of the log carry all of this, so that it can
+# be read from there again; a snapshot in `producers` beside the log spares reading it all.
+
+
+logger = logging.getLogger(__name__)
+
+IDLE_MS: Final = 7 * 24 * 3600 * 1000
+MOST_PRODUCERS: Final = 10_000
+_MOST_RUNS: Final = 16
+_NUMBERS: Final = 2**32
+_MOST_BEHIND: Final = 2**31 - 1  # further back and further ahead cannot be told apart
+_SAVE_EVERY_MS: Final = 3_600_000
+_SAVE_EVERY: Final = 1_000_000
+
+
+class KnownBatch(msgspec.Struct, frozen=True):
+    """Messages that the partition has already; no offsets where they were written too long ago to say."""
+
+    offsets: Sequence[int]
+
+
+class Sequences:
+    """What producers have written to one partition.
+
+    Whoever publishes holds `lock` around `check`, the write, and `record`. At most `most` producers are kept,
+    and none that has been idle for `idle_ms`: one that comes back after that must begin with a new epoch.
+    """
+
+    def __init__(self, world: World, folder: str, log: Log, *, idle_ms: int, most: int) -> None:
+        self._world = world
+        self._folder = folder
+        self._log = log
+        self._idle_ms = idle_ms
+        self._most = most
+        self._entries: dict[int, ProducerEntry] = {}  # the one that wrote last stands last
+        self._epoch = log.epoch
+        self._unsure_from: int | None = None  # a write may have succeeded without being recorded
+        self._saved_ms = self._mono_ms()
+        self._changed = False
+        self.lock = threading.Lock()
+        self._save_lock = threading.Lock()
+        self.covered = LogPosition(log.epoch, 0)
+
+    @staticmethod
+    def open(world: World, folder: str, log: Log, *, idle_ms: int = IDLE_MS, most: int = MOST_PRODUCERS) -> Sequences:
+        """What the snapshot in the partition's folder says, and what the log holds since; without one, all of the log.
+
+        The log is kept from there on until the next save, which pins it anew.
+        """
+        sequences = Sequences(world, folder, log, idle_ms=idle_ms, most=most)
+        try:
+            snapshot = load_snapshot(world.disk, folder, log.log_id)
+        except UnknownFormat:
+            raise
+        except CorruptData as error:
+            logger.warning("producers are read from the log", extra={"folder": folder, "error": str(error)})
+            snapshot = None
+        except OSError as error:
+            raise open_error(folder, error) from error
+        with sequences.lock:
+            sequences._rebuild(snapshot)
+        if snapshot is None:  # from now on the log is kept for them as soon as the partition is opened
+            sequences._save_if_possible()
+        return sequences
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def check(self, producer: Producer, count: int) -> KnownBatch | None:
+        """None where the messages are new: write them, then `record`. Known ones are there already; others are refused.
+
+        The caller holds the lock until `record`, or until the write has failed.
+        """
+        if not 0 < producer.id < 2**64 or not 0 <= producer.epoch < _NUMBERS or not 0 < count <= _MOST_BEHIND:
+            raise InvalidRequest(f"{count} messages of {producer} cannot be checked: the numbers are out of range")
+        self._settle()
+        first = producer.first_sequence
+        entry = self._entries.get(producer.id)
+        if entry is None or producer.epoch > entry.epoch:
+            expected = 0 if entry is None else entry.next_sequence
+            if first not in (0, expected):
+                raise _gap(producer, expected, known=entry is not None)
+        elif producer.epoch < entry.epoch:
+            raise Fenced(
+                f"producer {producer.id} with epoch {producer.epoch} is fenced: epoch {entry.epoch} has written since. "
+                "Nothing of this batch was kept; only the newest producer of a name may go on"
+            )
+        elif first != entry.next_sequence:
+            return _known(entry, producer, count)
+        self._unsure_from = self._log.written_end
+        return None
+
+    def record(self, producer: Producer, count: int, offset: int) -> None:
+        """The messages are in the log, the first of them at this offset."""
+        self._note(producer, count, offset, self._world.clock.now_ns() // 1_000_000)
+        self._unsure_from = None
+
+    def next_sequence(self, producer_id: int, since: int = 0) -> int:
+        """The sequence that the producer's next message will have: how many the partition has, but for wraps.
+
+        What was written before the epoch `since` does not count: with that one sequences began anew.
+        """
+        with self.lock:
+            self._settle()
+            entry = self._entries.get(producer_id)
+            return 0 if entry is None or entry.epoch < since else entry.next_sequence
+
+    def offsets(self, producer_id: int, first: int, count: int) -> list[int | None]:
+        """Where messages of a producer are; None for those of which that is forgotten."""
+        found: list[int | None] = [None] * count
+        with self.lock:
+            entry = self._entries.get(producer_id)
+            for run_first, run_count, run_offset in () if entry is None else entry.runs:
+                # How far the run begins behind the first message, or before it: numbers wrap.
+                begin = (run_first - first + _NUMBERS // 2) % _NUMBERS - _NUMBERS // 2
+                for i in range(max(begin, 0), min(begin + run_count, count)):
+                    found[i] = run_offset + i - begin
+        return found
+
+    def tick(self) -> None:
+        """Save, where it was long ago or much was written since."""
+        due = self._mono_ms() - self._saved_ms > _SAVE_EVERY_MS
+        if self._changed and (due or self._log.written_end - self.covered.offset > _SAVE_EVERY):
+            self._save_if_possible()
+
+    def save(self) -> None:
+        """Write the snapshot; the log need not keep its messages for it any longer."""
+        with self._save_lock:
+            with self.lock:
+                self._settle()
+                self._forget_idle()
+                position = LogPosition(self._log.epoch, self._log.written_end)
+                entries = {producer: entry.copy() for producer, entry in self._entries.items()}
+                self._changed = False
+            self._saved_ms = self._mono_ms()
+            # First the log: a snapshot must not know of messages that a power cut may take.
+            self._log.sync()
+            try:
+                save_snapshot(self._world.disk, self._folder, ProducersSnapshot(self._log.log_id, position, entries))
+            except OSError as error:
+                self._changed = True
+                raise open_error(self._folder, error) from error
+            self.covered = position
+            self._log.pin("producers", position.offset)
+
+    def close(self) -> None:
+        """Save, where there is anything new. Call it before the log is closed."""
+        if self._changed and self._log.usable:
+            self._save_if_possible()
+
+    def _save_if_possible(self) -> None:
+        """The snapshot only spares work: where it cannot be written, the log tells it next time."""
+        try:
+            self.save()
+        except HoldfastError as error:
+            logger.warning("producers not saved", extra={"folder": self._folder, "error": str(error)})
+
+    def _rebuild(self, snapshot: ProducersSnapshot | None) -> None:
+        """Begin with the snapshot, as far as it holds, and read on from there."""
+        log = self._log
+        start, kept_below = log.start, 0
+        self._entries = {}
+        if snapshot is not None:
+            kept_below = self._believed_end(snapshot.position)
+            # Whoever wrote behind a point that was lost is read anew, from what is there; the others are as they were.
+            self._entries = {key: entry for key, entry in snapshot.entries.items() if entry.last_offset < kept_below}
+            if kept_below == snapshot.position.offset:
+                start = max(start, kept_below)
+        self._epoch = log.epoch
+        self._unsure_from = None
+        self._read(start, frozenset(self._entries), kept_below)
+        self._entries = dict(sorted(self._entries.items(), key=lambda pair: pair[1].last_ms))
+        self._forget_idle()
+        self.covered = LogPosition(log.epoch, start)
+        log.pin("producers", start)
+
+    def _believed_end(self, position: LogPosition) -> int:
+        """Up to where the log still is what it was at that position."""
+        try:
+            self._log.check_position(position)
+        except TailLost as lost:
+            return lost.epoch_end
+        return min(position.offset, self._log.written_end)
+
+    def _settle(self) -> None:
+        if self._unsure_from is not None or self._log.epoch != self._epoch:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Learn from the log what a write that was interrupted, or a truncation, has made of it."""
+        log = self._log
+        if log.epoch != self._epoch:
+            log.sync()  # what is not synced cannot be read yet
+            self._rebuild(ProducersSnapshot(log.log_id, LogPosition(self._epoch, 2**63), self._entries))
+            self._changed = True
+        elif self._unsure_from is not None:
+            if log.written_end > self._unsure_from:
+                log.sync()
+                self._read(self._unsure_from)
+            self._unsure_from = None
+
+    def _read(self, start: int, kept: frozenset[int] = frozenset(), kept_below: int = 0) -> None:
+        """Take in what the frames from `start` on say of producers; of those that are kept, from `kept_below` on."""
+        for frame in self._log.read(start, on_damage="skip"):
+            header = frame.header
+            offset = header.base_offset
+            if header.producer_id and offset >= start and (offset >= kept_below or header.producer_id not in kept):
+                producer = Producer(header.producer_id, header.producer_epoch, header.first_sequence)
+                self._note(producer, header.count, offset, header.max_time_ns // 1_000_000)
+
+    def _note(self, producer: Producer, count: int, offset: int, now_ms: int) -> None:
+        entry = self._entries.pop(producer.id, None)
+        first = producer.first_sequence
+        if entry is None:
+            # What is no longer in the log was written all the same: numbers begin at 0.
+            entry = ProducerEntry(producer.epoch, first, first)
+        elif producer.epoch > entry.epoch and first != entry.next_sequence:
+            entry = ProducerEntry(producer.epoch, first, 0)
+        entry.epoch = producer.epoch
+        entry.add(first, count, offset, most_runs=_MOST_RUNS, most_behind=_MOST_BEHIND)
+        entry.last_ms = now_ms
+        self._entries[producer.id] = entry
+        self._changed = True
+        if len(self._entries) > self._most:
+            del self._entries[next(iter(self._entries))]
+
+    def _forget_idle(self) -> None:
+        after_ms = self._world.clock.now_ns() // 1_000_000 - self._idle_ms
+        idle = [producer for producer, entry in self._entries.items() if entry.last_ms <= after_ms]
+        for producer in idle:
+            del self._entries[producer]
+        for producer in list(self._entries)[: max(len(self._entries) - self._most, 0)]:
+            del self._entries[producer]
+
+    def _mono_ms(self) -> int:
+        return self._world.clock.monotonic_ns() // 1_000_000
+
+
+def _known(entry: ProducerEntry, producer: Producer, count: int) -> KnownBatch:
+    """Where messages are that do not follow the last one; refused where they are not all there."""
+    behind = (entry.next_sequence - producer.first_sequence) % _NUMBERS
+    if behind > entry.written:
+        raise _gap(producer, entry.next_sequence)
+    if count > behind:
+        raise OutOfSequence(
+            f"{count} messages from sequence {producer.first_sequence} on of producer {producer.id} are known in part: "
+            f"the first {behind} are stored, the others are not. Nothing of this batch was kept; send those from "
+            f"sequence {entry.next_sequence} on as a batch of their own",
+            expected=entry.next_sequence,
+            given=producer.first_sequence,
+        )
+    return KnownBatch(_offsets(entry.runs, producer.first_sequence, count))
+
+
+def _offsets(runs: list[Run], first: int, count: int) -> Sequence[int]:
+    offsets: list[int] = []
+    for run_first, run_count, run_offset in runs:
+        within = (first + len(offsets) - run_first) % _NUMBERS
+        if within < run_count:
+            taken = min(count - len(offsets), run_count - within)
+            offsets += range(run_offset + within, run_offset + within + taken)
+            if len(offsets) == count:
+                return offsets
+    return ()
+
+
+def _gap(producer: Producer, expected: int, *, known: bool = True) -> OutOfSequence:
+    why = "some in between are missing" if known else "the partition has none of it, or has forgotten it"
+    return OutOfSequence(
+        f"producer {producer.id} sent sequence {producer.first_sequence}, expected was {expected}: {why}. Nothing of "
+        f"this batch was kept; go on from sequence {expected}" + ("" if known else ", with a new epoch"),
+        expected=expected,
+        given=producer.first_sequence,
+        known=known,
+    )
+
+
+# The snapshot of what producers have written to a partition: the file `producers` beside its log.
+#
+#     at   size  field
+#     0    8     magic    "HFPRODS" and the version, 1
+#     8    n     body     MessagePack: log id, epoch and offset of the log up to where this holds, entries
+#     ..   4     check    CRC32C of all bytes before it
+#
+# An entry is a row: producer id, epoch, next sequence, messages behind it that are known to be stored, time
+# of the last write in ms, runs. A run is a row as well: first sequence, count, first offset.
+
+
+_MAGIC_PREFIX: Final = b"HFPRODS"
+_MAGIC_SEQUENCES: Final = _MAGIC_PREFIX + b"\x01"
+
+
+Run: TypeAlias = tuple[int, int, int]  # first sequence, count, first offset
+_Row: TypeAlias = tuple[int, int, int, int, int, list[Run]]
+
+
+class ProducerEntry:
+    """What one producer has written: its epoch, the sequence that comes next, and where the last messages are.
+
+    `runs` are messages that follow each other both in sequence and in offset, the oldest run first.
+    """
+
+    __slots__ = ("epoch", "last_ms", "next_sequence", "runs", "written")
+
+    def __init__(self, epoch: int, next_sequence: int, written: int, last_ms: int = 0) -> None:
+        self.epoch = epoch
+        self.next_sequence = next_sequence
+        self.written = written
+        self.last_ms = last_ms
+        self.runs: list[Run] = []
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last message known; -1 before the first."""
+        if not self.runs:
+            return -1
+        _, count, offset = self.runs[-1]
+        return offset + count - 1
+
+    def add(self, first: int, count: int, offset: int, *, most_runs: int, most_behind: int) -> None:
+        """Messages were written; those that went on at once make the last run longer."""
+        runs = self.runs
+        joined = False
+        if runs:
+            last_first, last_count, last_offset = runs[-1]
+            joined = last_offset + last_count == offset and (last_first + last_count) % _NUMBERS == first
+            if joined:
+                runs[-1] = (last_first, last_count + count, last_offset)
+        if not joined:
+            runs.append((first, count, offset))
+        if len(runs) > most_runs:
+            del runs[0]
+        # Those too far behind could be taken for newer ones, now that numbers begin anew.
+        while (over := sum([run[1] for run in runs]) - most_behind) > 0:
+            oldest, oldest_count, oldest_offset = runs.pop(0)
+            if oldest_count > over:
+                runs.insert(0, ((oldest + over) % _NUMBERS, oldest_count - over, oldest_offset + over))
+        self.next_sequence = (first + count) % _NUMBERS
+        self.written = min(self.written + count, most_behind)
+
+    def copy(self) -> ProducerEntry:
+        """The same, which does not change any more."""
+        entry = ProducerEntry(self.epoch, self.next_sequence, self.written, self.last_ms)
+        entry.runs = list(self.runs)
+        return entry
+
+
+class ProducersSnapshot(msgspec.Struct, frozen=True):
+    """All producers of a partition, as its log has them up to a position."""
+
+    log_id: int
+    position: LogPosition
+    entries: dict[int, ProducerEntry]
+
+
+class _SnapshotBody(msgspec.Struct, frozen=True, array_like=True):
+    log_id: int
+    epoch: int
+    offset: int
+    rows: list[_Row]
+
+
+def save_snapshot(disk: Disk, folder: str, snapshot: ProducersSnapshot) -> None:
+    """Put it in the place of the last one, durably."""
+    rows: list[_Row] = [
+        (producer, entry.epoch, entry.next_sequence, entry.written, entry.last_ms, entry.runs)
+        for producer, entry in snapshot.entries.items()
+    ]
+    body = _SnapshotBody(snapshot.log_id, snapshot.position.epoch, snapshot.position.offset, rows)
+    content = _MAGIC_SEQUENCES + msgspec.msgpack.encode(body)
+    durable_replace(disk, folder, NAME, content + _CHECK.pack(crc32c(content)))
+
+
+def load_snapshot(disk: Disk, folder: str, log_id: int) -> ProducersSnapshot | None:
+    """None where there is none of this log; CorruptData where its bytes are not what was written."""
+    path = join(folder, NAME)
+    content = read_file(disk, path)
+    if content is None:
+        return None
+    if len(content) < len(_MAGIC_SEQUENCES) + _CHECK.size or _CHECK.unpack(content[-_CHECK.size :])[0] != crc32c(
+        content[: -_CHECK.size]
+    ):
+        raise ChecksumMismatch(f"{path} does not match its checksum")
+    if content[: len(_MAGIC_SEQUENCES)] != _MAGIC_SEQUENCES:
+        raise UnknownFormat(f"{path} is no list of producers that this release can read")
+    try:
+        body = msgspec.msgpack.decode(content[len(_MAGIC_SEQUENCES) : -_CHECK.size], type=_SnapshotBody)
+    except msgspec.MsgspecError as error:
+        raise CorruptData(f"{path} cannot be read: {error}") from error
+    if body.log_id != log_id:
+        return None
+    entries = {}
+    for producer, epoch, next_sequence, written, last_ms, runs in body.rows:
+        entries[producer] = entry = ProducerEntry(epoch, next_sequence, written, last_ms)
+        entry.runs = runs
+    return ProducersSnapshot(body.log_id, LogPosition(body.epoch, body.offset), entries)

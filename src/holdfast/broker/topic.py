@@ -14,15 +14,20 @@ from weakref import WeakSet
 import msgspec
 
 from holdfast.broker.dead_letters import DeadPartition
-from holdfast.broker.dedup.duplicates import Duplicates
+from holdfast.broker.dedup.window import Duplicates
 from holdfast.broker.delivery import Delivery
-from holdfast.broker.folder.catalog import Catalog
 from holdfast.broker.folder.contents import (
     DELAYED,
+    NOT_KEPT,
+    Catalog,
+    GroupNote,
+    GroupNotes,
     TopicFacts,
+    dead_settings,
     groups_of,
     is_dedup,
     lacking,
+    log_settings,
     missing_parts,
     renew_contents,
     strike_off,
@@ -37,20 +42,18 @@ from holdfast.broker.folder.layout import (
     partition_folder,
     topic_folder,
 )
-from holdfast.broker.folder.policy import NOT_KEPT, GroupNote, GroupNotes, dead_settings, log_settings
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.journal import newest_snapshot
-from holdfast.broker.messages import ONLY_FOR
+from holdfast.broker.leases import FolderKey, Prover
+from holdfast.broker.messages import ONLY_FOR, check_partition
 from holdfast.broker.metrics import Metrics, Observer
 from holdfast.broker.partition import LostPartition, Partition, Site
-from holdfast.broker.receipts import FolderKey, Prover
-from holdfast.broker.routing import check_partition
-from holdfast.broker.streams.query_pins import Queries, query_gauges
+from holdfast.broker.streams.queries import Queries, query_gauges
 from holdfast.broker.tracing.log import TraceLog
-from holdfast.broker.tracing.tracing import TopicTracing
-from holdfast.delivery.commands import PROVEN
+from holdfast.broker.tracing.observer import TopicTracing
+from holdfast.delivery.events import PROVEN
 from holdfast.env import World
-from holdfast.env.checkpoints import Abandoned, checkpoint
+from holdfast.env.world import Abandoned, checkpoint
 from holdfast.errors import BadSettings, Closed, CorruptData, HoldfastError, UnknownGroup, UnknownTopic
 from holdfast.model import Retained
 from holdfast.settings import GROUP_FIELDS, TopicSettings, load

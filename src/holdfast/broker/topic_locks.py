@@ -104,7 +104,7 @@ class Using:
         self._topic.holders.discard(self)
 
 
-class Readable:
+class ReadableTopic:
     """The partitions of a topic, or of its dead letters, which are read like those of any other."""
 
     def __init__(self, topic: Topic, *, dead: bool) -> None:
@@ -123,8 +123,8 @@ class Readable:
 
 
 @contextmanager
-def reading(using: Callable[[str], Using], name: str) -> Iterator[Readable]:
+def reading(using: Callable[[str], Using], name: str) -> Iterator[ReadableTopic]:
     """A topic to read, or (`jobs.dlq`) the dead letters of one, which stays open meanwhile."""
     dead = check_readable_name(name).endswith(DEAD_SUFFIX)
     with using(name.removesuffix(DEAD_SUFFIX)) as topic:
-        yield Readable(topic, dead=dead)
+        yield ReadableTopic(topic, dead=dead)

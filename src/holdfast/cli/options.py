@@ -10,9 +10,8 @@ from typing import Annotated, Final, Literal, TypeAlias
 import typer
 from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
-from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.folder.contents import Catalog, GroupNotes
 from holdfast.broker.folder.layout import GROUPS, names_in, topic_folder, topics
-from holdfast.broker.folder.policy import GroupNotes
 from holdfast.cli.output import OK, CommandSection
 from holdfast.cli.places import AT, PLACE, PROFILE, argument, option, place_of, said_or_usual, usual_place
 from holdfast.client.address import is_address

@@ -16,11 +16,11 @@ import holdfast
 from holdfast.api.ports import port_of
 from holdfast.api.times import instant_ns, parse_duration, parse_instant
 from holdfast.api.topics import PartitionInfo
-from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.folder.contents import Catalog
 from holdfast.broker.folder.layout import partition_folder, topic_folder
-from holdfast.broker.inspect.delayed import count_beside
-from holdfast.broker.inspect.standing import GroupStanding, Standing, TopicStanding
-from holdfast.broker.routing import check_partition
+from holdfast.broker.inspect.messages import count_beside
+from holdfast.broker.inspect.status import FolderStatus, GroupStanding, TopicStanding
+from holdfast.broker.messages import check_partition
 from holdfast.cli.look.messages import AnyMessage, reader_of
 from holdfast.cli.opening import asked, engine_of, opened_broker
 from holdfast.cli.output import note
@@ -407,9 +407,9 @@ class ServerStanding:
         return topics, delayed
 
 
-def standing_of(place: str) -> Standing | ServerStanding:
+def standing_of(place: str) -> FolderStatus | ServerStanding:
     """How topics and groups stand now."""
-    return ServerStanding(place) if is_address(place) else Standing(real_world(), place)
+    return ServerStanding(place) if is_address(place) else FolderStatus(real_world(), place)
 
 
 def standing_with_delayed(place: str, topic: str | None) -> tuple[list[TopicStanding], dict[str, int]]:

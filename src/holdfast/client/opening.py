@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
-from holdfast.broker.folder.policy import check_settings
+from holdfast.broker.folder.contents import check_settings
 from holdfast.client.address import is_address, parse_address, refuse_almost
 from holdfast.client.shared_folder import open_shared
 from holdfast.errors import InvalidRequest

@@ -12,8 +12,18 @@ import msgspec
 
 from holdfast.checksum import crc32c
 from holdfast.codec.columns import Columns, encode_columns, encode_head, padding
-from holdfast.codec.compression import Codec, compress
-from holdfast.codec.frame import CHECKED_HEADER, HEADER_BYTES, MAGIC, Frame, FrameHeader, Kind, frame_bytes, seal_header
+from holdfast.codec.frame import (
+    CHECKED_HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    Codec,
+    Frame,
+    FrameHeader,
+    Kind,
+    compress,
+    frame_bytes,
+    seal_header,
+)
 from holdfast.errors import InvalidRequest
 from holdfast.large import LARGE_BYTES, LargeValue
 from holdfast.model import NO_PRODUCER, Batch, HeaderPairs, Producer

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import inspect
 
-from holdfast.delivery.facts import seconds_of
+from holdfast.delivery.where import seconds_of
 from holdfast.errors import BadSettings
 from holdfast.settings import (
     BrokerSettings,
@@ -39,7 +39,7 @@ class _NoValue(Exception):
     """This text is no such value."""
 
 
-def value_of(named: Named, given: Any, *, from_text: bool = False) -> tuple[Knob, Any]:
+def value_of(named: KnobName, given: Any, *, from_text: bool = False) -> tuple[Knob, Any]:
     """The setting that is meant and its value. A variable has only texts (`from_text`), a file has types."""
     for knob in named.knobs:
         with suppress(_NoValue):
@@ -61,7 +61,7 @@ def shown_name(name: str) -> str:
     return name if re.fullmatch(r"[\w ./-]{1,200}", name) else shown(name)
 
 
-def _read(knob: Knob, named: Named, given: Any, *, from_text: bool) -> Any:
+def _read(knob: Knob, named: KnobName, given: Any, *, from_text: bool) -> Any:
     if named.reading == "unit":
         if len(named.knobs) == 1 and _is_no_limit(given):
             return _converted(knob, None)
@@ -133,7 +133,7 @@ def _bare(knob: Knob) -> Any:
     return kind
 
 
-def _wanted(named: Named) -> str:
+def _wanted(named: KnobName) -> str:
     """What to write instead."""
     if named.reading == "unit":
         ways = [sample for end, sample in _SAMPLES.items() if any(knob.field.endswith(end) for knob in named.knobs)]
@@ -250,7 +250,7 @@ class Knob(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.section}.{self.name}"
 
 
-class Named(msgspec.Struct, frozen=True):
+class KnobName(msgspec.Struct, frozen=True):
     """What a name in a file may stand for, and how its value is to be read.
 
     plain   as it is
@@ -262,16 +262,16 @@ class Named(msgspec.Struct, frozen=True):
     reading: Literal["plain", "unit", "hours"] = "plain"
 
 
-def named(section: str, name: str) -> Named | None:
+def named(section: str, name: str) -> KnobName | None:
     """The setting of this name, be it ours, GoQueue's or one without its unit; None where there is none."""
     known = names_of(section)
     if name in known:
-        return Named((_in(section, known[name]),))
+        return KnobName((_in(section, known[name]),))
     without_unit = tuple(_in(section, known[name + unit]) for unit in ("_ms", "_bytes") if name + unit in known)
     if without_unit:
-        return Named(without_unit, "unit")
+        return KnobName(without_unit, "unit")
     in_ms = name.removesuffix("_hours") + "_ms"
-    return Named((_in(section, known[in_ms]),), "hours") if name.endswith("_hours") and in_ms in known else None
+    return KnobName((_in(section, known[in_ms]),), "hours") if name.endswith("_hours") and in_ms in known else None
 
 
 def names_of(section: str) -> Mapping[str, Knob]:

@@ -23,7 +23,7 @@ class Chosen(msgspec.Struct, frozen=True, gc=False):
     cursor: int
 
 
-class Turns:
+class PriorityTurns:
     """Weighted fair choice: each lane pays for a turn with the inverse of its weight; the cheapest is next."""
 
     def __init__(self, weights: Sequence[int]) -> None:
@@ -31,9 +31,9 @@ class Turns:
         self._paid = [0.0] * LEVELS
         self._now = 0.0
 
-    def copy(self) -> Turns:
+    def copy(self) -> PriorityTurns:
         """For a look at what would be next, which costs nobody a turn."""
-        turns = Turns(())
+        turns = PriorityTurns(())
         turns._prices, turns._paid, turns._now = self._prices, list(self._paid), self._now
         return turns
 
@@ -46,7 +46,7 @@ class Turns:
         return level
 
 
-def choose(group: Group, count: int, end: int, *, aged_below: int = 0, turns: Turns | None = None) -> Chosen:
+def choose(group: Group, count: int, end: int, *, aged_below: int = 0, turns: PriorityTurns | None = None) -> Chosen:
     """The next messages, up to `count`, among those below `end`. Changes nothing."""
     cursor = group.cursor
     if not group.lanes.filled and not group.ahead:
@@ -65,7 +65,7 @@ def choose(group: Group, count: int, end: int, *, aged_below: int = 0, turns: Tu
 class _Picker:
     """Takes from copies of the lanes' heads, so that choosing leaves the group as it is."""
 
-    def __init__(self, group: Group, end: int, aged_below: int, turns: Turns | None) -> None:
+    def __init__(self, group: Group, end: int, aged_below: int, turns: PriorityTurns | None) -> None:
         self._ahead = group.ahead
         self._ready = group.lanes.ready
         self._taken = [-1] * LEVELS  # the last offset taken from each lane

@@ -10,46 +10,47 @@ from typing import Final, Protocol
 
 import msgspec
 
-from holdfast.delivery.commands import (
+from holdfast.delivery.events import (
     CLOSED,
     HOLDER_GONE,
     LEASE_ENDED,
     NO_SESSION,
     SESSION_BITS,
     Ack,
-    Bury,
-    Cancel,
-    Command,
-    Extend,
-    GiveUp,
-    Leave,
-    Nack,
-    Open,
-    Receive,
-    Reject,
-    Save,
-    Seek,
-    Tick,
-    next_fence,
-)
-from holdfast.delivery.events import (
     Acked,
     Buried,
     BuriedReady,
+    Bury,
+    Cancel,
     Cancelled,
+    CloseGroup,
+    Command,
     Event,
+    Extend,
     Extended,
+    GiveUp,
     Leased,
+    Nack,
     Opened,
+    OpenGroup,
     Phase,
+    Receive,
+    Reject,
     Released,
     Replayed,
     Returned,
+    Save,
     Saved,
+    Seek,
     Skipped,
+    Tick,
+    each,
+    next_fence,
+    pairs,
+    run,
+    runs_of,
 )
 from holdfast.delivery.group import Group
-from holdfast.delivery.runs import each, pairs, run, runs_of
 from holdfast.errors import Conflict, LeaseLost
 from holdfast.settings import QueueSettings
 
@@ -256,14 +257,14 @@ def _ended(group: Group, mono_ms: int, most: int) -> set[int]:
 
 
 @_events.register
-def _(command: Open, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
+def _(command: OpenGroup, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
     # The fence knows of earlier sessions, too, even if a damaged journal has lost where they began.
     session = max(group.session, group.fence >> SESSION_BITS) + 1
     yield Opened(session, command.boot_id, now.mono_ms, command.end)
 
 
 @_events.register
-def _(command: Leave, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
+def _(command: CloseGroup, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
     for offset, lease in sorted(group.leases.items()):
         if lease.session == group.session and lease.moving_to < 0:
             yield from _give_back(group, offset, policy, now, 0, CLOSED, "", counted=False)

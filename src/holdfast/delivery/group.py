@@ -18,9 +18,9 @@ from typing import Any, ClassVar, Final
 import msgspec
 from pyroaring import BitMap64
 
-from holdfast.delivery.commands import SESSION_BITS
 from holdfast.delivery.events import (
     MOVES,
+    SESSION_BITS,
     Acked,
     Buried,
     BuriedReady,
@@ -36,10 +36,13 @@ from holdfast.delivery.events import (
     Released,
     Replayed,
     Returned,
+    Runs,
     Saved,
     Skipped,
+    each,
+    pairs,
+    run,
 )
-from holdfast.delivery.runs import Runs, each, pairs, run
 from holdfast.delivery.timers import Deadlines, Timers
 
 # Ready messages in lanes by priority: 9 is the most urgent, 0 the usual one.
@@ -178,7 +181,7 @@ class Burial(msgspec.Struct, frozen=True, gc=False):
     history: History
 
 
-class Document(msgspec.Struct, frozen=True, gc=False):
+class HolderState(msgspec.Struct, frozen=True, gc=False):
     """What a holder left with its message for the next one."""
 
     version: int
@@ -210,7 +213,7 @@ class Group:
         self.ahead = BitMap64()
         self.lanes = Lanes(start)
         self.histories: dict[int, History] = {}
-        self.documents: dict[int, Document] = {}
+        self.documents: dict[int, HolderState] = {}
 
     def phase(self, offset: int) -> Phase:
         """Where the message stands; offsets beyond the log's end count as ready."""
@@ -441,7 +444,7 @@ class Group:
         if event.document is None:
             self.documents.pop(event.offset, None)
         else:
-            self.documents[event.offset] = Document(event.version, event.document)
+            self.documents[event.offset] = HolderState(event.version, event.document)
 
     def _buried(self, event: Buried) -> None:
         offset, lease = event.offset, self.leases.get(event.offset)

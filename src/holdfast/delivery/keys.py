@@ -37,10 +37,14 @@ from holdfast.delivery.events import (
     Released,
     Replayed,
     Returned,
+    Runs,
     Skipped,
+    each,
+    pairs,
+    run,
+    size,
 )
 from holdfast.delivery.group import Group
-from holdfast.delivery.runs import Runs, each, pairs, run, size
 from holdfast.settings import QueueSettings, TopicSettings
 
 _NOBODY: Final = -1
@@ -82,7 +86,7 @@ class _Key:
 class KeyGate:
     """Chooses for one group on one partition. Pure: time is an argument; whoever uses it holds the group's lock."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: KeyLimits) -> None:
         self.limits = limits
         self.policy = policy = limits.policy
         separator = policy.key_group_separator
@@ -523,7 +527,7 @@ class KeyPolicy(msgspec.Struct, frozen=True, kw_only=True):
         return self.key_group_concurrency is not None or self.key_group_rate is not None
 
 
-class Rates:
+class KeyRates:
     """A bucket for each key group: so many messages at once, then as fast as the rate lets them through.
 
     A bucket is one number, the time at which it will be full again. One that is not known began, full or with
@@ -567,7 +571,7 @@ class Watcher(Protocol):
         """Somebody else took or gave back a message of the key group."""
 
 
-class Limits:
+class KeyLimits:
     """How many messages of each key group are leased, and how fast they may go.
 
     All partitions of a group share one: the keys of a key group may lie in any of them. Whoever uses it holds the
@@ -580,9 +584,9 @@ class Limits:
         self.policy = policy
         self.since_ms = now_mono_ms
         self._most = policy.key_group_concurrency
-        self._rates: Rates | None = None
+        self._rates: KeyRates | None = None
         if policy.key_group_rate is not None:
-            self._rates = Rates(policy.key_group_rate, policy.key_group_burst, since_ms=now_mono_ms, full=new)
+            self._rates = KeyRates(policy.key_group_rate, policy.key_group_burst, since_ms=now_mono_ms, full=new)
         self._leased: dict[bytes, int] = {}
         self._watchers: dict[bytes, list[Watcher]] = {}
 

@@ -1,12 +1,9 @@
 """The only doors to the outside world: clock, disk, ids, watch. Everything else is given them."""
 
-from holdfast.env.clock import Clock, ManualClock, SystemClock
 from holdfast.env.disk import Disk, File, FolderLock, FolderLocked, OpenFolder, RealDisk
-from holdfast.env.ids import Ids, SeededIds, SystemIds
-from holdfast.env.open_files import OpenFiles
-from holdfast.env.process import close_in_children, end_at_exit, refuse_to_pickle
+from holdfast.env.process import OpenFiles, close_in_children, end_at_exit, refuse_to_pickle
 from holdfast.env.watch import FolderWatch, InotifyWatch, WatchRefused, is_remote
-from holdfast.env.world import World, real_world
+from holdfast.env.world import Clock, Ids, ManualClock, SeededIds, SystemClock, SystemIds, World, real_world
 
 __all__ = [
     "Clock",

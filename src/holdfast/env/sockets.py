@@ -15,7 +15,7 @@ from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.env.file_facts import ROOT, user_name
+from holdfast.env.disk import ROOT, user_name
 from holdfast.errors import Unauthenticated
 
 if TYPE_CHECKING:

@@ -1,15 +1,24 @@
-"""The doors in one hand."""
+"""The world as an argument: time, ids and the disk in one value, and checkpoints where long loops let others in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import os
+import random
+import secrets
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
 
-from holdfast.env.clock import Clock, SystemClock
 from holdfast.env.disk import Disk, RealDisk
-from holdfast.env.ids import Ids, SystemIds
-from holdfast.env.open_files import OpenFiles
+from holdfast.env.process import OpenFiles
 from holdfast.env.watch import FolderWatch, InotifyWatch, no_watch
 
 
@@ -42,3 +51,209 @@ class World:
 def real_world() -> World:
     """This machine."""
     return World(clock=SystemClock(), disk=RealDisk(), ids=SystemIds(), watch=InotifyWatch)
+
+
+# Time, as an argument: wall time for people and retention, monotonic time for durations.
+
+
+# However sure we are that everybody is woken: nobody sleeps longer than this without a look.
+_SAFETY_S: Final = 5.0
+
+
+class Clock(Protocol):
+    """Where the time comes from."""
+
+    def now_ns(self) -> int:
+        """Wall time in nanoseconds since 1970; may step back or forward."""
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds since some fixed moment of this boot; never steps back."""
+
+    def wait(self, event: threading.Event, timeout_s: float | None) -> bool:
+        """Block the thread until the event is set or the time is over, or return early; answers whether it is set."""
+
+    async def wait_async(self, event: asyncio.Event, timeout_s: float | None) -> bool:
+        """The same for a task."""
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    now_ns = staticmethod(time.time_ns)
+    monotonic_ns = staticmethod(time.monotonic_ns)
+
+    def wait(self, event: threading.Event, timeout_s: float | None) -> bool:
+        return event.wait(_short(timeout_s))
+
+    async def wait_async(self, event: asyncio.Event, timeout_s: float | None) -> bool:
+        try:
+            # Not `wait_for`, which may lose a cancel that comes as the event is set.
+            async with asyncio.timeout(_short(timeout_s)):
+                await event.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+class ManualClock:
+    """A clock that moves only when told to: for simulations and tests. Whoever waits for a time makes it move."""
+
+    def __init__(self, now_ns: int = 1_700_000_000_000_000_000) -> None:
+        self._now_ns = now_ns
+        self._monotonic_ns = 0
+
+    def now_ns(self) -> int:
+        return self._now_ns
+
+    def monotonic_ns(self) -> int:
+        return self._monotonic_ns
+
+    def advance(self, *, seconds: float = 0, ms: int = 0, ns: int = 0) -> None:
+        """Let both clocks run on."""
+        step_ns = round(seconds * 1_000_000_000) + ms * 1_000_000 + ns
+        if step_ns < 0:
+            raise ValueError("time does not run backwards; use step_wall for a clock that is set back")
+        self._now_ns += step_ns
+        self._monotonic_ns += step_ns
+
+    def wait(self, event: threading.Event, timeout_s: float | None) -> bool:
+        """Nothing happens by itself here: what is not there now comes with time, or from another thread."""
+        if timeout_s is None:
+            return event.wait(0.05)
+        if not event.is_set():
+            self.advance(seconds=timeout_s)
+        return event.is_set()
+
+    async def wait_async(self, event: asyncio.Event, timeout_s: float | None) -> bool:
+        await asyncio.sleep(0 if timeout_s is not None else 0.001)
+        if timeout_s is not None and not event.is_set():
+            self.advance(seconds=timeout_s)
+        return event.is_set()
+
+    def step_wall(self, *, seconds: float = 0, ms: int = 0, ns: int = 0) -> None:
+        """Set the wall clock forward or back, as an administrator or NTP does."""
+        self._now_ns += round(seconds * 1_000_000_000) + ms * 1_000_000 + ns
+
+
+def _short(timeout_s: float | None) -> float:
+    return _SAFETY_S if timeout_s is None else min(timeout_s, _SAFETY_S)
+
+
+# Numbers that must not repeat, and the facts that name this process and this boot.
+
+
+class Ids(Protocol):
+    """Where randomness and identity come from."""
+
+    def random_u32(self) -> int:
+        """A number from 1 to 2**32 - 1."""
+
+    def random_bytes(self, count: int) -> bytes:
+        """So many bytes that nobody can guess."""
+
+    def boot_id(self) -> int:
+        """A 64-bit number that changes whenever the machine starts anew; 0 where it cannot be known."""
+
+    def process_note(self) -> dict[str, str | int]:
+        """Who we are, for the one who finds our lock: pid, host, command."""
+
+
+class SystemIds:
+    """Randomness and identity of the real machine."""
+
+    def __init__(self) -> None:
+        self._boot_id = _read_boot_id()
+
+    def random_u32(self) -> int:
+        return secrets.randbelow(2**32 - 1) + 1
+
+    def random_bytes(self, count: int) -> bytes:
+        return secrets.token_bytes(count)
+
+    def boot_id(self) -> int:
+        return self._boot_id
+
+    def process_note(self) -> dict[str, str | int]:
+        command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]) if sys.argv[0] else "python"
+        return {"pid": os.getpid(), "host": socket.gethostname(), "command": command[:200]}
+
+
+class SeededIds:
+    """The same numbers for the same seed; `reboot` stands for a machine that starts anew."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+        self._boot_id = self._random.getrandbits(63) | 1
+
+    def random_u32(self) -> int:
+        return self._random.randrange(1, 2**32)
+
+    def random_bytes(self, count: int) -> bytes:
+        return self._random.randbytes(count)
+
+    def boot_id(self) -> int:
+        return self._boot_id
+
+    def reboot(self) -> None:
+        self._boot_id = self._random.getrandbits(63) | 1
+
+    def process_note(self) -> dict[str, str | int]:
+        return {"pid": 1, "host": "simulation", "command": "simulation"}
+
+
+def _read_boot_id() -> int:
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        return uuid.UUID(text.strip()).int >> 64
+    except (OSError, ValueError):
+        return 0
+
+
+# Long loops let others in: they pass a checkpoint with every step, and whoever runs them decides what happens there.
+#
+# Reading a log, message by message, may take minutes, and so may making a topic, partition by partition, on a thread
+# beside others that have a call to answer. Who starts such a loop may hang something into its thread's checkpoints: a
+# pause, or an end. Elsewhere they cost next to nothing.
+
+
+_Result = TypeVar("_Result")
+
+_local = threading.local()
+
+
+def checkpoint() -> None:
+    """A long loop is about to take its next step."""
+    hook: Callable[[], None] | None = getattr(_local, "hook", None)
+    if hook is not None:
+        hook()
+
+
+@contextmanager
+def checkpoints(hook: Callable[[], None]) -> Iterator[None]:
+    """Call the hook at every checkpoint of this thread; what it raises ends the loop."""
+    _local.hook = hook
+    try:
+        yield
+    finally:
+        del _local.hook
+
+
+class Abandoned(BaseException):
+    """Nobody waits for this any more. No error that anybody should catch, but to clean up."""
+
+
+class Wanted:
+    """Whether somebody waits for what is done on a thread; as soon as nobody does, it ends at its next checkpoint."""
+
+    def __init__(self) -> None:
+        self.abandoned = False
+
+    def step(self) -> None:
+        """Some more work is about to be done."""
+        if self.abandoned:
+            raise Abandoned
+
+    def run(self, work: Callable[[], _Result]) -> _Result:
+        with checkpoints(self.step):
+            self.step()
+            return work()

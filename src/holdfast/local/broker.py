@@ -17,15 +17,14 @@ from holdfast.api.times import to_datetime
 from holdfast.api.topics import GroupInfo, PartitionInfo, QueueRequest, TopicInfo, changes_to
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
+from holdfast.broker.folder.contents import differing_settings
 from holdfast.broker.folder.layout import DEFAULT_GROUP
-from holdfast.broker.folder.policy import differing_settings
 from holdfast.broker.group import Compacted, QueueGroup
 from holdfast.broker.partition import Partition
-from holdfast.broker.streams.positions import Reset, ResetEffect, To, effect_of, lag_of
+from holdfast.broker.streams.offsets import Reset, ResetEffect, To, effect_of, lag_of
 from holdfast.broker.topic import Topic
 from holdfast.broker.topic_locks import reading
-from holdfast.broker.tracing.log import Search, TraceStats
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.tracing.log import Search, TraceStats, TraceStep
 from holdfast.errors import (
     CorruptData,
     DamagedRange,

@@ -26,10 +26,9 @@ from holdfast.api.listing import (
 from holdfast.broker.dead_letters import DeadLetter as StoredLetter
 from holdfast.broker.dead_letters import LetterPlace
 from holdfast.broker.delivery import Delivery
-from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.folder.contents import Catalog, GroupNotes
 from holdfast.broker.folder.layout import DEAD_SUFFIX, parse_message_id, topic_folder
-from holdfast.broker.folder.policy import GroupNotes
-from holdfast.broker.inspect.dead_letters import letters_of
+from holdfast.broker.inspect.messages import letters_of
 from holdfast.env import World
 from holdfast.errors import InvalidRequest, NotFound, UnknownGroup
 from holdfast.local.listing import listed

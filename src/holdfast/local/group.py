@@ -21,9 +21,8 @@ from holdfast.broker.group import Compacted, QueueGroup, QueueStats
 from holdfast.broker.leases import Delivered, Pending
 from holdfast.broker.metrics import Observer
 from holdfast.broker.waiters import Waiter
-from holdfast.delivery.commands import DEFERRED, NO_SESSION, Command, Extend, Nack, Receipt, Reject, Save
-from holdfast.delivery.events import Phase
-from holdfast.delivery.group import Document
+from holdfast.delivery.events import DEFERRED, NO_SESSION, Command, Extend, Nack, Phase, Receipt, Reject, Save
+from holdfast.delivery.group import HolderState
 from holdfast.errors import Closed, HoldfastError, InvalidRequest, LeaseLost, OffsetOutOfRange
 from holdfast.local.listing import until_ms
 from holdfast.local.publisher import Publisher
@@ -227,8 +226,8 @@ class LocalGroup:
         document = self._document(taken)
         return 0 if document is None else document.version
 
-    def _document(self, taken: Delivered) -> Document | None:
-        document: Document | None = taken.home.group.documents.get(taken.record.offset)
+    def _document(self, taken: Delivered) -> HolderState | None:
+        document: HolderState | None = taken.home.group.documents.get(taken.record.offset)
         return document
 
     def _save_state(

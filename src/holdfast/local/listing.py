@@ -29,7 +29,7 @@ from holdfast.broker.delivery import Delivery
 from holdfast.broker.folder.layout import DEAD_SUFFIX, parse_message_id
 from holdfast.broker.history import history, history_of_letter
 from holdfast.broker.messages import is_for
-from holdfast.broker.tracing.steps import DELAYED, LEASED, PUBLISHED, TraceStep
+from holdfast.broker.tracing.log import DELAYED, LEASED, PUBLISHED, TraceStep
 from holdfast.delivery.events import Phase
 from holdfast.delivery.group import Lease
 from holdfast.errors import InvalidRequest, NotFound

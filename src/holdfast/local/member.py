@@ -25,7 +25,7 @@ from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.messages import MOVED, is_for
 from holdfast.broker.partition import Partition
 from holdfast.broker.streams.group import StreamGroup
-from holdfast.broker.streams.positions import PartitionLag, check_offset, lag_of
+from holdfast.broker.streams.offsets import PartitionLag, check_offset, lag_of
 from holdfast.broker.topic import Topic
 from holdfast.broker.waiters import Waiters
 from holdfast.env import Clock, close_in_children

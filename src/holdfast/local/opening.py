@@ -11,8 +11,8 @@ import msgspec
 from holdfast.api.arguments import switch
 from holdfast.api.bodies import Bodies
 from holdfast.broker.engine import BrokerEngine, folder_path
+from holdfast.broker.folder.contents import check_settings
 from holdfast.broker.folder.layout import DEFAULT_GROUP
-from holdfast.broker.folder.policy import check_settings
 from holdfast.broker.metrics import Observer
 from holdfast.env import World, real_world
 from holdfast.env.process import environment

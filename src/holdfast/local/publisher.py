@@ -18,17 +18,16 @@ from holdfast.api.drafts import (
     pieces_of,
     stored_at,
 )
-from holdfast.broker.messages import batch_of, head_bytes
+from holdfast.broker.messages import RoundRobin, batch_of, head_bytes, partition_for
 from holdfast.broker.partition import Draft, Partition, Publication
-from holdfast.broker.routing import RoundRobin, partition_for
 from holdfast.broker.topic import Topic
 from holdfast.codec.encode import message_sizes
 from holdfast.env import Clock, World
 from holdfast.errors import HoldfastError, InvalidRequest, MessageTooLarge
 from holdfast.large import Value
 from holdfast.model import Appended, Batch, CodecName, Durability
+from holdfast.storage.batches import Spool
 from holdfast.storage.log import Log
-from holdfast.storage.spool import Spool
 
 # Messages that come as a stream: spooled beside their log, and stored as one message when all of it is there.
 

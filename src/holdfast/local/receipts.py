@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from holdfast.api.arguments import MessageOutcome
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.group import QueueGroup
-from holdfast.delivery.commands import DEFERRED, DROPPED, Command, Extend, Nack, Receipt, Reject
+from holdfast.delivery.events import DEFERRED, DROPPED, Command, Extend, Nack, Receipt, Reject
 from holdfast.errors import LeaseLost
 from holdfast.settings import TopicSettings
 

@@ -14,7 +14,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
-from holdfast.env.checkpoints import Wanted
+from holdfast.env.world import Wanted
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")

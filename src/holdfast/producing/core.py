@@ -13,8 +13,7 @@ import msgspec
 from holdfast.api.bodies import Bodies
 from holdfast.api.drafts import NewMessage
 from holdfast.broker.folder.layout import check_topic_name
-from holdfast.broker.messages import Draft
-from holdfast.broker.routing import RoundRobin
+from holdfast.broker.messages import Draft, RoundRobin
 from holdfast.env import close_in_children
 from holdfast.errors import Closed, HoldfastError, InvalidRequest, QueueFull
 from holdfast.producing.accumulator import Accumulator

@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from holdfast.api.drafts import Stored, stored_at
-from holdfast.broker.messages import Draft, Place
-from holdfast.broker.routing import RoundRobin, murmur3
+from holdfast.broker.messages import Draft, Place, RoundRobin, murmur3
 from holdfast.broker.waiters import Waiter
 from holdfast.errors import MessageTooLarge
 from holdfast.model import Durability

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.tracing.log import TraceStep
 from holdfast.protocol.messages import Instant, Name, Told, Wire
 from holdfast.protocol.queues import Limit
 

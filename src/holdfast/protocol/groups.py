@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.api.topics import GroupInfo
-from holdfast.broker.streams.positions import GroupFacts, PartitionLag
+from holdfast.broker.streams.offsets import GroupFacts, PartitionLag
 from holdfast.protocol.messages import Durability, Instant, Name, Number, Owner, PartitionNumber, Said, Told, Wait, Wire
 from holdfast.protocol.queues import Limit
 

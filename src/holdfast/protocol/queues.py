@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.api.listing import DeadGroup
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.tracing.log import TraceStep
 from holdfast.delivery.group import Failure
 from holdfast.protocol.messages import Instant, Name, Number, PartitionNumber, Said, Told, Wire
 

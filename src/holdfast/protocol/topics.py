@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from holdfast.api.topics import TopicInfo
-from holdfast.broker.inspect.standing import TopicStanding
+from holdfast.broker.inspect.status import TopicStanding
 from holdfast.protocol.groups import OnTopic
 from holdfast.protocol.messages import MOST_MESSAGES, Codec, Durability, Name, Number, Said, Told, Wait, Wire
 from holdfast.protocol.queues import Limit, Settings

@@ -12,7 +12,7 @@ import msgspec
 from holdfast.api.arguments import Question, moment_ns
 from holdfast.api.bodies import Bodies
 from holdfast.api.times import instant_ns, to_datetime
-from holdfast.broker.streams.positions import Reset, To
+from holdfast.broker.streams.offsets import Reset, To
 from holdfast.model import Durability
 from holdfast.protocol import groups as wire
 from holdfast.remote.client import Client

@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from holdfast.api.bodies import Bodies
 from holdfast.api.drafts import NewMessage, PublishRequest
-from holdfast.broker.messages import TEXT_KEY, Draft, Place
+from holdfast.broker.messages import TEXT_KEY, Draft, Place, check_partition
 from holdfast.broker.producers import ProducerId
-from holdfast.broker.routing import check_partition
 from holdfast.client.calling import packed
 from holdfast.client.http import Ask, path_of
 from holdfast.client.network import run

@@ -33,7 +33,7 @@ from holdfast.server.http.server import Meter
 from holdfast.server.routing import Route, Routes, RouteTable, retry_after_of, status_of
 from holdfast.server.service import Service
 from holdfast.server.turns import CALLER, CallTurns
-from holdfast.storage.shortage import ran_out, shortage
+from holdfast.storage.opening import ran_out, shortage
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ import holdfast
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.metrics import Counter, Histogram, Metrics, Times, edge
-from holdfast.broker.streams.positions import lag_of
-from holdfast.broker.streams.query_pins import query_gauges
+from holdfast.broker.streams.offsets import lag_of
+from holdfast.broker.streams.queries import query_gauges
 from holdfast.broker.topic import Topic
 from holdfast.errors import HoldfastError, NotInstalled
 from holdfast.server.http.messages import close_chunks

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from holdfast.api.drafts import PublishRequest, Stored
 from holdfast.broker.partition import Partition
-from holdfast.broker.sequences import Known
+from holdfast.broker.producers import KnownBatch
 from holdfast.local.aio.broker import AsyncLocalBrokerPort
 from holdfast.local.publisher import Publisher
 from holdfast.model import Appended, CodecName, Durability, Producer
@@ -83,17 +83,17 @@ class ServedPublishing:
         producer: Producer,
         durability: Durability | None,
         codec: CodecName | None,
-    ) -> tuple[Appended, Known | None]:
+    ) -> tuple[Appended, KnownBatch | None]:
         """Store a producer's messages in a partition, or learn that they are there already."""
 
-        def write() -> tuple[Appended, Known | None]:
+        def write() -> tuple[Appended, KnownBatch | None]:
             batch = publisher.batch(messages, codec)
             appended, known = partition.append(batch, producer, durability=durability, codec=codec)
             if known is None:
                 publisher.count(batch)
             return appended, known
 
-        async def store() -> tuple[Appended, Known | None]:
+        async def store() -> tuple[Appended, KnownBatch | None]:
             with self._on_its_way(topic):
                 appended, known = await self._aside(write)
             await partition.log.wait_async(appended)

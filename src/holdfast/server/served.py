@@ -17,7 +17,7 @@ from holdfast.broker.folder.layout import message_id
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.leases import Delivered
 from holdfast.broker.messages import MOVED, TEXT_KEY, TOMBSTONE, original_of
-from holdfast.delivery.commands import DEFERRED, Nack, Receipt, Save
+from holdfast.delivery.events import DEFERRED, Nack, Receipt, Save
 from holdfast.errors import HoldfastError, InvalidRequest, LeaseLost
 from holdfast.local.aio.group import AsyncLocalGroupPort
 from holdfast.model import Durability, Record, extra_bytes

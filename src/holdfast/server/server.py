@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from holdfast.env import World
-from holdfast.env.file_facts import replaceable
+from holdfast.env.disk import replaceable
 from holdfast.env.sockets import listen_unix
 from holdfast.errors import BadSettings, HoldfastError, Unavailable
 from holdfast.local.aio.broker import AsyncLocalBrokerPort

@@ -4,7 +4,7 @@ All calls run on one event loop, and what waits for the disk on a few threads. B
 caller with sixty connections would be served sixty times before the next one. Hence three rules for callers with a
 token:
 
-- In one round of the loop so many calls of a caller begin; more of them begin in the next rounds (`Turns`). A call
+- In one round of the loop so many calls of a caller begin; more of them begin in the next rounds (`PriorityTurns`). A call
   that has begun is never held up, so that many may still wait for one sync of the disk together.
 - A call with much to do does it in slices, and gives the others their turn in between. In one round of the loop one
   slice is done for a caller, however many such calls it makes (`other_turns`).
@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
-from holdfast.env.checkpoints import Wanted
+from holdfast.env.world import Wanted
 from holdfast.errors import TooManyWaiters
 from holdfast.local.listing import Mark
 

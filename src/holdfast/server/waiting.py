@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, TypeAlias
 from holdfast.api.times import lease_of
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.leases import Delivered
-from holdfast.delivery.commands import Extend, Receipt
+from holdfast.delivery.events import Extend, Receipt
 from holdfast.errors import InvalidRequest, LeaseLost, TooManyWaiters
 from holdfast.protocol.messages import Take
 from holdfast.server.access.principals import LOCAL, Principal

@@ -29,12 +29,19 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.folder.contents import Catalog, settings_for
 from holdfast.broker.folder.layout import check_topic_name, topic_folder
-from holdfast.broker.folder.policy import settings_for
-from holdfast.broker.messages import CORRELATION_ID, DEDUP_ID, PREFIX, TEXT_HEADERS, TEXT_KEY, TOMBSTONE
-from holdfast.broker.routing import check_partition, partitions_for
-from holdfast.codec.arrow_rows import Bytes, Headers, Rows, binary, encode_rows, murmur3_of, without_nulls
+from holdfast.broker.messages import (
+    CORRELATION_ID,
+    DEDUP_ID,
+    PREFIX,
+    TEXT_HEADERS,
+    TEXT_KEY,
+    TOMBSTONE,
+    check_partition,
+    partitions_for,
+)
+from holdfast.codec.arrow import Bytes, HeaderColumns, Rows, binary, encode_rows, murmur3_of, without_nulls
 from holdfast.codec.encode import Body, Packing
 from holdfast.env import World
 from holdfast.errors import InvalidRequest, MessageTooLarge, UnknownTopic
@@ -173,7 +180,7 @@ class Incoming:
             flags |= gone.astype(np.uint8) * np.uint8(TOMBSTONE)
         return Bytes.of(without_nulls(binary(values)))
 
-    def _headers(self, batch: pa.RecordBatch, flags: FlagArray) -> Headers | None:
+    def _headers(self, batch: pa.RecordBatch, flags: FlagArray) -> HeaderColumns | None:
         headers = _column(batch, "headers")
         found = None
         if headers is not None:
@@ -189,7 +196,7 @@ class Incoming:
             if _is_text(values):
                 flags |= (lengths > 0).astype(np.uint8) * np.uint8(TEXT_HEADERS)
             ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-            found = Headers(ends, Bytes.of(binary(names)), Bytes.of(binary(values)))
+            found = HeaderColumns(ends, Bytes.of(binary(names)), Bytes.of(binary(values)))
         marks = {mark: ids for mark, name in _MARKS.items() if (ids := _ids(batch, name)) is not None}
         return _with_marks(found, marks, self.count) if marks else found
 
@@ -302,7 +309,7 @@ def _durations(array: Any, name: str) -> IntArray | None:
     return np.ceil(found).astype(np.int64)
 
 
-def _with_marks(headers: Headers | None, marks: dict[str, list[bytes | None]], count: int) -> Headers:
+def _with_marks(headers: HeaderColumns | None, marks: dict[str, list[bytes | None]], count: int) -> HeaderColumns:
     """The headers with our own after those of each row. It goes row by row, as they are rare."""
     names: list[bytes] = []
     values: list[bytes] = []
@@ -318,7 +325,7 @@ def _with_marks(headers: Headers | None, marks: dict[str, list[bytes | None]], c
                 names.append(mark.encode())
                 values.append(found)
         ends[row + 1] = len(names)
-    return Headers(ends, Bytes.of(pa.array(names, pa.binary())), Bytes.of(pa.array(values, pa.binary())))
+    return HeaderColumns(ends, Bytes.of(pa.array(names, pa.binary())), Bytes.of(pa.array(values, pa.binary())))
 
 
 def _as_list(headers: Any) -> Any:

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.folder.contents import Catalog, settings_for
 from holdfast.broker.folder.layout import TOPICS, partition_folder, topic_folder
-from holdfast.broker.folder.policy import settings_for
 from holdfast.broker.streams.queries import NOT_READ
 from holdfast.delivery.where import Expression
 from holdfast.env import World, real_world

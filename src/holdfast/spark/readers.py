@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 from holdfast.broker.folder.layout import check_name
 from holdfast.broker.messages import MOVED, ONLY_FOR, PREFIX, TOMBSTONE
 from holdfast.broker.streams.queries import QueryLease, renewing
-from holdfast.codec.arrow_columns import FrameColumns
+from holdfast.codec.arrow import FrameColumns
 from holdfast.codec.columns import FLAGS
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import real_world

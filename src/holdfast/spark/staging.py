@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from holdfast.broker.folder.layout import STAGING
-from holdfast.broker.streams.query_pins import DONE, MANIFEST, staged_names
+from holdfast.broker.streams.queries import DONE, MANIFEST, staged_names
 from holdfast.codec.encode import Body, FramePlace, header_for
 from holdfast.codec.frame import HEADER_BYTES, Frame, read_frame
 from holdfast.env import File, World

@@ -30,15 +30,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.folder.contents import Catalog
 from holdfast.broker.folder.layout import DEAD_SUFFIX, message_id, partition_folder
-from holdfast.broker.inspect.dead_letters import letters_of
-from holdfast.broker.inspect.delayed import waiting_beside
-from holdfast.broker.inspect.logs import damage_in, frames_beside
-from holdfast.broker.inspect.standing import GroupStanding, Standing
+from holdfast.broker.inspect.messages import damage_in, frames_beside, letters_of, waiting_beside
+from holdfast.broker.inspect.status import FolderStatus, GroupStanding
 from holdfast.broker.messages import users_headers
-from holdfast.broker.tracing.log import TRACES
-from holdfast.broker.tracing.steps import TraceStep, decode_step
+from holdfast.broker.tracing.log import TRACES, TraceStep, decode_step
 from holdfast.env import World, real_world
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.model import HeaderPairs
@@ -118,7 +115,7 @@ def dead_letters(world: World, wanted: TableFilter, piece: Piece) -> Iterator[Ro
 
 
 def groups(world: World, wanted: TableFilter, piece: Piece) -> Iterator[Row]:
-    for topic in Standing(world, wanted.path).topics():
+    for topic in FolderStatus(world, wanted.path).topics():
         if wanted.has(topic.name):
             for group in topic.groups:
                 yield from _group(group)
@@ -184,7 +181,7 @@ def corrupt(world: World, wanted: TableFilter, piece: Piece) -> Iterator[Row]:
 
 
 def topics(world: World, wanted: TableFilter, piece: Piece) -> Iterator[Row]:
-    catalog, standing = Catalog(world, wanted.path), Standing(world, wanted.path)
+    catalog, standing = Catalog(world, wanted.path), FolderStatus(world, wanted.path)
     for name in filter(wanted.has, catalog.names()):
         try:
             facts, kept = catalog.facts(name), standing.partitions(name)

@@ -24,19 +24,17 @@ import msgspec
 from pyroaring import BitMap64
 
 from holdfast.codec.columns import HEADERS, KEYS, TOMBSTONE, Columns
-from holdfast.codec.compression import MOST_RAW_BYTES, Codec
 from holdfast.codec.encode import Body, FramePlace, Packing, header_for, hole_body, same_body, without
-from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind
+from holdfast.codec.frame import HEADER_BYTES, MOST_RAW_BYTES, Codec, Frame, FrameHeader, Kind
 from holdfast.env import File, World
 from holdfast.errors import CorruptData, DiskFull, HoldfastError, MessageTooLarge, Unavailable, UnknownFormat
 from holdfast.model import Producer
 from holdfast.settings import LogSettings
-from holdfast.storage.epochs import Epochs
 from holdfast.storage.files import FULL_DISK, index_name, join, opened_folder, rewritten_name, write_fully
-from holdfast.storage.index import SegmentIndex
+from holdfast.storage.frames import FrameRules, SegmentIndex, walk
+from holdfast.storage.opening import advice, room
 from holdfast.storage.segment import Segment
-from holdfast.storage.shortage import advice, room
-from holdfast.storage.walk import Wanted, walk
+from holdfast.storage.state import Epochs
 from holdfast.storage.writer import Writer
 
 # Which messages key compaction may remove: found by one pass over the keys of a log, in bounded memory.
@@ -50,7 +48,7 @@ MOST_KEYS: Final = 500_000
 _DIGEST_BYTES: Final = 16
 
 
-class Source:
+class CompactionSource:
     """One segment as far as an offset: what a pass looks at."""
 
     def __init__(self, segment: Segment, upto: int, epochs: Epochs, go_on: Callable[[], None]) -> None:
@@ -74,7 +72,7 @@ class Source:
     def frames_in(self, data: memoryview) -> Iterator[tuple[Frame, memoryview] | None]:
         """The same from bytes that are to be the segment's."""
         reached = self.segment.base_offset
-        for found in walk(data, Wanted(self.segment.log_id, reached, epochs=self._epochs)):
+        for found in walk(data, FrameRules(self.segment.log_id, reached, epochs=self._epochs)):
             if not isinstance(found, FrameHeader):
                 if found.first_offset < self.upto:
                     yield None
@@ -107,7 +105,7 @@ class _TooManyKeys(Exception):
 
 
 def look_at_keys(
-    sources: Sequence[Source], *, old_ns: int, apart_header: str | None = None, most_keys: int = MOST_KEYS
+    sources: Sequence[CompactionSource], *, old_ns: int, apart_header: str | None = None, most_keys: int = MOST_KEYS
 ) -> KeyFacts:
     """Go over the log, oldest first. A tombstone of `old_ns` or before is old enough to go.
 
@@ -118,14 +116,14 @@ def look_at_keys(
         facts = KeyFacts()
         try:
             for part in range(parts):
-                _Pass(facts, parts, part, old_ns, apart_header, most_keys).run(sources)
+                _KeyPass(facts, parts, part, old_ns, apart_header, most_keys).run(sources)
         except _TooManyKeys:
             parts *= 2
         else:
             return facts
 
 
-class _Pass:
+class _KeyPass:
     """One pass, for one part of the keys."""
 
     def __init__(
@@ -140,7 +138,7 @@ class _Pass:
         self._last: dict[bytes, int] = {}
         self._blind = False  # messages came by whose keys are not known
 
-    def run(self, sources: Sequence[Source]) -> None:
+    def run(self, sources: Sequence[CompactionSource]) -> None:
         for source in sources:
             for found in source.frames():
                 if found is None or not self._look_at(found[0]):
@@ -375,21 +373,21 @@ class _Compaction:
             logger.info("keys compacted", extra=told)
         return KeysCompacted(segments, removed, freed)
 
-    def _sources(self) -> list[Source]:
+    def _sources(self) -> list[CompactionSource]:
         """All segments up to the end that counts, the active one last."""
         ends = [segment.base_offset for segment in self._segments[1:]] + [self._end]
         go_on = self._writer.check_usable
         return [
-            Source(segment, min(end, self._end), self._epochs, go_on)
+            CompactionSource(segment, min(end, self._end), self._epochs, go_on)
             for segment, end in zip(self._segments, ends, strict=False)  # one end too many where there is no segment
         ]
 
-    def _look(self, sources: list[Source]) -> KeyFacts:
+    def _look(self, sources: list[CompactionSource]) -> KeyFacts:
         old_ns = self._world.clock.now_ns() - self._limits.tombstone_ms * 1_000_000
         limits = self._limits
         return look_at_keys(sources, old_ns=old_ns, apart_header=limits.apart_header, most_keys=limits.most_keys)
 
-    def _pays(self, source: Source, gone: BitMap64, facts: KeyFacts) -> bool:
+    def _pays(self, source: CompactionSource, gone: BitMap64, facts: KeyFacts) -> bool:
         """Whether enough of the segment can go, or all of its tombstones that nothing holds any more."""
         if facts.alone & gone and not facts.alone & facts.young & _between(source):
             return True
@@ -404,7 +402,7 @@ class _Compaction:
                 saved += (header.end - header.position) * _share(found[0], marks)
         return saved * 100 >= self._limits.min_saving_percent * used
 
-    def _rewrite(self, source: Source, gone: BitMap64) -> int | None:
+    def _rewrite(self, source: CompactionSource, gone: BitMap64) -> int | None:
         """Put a new file in the segment's place and answer the bytes that this freed; None where it must stay."""
         segment = source.segment
         temporary = join(self._folder, rewritten_name(segment.base_offset))
@@ -424,11 +422,11 @@ class _Compaction:
         segment.save_index()
         return size - index.end
 
-    def _is_needed(self, source: Source) -> bool:
+    def _is_needed(self, source: CompactionSource) -> bool:
         floor = self._limits.needed_outside()
         return floor is not None and source.upto > floor
 
-    def _write(self, source: Source, gone: BitMap64, temporary: str) -> SegmentIndex:
+    def _write(self, source: CompactionSource, gone: BitMap64, temporary: str) -> SegmentIndex:
         """What stays of the segment, durable under the temporary name; answers its index."""
         file = self._world.disk.open(temporary, write=True, create=True)
         try:
@@ -467,7 +465,7 @@ class _Compaction:
             settings.max_raw_bytes,
         )
 
-    def _proven(self, data: memoryview, source: Source, messages: int) -> SegmentIndex:
+    def _proven(self, data: memoryview, source: CompactionSource, messages: int) -> SegmentIndex:
         """The index of the new file, which is read back before it may take the place of the old one."""
         segment = source.segment
         index = SegmentIndex(segment.base_offset, self._settings.index_bytes)
@@ -519,7 +517,7 @@ class _Compaction:
             ) from error
 
 
-def _between(source: Source) -> BitMap64:
+def _between(source: CompactionSource) -> BitMap64:
     """The offsets of a source."""
     offsets = BitMap64()
     offsets.add_range(source.segment.base_offset, source.upto)

@@ -23,12 +23,10 @@ import msgspec
 from holdfast.codec.columns import DUE, EXPIRY, FLAGS, HEADERS, PRIORITIES, REMOVED
 from holdfast.codec.frame import FrameHeader
 from holdfast.env import World
-from holdfast.storage.epochs import NO_EPOCHS, Epochs, load_epochs
 from holdfast.storage.files import join, segment_bases, segment_name
-from holdfast.storage.index import SegmentIndex
+from holdfast.storage.frames import Damage, FrameRules, SegmentIndex, first_log_id, used_end, walk
 from holdfast.storage.segment import Segment
-from holdfast.storage.state import Identity, State
-from holdfast.storage.walk import Damage, Wanted, first_log_id, used_end, walk
+from holdfast.storage.state import NO_EPOCHS, Epochs, Identity, LogState, load_epochs
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,7 @@ class _Scan:
     def __init__(self, findings: Findings, bases: list[int], index_bytes: int) -> None:
         self._findings = findings
         self._index_bytes = index_bytes
-        self._wanted = Wanted(findings.log_id or 0, bases[0], epochs=findings.epochs)
+        self._wanted = FrameRules(findings.log_id or 0, bases[0], epochs=findings.epochs)
         self.frame_end = self.batch_end = (bases[0], 0, bases[0])
         self.holes: list[_Hole] = []
         self.good_after: list[int | None] = []  # for each hole, the first good offset behind it
@@ -181,7 +179,9 @@ class _Scan:
         self._open_holes = True
 
 
-def examine(world: World, folder: str, state: State | None, *, index_bytes: int, everything: bool = False) -> Findings:
+def examine(
+    world: World, folder: str, state: LogState | None, *, index_bytes: int, everything: bool = False
+) -> Findings:
     """Look at the tail (or at everything) and say what opening the log would do."""
     findings = _known_facts(world, folder, state)
     if findings.log_id is None:
@@ -206,7 +206,7 @@ def examine(world: World, folder: str, state: State | None, *, index_bytes: int,
     return findings
 
 
-def _known_facts(world: World, folder: str, state: State | None) -> Findings:
+def _known_facts(world: World, folder: str, state: LogState | None) -> Findings:
     identity = None if state is None else state.identity
     table = load_epochs(world.disk, folder)
     log_id = identity.log_id if identity is not None else table[0] if table is not None else None
@@ -236,7 +236,7 @@ def _known_facts(world: World, folder: str, state: State | None) -> Findings:
     )
 
 
-def same_mount(world: World, folder: str, state: State) -> bool:
+def same_mount(world: World, folder: str, state: LogState) -> bool:
     """Whether the log lies on the mount that its last owner found it on, as far as that can be told."""
     before, now = state.mount_id, world.disk.mount_id(folder)
     return not before or not now or before == now
@@ -317,7 +317,7 @@ def _kept_indexes(
     if base not in kept or kept[base].end != position:
         segment = Segment(world.disk, folder, base, log_id=findings.log_id or 0, index_bytes=0)
         index = SegmentIndex(base, next(iter(indexes.values())).spacing_bytes)
-        for found in walk(segment.data()[:position], Wanted(findings.log_id or 0, base, epochs=findings.epochs)):
+        for found in walk(segment.data()[:position], FrameRules(findings.log_id or 0, base, epochs=findings.epochs)):
             if isinstance(found, FrameHeader):
                 index.add_header(found)
         kept[base] = index

@@ -29,11 +29,9 @@ from holdfast.storage.compaction import CompactionLimits, KeysCompacted, Progres
 from holdfast.storage.files import FULL_DISK
 from holdfast.storage.gate import SyncGate
 from holdfast.storage.log_files import LogFiles
-from holdfast.storage.opening import is_log, open_error, require_log, take_lock
-from holdfast.storage.pruning import remove_head, truncate_tail
+from holdfast.storage.opening import is_log, open_error, require_log, take_lock, with_space
 from holdfast.storage.recovery import OpenReport, Recovered, SegmentLimits, recover
-from holdfast.storage.retention import SegmentFacts, done_segments, expired, seal_after_ms
-from holdfast.storage.shortage import with_space
+from holdfast.storage.retention import SegmentFacts, done_segments, expired, remove_head, seal_after_ms, truncate_tail
 from holdfast.storage.state import Identity
 from holdfast.storage.view import Follower, LogView, OnDamage
 from holdfast.storage.writer import Writer

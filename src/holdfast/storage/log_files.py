@@ -21,7 +21,7 @@ from weakref import WeakSet
 from holdfast.env import FolderLock, World
 from holdfast.errors import HoldfastError
 from holdfast.storage.opening import take_lock, translated
-from holdfast.storage.state import Identity, State
+from holdfast.storage.state import Identity, LogState
 from holdfast.storage.view import Follower, LogView
 from holdfast.storage.writer import Writer
 
@@ -64,7 +64,7 @@ class LogFiles:
         with translated(self._folder):
             lock = take_lock(self._world, self._folder)
             try:
-                state = State.open(self._world.disk, self._folder, write=True)
+                state = LogState.open(self._world.disk, self._folder, write=True)
                 if state is None or (state.sequence, state.identity) != self._left:
                     if state is not None:
                         state.close()

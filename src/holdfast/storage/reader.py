@@ -22,13 +22,12 @@ from holdfast.env import FolderWatch, WatchRefused, World, is_remote, real_world
 from holdfast.errors import InvalidRequest
 from holdfast.model import LogPosition, Record
 from holdfast.settings import LogSettings
-from holdfast.storage.epochs import NO_EPOCHS, Epochs, load_epochs
 from holdfast.storage.examine import examine
 from holdfast.storage.files import STATE, join, segment_bases
 from holdfast.storage.opening import open_error, require_log, translated
 from holdfast.storage.retention import SegmentFacts
 from holdfast.storage.segment import Segment
-from holdfast.storage.state import Identity, State
+from holdfast.storage.state import NO_EPOCHS, Epochs, Identity, LogState, load_epochs
 from holdfast.storage.view import LogView, OnDamage
 
 # Waiting for a log to grow that somebody else owns: told by the kernel where that works, looking where it does not.
@@ -220,7 +219,7 @@ class LogReader:
         self.folder = folder
         self.log_id = 0
         self._segments: tuple[Segment, ...] = ()
-        self._state: State | None = None
+        self._state: LogState | None = None
         self._fixed_end = 0  # without a state file
         self._given_end = end
         self._restarted = False
@@ -304,7 +303,7 @@ class LogReader:
     def _changed_hands(self) -> bool:
         """Whether another owner or another epoch came, or the first owner that notes a state."""
         if self._state is None:
-            return State.open(self._world.disk, self.folder, write=False) is not None
+            return LogState.open(self._world.disk, self.folder, write=False) is not None
         return self._state.sequence != self._seen_sequence
 
     def refresh(self) -> None:
@@ -325,14 +324,14 @@ class LogReader:
             self._restarted = identity.boot_id != self._world.ids.boot_id()
         self._find_segments()
 
-    def _open_state(self) -> State | None:
+    def _open_state(self) -> LogState | None:
         self._may_ask = False
         if self._asks:
             with suppress(OSError):  # it is another user's, or lies on a read-only mount
-                state = State.open(self._world.disk, self.folder, write=True)
+                state = LogState.open(self._world.disk, self.folder, write=True)
                 self._may_ask = state is not None
                 return state
-        return State.open(self._world.disk, self.folder, write=False)
+        return LogState.open(self._world.disk, self.folder, write=False)
 
     def _find_segments(self) -> None:
         known = {segment.base_offset: segment for segment in self._segments}

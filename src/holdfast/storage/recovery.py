@@ -19,14 +19,22 @@ from itertools import pairwise
 from holdfast.codec.encode import FramePlace, gap_body, header_for
 from holdfast.codec.frame import frame_bytes
 from holdfast.env import World
-from holdfast.storage.epochs import Epochs
+from holdfast.storage.batches import LaidOut
 from holdfast.storage.examine import Cut, Findings, ScannedTail, SegmentDamage, examine
-from holdfast.storage.files import index_bases, index_name, join, segment_name, write_again, write_zeros
-from holdfast.storage.index import SegmentIndex
-from holdfast.storage.quarantine import QuarantineNote, keep_bytes, move_segment
+from holdfast.storage.files import (
+    QuarantineNote,
+    index_bases,
+    index_name,
+    join,
+    keep_bytes,
+    move_segment,
+    segment_name,
+    write_again,
+    write_zeros,
+)
+from holdfast.storage.frames import SegmentIndex
 from holdfast.storage.segment import ActiveSegment, Segment
-from holdfast.storage.spool import LaidOut
-from holdfast.storage.state import Identity, State
+from holdfast.storage.state import Epochs, Identity, LogState
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +57,7 @@ class Recovered:
     log_id: int
     epochs: Epochs
     epoch: int
-    state: State
+    state: LogState
     sealed: list[Segment]
     active: ActiveSegment | None
     end: int
@@ -67,7 +75,7 @@ class SegmentLimits:
 
 def recover(world: World, folder: str, limits: SegmentLimits) -> Recovered:
     """Make the log whole and take it over. The caller holds the folder's lock."""
-    state = State.open(world.disk, folder, write=True)
+    state = LogState.open(world.disk, folder, write=True)
     try:
         findings = examine(world, folder, state, index_bytes=limits.index_bytes)
         return _take_over(world, folder, limits, state, findings)
@@ -77,7 +85,9 @@ def recover(world: World, folder: str, limits: SegmentLimits) -> Recovered:
         raise
 
 
-def _take_over(world: World, folder: str, limits: SegmentLimits, state: State | None, findings: Findings) -> Recovered:
+def _take_over(
+    world: World, folder: str, limits: SegmentLimits, state: LogState | None, findings: Findings
+) -> Recovered:
     log_id = findings.log_id or world.ids.random_u32()
     epoch, epochs = findings.last_epoch, findings.epochs
     if not findings.clean:
@@ -97,7 +107,7 @@ def _take_over(world: World, folder: str, limits: SegmentLimits, state: State | 
         _sync_again(world, folder, findings, active)
     identity = Identity(log_id, epoch, world.ids.boot_id())
     if state is None:
-        state = State.create(world.disk, folder, identity, end)
+        state = LogState.create(world.disk, folder, identity, end)
     else:
         state.words[1] = end
         state.set_removing(0)

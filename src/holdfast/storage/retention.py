@@ -1,17 +1,143 @@
-"""Which of the oldest segments may go: by age, bytes and count, never below the minimum or a pin.
-
-Only sealed segments go, and a quiet log would never fill its active one. So where messages go by age, the active
-segment is sealed by age as well: when its first message is a tenth of that age old. A message is gone at most so much
-later than the setting says, and a log has no more than about ten segments for that reason.
-"""
+"""Which of the oldest segments may go, and trimming and truncating in steps that a crash may interrupt anywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from holdfast.env import World
+from holdfast.errors import CorruptData, InvalidRequest, Unavailable
+from holdfast.model import Trimmed
 from holdfast.settings import LogSettings
+from holdfast.storage.files import durable_replace, index_name, join, segment_name
+from holdfast.storage.frames import Damage, FrameRules, SegmentIndex, walk
+from holdfast.storage.opening import advice, ran_out, shortage
+from holdfast.storage.recovery import SegmentLimits, open_segment
+from holdfast.storage.segment import Segment
+from holdfast.storage.state import Identity
+from holdfast.storage.writer import Writer
+
+# Trimming the head and truncating the tail, in steps that a crash may interrupt anywhere.
+
+
+def remove_head(world: World, writer: Writer, folder: str, bases: Iterable[int]) -> Trimmed:
+    """Remove these segments, the oldest of the log, which are sealed.
+
+    One by one, each made durable before the next: after a crash an oldest part is gone, never a middle.
+    They are named by their base offsets, so that two who trim at once do not remove twice as much. Each name is
+    asked for when the segments before it are gone.
+    """
+    removed, freed = 0, 0
+    for base in bases:
+        with writer.lock:
+            segment = writer.segments[0]
+            if segment is writer.active or segment.base_offset != base:
+                continue
+            size = segment.size()
+            with _or_left_alone(segment, removed):
+                opened = world.disk.open_folder(folder)
+            writer.replace(writer.segments[1:], writer.active)
+        try:
+            _remove_index(world, folder, base)
+            world.disk.remove(segment.path)
+            opened.sync()
+        except OSError as error:
+            raise Unavailable(
+                f"{segment.path} could not be removed: {error.strerror or error}. {removed} segments before it "
+                "are gone; it is no longer used, and comes back if the log is opened anew"
+            ) from error
+        finally:
+            opened.close()
+        segment.let_go()
+        removed, freed = removed + 1, freed + size
+    start = writer.segments[0].base_offset if writer.segments else writer.end
+    return Trimmed(removed, freed, start)
+
+
+def truncate_tail(world: World, writer: Writer, folder: str, limits: SegmentLimits, offset: int) -> None:
+    """Drop all messages from `offset` on.
+
+    The new epoch is in the table before a byte is destroyed: if we die on the way, the next opening
+    finds the rest void and finishes. The caller has synced; what came since must not be taken for synced.
+    What runs out before that refuses the call; any error after it ends the log, which is half cut then.
+    """
+    epoch = writer.epoch
+    try:
+        _truncate_tail(world, writer, folder, limits, offset)
+    except OSError as error:
+        if ran_out(error) and writer.epoch == epoch:
+            raise shortage(f"{folder} could not be truncated", error, "Nothing was changed") from error
+        raise writer.fail("truncating failed", error) from error
+
+
+def _truncate_tail(world: World, writer: Writer, folder: str, limits: SegmentLimits, offset: int) -> None:
+    with writer.lock:
+        writer.stir()
+        if offset > writer.synced_end:
+            raise Unavailable(f"others appended while the log was about to be truncated at {offset}; try again")
+        kept = [segment for segment in writer.segments if segment.base_offset < offset] or list(writer.segments[:1])
+        gone = [segment for segment in writer.segments if segment not in kept]
+        if not kept:
+            return
+        last = kept[-1]
+        used_end = last.opened(gone[0].base_offset if gone else writer.end)[2].end
+        index = _index_up_to(last, used_end, writer.log_id, offset, limits.index_bytes)
+        epoch = writer.epoch + 1
+        epochs = writer.epochs.begin(epoch, offset)
+        epochs.save(world.disk, folder, writer.log_id)
+        writer.begin_epoch(epoch, epochs)
+        writer.cut_to(offset)
+        for segment in reversed(gone):
+            _remove_index(world, folder, segment.base_offset)
+            world.disk.remove(segment.path)
+            segment.let_go()
+        _remove_index(world, folder, last.base_offset)
+        world.disk.sync_folder(folder)
+        if used_end > index.end:
+            # A new file: readers may have the old one mapped, and hold frames of it that must not change.
+            kept_bytes = last.file.read(0, index.end)
+            durable_replace(world.disk, folder, segment_name(last.base_offset), kept_bytes)
+        # Only now: while table and state name different epochs, the next opening looks from the cut on.
+        writer.state.set_identity(Identity(writer.log_id, epoch, world.ids.boot_id()))
+        active = open_segment(world, folder, limits, writer.log_id, index)
+        writer.replace((*kept[:-1], active), active)
+
+
+def _index_up_to(segment: Segment, used_end: int, log_id: int, offset: int, index_bytes: int) -> SegmentIndex:
+    """The segment's index as if it ended at the offset, which must not lie inside a batch."""
+    index = SegmentIndex(segment.base_offset, index_bytes)
+    batch_start = segment.base_offset
+    for found in walk(segment.data()[:used_end], FrameRules(log_id, segment.base_offset), bodies=False):
+        if isinstance(found, Damage) or found.base_offset >= offset:
+            continue
+        if found.next_offset > offset or (found.next_offset == offset and found.batch_remaining):
+            raise InvalidRequest(
+                f"offset {offset} lies inside a batch, which is kept or dropped as a whole; truncate at {batch_start}"
+            )
+        if found.batch_remaining == 0:
+            batch_start = found.next_offset
+        index.add_header(found)
+    if index.next_offset < offset:
+        raise CorruptData(f"the messages before {offset} are damaged; run `holdfast repair` before truncating there")
+    return index
+
+
+@contextlib.contextmanager
+def _or_left_alone(segment: Segment, removed: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Unavailable(
+            f"{segment.path} could not be removed: {advice(error)}. {removed} segments before it are gone; it stays "
+            "as it was, and goes with the next try"
+        ) from error
+
+
+def _remove_index(world: World, folder: str, base_offset: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        world.disk.remove(join(folder, index_name(base_offset)))
 
 
 class SegmentFacts(msgspec.Struct, frozen=True, gc=False):

@@ -16,9 +16,8 @@ from holdfast.env import close_in_children
 from holdfast.env.disk import BytesLike, Disk, File, WritableMap
 from holdfast.errors import Unavailable
 from holdfast.storage.files import index_name, join, read_file, segment_name, write_fully, write_zeros
-from holdfast.storage.index import SegmentIndex, parse_index
-from holdfast.storage.shortage import ran_out, shortage
-from holdfast.storage.walk import Wanted, walk
+from holdfast.storage.frames import FrameRules, SegmentIndex, parse_index, walk
+from holdfast.storage.opening import ran_out, shortage
 
 # Which sealed segments are open for reading: so many, and so many bytes, for all logs of this process together.
 #
@@ -176,7 +175,7 @@ class Segment:
             self._proven = proven = (file, self._index_of(data))
         index = self._index = proven[1]
         if index.next_offset < next_offset:
-            wanted = Wanted(self.log_id, index.next_offset)
+            wanted = FrameRules(self.log_id, index.next_offset)
             for found in walk(data, wanted, position=index.end, bodies=False):
                 if isinstance(found, FrameHeader):
                     index.add_header(found)

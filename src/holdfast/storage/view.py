@@ -18,9 +18,9 @@ from typing import Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 import msgspec
 from pyroaring import BitMap64
 
-from holdfast.codec.compression import MOST_RAW_BYTES
 from holdfast.codec.frame import (
     HEADER_BYTES,
+    MOST_RAW_BYTES,
     Frame,
     FrameHeader,
     Kind,
@@ -30,7 +30,7 @@ from holdfast.codec.frame import (
     read_plain,
     read_single,
 )
-from holdfast.env.checkpoints import checkpoint
+from holdfast.env.world import checkpoint
 from holdfast.errors import (
     ChecksumMismatch,
     CorruptData,
@@ -42,9 +42,9 @@ from holdfast.errors import (
 )
 from holdfast.large import LargeValue
 from holdfast.model import Record
+from holdfast.storage.frames import FrameRules, find_frame
 from holdfast.storage.retention import SegmentFacts
 from holdfast.storage.segment import KEPT_OPEN, Segment
-from holdfast.storage.walk import Wanted, find_frame
 
 OnDamage: TypeAlias = Literal["raise", "skip"]
 
@@ -247,7 +247,7 @@ class LogView:
             except UnknownFormat:
                 raise
             except CorruptData:
-                found = find_frame(data, position, Wanted(segment.log_id, segment.base_offset))
+                found = find_frame(data, position, FrameRules(segment.log_id, segment.base_offset))
                 if found is None:
                     return None
                 header = found
@@ -313,7 +313,7 @@ class LogView:
         error: Exception,
     ) -> tuple[int, int]:
         """Where good frames go on: (offset, position); raises instead where the caller wants to know."""
-        wanted = Wanted(segment.log_id, segment.base_offset)
+        wanted = FrameRules(segment.log_id, segment.base_offset)
         found = find_frame(data, position, wanted)
         while found is not None and found.kind == Kind.GAP:
             found = find_frame(data, found.end, wanted)

@@ -16,21 +16,19 @@ from struct import Struct
 from typing import Final
 
 from holdfast.checksum import crc32c
-from holdfast.codec.compression import Codec
 from holdfast.codec.encode import Body, FramePlace, header_for
-from holdfast.codec.frame import HEADER_BYTES, MAGIC, Kind
+from holdfast.codec.frame import HEADER_BYTES, MAGIC, Codec, Kind
 from holdfast.env import File, OpenFolder, World
 from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, MessageTooLarge
 from holdfast.model import Producer
 from holdfast.settings import LogSettings
-from holdfast.storage.epochs import Epochs
+from holdfast.storage.batches import LaidOut, lay_out
 from holdfast.storage.files import FULL_DISK, join, segment_name
-from holdfast.storage.index import SegmentIndex
+from holdfast.storage.frames import SegmentIndex
+from holdfast.storage.opening import ran_out, room, shortage
 from holdfast.storage.recovery import Recovered, SegmentLimits, open_segment
 from holdfast.storage.segment import MOST_RESERVE, TIGHT_RESERVE, ActiveSegment, Segment
-from holdfast.storage.shortage import ran_out, room, shortage
-from holdfast.storage.spool import LaidOut, lay_out
-from holdfast.storage.state import ASKED, READABLE, State
+from holdfast.storage.state import ASKED, READABLE, Epochs, LogState
 
 logger = logging.getLogger(__name__)
 
@@ -357,7 +355,7 @@ class Writer:
             self.active.release()
         self.state.close()
 
-    def reopen(self, state: State) -> None:
+    def reopen(self, state: LogState) -> None:
         """Go on with this state, and with the segments as they were. The caller holds the lock."""
         if self.active is not None:
             self.active.reopen()

@@ -20,7 +20,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 import msgspec
 
 from holdfast.broker.engine import BrokerEngine
-from holdfast.broker.tracing.steps import (
+from holdfast.broker.tracing.log import (
     ACKED,
     BURIED,
     CANCELLED,
@@ -37,7 +37,7 @@ from holdfast.broker.tracing.steps import (
     SKIPPED,
     TraceStep,
 )
-from holdfast.delivery.commands import CLOSED, DEFERRED
+from holdfast.delivery.events import CLOSED, DEFERRED
 
 Attributes: TypeAlias = dict[str, str | int | float]
 Kind: TypeAlias = Literal["producer", "consumer", "internal"]

@@ -12,7 +12,6 @@ def test_a_payment_is_retried(holdfast_kit):
 `holdfast_kit` is a pytest fixture that comes with the package. Without pytest: `QueueKit(...)`.
 """
 
-from holdfast.testing.clock import VirtualClock
-from holdfast.testing.kit import Drained, QueueKit
+from holdfast.testing.kit import Drained, QueueKit, VirtualClock
 
 __all__ = ["Drained", "QueueKit", "VirtualClock"]

@@ -10,7 +10,7 @@
 ```
 """
 
-from holdfast.worker.health import WorkerHealth
+from holdfast.worker.handling import WorkerHealth
 from holdfast.worker.sources import Reject, Retry
 from holdfast.worker.worker import Worker
 

@@ -10,10 +10,19 @@ from typing import Any, Final
 from holdfast.api.drafts import Seconds
 from holdfast.env import World
 from holdfast.errors import Closed, HoldfastError, UnknownTopic
-from holdfast.worker.handling import Crew, Handling, Hooks, Run, Runs, Tasks, Threads, facts
-from holdfast.worker.health import Counts, WorkerHealth
-from holdfast.worker.options import Backoff, Options, Slots
-from holdfast.worker.sources import DEFER, Bridge, Origin, Settlement, Source
+from holdfast.worker.handling import (
+    Crew,
+    HandlerRun,
+    Handling,
+    Hooks,
+    Runs,
+    Tasks,
+    Threads,
+    WorkerCounts,
+    WorkerHealth,
+    facts,
+)
+from holdfast.worker.sources import DEFER, Backoff, Bridge, QueueOrigin, Settlement, Slots, WorkerOptions, WorkerQueue
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +38,7 @@ _CLOSING_S: Final = 15.0
 class Control:
     """A worker that runs. `run` is the life of its own thread; everything else may be called from others."""
 
-    def __init__(self, options: Options, bridge: Bridge) -> None:
+    def __init__(self, options: WorkerOptions, bridge: Bridge) -> None:
         self._options = options
         self._bridge = bridge
         self._clock = options.world.clock
@@ -39,7 +48,7 @@ class Control:
         self._code = OK
         self._asides: list[threading.Thread] = []
         self.error: Exception | None = None
-        self.counts = Counts()
+        self.counts = WorkerCounts()
         self._hooks = Hooks(self.counts, options.on_start, options.on_stop, options.on_error)
         self._runs = Runs(self._clock, options.time_limit_ms, self._look.set)
         self._handling = Handling(
@@ -97,8 +106,8 @@ class Control:
             **{name: self.counts[name] for name in names},
         )
 
-    def _lane(self, origin: Any) -> Lane:
-        return Lane(
+    def _lane(self, origin: Any) -> WorkerLane:
+        return WorkerLane(
             origin,
             world=self._options.world,
             bridge=self._bridge,
@@ -110,11 +119,11 @@ class Control:
             broken=self._broken,
         )
 
-    def _begin(self, run: Run) -> None:
+    def _begin(self, run: HandlerRun) -> None:
         self._runs.add(run)
         self._crew.start(run)
 
-    def _through(self, run: Run) -> None:
+    def _through(self, run: HandlerRun) -> None:
         """It is over, or nobody waits for it any more: the next one may come."""
         if self._runs.remove(run):
             self._slots.give(run.lane)
@@ -181,7 +190,7 @@ class Control:
                 self.counts.add("timed_out")
                 logger.warning("handler had its time", extra=facts(run))
 
-    def _give_up(self, run: Run, settlement: Settlement, error: Exception | None = None) -> bool:
+    def _give_up(self, run: HandlerRun, settlement: Settlement, error: Exception | None = None) -> bool:
         """Leave the handler alone with its work: its message goes to others, its slot to another message."""
         if not run.claim("control"):
             return False
@@ -302,19 +311,19 @@ def _unexpected(error: Exception) -> Exception | None:
 _LOOK_FOR_QUEUE_S: Final = 5.0  # so long after it was made its first message may wait
 
 
-class Lane:
+class WorkerLane:
     """Takes from one queue. `start_run` is given what was taken, `failed` every error, `broken` the last one."""
 
     def __init__(
         self,
-        origin: Origin,
+        origin: QueueOrigin,
         *,
         world: World,
         bridge: Bridge,
         poll_s: float,
         lease: Seconds | None,
         alone: bool,
-        start_run: Callable[[Run], None],
+        start_run: Callable[[HandlerRun], None],
         failed: Callable[[Exception], None],
         broken: Callable[[Exception], None],
     ) -> None:
@@ -331,7 +340,7 @@ class Lane:
         self._missing = Backoff(world.ids, _LOOK_FOR_QUEUE_S)
         self._told_missing = False
         self._stopping = threading.Event()
-        self._source: Source | None = None
+        self._source: WorkerQueue | None = None
         self._answered_ns = self._clock.monotonic_ns()
         self._asking_since_ns: int | None = self._answered_ns
         self._thread = threading.Thread(target=self._live, name=f"holdfast-lane-{self}", daemon=True)
@@ -395,12 +404,12 @@ class Lane:
         elif not self._take(source, self._slots.total, 0):
             self._take(source, 1, self._poll_s)
 
-    def _open(self) -> Source:
+    def _open(self) -> WorkerQueue:
         if self._source is None or (self._source.closed and not self._origin.given):
             self._source = self._origin.open(self._bridge)
         return self._source
 
-    def _take(self, source: Source, most: int, timeout_s: float) -> bool:
+    def _take(self, source: WorkerQueue, most: int, timeout_s: float) -> bool:
         """Take messages for the slots that are free; answers whether there were any."""
         held = self._slots.take(self, most)
         if not held:
@@ -416,7 +425,7 @@ class Lane:
         finally:
             self._slots.give(self, held - len(taken))
         for message in taken:
-            self._start_run(Run(message, source, self))
+            self._start_run(HandlerRun(message, source, self))
         return bool(taken)
 
     def _is_final(self, error: Exception) -> bool:

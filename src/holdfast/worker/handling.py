@@ -6,14 +6,17 @@ import asyncio
 import inspect
 import logging
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import SimpleQueue
 from typing import Any, Final, Literal, Protocol
 
+import msgspec
+
 from holdfast.env import Clock
-from holdfast.errors import LeaseLost
-from holdfast.worker.health import Counts
-from holdfast.worker.sources import DEFER, Bridge, Reject, Retry, Settlement, Source, is_wish, settlement_after
+from holdfast.errors import InvalidRequest, LeaseLost
+from holdfast.worker.sources import DEFER, Bridge, Reject, Retry, Settlement, WorkerQueue, is_wish, settlement_after
 
 # Messages that a worker has in hand, and until when their handlers may run.
 
@@ -24,10 +27,10 @@ Claimant = Literal["handler", "control"]
 _TIDY_NS: Final = 5_000_000_000
 
 
-class Run:
+class HandlerRun:
     """One message on its way through the handler. Whoever claims it first settles it: the handler's end, or control."""
 
-    def __init__(self, message: Any, source: Source, lane: Hashable) -> None:
+    def __init__(self, message: Any, source: WorkerQueue, lane: Hashable) -> None:
         self.message = message
         self.source = source
         self.lane = lane
@@ -64,7 +67,7 @@ class Runs:
         self._limit_ns = None if time_limit_ms is None else time_limit_ms * 1_000_000
         self._wake = wake
         self._lock = threading.Lock()
-        self._runs: set[Run] = set()
+        self._runs: set[HandlerRun] = set()
         self._closed = False
 
     def __len__(self) -> int:
@@ -75,16 +78,16 @@ class Runs:
         """How many handlers run."""
         return sum(run.began_ns is not None for run in self.all())
 
-    def all(self) -> list[Run]:
+    def all(self) -> list[HandlerRun]:
         with self._lock:
             return list(self._runs)
 
-    def add(self, run: Run) -> None:
+    def add(self, run: HandlerRun) -> None:
         """It was taken."""
         with self._lock:
             self._runs.add(run)
 
-    def begin(self, run: Run) -> bool:
+    def begin(self, run: HandlerRun) -> bool:
         """Its handler begins; False where it is too late for that."""
         with self._lock:
             if self._closed:
@@ -94,7 +97,7 @@ class Runs:
                 run.deadline_ns = now_ns + self._limit_ns
             return True
 
-    def remove(self, run: Run) -> bool:
+    def remove(self, run: HandlerRun) -> bool:
         """It is over; False where it was before."""
         with self._lock:
             if run not in self._runs:
@@ -110,7 +113,7 @@ class Runs:
         with self._lock:
             self._closed = True
 
-    def overdue(self) -> list[Run]:
+    def overdue(self) -> list[HandlerRun]:
         """Those whose handlers had their time; each is given a last moment to tidy up."""
         now_ns = self._clock.monotonic_ns()
         found = []
@@ -135,10 +138,10 @@ class Runs:
 class Crew(Protocol):
     """Who runs handlers."""
 
-    def start(self, run: Run) -> None:
+    def start(self, run: HandlerRun) -> None:
         """Run the handler soon."""
 
-    def stop(self, run: Run) -> None:
+    def stop(self, run: HandlerRun) -> None:
         """Stop the handler, if it can be stopped."""
 
     def end(self) -> None:
@@ -148,15 +151,15 @@ class Crew(Protocol):
 class Threads:
     """As many threads as were ever needed at once. They do not keep the process alive: a handler may hang for ever."""
 
-    def __init__(self, work: Callable[[Run], None], through: Callable[[Run], None]) -> None:
+    def __init__(self, work: Callable[[HandlerRun], None], through: Callable[[HandlerRun], None]) -> None:
         self._work = work
         self._through = through
         self._lock = threading.Lock()
         self._idle = 0
         self._count = 0
-        self._given: SimpleQueue[Run | None] = SimpleQueue()
+        self._given: SimpleQueue[HandlerRun | None] = SimpleQueue()
 
-    def start(self, run: Run) -> None:
+    def start(self, run: HandlerRun) -> None:
         with self._lock:
             if self._idle:
                 self._idle -= 1
@@ -165,7 +168,7 @@ class Threads:
                 threading.Thread(target=self._live, name=f"holdfast-handler-{self._count}", daemon=True).start()
         self._given.put(run)
 
-    def stop(self, run: Run) -> None:
+    def stop(self, run: HandlerRun) -> None:
         """A thread cannot be stopped: it is left behind, and ends with its handler."""
 
     def end(self) -> None:
@@ -186,29 +189,31 @@ class Threads:
 class Tasks:
     """A task for each handler that runs."""
 
-    def __init__(self, work: Callable[[Run], Awaitable[None]], through: Callable[[Run], None], bridge: Bridge) -> None:
+    def __init__(
+        self, work: Callable[[HandlerRun], Awaitable[None]], through: Callable[[HandlerRun], None], bridge: Bridge
+    ) -> None:
         self._work = work
         self._through = through
         self._bridge = bridge
 
-    def start(self, run: Run) -> None:
+    def start(self, run: HandlerRun) -> None:
         self._bridge.loop.call_soon_threadsafe(self._begin, run)
 
-    def stop(self, run: Run) -> None:
+    def stop(self, run: HandlerRun) -> None:
         self._bridge.loop.call_soon_threadsafe(self._cancel, run)
 
     def end(self) -> None:
         """There is nobody who waits."""
 
-    def _begin(self, run: Run) -> None:
+    def _begin(self, run: HandlerRun) -> None:
         run.task = self._bridge.loop.create_task(self._live(run))
 
-    def _cancel(self, run: Run) -> None:
+    def _cancel(self, run: HandlerRun) -> None:
         # On the loop: between the handler's end and its claim nothing else happens there.
         if run.task is not None and (not run.claimed or run.abandoned):
             run.task.cancel()
 
-    async def _live(self, run: Run) -> None:
+    async def _live(self, run: HandlerRun) -> None:
         await self._work(run)
         self._through(run)
 
@@ -220,7 +225,14 @@ class Handling:
     """The handler, and all that is done around it."""
 
     def __init__(
-        self, handler: Callable[[Any], Any], *, runs: Runs, counts: Counts, hooks: Hooks, bridge: Bridge, limit: str
+        self,
+        handler: Callable[[Any], Any],
+        *,
+        runs: Runs,
+        counts: WorkerCounts,
+        hooks: Hooks,
+        bridge: Bridge,
+        limit: str,
     ) -> None:
         self._handler = handler
         self._runs = runs
@@ -229,7 +241,7 @@ class Handling:
         self._bridge = bridge
         self._limit = limit
 
-    def work(self, run: Run) -> None:
+    def work(self, run: HandlerRun) -> None:
         """Handle a message in this thread."""
         if not self._runs.begin(run):
             self.give_back(run)
@@ -241,7 +253,7 @@ class Handling:
         for told in self._told(run, error, late):
             self._hooks.report(told, run.message, self._bridge)
 
-    async def work_async(self, run: Run) -> None:
+    async def work_async(self, run: HandlerRun) -> None:
         """Handle a message in this task."""
         if not self._runs.begin(run):
             await self._give_back_async(run)
@@ -258,7 +270,7 @@ class Handling:
         for told in self._told(run, error, late):
             await self._hooks.report_async(told, run.message)
 
-    def settle(self, run: Run, settlement: Settlement) -> Exception | None:
+    def settle(self, run: HandlerRun, settlement: Settlement) -> Exception | None:
         """Settle a message that its handler did not settle itself; answers with what went wrong."""
         try:
             if not run.message.settled:
@@ -267,13 +279,13 @@ class Handling:
             return refused
         return None
 
-    def give_back(self, run: Run) -> None:
+    def give_back(self, run: HandlerRun) -> None:
         """The handler was not begun: as if the message had not been touched."""
         if run.claim("handler"):
             self._counts.add("given_back")
             self._log_not_told(run, self.settle(run, DEFER))
 
-    async def _give_back_async(self, run: Run) -> None:
+    async def _give_back_async(self, run: HandlerRun) -> None:
         if run.claim("handler"):
             self._counts.add("given_back")
             try:
@@ -292,7 +304,7 @@ class Handling:
             return error
         return None
 
-    async def _awaited(self, run: Run) -> BaseException | None:
+    async def _awaited(self, run: HandlerRun) -> BaseException | None:
         try:
             await self._handler(run.message)
         except BaseException as error:
@@ -303,7 +315,7 @@ class Handling:
         """What a message is nacked with whose handler had its time."""
         return TimeoutError(f"the handler ran for longer than its time limit of {self._limit}")
 
-    def _told(self, run: Run, error: BaseException | None, late: Exception | None) -> list[BaseException]:
+    def _told(self, run: HandlerRun, error: BaseException | None, late: Exception | None) -> list[BaseException]:
         """Count and log how it ended; answers with what the user is to be told of."""
         told: list[BaseException] = []
         if error is None:
@@ -324,7 +336,7 @@ class Handling:
         assert not any(map(is_wish, told))
         return told
 
-    def _log_not_told(self, run: Run, refused: Exception | None) -> None:
+    def _log_not_told(self, run: HandlerRun, refused: Exception | None) -> None:
         if isinstance(refused, LeaseLost):
             self._counts.add("lost")
             logger.warning("lease lost before the handler ended: %s", refused, extra=facts(run))
@@ -333,7 +345,7 @@ class Handling:
             logger.error("message could not be settled, it will come again", extra=facts(run), exc_info=refused)
 
 
-def facts(run: Run) -> dict[str, Any]:
+def facts(run: HandlerRun) -> dict[str, Any]:
     """Which message, for the log."""
     message = run.message
     return {"queue": str(run.lane), "id": message.id, "attempt": message.attempt}
@@ -347,7 +359,7 @@ class Hooks:
 
     def __init__(
         self,
-        counts: Counts,
+        counts: WorkerCounts,
         on_start: Callable[[], Any] | None,
         on_stop: Callable[[], Any] | None,
         on_error: Callable[[BaseException, Any], Any] | None,
@@ -398,3 +410,100 @@ class Hooks:
     def _failed(self, name: str, error: BaseException) -> None:
         self._counts.add("hook_errors")
         logger.error("hook %s failed", name, exc_info=error)
+
+
+# How a worker is, in numbers.
+
+
+class WorkerHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """What `worker.health()` answers. Counts are since the start."""
+
+    status: str  # "starting", "running", "silent", "draining" or "stopped"
+    seconds_since_last_receive: float  # of the queue that has not answered for the longest time, empty or not
+    silent_seconds: float  # the same, but only as long as there was a free slot to ask with
+    running: int
+    handled: int
+    failed: int  # the handler raised
+    rejected: int  # the handler raised Reject
+    retried: int  # the handler raised Retry
+    timed_out: int  # the handler ran for longer than its time limit
+    lost: int  # the lease was gone when the handler ended
+    unsettled: int  # the handler ended, but the queue could not be told: the message comes again
+    given_back: int  # taken, and not begun before the end
+    cut_off: int  # still running at the end of the drain
+    restarts: int  # receiving failed, and was tried again
+    hook_errors: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether the worker does what it is there for."""
+        return self.status in {"starting", "running", "draining"}
+
+
+class WorkerCounts:
+    """What was counted; any thread may add to it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def add(self, name: str) -> None:
+        with self._lock:
+            self._counts[name] += 1
+
+    def __getitem__(self, name: str) -> int:
+        return self._counts[name]
+
+
+# A small page for those who look after processes: GET /healthz says 200 or 503, and why, as JSON.
+
+
+_HOST: Final = "127.0.0.1"
+
+
+class HealthPage:
+    """The page, on a port of this machine only, in threads of its own: whatever the handlers do, it answers."""
+
+    def __init__(self, health: Callable[[], WorkerHealth], port: int) -> None:
+        class Handler(_Handler):
+            answer = staticmethod(health)
+
+        if type(port) is not int or not 0 <= port <= 65_535:
+            raise InvalidRequest(f"health_port={port!r} cannot be used: give a port, or 0 for any that is free")
+        try:
+            self._server = ThreadingHTTPServer((_HOST, port), Handler)
+        except OSError as error:
+            raise InvalidRequest(
+                f"the health page cannot listen on {_HOST}:{port}: {error.strerror or error}; choose another port"
+            ) from None
+        self.port: int = self._server.server_address[1]
+        threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), name="holdfast-worker-health", daemon=True
+        ).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    answer: Callable[[], WorkerHealth]
+    timeout = 5  # for those who connect and say nothing
+    protocol_version = "HTTP/1.0"
+
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] != "/healthz":
+            self._send(404, b'{"error": {"code": "not_found", "message": "there is only /healthz here"}}')
+            return
+        health = self.answer()
+        self._send(200 if health.ok else 503, msgspec.json.encode(health))
+
+    def _send(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        """A line for each look would bury the others."""

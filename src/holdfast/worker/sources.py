@@ -1,15 +1,13 @@
-"""The queues of a worker, whatever face they have: embedded or remote, for threads or for tasks.
-
-A face is known by its methods only: `receive_many`, `closed`, and the verbs of its messages. One that the worker opens
-hands out bodies as the queue says that they are (`bodies`), unless the worker was told.
-"""
+"""What a worker was asked for, checked, and the queues it takes from, for threads or for tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from functools import partial
 from importlib import import_module
 from os import PathLike, fspath
 from typing import Any, Final, Literal
@@ -20,6 +18,7 @@ from holdfast.api.bodies import type_of
 from holdfast.api.drafts import Seconds
 from holdfast.api.ports import port_of
 from holdfast.api.times import duration_ms
+from holdfast.env import Ids, World
 from holdfast.errors import InvalidRequest
 
 # From the threads of a worker to an event loop: its own, or the one that `run_async` was called in.
@@ -142,7 +141,7 @@ def _reason(error: BaseException) -> object:
 _DEFAULT_GROUP: Final = "default"
 
 
-class Source:
+class WorkerQueue:
     """An open queue, as the threads of a worker and the tasks of its handlers see it."""
 
     def __init__(self, face: Any, bridge: Bridge) -> None:
@@ -172,7 +171,7 @@ class Source:
             await asyncio.to_thread(settlement.on, message)
 
 
-class Origin:
+class QueueOrigin:
     """Where a queue comes from."""
 
     given = False  # whether it was open when we got it: then it is not ours to close, or to open again
@@ -180,7 +179,7 @@ class Origin:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def open(self, bridge: Bridge) -> Source:
+    def open(self, bridge: Bridge) -> WorkerQueue:
         """The open queue; called again when it has closed."""
         raise NotImplementedError
 
@@ -188,7 +187,7 @@ class Origin:
         """Let go of what was opened."""
 
 
-class Given(Origin):
+class Given(QueueOrigin):
     """A queue that was open when we got it."""
 
     given = True
@@ -197,11 +196,11 @@ class Given(Origin):
         super().__init__(str(getattr(face, "name", face)))
         self._face = face
 
-    def open(self, bridge: Bridge) -> Source:
-        return Source(self._face, bridge)
+    def open(self, bridge: Bridge) -> WorkerQueue:
+        return WorkerQueue(self._face, bridge)
 
 
-class Opened(Origin):
+class OpenedQueue(QueueOrigin):
     """A queue that we open: a folder, or the URL of a queue."""
 
     def __init__(self, name: str, open_it: Callable[[Any], Any], *, as_kept: bool) -> None:
@@ -210,13 +209,13 @@ class Opened(Origin):
         self._as_kept = as_kept
         self._face: Any = None
 
-    def open(self, bridge: Bridge) -> Source:
+    def open(self, bridge: Bridge) -> WorkerQueue:
         self._face = bridge.wait(self._open(None))
         kept = type_of(port_of(self._face).kept_bodies)
         if kept is not None and self._as_kept:
             self.close(bridge)
             self._face = bridge.wait(self._open(kept))
-        return Source(self._face, bridge)
+        return WorkerQueue(self._face, bridge)
 
     def close(self, bridge: Bridge) -> None:
         if self._face is not None:
@@ -243,7 +242,7 @@ class Data:
                 bridge.wait(self._broker.close())
 
 
-class Named(Origin):
+class NamedQueue(QueueOrigin):
     """A queue by its name, in a data folder or at a server."""
 
     def __init__(self, name: str, data: Data, group: str, body_type: Any) -> None:
@@ -252,19 +251,19 @@ class Named(Origin):
         self._group = group
         self._body_type = body_type
 
-    def open(self, bridge: Bridge) -> Source:
+    def open(self, bridge: Bridge) -> WorkerQueue:
         broker = self._data.broker(bridge)
         face = bridge.wait(broker.group(self.name, self._group, body_type=self._body_type))
         kept = type_of(port_of(face).kept_bodies)
         if self._body_type is None and kept is not None:
             face = bridge.wait(broker.group(self.name, self._group, body_type=kept))
-        return Source(face, bridge)
+        return WorkerQueue(face, bridge)
 
     def close(self, bridge: Bridge) -> None:
         self._data.close(bridge)
 
 
-def origins_of(queue: object, *, at: object, group: str | None, body_type: Any, for_tasks: bool) -> list[Origin]:
+def origins_of(queue: object, *, at: object, group: str | None, body_type: Any, for_tasks: bool) -> list[QueueOrigin]:
     """The queues that a worker was given: open faces, folders, URLs, or names of queues `at` a place."""
     wanted = list(queue) if isinstance(queue, (list, tuple)) else [queue]
     if not wanted:
@@ -273,7 +272,9 @@ def origins_of(queue: object, *, at: object, group: str | None, body_type: Any, 
     if at is not None:
         place = _path(at, "at")
         data = Data(lambda: opener.broker(place))
-        found: list[Origin] = [Named(_path(name, "queue"), data, group or _DEFAULT_GROUP, body_type) for name in wanted]
+        found: list[QueueOrigin] = [
+            NamedQueue(_path(name, "queue"), data, group or _DEFAULT_GROUP, body_type) for name in wanted
+        ]
     elif group is not None:
         raise InvalidRequest(f"group={group!r} is for queues by name: say where they are with at=...")
     else:
@@ -284,11 +285,11 @@ def origins_of(queue: object, *, at: object, group: str | None, body_type: Any, 
     return found
 
 
-def _origin(queue: object, opener: _Opener) -> Origin:
+def _origin(queue: object, opener: _Opener) -> QueueOrigin:
     if hasattr(queue, "receive_many"):
         return Given(queue)
     path = _path(queue, "queue")
-    return Opened(path, lambda kept: opener.queue(path, kept), as_kept=not opener.typed)
+    return OpenedQueue(path, lambda kept: opener.queue(path, kept), as_kept=not opener.typed)
 
 
 def _path(value: object, name: str) -> str:
@@ -313,3 +314,130 @@ class _Opener:
 
     def broker(self, place: str) -> Any:
         return import_module(self._package).open_broker(place, create=False, **self._options)
+
+
+# What a worker was asked for, checked.
+
+
+# How long to wait before something that failed is tried again.
+
+
+_FIRST_S: Final = 0.1
+_MOST_S: Final = 30.0
+
+
+class Backoff:
+    """Twice as long each time, up to a limit; up to a half of it by chance, so that many do not come back at once."""
+
+    def __init__(self, ids: Ids, most_s: float = _MOST_S) -> None:
+        self._ids = ids
+        self._most_s = most_s
+        self._tries = 0
+
+    def next_s(self) -> float:
+        """How long to wait this time."""
+        full_s = min(math.ldexp(_FIRST_S, min(self._tries, 20)), self._most_s)
+        self._tries += 1
+        return full_s * (1 - self._ids.random_u32() / 2**33)
+
+    def reset(self) -> None:
+        """It went well."""
+        self._tries = 0
+
+
+# How many handlers may run at once, shared by the queues of a worker.
+
+
+class Slots:
+    """Each lane has one slot of its own, so that a busy queue cannot keep the others waiting; the rest is shared."""
+
+    def __init__(self, total: int, lanes: Iterable[Hashable]) -> None:
+        self.total = total
+        self._used = dict.fromkeys(lanes, 0)
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def take(self, lane: Hashable, most: int) -> int:
+        """Hold up to so many slots; waits for the first one. None where nothing is taken any more."""
+        with self._changed:
+            while not self._closed:
+                count = min(most, self._free(lane))
+                if count:
+                    self._used[lane] += count
+                    return count
+                self._changed.wait()
+            return 0
+
+    def give(self, lane: Hashable, count: int = 1) -> None:
+        """They are free again."""
+        with self._changed:
+            self._used[lane] -= count
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Nobody takes one from now on."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _free(self, lane: Hashable) -> int:
+        shared = self.total - sum(max(used, 1) for used in self._used.values())
+        return shared if self._used[lane] else shared + 1
+
+
+_MOST_AT_ONCE: Final = 10_000
+
+
+class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of a worker."""
+
+    handler: Callable[[Any], Any]
+    is_async: bool
+    origins: list[QueueOrigin]
+    concurrency: int
+    lease: Seconds | None
+    time_limit_ms: int | None
+    drain_s: float
+    poll_s: float
+    silence_s: float
+    exit_after_silence_s: float | None
+    on_start: Callable[[], Any] | None
+    on_stop: Callable[[], Any] | None
+    on_error: Callable[[BaseException, Any], Any] | None
+    world: World
+
+
+def is_async(handler: object) -> bool:
+    """Whether the handler is to be awaited; InvalidRequest where it is no handler at all."""
+    if not callable(handler):
+        raise InvalidRequest(f"handler={handler!r} cannot be used: give a function that takes a message")
+    inner: Any = handler
+    while isinstance(inner, partial):
+        inner = inner.func
+    if inspect.isclass(inner):
+        raise InvalidRequest(f"the handler is the class {inner.__name__}: give a function, or an object of the class")
+    call = inner if inspect.isroutine(inner) else type(inner).__call__
+    return inspect.iscoroutinefunction(call)
+
+
+def checked_concurrency(value: object, queues: int) -> int:
+    """How many handlers may run at once: at least one for each queue, which it waits with."""
+    if type(value) is not int or not 1 <= value <= _MOST_AT_ONCE:
+        raise InvalidRequest(f"concurrency={value!r} cannot be used: give a whole number from 1 to {_MOST_AT_ONCE}")
+    if value < queues:
+        raise InvalidRequest(f"concurrency={value} is too little for {queues} queues: each needs a handler of its own")
+    return value
+
+
+def checked_hook(hook: object, name: str) -> Any:
+    if hook is not None and not callable(hook):
+        raise InvalidRequest(f"{name}={hook!r} cannot be used: give a function")
+    return hook
+
+
+def seconds(value: Seconds, name: str, *, minimum_ms: int = 0) -> float:
+    return duration_ms(value, name, minimum_ms=minimum_ms) / 1000
+
+
+def optional_seconds(value: Seconds | None, name: str) -> float | None:
+    return None if value is None else seconds(value, name, minimum_ms=1)

@@ -15,9 +15,17 @@ from holdfast.env import World, real_world
 from holdfast.env.process import first_signal
 from holdfast.errors import Closed, InvalidRequest
 from holdfast.worker.control import Control
-from holdfast.worker.health import HealthPage, WorkerHealth
-from holdfast.worker.options import Options, checked_concurrency, checked_hook, is_async, optional_seconds, seconds
-from holdfast.worker.sources import Bridge, origins_of
+from holdfast.worker.handling import HealthPage, WorkerHealth
+from holdfast.worker.sources import (
+    Bridge,
+    WorkerOptions,
+    checked_concurrency,
+    checked_hook,
+    is_async,
+    optional_seconds,
+    origins_of,
+    seconds,
+)
 
 
 class Worker:
@@ -50,7 +58,7 @@ class Worker:
     ) -> None:
         for_tasks = is_async(handler)
         origins = origins_of(queue, at=at, group=group, body_type=body_type, for_tasks=for_tasks)
-        self._options = Options(
+        self._options = WorkerOptions(
             handler=handler,
             is_async=for_tasks,
             origins=origins,

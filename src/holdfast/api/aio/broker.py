@@ -41,9 +41,8 @@ from holdfast.api.topics import (
     to_of,
 )
 from holdfast.broker.folder.layout import check_name, check_readable_name, check_topic_name
-from holdfast.broker.streams.positions import Reset
-from holdfast.broker.tracing.log import TraceStats
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.streams.offsets import Reset
+from holdfast.broker.tracing.log import TraceStats, TraceStep
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.compaction import KeysCompacted

@@ -38,7 +38,7 @@ from holdfast.api.times import duration_ms
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_topic_name
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.metrics import Observer
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.tracing.log import TraceStep
 from holdfast.errors import Closed, Empty, InvalidRequest, LeaseLost
 from holdfast.model import Durability, Retained
 from holdfast.settings import TopicSettings

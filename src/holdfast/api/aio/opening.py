@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from holdfast.env.checkpoints import Wanted
+from holdfast.env.world import Wanted
 
 _Given = ParamSpec("_Given")
 _Opened = TypeVar("_Opened", bound=AbstractAsyncContextManager[Any])

@@ -18,9 +18,8 @@ from holdfast.api.locks import Document, KeptLock, Lock, LockInfo, LockRequest
 from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.metrics import Observer
-from holdfast.broker.streams.positions import PartitionLag, Reset, ResetEffect, To
-from holdfast.broker.tracing.log import TraceStats
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.streams.offsets import PartitionLag, Reset, ResetEffect, To
+from holdfast.broker.tracing.log import TraceStats, TraceStep
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import BodyKind, CodecName, Durability, Retained
 from holdfast.settings import BrokerSettings, ConsumerSettings, TopicSettings

@@ -24,7 +24,7 @@ from holdfast.api.contents import Body, home_of
 from holdfast.api.drafts import Seconds
 from holdfast.api.sync.ports import ConsumerPort, tell
 from holdfast.api.times import duration_ms, instant_ns
-from holdfast.broker.streams.positions import PartitionLag
+from holdfast.broker.streams.offsets import PartitionLag
 from holdfast.errors import Closed, Fenced, InvalidRequest
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability

@@ -2,41 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from os import PathLike, fspath
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from holdfast.broker.check.parts import (
-    GroupState,
-    LocksState,
-    Part,
-    damaged_notes,
-    damaged_runs,
-    is_of_journal,
-    locks_state,
-    may_be_forced,
-    missing_folders,
-    missing_start,
-    parts_of,
-    state_of,
-    unread_start,
+from holdfast.broker.dedup.runs import damaged_dedup
+from holdfast.broker.delayed.runs import load_manifest, open_run
+from holdfast.broker.folder.contents import (
+    CONTENTS,
+    DEDUP,
+    TRACES_LOG,
+    Catalog,
+    GroupNotes,
+    cost_of,
+    is_delayed,
+    is_messages,
+    is_vital,
+    kept_settings,
+    load_contents,
+    missing_parts,
+    missing_root_parts,
+    part_path,
+    root_cost_of,
+    root_list_error,
 )
-from holdfast.broker.folder.catalog import Catalog
-from holdfast.broker.folder.layout import TOPICS
-from holdfast.broker.inspect.standing import CommitState, commits_of
-from holdfast.broker.journal import damaged_pasts
+from holdfast.broker.folder.layout import (
+    DEAD_SUFFIX,
+    DEFAULT_GROUP,
+    GROUPS,
+    INTERNAL_PREFIX,
+    LOCKS,
+    QUERIES,
+    SETTINGS,
+    TOPIC,
+    TOPICS,
+    partition_folder,
+    topic_folder,
+    topic_for,
+    topics,
+)
+from holdfast.broker.inspect.status import CommitState, commits_of, folders_in, holds_log, replayed_group
+from holdfast.broker.journal import BEFORE, SNAPSHOT, damaged_pasts, is_past
+from holdfast.broker.leases import KEY_FILE, key_is_whole
+from holdfast.broker.locks import replayed_locks
+from holdfast.broker.producers import Producers, load_snapshot
+from holdfast.broker.streams.offsets import CommittedOffset
+from holdfast.broker.streams.queries import list_queries
+from holdfast.delivery.image import check as check_group
 from holdfast.env import World, real_world
-from holdfast.errors import HoldfastError
+from holdfast.errors import BadSettings, CorruptData, HoldfastError, UnknownFormat, UnknownTopic
 from holdfast.storage.checks.check import Progress, check
-from holdfast.storage.checks.finding import CheckReport
+from holdfast.storage.checks.finding import CheckReport, count_of
+from holdfast.storage.files import join, read_file
 
 
 class PartReport(msgspec.Struct, frozen=True):
     """What was found in one log of a data folder."""
 
-    part: Part
+    part: FolderPart
     log: CheckReport
     state: GroupState | CommitState | LocksState | None
     wrong: tuple[str, ...]
@@ -128,7 +155,7 @@ def _against_logs(world: World, folder: str, report: PartReport, found: Mapping[
     return msgspec.structs.replace(report, wrong=tuple(wrong))
 
 
-def _checked(world: World, part: Part, progress: Progress | None, *, owned: bool, log_start: int) -> PartReport:
+def _checked(world: World, part: FolderPart, progress: Progress | None, *, owned: bool, log_start: int) -> PartReport:
     report = check(part.folder, world, owned=True if owned else None, progress=progress)
     if part.kind in ("journal", "commits", "locks"):
         findings = tuple(
@@ -145,8 +172,391 @@ def _checked(world: World, part: Part, progress: Progress | None, *, owned: bool
     return PartReport(part, report, None, wrong)
 
 
-def _state(world: World, part: Part, log_start: int, end: int | None) -> GroupState | CommitState | LocksState:
+def _state(world: World, part: FolderPart, log_start: int, end: int | None) -> GroupState | CommitState | LocksState:
     """What the events of a journal add up to, up to `end`."""
     if part.kind == "locks":
         return locks_state(world, part.folder.rpartition("/")[0], end)
     return commits_of(world, part.folder, end) if part.kind == "commits" else state_of(world, part, log_start, end)
+
+
+# The logs that a queue is made of, and what its journals add up to, seen without owning anything.
+
+
+_MOST_WRONG: Final = 20
+
+
+def is_of_journal(name: str) -> bool:
+    """Whether that is the name of what lies in a journal's folder besides its log."""
+    return name in (SNAPSHOT, BEFORE) or is_past(name)
+
+
+class FolderPart(msgspec.Struct, frozen=True):
+    """One log of a queue; its name is the way to it from the queue's folder."""
+
+    kind: Literal["messages", "delayed", "journal", "traces", "commits", "locks"]
+    name: str
+    folder: str
+
+
+class LocksState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the journal of the locks adds up to, and what is wrong with that."""
+
+    held: int = 0
+    documents: int = 0
+    wrong: tuple[str, ...] = ()
+
+
+class GroupState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a journal adds up to, and what is wrong with that; `missing` are not settled and no longer in the log."""
+
+    floor: int = 0
+    cursor: int = 0
+    missing: int = 0
+    leased: int = 0
+    waiting: int = 0
+    dying: int = 0
+    wrong: tuple[str, ...] = ()
+
+
+def parts_of(world: World, folder: str) -> list[FolderPart]:
+    """Every log in a data folder, the messages before what is derived from them; nothing that is being deleted."""
+    found = []
+    gone = {name + DEAD_SUFFIX for name in Catalog(world, folder).deleted()}
+    for topic in folders_in(world, join(folder, TOPICS)):
+        if topic in gone:
+            continue
+        kind: Literal["messages", "traces"] = "traces" if topic.startswith(INTERNAL_PREFIX) else "messages"
+        going = GroupNotes(world, join(folder, f"{TOPICS}/{topic}")).deleted()
+        numbers = [name for name in folders_in(world, join(folder, f"{TOPICS}/{topic}")) if name.isdigit()]
+        for number in sorted(numbers, key=int):
+            place = f"{TOPICS}/{topic}/{number}"
+            found.append(FolderPart(kind, f"{place}/log", join(folder, f"{place}/log")))
+            found.append(FolderPart("delayed", f"{place}/delayed/intake", join(folder, f"{place}/delayed/intake")))
+            for group in folders_in(world, join(folder, f"{place}/groups")):
+                name = f"{place}/groups/{group}"
+                if group not in going:
+                    found.append(FolderPart("journal", name, join(folder, name)))
+    for group in folders_in(world, join(folder, GROUPS)):
+        found.append(FolderPart("commits", f"{GROUPS}/{group}", join(folder, f"{GROUPS}/{group}")))
+    found.append(FolderPart("locks", LOCKS, join(folder, LOCKS)))
+    return [part for part in found if holds_log(world, part.folder)]
+
+
+def state_of(world: World, part: FolderPart, log_start: int = 0, end: int | None = None) -> GroupState:
+    """Replay a journal, as opening would, and look at the state that comes of it.
+
+    The log's start is to be older than this call: an owner raises the floor before it lets go of messages.
+    """
+    try:
+        return _replayed(world, part, log_start, end)
+    except (OSError, HoldfastError) as error:
+        return GroupState(wrong=(str(error),))
+
+
+def _replayed(world: World, part: FolderPart, log_start: int, end: int | None) -> GroupState:
+    group, begun, wrong = replayed_group(world, part.folder, end=end)
+    if not wrong:
+        wrong = check_group(group)
+    # Without a snapshot nobody knows where the group began: perhaps there, with a new journal.
+    known = begun and not wrong and group.floor < log_start
+    return GroupState(
+        floor=group.floor,
+        cursor=group.cursor,
+        missing=log_start - group.floor - group.done.range_cardinality(group.floor, log_start) if known else 0,
+        leased=len(group.leases),
+        waiting=len(group.waiting),
+        dying=len(group.burials),
+        wrong=tuple(wrong[:_MOST_WRONG]),
+    )
+
+
+def locks_state(world: World, folder: str, end: int | None = None) -> LocksState:
+    """The same for the locks and documents of a data folder."""
+    try:
+        table, wrong = replayed_locks(world, folder, end)
+    except (OSError, HoldfastError) as error:
+        return LocksState(wrong=(str(error),))
+    return LocksState(held=len(table.held), documents=len(table.documents), wrong=tuple(wrong[:_MOST_WRONG]))
+
+
+def damaged_runs(world: World, part: FolderPart) -> Iterator[str]:
+    """What is wrong with the files that delayed messages wait in, beside their intake."""
+    folder = part.folder.rpartition("/")[0]
+    try:
+        manifest = load_manifest(world.disk, folder)
+    except UnknownFormat as error:
+        yield str(error)
+        return
+    except CorruptData as error:
+        yield f"{error}; opening makes it anew, cancellations may be lost"
+        return
+    for entry in manifest.runs if manifest is not None else ():
+        try:
+            run = open_run(world.disk, folder, entry.name, entry.run_id or None)
+            for block in range(len(run.first_dues_ms)):
+                run.records(block)
+        except FileNotFoundError:
+            yield f"{entry.name} is missing: {entry.messages} delayed messages are lost"
+        except (CorruptData, OSError) as error:
+            yield f"{entry.name}: {error}"
+
+
+# The small files of a data folder that are no logs: what cannot be read of them, in words.
+
+
+Note: TypeAlias = tuple[Literal["damage", "note"], str]
+
+
+def damaged_notes(world: World, folder: str) -> Iterator[Note]:
+    """What is damaged in the catalog, the settings, the notes of groups, producers and queries."""
+    try:
+        Producers.open(world, folder)
+    except CorruptData as error:
+        yield "damage", str(error)
+    catalog = Catalog(world, folder)
+    wrong = root_list_error(world, folder)
+    if wrong and any(map(catalog.is_listed, catalog.names())):
+        yield "damage", f"{wrong}; opening the folder makes it anew, but parts that are gone are not missed"
+    elif wrong and not wrong.endswith("is missing"):
+        yield "damage", wrong
+    if not key_is_whole(world, folder):
+        yield "damage", f"{join(folder, KEY_FILE)} is damaged: opening makes another one; {root_cost_of(KEY_FILE)}"
+    for topic in topics(world, folder):
+        try:
+            count = catalog.facts(topic).partitions
+            yield from _of_topic(world, folder, topic, count)
+            yield from _facts(world, folder, topic, catalog)
+            places = [partition_folder(folder, topic, number) for number in range(count)]
+            for place in places:
+                yield from _sequences(world, place)
+            for place in (topic_folder(folder, topic), *places):
+                yield from (("damage", what) for what in damaged_dedup(world, join(place, DEDUP)))
+        except CorruptData as error:
+            yield "damage", str(error)
+        except UnknownTopic:
+            continue  # deleted meanwhile
+    yield from _queries(world, folder)
+
+
+def _queries(world: World, folder: str) -> Iterator[Note]:
+    """A running query's file is renewed all the time, and goes with it: nothing in it can be lost."""
+    for query in list_queries(world, folder):
+        if query.wrong:
+            place = f"{QUERIES}/{query.file}"
+            yield "note", f"{place} cannot be read: {query.wrong}; while it is there, no old message is removed"
+
+
+def _facts(world: World, folder: str, topic: str, catalog: Catalog) -> Iterator[Note]:
+    """`topic.json` and the list of parts: each is made anew from the other, and neither may be gone unnoticed."""
+    place = topic_folder(folder, topic)
+    again = "opening the topic makes it anew, and nothing is lost"
+    listed = None
+    try:
+        listed = load_contents(world, folder, topic)
+        if listed is None and catalog.is_listed(topic):
+            yield "damage", f"{join(place, CONTENTS)} is missing: {again}, but parts that are gone are not missed"
+    except CorruptData as error:
+        yield "damage", f"{error}; {again}, but parts that are gone are not missed"
+    try:
+        if catalog.noted(topic) is None and listed is not None:
+            yield "damage", f"{join(place, TOPIC)} is missing: {again}"
+    except CorruptData as error:
+        if listed is None:
+            raise
+        yield "damage", f"{error}: {again}"
+
+
+def _of_topic(world: World, folder: str, topic: str, count: int) -> Iterator[Note]:
+    place = topic_folder(folder, topic)
+    try:
+        kept_settings(world, join(place, SETTINGS))
+    except (CorruptData, BadSettings) as error:
+        yield "damage", str(error)
+    notes = GroupNotes(world, place)
+    for group in notes.names(count):
+        try:
+            notes.read(group)
+        except CorruptData as error:
+            yield "damage", str(error)
+
+
+def _sequences(world: World, place: str) -> Iterator[Note]:
+    """What is known of producers is a cache: where it is damaged, the log is read instead."""
+    try:
+        load_snapshot(world.disk, place, 0)
+    except UnknownFormat as error:
+        yield "damage", str(error)
+    except CorruptData as error:
+        yield "note", f"{error}; opening reads the log instead, and loses nothing but time"
+
+
+# What a queue should have and has not: messages at the start of its log, whole folders.
+
+
+_ADVICE: Final = "Restore the folder from a copy before you open the queue: opening goes on without them"
+_RESTORE: Final = "Restore it from a copy; without it the topic opens only after a repair"
+
+_RESTORE_PART: Final = "Restore it from a copy; without it this part is used only after a repair"
+_ROOT_ADVICE: Final = {
+    KEY_FILE: "Restore it from a copy; opening makes another one",
+    TRACES_LOG: "Restore it from a copy",
+}
+
+# An owner that makes a topic just now is through with it soon.
+_TRIES: Final = 5
+_LOOK_EVERY_S: Final = 0.1
+
+
+def missing_start(world: World, folder: str, topic: str, group: str, log: CheckReport, state: GroupState) -> str | None:
+    """What the log lacks before its first message, in words; None where all that is gone was settled."""
+    if not state.missing or may_be_forced(world, folder, topic):
+        return None
+    lost, last = count_of(state.missing, "message"), log.start - 1
+    span = f"{state.floor}" if last == state.floor else f"{state.floor} to {last}"
+    some = "" if state.missing == log.start - state.floor else "of "
+    are = "is" if state.missing == 1 else "are"
+    of_group = "" if group == DEFAULT_GROUP else f" {group}"
+    return (
+        f"{lost} ({some}{span}) {are} missing: the log begins at {log.start}, "
+        f"the group{of_group} had settled only up to {state.floor}. {_ADVICE}"
+    )
+
+
+def may_be_forced(world: World, folder: str, topic: str) -> bool:
+    """Whether retention takes messages of this topic that nobody has handled."""
+    if topic.endswith(DEAD_SUFFIX):
+        return True
+    content = read_file(world.disk, join(folder, f"{TOPICS}/{topic}/{SETTINGS}"))
+    try:
+        kept = msgspec.json.decode(content or b"{}")
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return False
+    return isinstance(kept, dict) and kept.get("retention_ignores_pins") is True
+
+
+def missing_folders(world: World, folder: str, ends: Mapping[str, int], *, owned: bool) -> list[str]:
+    """The folders that every topic has and one here has not, in words.
+
+    `ends` tells of each log by its name how far it goes, and of each journal how far its group has come.
+    """
+    never = threading.Event()
+    for _ in range(_TRIES - 1 if owned else 0):
+        if not _missing_folders(world, folder, ends):
+            return []
+        world.clock.wait(never, _LOOK_EVERY_S)
+    return _missing_folders(world, folder, ends)
+
+
+def _missing_folders(world: World, folder: str, ends: Mapping[str, int]) -> list[str]:
+    found = [
+        f"{part} is missing: {root_cost_of(part)}. {_ROOT_ADVICE.get(part, _RESTORE_PART)}"
+        for part in missing_root_parts(world, folder)
+    ]
+    for topic in topics(world, folder):
+        listed = _missing_listed(world, folder, topic, ends)
+        if listed is not None:
+            found += listed
+            continue
+        # A topic from before there were lists: as far as it can be told from what the others have.
+        count, letters = _partitions(world, folder, topic), f"{TOPICS}/{topic}{DEAD_SUFFIX}"
+        groups = _groups(world, folder, topic, count)
+        for number in range(count):
+            place = f"{TOPICS}/{topic}/{number}"
+            # One that was added just before a crash is made at the next opening.
+            if not number or _is_folder(world, join(folder, place)) or _is_folder(world, join(folder, letters)):
+                found += _missing_of(world, folder, place, groups, ends)
+        for number in map(int, filter(str.isdigit, folders_in(world, join(folder, letters)))):
+            place = f"{letters}/{number}"
+            # They are made with the first letter, the log before its journal: with neither that was cut short.
+            if any(holds_log(world, join(folder, f"{place}/{part}")) for part in ("log", f"{GROUPS}/{DEFAULT_GROUP}")):
+                found += _missing_of(world, folder, place, [DEFAULT_GROUP], ends)
+    return found
+
+
+def _missing_listed(world: World, folder: str, topic: str, ends: Mapping[str, int]) -> list[str] | None:
+    """What the list of a topic's parts names and is not there; None where there is no list, or none to be trusted."""
+    try:
+        if load_contents(world, folder, topic) is None:
+            return None
+        parts = missing_parts(world, folder, topic)
+    except CorruptData:
+        return None
+    count, found = _partitions(world, folder, topic), []
+    for part in parts:
+        name = part_path(folder, topic, part).removeprefix(f"{folder}/")
+        come = _come_to(name, ends) if part.endswith("/log") else 0
+        far = f"; the group had come up to {come}" if come else ""
+        if is_vital(part, count):
+            advice = _RESTORE
+        else:
+            stops = is_messages(part) or is_delayed(part)
+            advice = _RESTORE_PART if stops else "Restore it from a copy to prevent that"
+        found.append(f"{name} {_lack(world, folder, name)}{far}: {cost_of(part)}. {advice}")
+    return found
+
+
+def _come_to(log: str, ends: Mapping[str, int]) -> int:
+    """How far any group had come in a log that is gone."""
+    groups = f"{log.removesuffix('/log')}/{GROUPS}/"
+    return max((end for name, end in ends.items() if name.startswith(groups)), default=0)
+
+
+def _partitions(world: World, folder: str, topic: str) -> int:
+    try:
+        return Catalog(world, folder).facts(topic).partitions
+    except (CorruptData, UnknownTopic):  # said elsewhere; deleted meanwhile
+        numbers = [int(name) for name in folders_in(world, join(folder, f"{TOPICS}/{topic}")) if name.isdigit()]
+        return max(numbers, default=-1) + 1
+
+
+def _groups(world: World, folder: str, topic: str, count: int) -> list[str]:
+    """The groups in queue mode that the topic has, as far as anything is left of them; a queue has always one."""
+    notes, found = GroupNotes(world, topic_folder(folder, topic)), []
+    for name in notes.names(count):
+        with suppress(CorruptData):
+            if notes.read(name).deleted:
+                continue
+        found.append(name)
+    simple = topic == topic_for(folder) or _is_folder(world, topic_folder(folder, topic + DEAD_SUFFIX))
+    streams = folders_in(world, join(folder, GROUPS))
+    return found or ([DEFAULT_GROUP] if simple and not streams else [])
+
+
+def _missing_of(world: World, folder: str, place: str, groups: Sequence[str], ends: Mapping[str, int]) -> list[str]:
+    log = f"{place}/log"
+    found = []
+    if not holds_log(world, join(folder, log)):
+        come = max((ends.get(f"{place}/groups/{group}", 0) for group in groups), default=0)
+        far = f"; the group had come up to {come}" if come else ""
+        found.append(f"{log} {_lack(world, folder, log)}{far}: its messages are lost. {_ADVICE}")
+    for name in groups:
+        group = f"{place}/groups/{name}"
+        # A log without a message and without a group: making the queue was cut short, and nothing is lost.
+        if not holds_log(world, join(folder, group)) and (found or ends.get(log)):
+            again = "what was handled is not known, and all messages that are kept come again"
+            found.append(f"{group} {_lack(world, folder, group)}: {again}. Restore it from a copy to prevent that")
+    return found
+
+
+def unread_start(name: str, entry: CommittedOffset, start: int) -> str | None:
+    """What a group in stream mode has not read and the log no longer has, in words."""
+    if entry.offset >= start:
+        return None
+    lost = start - entry.offset
+    are = "is" if lost == 1 else "are"
+    return (
+        f"{count_of(lost, 'message')} of partition {entry.partition} of {entry.topic} ({entry.offset} to {start - 1}) "
+        f"{are} missing: the log begins at {start}, the group {name} had committed only up to {entry.offset}. {_ADVICE}"
+    )
+
+
+def _lack(world: World, folder: str, name: str) -> str:
+    return "holds no log" if _is_folder(world, join(folder, name)) else "is missing"
+
+
+def _is_folder(world: World, path: str) -> bool:
+    try:
+        world.disk.names(path)
+    except OSError:
+        return False
+    return True

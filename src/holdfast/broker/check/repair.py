@@ -16,14 +16,15 @@ from typing import Final
 
 import msgspec
 
-from holdfast.broker.check.folder import FolderReport, PartReport, check_folder
-from holdfast.broker.check.parts import parts_of
+from holdfast.broker.check.folder import FolderReport, PartReport, check_folder, parts_of
 from holdfast.broker.dedup.runs import damaged_note, damaged_runs, renew_note
-from holdfast.broker.folder.catalog import Catalog
 from holdfast.broker.folder.contents import (
     CONTENTS,
     DEDUP,
+    Catalog,
+    GroupNotes,
     cost_of,
+    kept_settings,
     load_contents,
     missing_parts,
     missing_root_parts,
@@ -36,21 +37,19 @@ from holdfast.broker.folder.contents import (
     strike_off_root,
 )
 from holdfast.broker.folder.layout import DEAD_SUFFIX, GROUPS, SETTINGS, TOPIC, TOPICS, topic_folder, topics
-from holdfast.broker.folder.policy import GroupNotes, kept_settings
 from holdfast.broker.journal import Journal
+from holdfast.broker.leases import KEY_FILE, key_is_whole
 from holdfast.broker.locks import LocksJournal
 from holdfast.broker.producers import NAME as PRODUCERS
 from holdfast.broker.producers import Producers
-from holdfast.broker.receipts import KEY_FILE, key_is_whole
 from holdfast.broker.streams.offsets import Offsets
-from holdfast.delivery.check import check as check_group
-from holdfast.delivery.commands import SESSION_BITS
+from holdfast.delivery.events import SESSION_BITS
+from holdfast.delivery.image import check as check_group
 from holdfast.env import World, real_world
 from holdfast.errors import BadSettings, CorruptData, HoldfastError, InvalidRequest
 from holdfast.settings import LogSettings
 from holdfast.storage.checks.check import Progress
-from holdfast.storage.checks.plan import RepairPlan
-from holdfast.storage.checks.repair import RepairResult, plan_repair, repair
+from holdfast.storage.checks.repair import RepairPlan, RepairResult, plan_repair, repair
 from holdfast.storage.files import join
 from holdfast.storage.opening import require_own, take_lock, translated
 
@@ -93,7 +92,7 @@ class FolderRepair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class _Work:
+class _RepairWork:
     step: FolderStep
     carry_out: Callable[[str], None]  # given the backup folder
 
@@ -186,7 +185,7 @@ class _Planner:
         self._report = report
         self._catalog = Catalog(world, folder)
 
-    def works(self, part: str | None) -> Iterator[_Work]:
+    def works(self, part: str | None) -> Iterator[_RepairWork]:
         found = [*self._small_files(), *self._journals(), *self._missing()]
         if part is None:
             yield from found
@@ -200,12 +199,12 @@ class _Planner:
             )
         yield from chosen
 
-    def _journals(self) -> Iterator[_Work]:
+    def _journals(self) -> Iterator[_RepairWork]:
         for report in self._report.parts:
             if report.wrong and report.part.kind in ("journal", "commits", "locks"):
                 yield self._journal(report)
 
-    def _journal(self, report: PartReport) -> _Work:
+    def _journal(self, report: PartReport) -> _RepairWork:
         name, path, kind = report.part.name, report.part.folder, report.part.kind
         unusable = next((what for what in report.wrong if _is_unusable(what)), None)
         if unusable is None:
@@ -232,7 +231,7 @@ class _Planner:
         except CorruptData:
             self._set_aside(folder, report.part.name, backup)
 
-    def _small_files(self) -> Iterator[_Work]:
+    def _small_files(self) -> Iterator[_RepairWork]:
         try:
             Producers.open(self._world, self._folder)
         except CorruptData as error:
@@ -250,7 +249,7 @@ class _Planner:
     def _renew_root(self, _: str) -> None:
         renew_root(self._world, self._folder)
 
-    def _of_topic(self, topic: str) -> Iterator[_Work]:
+    def _of_topic(self, topic: str) -> Iterator[_RepairWork]:
         folder, place = topic_folder(self._folder, topic), f"{TOPICS}/{topic}"
         facts = self._catalog.facts(topic)
         try:
@@ -291,7 +290,7 @@ class _Planner:
     def _renew_note(self, path: str) -> Callable[[str], None]:
         return lambda _: renew_note(self._world, path)
 
-    def _missing(self) -> Iterator[_Work]:
+    def _missing(self) -> Iterator[_RepairWork]:
         for part in missing_root_parts(self._world, self._folder):
             what = "strike it off the list of what must be there, and go on without it"
             yield self._work("give_up", part, what, root_cost_of(part), partial(self._strike_off_root, part))
@@ -308,13 +307,13 @@ class _Planner:
     def _strike_off(self, topic: str, part: str, _: str) -> None:
         strike_off(self._world, self._folder, topic, frozenset([part]))
 
-    def _aside(self, name: str, error: object, cost: str) -> _Work:
+    def _aside(self, name: str, error: object, cost: str) -> _RepairWork:
         what = f"keep it in the backup and go on without it ({error})"
         path = join(self._folder, name)
         return self._work("set_aside", name, what, cost, partial(self._set_aside, path, name))
 
-    def _work(self, action: str, part: str, what: str, cost: str, carry_out: Callable[[str], None]) -> _Work:
-        return _Work(FolderStep(action=action, part=part, what=what, cost=cost), carry_out)
+    def _work(self, action: str, part: str, what: str, cost: str, carry_out: Callable[[str], None]) -> _RepairWork:
+        return _RepairWork(FolderStep(action=action, part=part, what=what, cost=cost), carry_out)
 
     def _set_aside(self, path: str, name: str, backup: str) -> None:
         disk = self._world.disk

@@ -110,7 +110,7 @@ def reference_of(row: bytes) -> int:
     return int.from_bytes(row[-8:], "big")
 
 
-class Run:
+class DedupRun:
     """One run, mapped: only its tail is in memory."""
 
     __slots__ = (
@@ -198,7 +198,7 @@ class Merge:
     """Records of several runs and of memory in one order: the newest of each id, nothing expired or lost."""
 
     def __init__(
-        self, runs: Sequence[Run], rows: list[bytes], *, after_ms: int, lost: Callable[[int], bool] | None = None
+        self, runs: Sequence[DedupRun], rows: list[bytes], *, after_ms: int, lost: Callable[[int], bool] | None = None
     ) -> None:
         self._cursors = [_Cursor(run) for run in runs]
         self._rows = rows  # sorted
@@ -227,7 +227,7 @@ class Merge:
 class _Cursor:
     """A place in a run that is read from its start to its end, each block once."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: DedupRun) -> None:
         self._blocks = run.blocks()
         self._rows: list[bytes] = []
 
@@ -256,7 +256,7 @@ class RunWriter:
         self._block_crcs = array("I")
         self._marks: tuple[list[bytes], list[bytes]] = ([], [])
 
-    def write(self, facts: RunFacts, merge: Merge) -> Run:
+    def write(self, facts: RunFacts, merge: Merge) -> DedupRun:
         """Answers when the run would survive a power cut."""
         temporary, path = join(self._folder, TEMPORARY), join(self._folder, run_name(facts.sequence))
         if self._disk.exists(temporary):
@@ -322,7 +322,7 @@ class RunWriter:
         write_fully(file, 0, [header, _CRC.pack(crc32c(header))])
 
 
-def open_run(disk: Disk, folder: str, sequence: int) -> Run:
+def open_run(disk: Disk, folder: str, sequence: int) -> DedupRun:
     """The run with this number, or CorruptData; reads all of it but the records."""
     path = join(folder, run_name(sequence))
     if not disk.exists(path):
@@ -350,7 +350,7 @@ def open_run(disk: Disk, folder: str, sequence: int) -> Run:
         positions = _COVERED.iter_unpack(tail[kept_end:]) if magic == _MAGIC else [words]
         covered = tuple(Covered(LogPosition(*each[:2]), LogPosition(*each[2:])) for each in positions)
         records = file.view(HEADER_BYTES, records_bytes)
-        return Run(path, RunFacts(sequence, newest_ms, covered, kept), count, bucket_bits, records, tail)
+        return DedupRun(path, RunFacts(sequence, newest_ms, covered, kept), count, bucket_bits, records, tail)
     finally:
         file.close()
 

@@ -31,7 +31,7 @@ calls go on meanwhile. Under the policies `os` and `interval` a power cut may ta
 yet, and its id is then given to another: whoever keeps an id across power cuts puts with `fsync`.
 """
 
-from holdfast.broker.delayed.manifest import DelaySettings
+from holdfast.broker.delayed.runs import DelaySettings
 from holdfast.broker.delayed.store import Delayed, DelayStore
 
 __all__ = ["DelaySettings", "DelayStore", "Delayed"]

@@ -70,7 +70,7 @@ class _Bucket:
         return zip(self.entries[::2], self.entries[1::2], strict=True)
 
 
-class Timers:
+class DelayedTimers:
     """Due times and their ids. Everything due before `edge` is in the sorted front."""
 
     def __init__(self) -> None:
@@ -195,7 +195,7 @@ _RECORD_BYTES: Final = 400  # what a message takes in memory besides its own byt
 _FRAME_BYTES: Final = 16 * 1024
 
 
-class Intake:
+class DelayedIntake:
     """The log and what is known of its messages, which the lock of the store's state guards."""
 
     def __init__(self, log: Log) -> None:
@@ -206,7 +206,7 @@ class Intake:
         self._near_bytes = 0
 
     @staticmethod
-    def open(world: World, folder: str, settings: LogSettings) -> Intake:
+    def open(world: World, folder: str, settings: LogSettings) -> DelayedIntake:
         """Only the store decides what leaves the intake: no retention, no rolling by age."""
         changed = msgspec.structs.replace(
             settings,
@@ -218,9 +218,9 @@ class Intake:
             retention_segments=None,
             retention_done_bytes=None,
         )
-        return Intake(Log.open(folder, changed, world))
+        return DelayedIntake(Log.open(folder, changed, world))
 
-    def load(self, floor: int, timers: Timers, settled: BitMap64) -> BitMap64:
+    def load(self, floor: int, timers: DelayedTimers, settled: BitMap64) -> BitMap64:
         """Take in what came since the last spill; answers with the ids that were cancelled."""
         cancelled = BitMap64()
         log = self.log

@@ -16,16 +16,14 @@ from typing import Final
 import msgspec
 from pyroaring import BitMap64
 
-from holdfast.broker.delayed.intake import Intake
-from holdfast.broker.delayed.manifest import DelaySettings, load
-from holdfast.broker.delayed.run import NEVER_MS, Entry, Run
-from holdfast.broker.delayed.state import State
-from holdfast.broker.delayed.upkeep import Upkeep
-from holdfast.broker.moving import portions
+from holdfast.broker.delayed.intake import DelayedIntake
+from holdfast.broker.delayed.runs import NEVER_MS, DelayedRun, DelaySettings, Entry, load
+from holdfast.broker.delayed.upkeep import DelayedState, DelayedUpkeep
 from holdfast.env import World
 from holdfast.errors import CorruptData, InvalidRequest
 from holdfast.model import Appended, Batch, CodecName, Durability, Record
 from holdfast.settings import LogSettings
+from holdfast.storage.batches import portions
 from holdfast.storage.files import join
 from holdfast.storage.log import Log
 from holdfast.storage.opening import open_error
@@ -50,16 +48,16 @@ class DelayStore:
     How a message gets from here into its partition once, also across crashes, is told in the package's docstring.
     """
 
-    def __init__(self, world: World, folder: str, settings: DelaySettings, state: State) -> None:
+    def __init__(self, world: World, folder: str, settings: DelaySettings, state: DelayedState) -> None:
         self.folder = folder
         self.settings = settings
         self._state = state
         self._log = state.intake.log
-        self._upkeep = Upkeep(world, folder, settings, state)
-        self._blocks: OrderedDict[tuple[Run, int], list[Record]] = OrderedDict()
+        self._upkeep = DelayedUpkeep(world, folder, settings, state)
+        self._blocks: OrderedDict[tuple[DelayedRun, int], list[Record]] = OrderedDict()
         with state.lock:
             state.look_ahead()
-        # Spills and manifests, which may take long: see `Upkeep`.
+        # Spills and manifests, which may take long: see `DelayedUpkeep`.
         self.spill = self._upkeep.spill
         self.save = self._upkeep.save
         self.tick = self._upkeep.tick
@@ -69,10 +67,10 @@ class DelayStore:
         """Own the store in the folder; made where there is none."""
         try:
             world.disk.make_folder(folder)
-            intake = Intake.open(world, join(folder, "intake"), settings)  # its lock is the store's lock
+            intake = DelayedIntake.open(world, join(folder, "intake"), settings)  # its lock is the store's lock
             try:
                 loaded = load(world, folder, intake_is_new=intake.log.written_end == 0)
-                return DelayStore(world, folder, delays or DelaySettings(), State(intake, loaded))
+                return DelayStore(world, folder, delays or DelaySettings(), DelayedState(intake, loaded))
             except BaseException:
                 intake.log.close()
                 raise
@@ -328,7 +326,7 @@ class DelayStore:
     def _is_near(self, until_ms: int, record: Record) -> bool:
         return record.due_at_ms <= until_ms and not self._state.done_here(record.offset)
 
-    def _block(self, run: Run, block: int) -> list[Record]:
+    def _block(self, run: DelayedRun, block: int) -> list[Record]:
         """The messages of a block, kept for a while; none where it cannot be read."""
         try:
             records = self._blocks[run, block] = run.records(block)

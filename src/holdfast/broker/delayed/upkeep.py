@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import logging
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import pairwise
 from operator import attrgetter
@@ -20,21 +21,200 @@ from typing import Final, TypeVar
 import msgspec
 from pyroaring import BitMap64
 
-from holdfast.broker.delayed.intake import DAY_MS, HOUR_MS, MONTH_MS
-from holdfast.broker.delayed.manifest import DelaySettings, save_manifest
-from holdfast.broker.delayed.run import NEVER_MS, TRAILER_CHECKED, TRAILER_MAGIC, Run
-from holdfast.broker.delayed.state import State
+from holdfast.broker.delayed.intake import DAY_MS, HOUR_MS, MONTH_MS, DelayedIntake, DelayedTimers
+from holdfast.broker.delayed.runs import (
+    NEVER_MS,
+    TRAILER_CHECKED,
+    TRAILER_MAGIC,
+    DelayedRun,
+    DelaySettings,
+    Entry,
+    LoadedManifest,
+    Manifest,
+    RunEntry,
+    save_manifest,
+)
 from holdfast.checksum import crc32c
 from holdfast.codec.encode import PLAIN, Body, FramePlace, Packing, encode_batch, header_for
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import World
 from holdfast.env.disk import File
-from holdfast.errors import DiskFull, HoldfastError, Unavailable
+from holdfast.errors import Closed, DiskFull, HoldfastError, Unavailable
 from holdfast.large import LargeValue
 from holdfast.model import Batch, Record
 from holdfast.storage.files import FULL_DISK, join, write_fully
 from holdfast.storage.keeper import soonest
-from holdfast.storage.shortage import advice
+from holdfast.storage.opening import advice
+
+# What the store knows in memory: where each message lies, which are gone, and which of those for certain.
+#
+# known     ids that lie in a file: in the intake or in a run
+# gone      those of them that were released or cancelled
+# settled   those gone for certain: their releases are synced in the partition's log
+
+
+_MOST = 2**64 - 1
+
+
+class DelayedState:
+    """Guarded by its lock, which whoever calls a method here holds."""
+
+    def __init__(self, intake: DelayedIntake, loaded: LoadedManifest) -> None:
+        self.lock = Lock()
+        self.intake = intake
+        self.runs = loaded.runs
+        self.damage = loaded.damage
+        self.timers = DelayedTimers()
+        self.floor = loaded.manifest.spilled_below  # the intake's messages below it are in runs, or gone
+        self.next_number = loaded.manifest.next_number
+        self.saved_position = self.settled_position = loaded.manifest.accounted
+        self.unsettled: deque[tuple[int, BitMap64]] = deque()  # released, by the position below which they lie
+        self.changed = bool(loaded.damage)  # since the last manifest
+        self.closed = False
+        # No message that waits is due before this: what whoever ticks was told last, or what came since.
+        self.not_before_ms = 0
+        spilled = self.in_runs()
+        before = loaded.manifest.gone_ids()
+        cancelled = intake.load(self.floor, self.timers, before | spilled)
+        # Only where the manifest was lost: messages of an unfinished spill, which are in runs already.
+        self.twice = intake.present & spilled
+        intake.present -= spilled
+        self.gone = (before | cancelled) & (intake.present | spilled)
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise Closed(f"the delayed messages of {self.intake.log.folder} are closed; open them again to use them")
+
+    def in_runs(self) -> BitMap64:
+        ids = BitMap64()
+        for run in self.runs:
+            ids |= run.ids
+        return ids
+
+    def known(self, ids: BitMap64) -> BitMap64:
+        """Those of the ids that lie in a file."""
+        known = ids & self.intake.present
+        for run in self.runs:
+            known |= ids & run.ids
+        return known
+
+    def live(self) -> int:
+        return sum(run.messages for run in self.runs) + len(self.intake.present) - len(self.gone)
+
+    def is_full(self, most: int, soon_ms: int) -> bool:
+        """Whether it is time to spill: many wait in memory, or many that are gone keep the intake long.
+
+        What is due by `soon_ms` does not count, up to a limit: it would be released before the spill is done.
+        """
+        present = self.intake.present
+        waiting = present - self.gone
+        if len(waiting) >= most and len(waiting) - self.timers.count_near(soon_ms) >= most:
+            return True
+        return bool(waiting) and len(present) - present.rank(waiting.min()) >= 4 * most
+
+    def done_here(self, message_id: int) -> bool:
+        """Whether a timer of the intake is done with."""
+        intake = self.intake
+        return message_id in self.gone or message_id not in intake.present or message_id in intake.unreadable
+
+    def waiting_here(self, entries: Iterable[tuple[int, int]]) -> Iterator[Entry]:
+        """Those entries that wait in the intake and may be shown: as durable as their policy promised."""
+        end = self.intake.log.end
+        for due_at_ms, message_id in entries:
+            if message_id < end and not self.done_here(message_id):
+                yield due_at_ms, message_id, None, 0, 0
+
+    def _next_due_ms(self) -> int | None:
+        first = self.timers.first(self.done_here)
+        best_ms = first[0] if first is not None else NEVER_MS
+        for run in sorted(self.runs, key=DelayedRun.not_before_ms):
+            if run.not_before_ms() >= best_ms:
+                break
+            first = run.first(self.gone)
+            if first is not None:
+                best_ms = min(best_ms, first[0])
+        return best_ms if best_ms < NEVER_MS else None
+
+    def look_ahead(self) -> int | None:
+        """When the first message is due that waits, learned anew; None where none does."""
+        first_ms = self._next_due_ms()
+        self.not_before_ms = NEVER_MS if first_ms is None else first_ms
+        return first_ms
+
+    def settled(self) -> BitMap64:
+        """The ids that are gone for certain: a copy."""
+        ids = self.gone.copy()
+        for _, released in self.unsettled:
+            ids -= released
+        return ids
+
+    def take_over(self, runs: list[DelayedRun], cut: int) -> Iterator[None]:
+        """A spill is done: all that waited in the intake below `cut` is in these runs.
+
+        The answer, step by step, lets go of timers that nobody needs any more; between two steps the lock may be free.
+        """
+        present = self.intake.present
+        below = present.copy()
+        below.remove_range(cut, _MOST)
+        for run in runs:
+            below -= run.ids
+        self.gone -= below
+        present.remove_range(0, cut)
+        self.runs = self.runs + runs
+        self.next_number += len(runs)
+        self.floor = cut
+        self.intake.let_go_of_all()
+        self.changed = True
+        return self.timers.dropping_below(cut)
+
+    def take_out_finished(self, settled: BitMap64) -> list[DelayedRun]:
+        """Runs of which nothing can come back are no longer part of the store, nor are their ids."""
+        finished = [run for run in self.runs if run.ids.intersection_cardinality(settled) == run.messages]
+        self.runs = [run for run in self.runs if run not in finished]
+        for run in finished:
+            self.gone -= run.ids
+            settled -= run.ids
+        return finished
+
+    def raise_floor(self, settled: BitMap64) -> None:
+        """Messages at the head of the intake that are gone for certain need no spill: what is kept begins behind them.
+
+        They are no longer part of the store, nor of `settled`, which the next manifest holds.
+        """
+        needed = self.intake.present - settled
+        end = self.intake.log.end
+        floor = min(needed.min(), end) if needed else end
+        if floor > self.floor:
+            behind = self.intake.present.copy()
+            behind.remove_range(0, floor)
+            below = self.intake.present - behind
+            self.intake.present = behind
+            self.gone -= below
+            settled -= below
+            self.floor = floor
+
+    def manifest(self, settled: BitMap64) -> Manifest:
+        settled.run_optimize()
+        return Manifest(
+            accounted=self.settled_position,
+            spilled_below=self.floor,
+            next_number=self.next_number,
+            runs=[RunEntry(run.name, run.run_id, run.messages) for run in self.runs],
+            gone=settled.serialize(),
+        )
+
+    def check(self) -> None:
+        """Assert what must always hold."""
+        known = self.intake.present.copy()
+        for run in self.runs:
+            assert not known & run.ids, f"{run.name} holds messages that wait elsewhere, too"
+            known |= run.ids
+        assert self.gone <= known, "messages are gone that are in no file"
+        assert all(ids <= self.gone for _, ids in self.unsettled), "released, but not gone"
+        here = [message_id for _, message_id in self.timers.ordered()]
+        assert len(here) == len(set(here)), "a timer is set twice"
+        assert self.intake.present - self.gone - self.intake.unreadable <= BitMap64(here), "a message has no timer"
+
 
 # From the intake to runs: messages in order of arrival become files in order of due time.
 #
@@ -125,9 +305,9 @@ def _bounds(
     return [(0, 0), *(sample[len(sample) * i // parts] for i in range(1, parts)), (NEVER_MS, 0)]
 
 
-def write_runs(world: World, records: Iterator[Record], plan: SpillPlan) -> list[Run]:
+def write_runs(world: World, records: Iterator[Record], plan: SpillPlan) -> list[DelayedRun]:
     """Write sorted messages into as many runs as buckets of time and size ask for; all are durable then."""
-    runs: list[Run] = []
+    runs: list[DelayedRun] = []
     writer: _RunWriter | None = None
     bucket, temporary = 0, join(plan.folder, "spill.tmp")
     try:
@@ -186,7 +366,7 @@ class _RunWriter:
         if len(self._block) >= _BLOCK_MESSAGES or self._block_bytes >= _BLOCK_BYTES:
             self._end_block()
 
-    def finish(self) -> Run:
+    def finish(self) -> DelayedRun:
         """Put the file in its place; its name is durable after the folder's next sync."""
         if self._block:
             self._end_block()
@@ -198,7 +378,7 @@ class _RunWriter:
         self.file.sync()
         self.file.close()
         self._world.disk.rename(self._temporary, join(self._folder, self._name))
-        return Run(self._world.disk, self._folder, self._name, self._run_id, self._table, self._ids)
+        return DelayedRun(self._world.disk, self._folder, self._name, self._run_id, self._table, self._ids)
 
     def _end_block(self) -> None:
         records, self._block, self._block_bytes = self._block, [], 0
@@ -252,10 +432,10 @@ _PAUSE_FRAMES: Final = 10
 _PAUSE_MESSAGES: Final = 256
 
 
-class Upkeep:
+class DelayedUpkeep:
     """One at a time is at work here."""
 
-    def __init__(self, world: World, folder: str, settings: DelaySettings, state: State) -> None:
+    def __init__(self, world: World, folder: str, settings: DelaySettings, state: DelayedState) -> None:
         self._world = world
         self._folder = folder
         self._settings = settings
@@ -264,7 +444,7 @@ class Upkeep:
         self._lock = Lock()
         self._saved_ns = world.clock.monotonic_ns()
         self._failed_ns: int | None = None
-        self._garbage: list[Run] = []  # finished, and removed after the next manifest
+        self._garbage: list[DelayedRun] = []  # finished, and removed after the next manifest
         self.on_pause: Callable[[], object] = lambda: None
         log_settings = self._log.settings
         self._packing = Packing.named(

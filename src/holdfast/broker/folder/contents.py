@@ -1,20 +1,12 @@
-"""What must be in the folder of a topic: a list of its parts, so that one that is gone is missed.
-
-A part is made, durably, then listed, then used; it is struck off the list, then removed. So what the list names was
-there, wherever a crash came. A topic from before there were lists has none until it is opened: then what is there is
-listed. The data folder has such a list, too, of what is no topic's: named producers, locks, groups in stream mode, the
-key of receipts, traces. The list of a topic also has a copy of the topic's facts, should `topic.json` be lost.
-
-The file `contents` is JSON with a checksum: `{"check": …, "facts": {…}, "parts": […]}`. A part is named by its path
-from the topic's folder; the dead letters lie beside it, and their parts begin with `.dlq/`.
-"""
+"""The topics of a data folder, their settings and those of their groups, and the list of parts that must be there."""
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -24,16 +16,25 @@ from holdfast.broker.folder.layout import (
     INTERNAL_PREFIX,
     LOCKS,
     SETTINGS,
+    TOPIC,
     TOPICS,
+    check_name,
+    is_sealed,
+    is_users_topic,
     names_in,
+    sealed,
     topic_folder,
+    unsealed,
 )
-from holdfast.broker.folder.sealed import sealed, unsealed
-from holdfast.broker.receipts import KEY_FILE
+from holdfast.broker.leases import KEY_FILE
 from holdfast.env import World
-from holdfast.errors import CorruptData
-from holdfast.storage.files import durable_replace, join, read_file
-from holdfast.storage.opening import is_log
+from holdfast.errors import BadSettings, CorruptData, TopicExists, UnknownTopic
+from holdfast.settings import QueueSettings, TopicSettings, load
+from holdfast.storage.files import durable_replace, join, read_file, remove_tree
+from holdfast.storage.opening import is_log, translated
+
+__all__ = ["Catalog", "TopicFacts"]
+
 
 CONTENTS: Final = "contents"
 DELAYED: Final = "delayed"
@@ -291,3 +292,325 @@ def _parts_of(world: World, root: str, topic: str, place: str) -> list[str]:
     if GROUPS in names:
         found += [f"{GROUPS}/{name}" for name in names_in(world, join(folder, GROUPS)) if not name.startswith(".")]
     return [part for name in found if is_there(world, root, topic, part := f"{place}/{name}")]
+
+
+# The settings that a topic and its groups keep in the folder, so that every opener means the same.
+
+
+# Chosen by each program for itself: a weaker promise must never come from a file. And `partitions` is no wish: it is
+# noted with the topic.
+NOT_KEPT: Final = frozenset({"durability", "ack_durability", "partitions"})
+
+_DEFAULTS: Final = TopicSettings()
+
+
+def settings_for(
+    world: World,
+    folder: str,
+    given: QueueSettings | None,
+    changes: Mapping[str, Any],
+    base: TopicSettings = _DEFAULTS,
+) -> TopicSettings:
+    """Those given, or those that the folder keeps on top of the base, with the changes."""
+    if given is None:
+        kept = kept_settings(world, join(folder, SETTINGS))
+        return load(TopicSettings, {**msgspec.structs.asdict(base), **kept, **changes})
+    return check_settings(given, changes)
+
+
+def check_settings(given: QueueSettings | None, changes: Mapping[str, Any]) -> TopicSettings:
+    """Those given with the changes; BadSettings where they do not fit."""
+    if given is not None and not isinstance(given, QueueSettings):
+        raise BadSettings(f"settings must be QueueSettings or TopicSettings, not {type(given).__name__}")
+    return load(TopicSettings, {**msgspec.structs.asdict(given or _DEFAULTS), **changes})
+
+
+def keep_settings(world: World, folder: str, settings: TopicSettings, base: TopicSettings = _DEFAULTS) -> None:
+    """Note what differs from the base, where that has changed."""
+    differing = differing_settings(settings, base)
+    content = sealed(msgspec.json.format(msgspec.json.encode(differing)))
+    known = read_file(world.disk, join(folder, SETTINGS))
+    if content != known and (differing or known is not None):
+        durable_replace(world.disk, folder, SETTINGS, content)
+
+
+def differing_settings(settings: TopicSettings, base: TopicSettings) -> dict[str, Any]:
+    """What is to be kept of the settings."""
+    return {
+        name: getattr(settings, name)
+        for name in settings.__struct_fields__
+        if name not in NOT_KEPT and getattr(settings, name) != getattr(base, name)
+    }
+
+
+def dead_settings(settings: TopicSettings) -> TopicSettings:
+    """Dead letters are kept for a time of their own, are never retried, and have no dead letters themselves."""
+    return msgspec.structs.replace(
+        settings,
+        durability="fsync",
+        retention_ms=settings.dead_retention_ms,
+        retention_ignores_pins=True,
+        max_attempts=None,
+        ttl_ms=None,
+        expired_to_dead=False,
+        promote_after_ms=None,
+        cleanup="delete",
+        trace_sample=0.0,
+        key_order=False,
+        key_group_concurrency=None,
+        key_group_rate=None,
+        key_group_fair=False,
+    )
+
+
+def log_settings(settings: TopicSettings) -> TopicSettings:
+    """As the logs of its partitions follow them: a topic that is only compacted keeps the last of each key for ever."""
+    if settings.cleanup != "compact":
+        return settings
+    return msgspec.structs.replace(
+        settings, retention_ms=None, retention_bytes=None, retention_segments=None, retention_done_bytes=None
+    )
+
+
+def kept_settings(world: World, path: str) -> dict[str, Any]:
+    """What a file of settings says, checked; nothing where there is none."""
+    content = read_file(world.disk, path)
+    if content is None:
+        return {}
+    try:
+        kept = msgspec.json.decode(unsealed(content, path), type=dict[str, Any])
+        if isinstance(kept.get("priority_weights"), list):
+            kept["priority_weights"] = tuple(kept["priority_weights"])
+        load(TopicSettings, kept)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptData(f"{path} cannot be read: {error}. Mend it, or remove it to get the defaults") from error
+    except BadSettings as error:
+        raise BadSettings(f"{path} cannot be used: {error}. Mend it, or remove it to get the defaults") from None
+    return kept
+
+
+# What is noted of a topic's groups in queue mode: where each began, what it does differently, whether it is to go.
+
+
+class GroupNote(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The note of one group. `positions` are where it began, for each partition that there was then."""
+
+    positions: list[int] = msgspec.field(default_factory=list)
+    settings: dict[str, Any] = msgspec.field(default_factory=dict)
+    deleted: bool = False
+
+    def start(self, number: int) -> int | None:
+        """Where it begins in a partition; None: with the oldest message there."""
+        return self.positions[number] if number < len(self.positions) else None
+
+
+_decode_policy = msgspec.json.Decoder(GroupNote).decode
+
+
+class GroupNotes:
+    """The notes in a topic's folder. A group that nobody said anything special of needs none."""
+
+    def __init__(self, world: World, folder: str) -> None:
+        self._world = world
+        self._topic = folder
+        self._folder = join(folder, GROUPS)
+
+    def names(self, partitions: int) -> list[str]:
+        """The groups that have a note, or a journal in any of the partitions."""
+        noted = {name.removesuffix(".json") for name in names_in(self._world, self._folder) if name.endswith(".json")}
+        for number in range(partitions):
+            noted.update(names_in(self._world, f"{self._topic}/{number}/{GROUPS}"))
+        return sorted(noted)
+
+    def read(self, group: str) -> GroupNote:
+        """The note of a group; an empty one where there is none."""
+        path = self._path(group)
+        content = read_file(self._world.disk, path)
+        if content is None:
+            return GroupNote()
+        try:
+            return _decode_policy(unsealed(content, path))
+        except msgspec.MsgspecError as error:
+            raise CorruptData(
+                f"{path} cannot be read: {error}. Restore it from a backup, or remove it: the group then has the "
+                "settings of its topic"
+            ) from error
+
+    def write(self, group: str, note: GroupNote, *, needed: bool = True) -> None:
+        """Keep a note, if there is anything in it to keep."""
+        if needed:
+            self._world.disk.make_folder(self._folder)
+            durable_replace(
+                self._world.disk, self._folder, f"{check_name(group, 'group')}.json", sealed(msgspec.json.encode(note))
+            )
+
+    def deleted(self) -> list[str]:
+        """The groups that are to go."""
+        noted = [name.removesuffix(".json") for name in names_in(self._world, self._folder) if name.endswith(".json")]
+        found = []
+        for group in noted:
+            with suppress(CorruptData):  # then that group does not open, and its user is told
+                if self.read(group).deleted:
+                    found.append(group)
+        return found
+
+    def forget(self, group: str, partitions: int) -> None:
+        """Take away all that a group has here, for good before its note goes: without that nobody would look for it."""
+        disk = self._world.disk
+        for number in range(partitions):
+            folder = f"{self._topic}/{number}/{GROUPS}"
+            if disk.exists(folder):
+                remove_tree(disk, join(folder, group))
+                disk.sync_folder(folder)
+        disk.remove(self._path(group))
+        disk.sync_folder(self._folder)
+
+    def _path(self, group: str) -> str:
+        return join(self._folder, f"{check_name(group, 'group')}.json")
+
+
+# Which topics a data folder has. The folders are the catalog: nothing else could say something different.
+#
+# A topic comes and goes with a rename, which is all or nothing; what a crash leaves half made or half deleted has a
+# name that no topic can have, and is removed at the next opening.
+
+
+_NEW: Final = ".new-"
+_GONE: Final = ".gone-"
+
+
+_LEFT: Final = re.compile(r"(\.new-|\.gone-)(.*)-[0-9]+")
+
+
+_decode_catalog = msgspec.json.Decoder(TopicFacts).decode
+
+
+class Catalog:
+    """The topics of one data folder; its owner has the folder's lock."""
+
+    def __init__(self, world: World, root: str) -> None:
+        self._world = world
+        self._root = root
+        self._folder = join(root, TOPICS)
+
+    def names(self) -> list[str]:
+        """The topics that users made."""
+        return [name for name in names_in(self._world, self._folder) if is_users_topic(name)]
+
+    def __contains__(self, name: str) -> bool:
+        return self._world.disk.exists(topic_folder(self._root, name))
+
+    def facts(self, name: str) -> TopicFacts:
+        """What is noted of a topic; of one that was made before anything was noted, the defaults."""
+        if name not in self:
+            known = self.names()
+            there = f"there are {', '.join(known[:10])}" if known else "there is none yet"
+            how = "Make it with create_topic, or in a shell with `holdfast topic create`"
+            unknown = UnknownTopic(f"there is no topic {name} in {self._root}; {there}. {how}")
+            unknown.brief = f"there is no topic {name}. {how}"
+            raise unknown
+        try:
+            return self.noted(name) or self._listed(name) or TopicFacts()
+        except CorruptData:
+            listed = self._listed(name)
+            if listed is None:
+                raise
+            return listed
+
+    def noted(self, name: str) -> TopicFacts | None:
+        """What `topic.json` says, None where there is none; CorruptData where it is not what was written."""
+        path, content = self._note_of(name)
+        if content is None:
+            return None
+        try:
+            return _decode_catalog(unsealed(content, path))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise CorruptData(f"{path} cannot be read: {error}. Restore it from a backup") from error
+
+    def is_listed(self, name: str) -> bool:
+        """Whether the topic was written by a release that keeps a list of its parts."""
+        return is_sealed(self._note_of(name)[1] or b"")
+
+    def bring_up_to_date(self, name: str, facts: TopicFacts) -> None:
+        """Write `topic.json` anew where it is lost, damaged, or of an older release.
+
+        It tells that there is a list of parts, and waits for that: there may have been no room for one.
+        """
+        if self._listed(name) is None:
+            return
+        with suppress(CorruptData):
+            if self.noted(name) == facts and self.is_listed(name):
+                return
+        self._note(topic_folder(self._root, name), facts)
+
+    def _note_of(self, name: str) -> tuple[str, bytes | None]:
+        path = join(topic_folder(self._root, name), TOPIC)
+        with translated(path):
+            return path, read_file(self._world.disk, path)
+
+    def _listed(self, name: str) -> TopicFacts | None:
+        """The copy of the facts in the list of parts."""
+        with suppress(CorruptData):
+            contents = load_contents(self._world, self._root, name)
+            return None if contents is None else contents.facts
+        return None
+
+    def create(self, name: str, settings: TopicSettings, base: TopicSettings) -> TopicFacts:
+        """Make a topic with its settings, wholly or not at all."""
+        if name in self:
+            raise TopicExists(
+                f"there is a topic {name} in {self._root} already; alter it, choose another name, or say exist_ok=True "
+                "where that is fine"
+            )
+        self.tidy(name)  # or it would find the dead letters of an earlier one of its name
+        disk = self._world.disk
+        fresh = join(self._folder, f"{_NEW}{name}-0")
+        facts = TopicFacts(self._world.ids.random_u32(), self._world.clock.now_ns() // 1_000_000, settings.partitions)
+        disk.make_folder(fresh)
+        self._note(fresh, facts)
+        kept = differing_settings(settings, base)
+        if kept:
+            durable_replace(disk, fresh, SETTINGS, sealed(msgspec.json.format(msgspec.json.encode(kept))))
+        save_contents(self._world, fresh, Contents(facts, frozenset([SETTINGS] if kept else [])))
+        disk.rename(fresh, topic_folder(self._root, name))
+        disk.sync_folder(self._folder)
+        return facts
+
+    def grow(self, name: str, partitions: int) -> TopicFacts:
+        """Note that the topic has so many partitions."""
+        facts = msgspec.structs.replace(self.facts(name), partitions=partitions)
+        self._note(topic_folder(self._root, name), facts)
+        return facts
+
+    def delete(self, name: str) -> None:
+        """Take the topic and its dead letters away. From the first rename on it is gone, whatever happens then."""
+        gone = join(self._folder, f"{_GONE}{name}-{self._world.ids.random_u32()}")
+        self.facts(name)  # or UnknownTopic
+        self._world.disk.rename(topic_folder(self._root, name), gone)
+        self._world.disk.sync_folder(self._folder)
+        self.tidy(name)
+
+    def leftovers(self) -> set[str]:
+        """The names of topics of which something was left half made or half deleted, or is so at this moment."""
+        return {found[2] for left in names_in(self._world, self._folder) if (found := _LEFT.fullmatch(left))}
+
+    def deleted(self) -> set[str]:
+        """The names of topics that were deleted, and of which something is left."""
+        left = filter(None, map(_LEFT.fullmatch, names_in(self._world, self._folder)))
+        return {found[2] for found in left if found[1] == _GONE and found[2] not in self}
+
+    def tidy(self, name: str | None = None) -> None:
+        """Remove what was left half made or half deleted, of one name or of all. Nobody else is at work on them."""
+        disk, deleted = self._world.disk, self.deleted()
+        for left in names_in(self._world, self._folder):
+            found = _LEFT.fullmatch(left)
+            if found is None or name not in (None, found[2]):
+                continue
+            letters = join(self._folder, found[2] + DEAD_SUFFIX)
+            if found[2] in deleted:
+                remove_tree(disk, letters)  # for good, and first: without what is left of the topic nobody would look
+                disk.sync_folder(self._folder)
+            remove_tree(disk, join(self._folder, left))
+
+    def _note(self, folder: str, facts: TopicFacts) -> None:
+        durable_replace(self._world.disk, folder, TOPIC, sealed(msgspec.json.encode(facts)))

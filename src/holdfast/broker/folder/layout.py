@@ -1,29 +1,4 @@
-"""Where things lie in a data folder, and which names may be given.
-
-jobs/
-  lock                             one owner for all of it
-  receipts.key                     what receipts and lease ids are signed with; made when first needed
-  audit.jsonl                      what administrators did through a server; audit.jsonl.1 and so on are older
-  audit-refused.jsonl              calls of a server that were refused; audit-refused.jsonl.1 are older
-  contents                         a list of what must be here besides topics
-  reserve                          a megabyte that is given back when the disk is full: see space
-  topics/jobs/topic.json           its id and when it was made
-  topics/jobs/contents             a list of what must be there
-  topics/jobs/settings.json        what differs from the defaults
-  topics/jobs/groups/default.json  where a group began and what it does differently; made when needed
-  topics/jobs/dedup/               dedup ids of all partitions; made when first needed
-  topics/jobs/0/log/               the messages of partition 0
-  topics/jobs/0/delayed/           those that are not due yet; made when first needed
-  topics/jobs/0/groups/default/    the journal of a group
-  topics/jobs/1/...                the next partition, the same again
-  topics/jobs.dlq/...              the dead letters, the same again; made when first needed
-  groups/analytics/                what a group in stream mode has committed
-  locks/                           the journal of the locks and state documents; made when first needed
-  queries/report@9f04c1d2.json     who reads from another process, and from where on it needs the messages
-  staging/WRITE/BATCH/             rows of a Spark job on their way into the log
-
-A topic is made beside these as topics/.new-NAME and deleted as topics/.gone-NAME-N: a rename is all or nothing.
-"""
+"""Where things lie in a data folder, which names may be given, and small JSON files that carry a checksum."""
 
 from __future__ import annotations
 
@@ -32,8 +7,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from holdfast.checksum import crc32c
 from holdfast.env import World
-from holdfast.errors import InvalidRequest
+from holdfast.errors import ChecksumMismatch, InvalidRequest
 from holdfast.storage.files import join
 
 TOPICS: Final = "topics"
@@ -182,3 +158,37 @@ def parse_lease(text: object) -> LeaseText:
     if found is None or not _NAME.fullmatch(found[1]):
         raise InvalidRequest(f"{text!r:.300} is no lease of a lock; give the lease_id that came with the lock")
     return LeaseText(found[1], found[2])
+
+
+# Small JSON files that carry a checksum: a flipped bit in a number would otherwise be taken for another number.
+#
+# The checksum is the first member, ``"check"``: CRC32C, in hexadecimal, of all bytes behind it. A file without one was
+# written by an older release, or by a person, and is taken as it is; the next write gives it one.
+
+
+_CHECK: Final = re.compile(rb'\{\s*"check":\s*"([0-9a-f]{8})",?')
+
+
+def sealed(document: bytes) -> bytes:
+    """A JSON object with its checksum."""
+    rest = document.strip()[1:]
+    comma = b"" if rest.strip() == b"}" else b","
+    return b'{"check":"%08x"%s%s' % (crc32c(rest), comma, rest)
+
+
+def is_sealed(content: bytes) -> bool:
+    return _CHECK.match(content) is not None
+
+
+def unsealed(content: bytes, path: str) -> bytes:
+    """The object without its checksum; ChecksumMismatch where the two do not fit."""
+    found = _CHECK.match(content)
+    if found is None:
+        return content
+    rest = content[found.end() :]
+    if int(found[1], 16) != crc32c(rest):
+        raise ChecksumMismatch(
+            f"{path} does not match its checksum: it was damaged. Restore it from a copy; or run `holdfast repair` on "
+            'the data folder to go on without it. If you changed it by hand, remove "check" from it'
+        )
+    return b"{" + rest

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.broker.check.parts import parts_of
-from holdfast.broker.folder.catalog import Catalog
-from holdfast.broker.routing import check_partition
+from holdfast.broker.check.folder import parts_of
+from holdfast.broker.folder.contents import Catalog
+from holdfast.broker.messages import check_partition
 from holdfast.cli.opening import chosen_topic, is_queue, log_of
 from holdfast.cli.options import AsJson, Folder, Topic
 from holdfast.cli.output import DAMAGED, OK, CommandSection, note, print_json, print_json_line, stdout
@@ -32,9 +32,9 @@ from holdfast.model import Record
 from holdfast.storage import LogReader
 from holdfast.storage.checks.finding import count_of, offsets
 from holdfast.storage.files import LOCK
-from holdfast.storage.index import NO_TIME
+from holdfast.storage.frames import NO_TIME
 from holdfast.storage.retention import SegmentFacts
-from holdfast.storage.state import State
+from holdfast.storage.state import LogState
 
 # Finding the owner of a log without touching its lock.
 #
@@ -140,7 +140,7 @@ def info_of(folder: str) -> dict[str, Any]:
 
 
 def _synced_end(world: World, folder: str) -> int | None:
-    state = State.open(world.disk, folder, write=False)
+    state = LogState.open(world.disk, folder, write=False)
     if state is None:
         return None
     try:

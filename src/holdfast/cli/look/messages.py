@@ -22,7 +22,7 @@ from holdfast.api.ports import port_of
 from holdfast.api.sync.message import taken_of
 from holdfast.api.times import to_datetime
 from holdfast.broker.messages import TOMBSTONE
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.tracing.log import TraceStep
 from holdfast.cli.look.trace import life_line
 from holdfast.cli.opening import QueueAt
 from holdfast.cli.options import Limit, Where

@@ -15,7 +15,7 @@ from rich.text import Text
 from holdfast.api.ports import port_of
 from holdfast.api.times import parse_duration, to_datetime
 from holdfast.broker.folder.layout import DEFAULT_GROUP
-from holdfast.broker.inspect.standing import GroupStanding, TopicStanding
+from holdfast.broker.inspect.status import GroupStanding, TopicStanding
 from holdfast.cli.console import Screen, screen
 from holdfast.cli.look.log import owner_of
 from holdfast.cli.look.messages import moment, seconds_text

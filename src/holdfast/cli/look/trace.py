@@ -14,8 +14,7 @@ from rich.text import Text
 from holdfast.api.times import instant_ns, parse_instant, to_datetime
 from holdfast.broker.folder.layout import partition_folder, topic_of_id
 from holdfast.broker.metrics import Times
-from holdfast.broker.tracing.log import TRACES, Search, TraceStats, newest, search, stats, trace
-from holdfast.broker.tracing.steps import (
+from holdfast.broker.tracing.log import (
     ACKED,
     BURIED,
     CANCELLED,
@@ -33,7 +32,14 @@ from holdfast.broker.tracing.steps import (
     RETURNED,
     SKIPPED,
     STEPS,
+    TRACES,
+    Search,
+    TraceStats,
     TraceStep,
+    newest,
+    search,
+    stats,
+    trace,
 )
 from holdfast.cli.opening import is_queue, opened_broker, topics_of
 from holdfast.cli.options import AsJson, QueueFolder

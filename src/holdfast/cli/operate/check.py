@@ -27,8 +27,7 @@ from holdfast.env import real_world
 from holdfast.errors import InvalidRequest
 from holdfast.storage.checks.check import check
 from holdfast.storage.checks.finding import NO_MESSAGE, NOTHING, CheckReport, Finding, count_of, offsets
-from holdfast.storage.checks.plan import RepairPlan
-from holdfast.storage.checks.repair import RepairResult, plan_repair, repair
+from holdfast.storage.checks.repair import RepairPlan, RepairResult, plan_repair, repair
 from holdfast.storage.opening import take_lock, translated
 
 # What a check found in one log, for people and for scripts.

@@ -18,7 +18,7 @@ from holdfast.api.sync.group import DeadLetters
 from holdfast.api.times import parse_instant
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_name
 from holdfast.broker.group import Compacted
-from holdfast.broker.streams.positions import ResetEffect
+from holdfast.broker.streams.offsets import ResetEffect
 from holdfast.cli.console import progress
 from holdfast.cli.look.messages import (
     DEAD,

@@ -17,7 +17,7 @@ from holdfast.cli.output import OK, CommandSection, note, print_json, say, stdou
 from holdfast.cli.places import argument, option
 from holdfast.cli.text import ruled_table, safe
 from holdfast.config.settings_file import read_settings
-from holdfast.delivery.facts import seconds_of
+from holdfast.delivery.where import seconds_of
 from holdfast.env import real_world
 from holdfast.env.process import environment
 from holdfast.errors import InvalidRequest

@@ -13,7 +13,7 @@ import holdfast
 from holdfast.api.ports import port_of
 from holdfast.api.times import to_datetime
 from holdfast.broker.folder.layout import QUERIES, check_name, check_topic_name
-from holdfast.broker.inspect.standing import GroupStanding, TopicStanding
+from holdfast.broker.inspect.status import GroupStanding, TopicStanding
 from holdfast.broker.streams.queries import list_queries, remove_queries
 from holdfast.cli.console import progress
 from holdfast.cli.look.trace import time_text

@@ -13,7 +13,7 @@ import holdfast
 from holdfast.api.times import parse_duration, to_datetime
 from holdfast.api.topics import to_of
 from holdfast.broker.folder.layout import check_name
-from holdfast.broker.streams.positions import To
+from holdfast.broker.streams.offsets import To
 from holdfast.cli.look.messages import HEADERS, ID, KEY, PRIORITY, SIZE, TIME, AnyMessage, Pages, bytes_of, document
 from holdfast.cli.opening import chosen_topic
 from holdfast.cli.options import (

@@ -14,8 +14,7 @@ import msgspec
 import holdfast
 from holdfast.api.times import parse_duration
 from holdfast.broker.folder.layout import check_name
-from holdfast.broker.inspect.locks import held_now, replayed_locks
-from holdfast.broker.locks import Standing
+from holdfast.broker.locks import LockStatus, held_now, replayed_locks
 from holdfast.cli.look.messages import moment, seconds_text
 from holdfast.cli.opening import opened_broker, topics_of
 from holdfast.cli.options import WAIT, AsJson, DataFolder, Wait
@@ -190,7 +189,7 @@ def _infos(folder: str, name: str | None = None) -> list[holdfast.LockInfo]:
     held = held_now(world, known, now)
     versions = {name: document.version for name, document in known.documents.items()}
     return [
-        info_of(Standing(each, held.get(each), 0, versions.get(each, 0)), now)
+        info_of(LockStatus(each, held.get(each), 0, versions.get(each, 0)), now)
         for each in (held if name is None else [name])
     ]
 

@@ -19,10 +19,9 @@ from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
 from holdfast.broker.folder.layout import DEAD_SUFFIX, check_topic_name
 from holdfast.broker.group import Compacted, QueueGroup
-from holdfast.broker.streams.positions import Reset, ResetEffect, To
+from holdfast.broker.streams.offsets import Reset, ResetEffect, To
 from holdfast.broker.topic import Topic
-from holdfast.broker.tracing.log import TraceStats
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.tracing.log import TraceStats, TraceStep
 
 # sync: from functools import partial
 # sync: from holdfast.producing.rounds import ThreadRounds

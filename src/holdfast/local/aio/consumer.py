@@ -9,7 +9,7 @@ from holdfast.api.aio.opening import aside  # async only
 from holdfast.api.aio.ports import tell
 from holdfast.api.consumers import MemberRequest, SeekTarget, StreamMessage
 from holdfast.broker.engine import BrokerEngine
-from holdfast.broker.streams.positions import PartitionLag
+from holdfast.broker.streams.offsets import PartitionLag
 from holdfast.broker.waiters import TaskWaiter
 from holdfast.local.member import StreamMember, member_of
 from holdfast.membership.assignment import TopicPartition

@@ -18,9 +18,9 @@ from holdfast.broker.choose import give_way  # noqa: F401  threads do
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.leases import Delivered, Pending
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.tracing.log import TraceStep
 from holdfast.broker.waiters import TaskWaiter, Waiter
-from holdfast.delivery.commands import Receipt
+from holdfast.delivery.events import Receipt
 from holdfast.errors import LeaseLost
 from holdfast.local.dead_letters import LocalLetters
 from holdfast.local.group import LocalGroup

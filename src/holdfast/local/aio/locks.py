@@ -18,7 +18,7 @@ from holdfast.local.locks import (
     info_of,
     lock_of,
 )
-from holdfast.locking.decide import Remove, Renew, Write
+from holdfast.locking import Remove, Renew, WriteDocument
 
 
 class AsyncLocalLocksPort:
@@ -80,7 +80,7 @@ class AsyncLocalLocksPort:
 
     async def update_document(self, name: str, content: bytes, version: int | None, lease_id: str | None) -> Document:
         locks = await self._locks()
-        command = Write(name, content, version, None if lease_id is None else locks.proof(lease_id))
+        command = WriteDocument(name, content, version, None if lease_id is None else locks.proof(lease_id))
         # A large one takes a while to write, and again to read.
         decided = await aside(locks.change, command)
         await self._written(locks, decided)

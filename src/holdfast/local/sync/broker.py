@@ -17,9 +17,8 @@ from holdfast.api.sync.producer import Producer
 from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo
 from holdfast.broker.engine import change_topic, grow_topic
 from holdfast.broker.group import Compacted
-from holdfast.broker.streams.positions import Reset, ResetEffect, To
-from holdfast.broker.tracing.log import TraceStats
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.streams.offsets import Reset, ResetEffect, To
+from holdfast.broker.tracing.log import TraceStats, TraceStep
 from holdfast.local.broker import LocalBroker, search_in, stats_in
 from holdfast.local.producer import LocalProducerPort
 from holdfast.local.publisher import SpooledUpload

@@ -9,7 +9,7 @@ from typing import Any, Self
 from holdfast.api.consumers import MemberRequest, SeekTarget, StreamMessage
 from holdfast.api.sync.ports import tell
 from holdfast.broker.engine import BrokerEngine
-from holdfast.broker.streams.positions import PartitionLag
+from holdfast.broker.streams.offsets import PartitionLag
 from holdfast.broker.waiters import ThreadWaiter
 from holdfast.local.member import StreamMember, member_of
 from holdfast.membership.assignment import TopicPartition

@@ -16,7 +16,7 @@ from holdfast.local.locks import (
     info_of,
     lock_of,
 )
-from holdfast.locking.decide import Remove, Renew, Write
+from holdfast.locking import Remove, Renew, WriteDocument
 
 
 class LocalLocksPort:
@@ -78,7 +78,7 @@ class LocalLocksPort:
 
     def update_document(self, name: str, content: bytes, version: int | None, lease_id: str | None) -> Document:
         locks = self._locks()
-        command = Write(name, content, version, None if lease_id is None else locks.proof(lease_id))
+        command = WriteDocument(name, content, version, None if lease_id is None else locks.proof(lease_id))
         # A large one takes a while to write, and again to read.
         decided = locks.change(command)
         self._written(locks, decided)

@@ -16,9 +16,8 @@ from holdfast.api.drafts import NewMessage, PublishRequest, Stored, StreamReques
 from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo, changes_to, check_partitions, topic_settings
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_topic_name
 from holdfast.broker.group import Compacted
-from holdfast.broker.streams.positions import Reset, ResetEffect, To, effect_of
-from holdfast.broker.tracing.log import TraceStats
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.streams.offsets import Reset, ResetEffect, To, effect_of
+from holdfast.broker.tracing.log import TraceStats, TraceStep
 from holdfast.client.http import path_of
 from holdfast.errors import (
     BadSettings,

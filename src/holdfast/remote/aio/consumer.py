@@ -17,8 +17,8 @@ from holdfast.api.consumers import ConsumedPartition, MemberRequest, SeekTarget,
 from holdfast.api.contents import home_of
 from holdfast.api.topics import TopicInfo
 from holdfast.broker.folder.layout import check_topic_name
-from holdfast.broker.routing import check_partition
-from holdfast.broker.streams.positions import PartitionLag
+from holdfast.broker.messages import check_partition
+from holdfast.broker.streams.offsets import PartitionLag
 from holdfast.client.http import path_of
 from holdfast.errors import Closed, Fenced, HoldfastError
 from holdfast.membership.assignment import TopicPartition

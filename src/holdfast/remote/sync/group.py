@@ -15,7 +15,7 @@ from holdfast.api.contents import Contents
 from holdfast.api.drafts import PublishRequest, Stored, StreamRequest
 from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Listed, Redriven, Where, grouped
 from holdfast.broker.group import Compacted, QueueStats
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.tracing.log import TraceStep
 from holdfast.client.http import Ask, path_of
 from holdfast.errors import Conflict, HoldfastError, InvalidRequest, LeaseLost, NotFound
 from holdfast.model import CodecName, Durability, Retained

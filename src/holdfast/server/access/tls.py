@@ -7,8 +7,8 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from holdfast.env.clock import Clock
-from holdfast.env.file_facts import file_facts
+from holdfast.env.disk import file_facts
+from holdfast.env.world import Clock
 from holdfast.errors import BadSettings, HoldfastError
 from holdfast.settings import ServerSettings
 

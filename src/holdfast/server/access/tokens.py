@@ -20,9 +20,9 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 import msgspec
 from msgspec import Meta
 
-from holdfast.config import toml
+from holdfast.config import settings_file
 from holdfast.env import World
-from holdfast.env.file_facts import file_facts
+from holdfast.env.disk import file_facts
 from holdfast.errors import BadSettings
 from holdfast.storage.files import read_file
 
@@ -174,7 +174,7 @@ def parse_tokens(content: bytes, path: str) -> Tokens:
 def _document(content: bytes, path: str) -> dict[str, Any]:
     try:
         text = content.decode("utf-8-sig")
-        document: object = msgspec.json.decode(text) if path.endswith(".json") else toml.parsed(text)[0]
+        document: object = msgspec.json.decode(text) if path.endswith(".json") else settings_file.parsed(text)[0]
     except (UnicodeDecodeError, msgspec.DecodeError) as error:
         raise BadSettings(f"the tokens file {path} cannot be read: {error}") from None
     except ValueError as error:

@@ -15,10 +15,9 @@ import holdfast
 from holdfast.api.arguments import Question
 from holdfast.api.topics import check_changes
 from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.folder.contents import kept_settings
 from holdfast.broker.folder.layout import SETTINGS, TOPICS, topic_folder, topic_of_id
-from holdfast.broker.folder.policy import kept_settings
-from holdfast.broker.tracing.log import Tallied, TraceStats
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.tracing.log import Tallied, TraceStats, TraceStep
 from holdfast.config.settings_file import DEFAULT, Effective, Origin, Setting
 from holdfast.env.process import descriptor_limit, open_descriptors
 from holdfast.errors import Unavailable

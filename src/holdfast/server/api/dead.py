@@ -16,7 +16,7 @@ from holdfast.api.contents import PartitionHome
 from holdfast.api.listing import DeadKinds, DeadLetter, Listed, Waiting, note_of
 from holdfast.broker.folder.layout import check_topic_name, parse_message_id
 from holdfast.broker.partition import Partition
-from holdfast.env.checkpoints import checkpoint
+from holdfast.env.world import checkpoint
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 from holdfast.local.dead_letters import ChosenLetter, LocalLetters, Redriving, at_once, choose, drop, in_order
 from holdfast.local.listing import Mark, listed, mark_of, parse_mark

@@ -10,7 +10,7 @@ from holdfast.api.consumers import StreamMessage
 from holdfast.api.contents import home_of, record_of
 from holdfast.api.topics import GroupInfo, to_of
 from holdfast.broker.folder.layout import check_name, check_topic_name
-from holdfast.broker.streams.positions import GroupFacts, PartitionLag, lag_of
+from holdfast.broker.streams.offsets import GroupFacts, PartitionLag, lag_of
 from holdfast.errors import InvalidRequest, UnknownGroup
 from holdfast.protocol.groups import (
     At,

@@ -12,10 +12,10 @@ import msgspec
 
 from holdfast.api.contents import Contents, home_of, record_of
 from holdfast.api.topics import TopicInfo, changes_of, check_changes, check_read
+from holdfast.broker.folder.contents import differing_settings
 from holdfast.broker.folder.layout import check_readable_name, check_topic_name, partition_folder
-from holdfast.broker.folder.policy import differing_settings
-from holdfast.broker.inspect.delayed import count_beside
-from holdfast.broker.inspect.standing import Standing, TopicStanding
+from holdfast.broker.inspect.messages import count_beside
+from holdfast.broker.inspect.status import FolderStatus, TopicStanding
 from holdfast.broker.partition import Partition
 from holdfast.broker.topic_locks import reading
 from holdfast.broker.waiters import TaskWaiter, Waiters
@@ -331,7 +331,7 @@ async def standing(call: Call) -> Standings:
 def _look(scan: Scan, call: Call) -> Standings:
     """Read from the files, as one beside would: nobody waits for it."""
     query: StandingQuery = call.query
-    found = Standing(call.service.world, call.service.folder)
+    found = FolderStatus(call.service.world, call.service.folder)
     if query.topic is not None:
         return _told_standing(call, [found.topic(query.topic)])
     names = [name for name in found.names() if name > (query.after or "") and call.principal.sees(name)]

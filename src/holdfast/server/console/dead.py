@@ -13,10 +13,9 @@ from holdfast.errors import InvalidRequest, NotFound
 from holdfast.protocol.queues import InGroup
 from holdfast.server.api.dead import each_letter
 from holdfast.server.calls import Call
-from holdfast.server.console.overview import Rates
-from holdfast.server.console.queues import head_of
+from holdfast.server.console.overview import QueueRates
+from holdfast.server.console.queues import group_for, head_of
 from holdfast.server.console.rendering import render
-from holdfast.server.console.search import group_for
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
 
@@ -39,7 +38,7 @@ class DeadKind(msgspec.Struct, frozen=True, kw_only=True):
     where: str
 
 
-def dead_routes(rates: Rates) -> Routes:
+def dead_routes(rates: QueueRates) -> Routes:
     """The page of a queue's dead letters."""
     routes = Routes("console")
 

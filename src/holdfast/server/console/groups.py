@@ -1,19 +1,25 @@
-"""Groups of both modes: how far behind each is, who reads, and where it goes on."""
+"""Groups of both modes and who works for them: how far behind each is, leases, members, waiters."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Iterator
 from typing import Annotated, Final
 
+import msgspec
 from msgspec import Meta
 
 from holdfast.api.topics import GroupInfo
-from holdfast.broker.streams.positions import GroupFacts
+from holdfast.broker.folder.layout import check_name
+from holdfast.broker.streams.offsets import GroupFacts, MemberFacts
+from holdfast.local.listing import until_ms
+from holdfast.protocol.admin import WaitersAt
 from holdfast.protocol.messages import Wire
 from holdfast.server.api.groups import _facts, _offsets, is_shown
 from holdfast.server.calls import Call
 from holdfast.server.console.overview import OLD_S
-from holdfast.server.console.rendering import render
+from holdfast.server.console.rendering import SHOWN_BYTES, render
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
 
@@ -68,4 +74,131 @@ async def group(call: Call) -> Response:
         offsets=offsets,
         old_s=OLD_S,
         may_seek={info.topic: call.principal.may("admin", info.topic) for info in infos},
+    )
+
+
+# Who works and who waits: leases by holder, members of streams, lines of waiters.
+
+
+_SOME: Final = 5
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody who has messages of one group in hand: how many, which, since when, until when."""
+
+    name: str
+    topic: str
+    group: str
+    count: int
+    places: list[str]
+    since_ms: int
+    until_ms: int
+
+
+class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A member of a group in stream mode."""
+
+    group: str
+    facts: MemberFacts
+
+
+@routes.add("GET", "/ui/workers", action="read", scope="any", hidden=True)
+async def workers(call: Call) -> Response:
+    """Who holds leases, who reads streams, who waits."""
+    service = call.service
+    holders, members = await asyncio.to_thread(_at_work, call)
+    lines = [
+        WaitersAt(
+            topic=group.topic,
+            group=group.group,
+            waiters=len(group.queue_group.waiters),
+            streams=service.windows.of(group),
+        )
+        for group in service.groups()
+        if call.principal.sees(group.topic) and call.principal.may_use_queue_group(group.group)
+    ]
+    return render(
+        call,
+        "workers.html",
+        holders=holders[:_MOST],
+        left_out=max(len(holders) - _MOST, 0),
+        members=members[:_MOST],
+        lines=[line for line in lines if line.waiters or line.streams],
+        waiting=service.waits.waiting,
+        most=service.waits.most,
+    )
+
+
+def _at_work(call: Call) -> tuple[list[Holder], list[MemberRow]]:
+    engine, principal = call.service.engine, call.principal
+    sees = principal.sees
+    holders = [
+        holder for holder in _holders(call) if sees(holder.topic) and principal.may_use_queue_group(holder.group)
+    ]
+    holders.sort(key=lambda holder: holder.since_ms)
+    members = [
+        MemberRow(group=group.name, facts=facts)
+        for group in engine.streams.all()
+        if principal.may_use_group(group.name)
+        for facts in group.describe().members
+        if all(map(sees, facts.topics))
+    ]
+    return holders, members
+
+
+def _holders(call: Call) -> Iterator[Holder]:
+    for topic in call.service.engine.open_topics():
+        for group in list(topic.groups.values()):
+            found: dict[str, list[tuple[int, int, str]]] = {}
+            for delivery in list(group.deliveries):
+                with delivery.lock:
+                    leases = list(delivery.group.leases.items())
+                for offset, lease in leases:
+                    place = f"{topic.name}-{delivery.number}-{offset}"
+                    found.setdefault(lease.holder, []).append((lease.at_ms, until_ms(delivery, lease), place))
+            for name, held in found.items():
+                held.sort()
+                yield Holder(
+                    name=name,
+                    topic=topic.name,
+                    group=group.name,
+                    count=len(held),
+                    places=[place for _, _, place in held[:_SOME]],
+                    since_ms=held[0][0],
+                    until_ms=min(until for _, until, _ in held),
+                )
+
+
+# Locks that somebody holds, and state documents.
+
+
+class LocksQuery(Wire, kw_only=True):
+    """Which locks and documents to show, and the document that is to be seen whole."""
+
+    name: Annotated[str, Meta(max_length=200)] = ""
+    document: Annotated[str, Meta(max_length=200)] = ""
+
+
+@routes.add("GET", "/ui/locks", action="lock", scope="any", query=LocksQuery, hidden=True)
+async def locks(call: Call) -> Response:
+    """Who holds which lock, and which documents there are."""
+    query: LocksQuery = call.query
+    port, may = call.service.locks, call.principal.may
+    held = [info for info in await port.held_locks() if may("lock", info.name) and query.name in info.name]
+    names = [name for name in await port.document_names() if may("lock", name) and query.name in name]
+    document, text = None, ""
+    if query.document:
+        call.principal.check("lock", query.document)
+        document = await port.document(check_name(query.document, "document"))
+        if document is not None:
+            text = json.dumps(document.value, indent=2, ensure_ascii=False)[:SHOWN_BYTES]
+    return render(
+        call,
+        "locks.html",
+        query=query,
+        held=held[:_MOST],
+        names=names[:_MOST],
+        left_out=max(len(held) - _MOST, 0) + max(len(names) - _MOST, 0),
+        document=document,
+        text=text,
     )

@@ -14,19 +14,17 @@ import msgspec
 from holdfast.api.contents import home_of, record_of
 from holdfast.api.listing import DeadLetter, Listed, note_of
 from holdfast.api.times import to_datetime
-from holdfast.broker.tracing import steps
-from holdfast.broker.tracing.steps import LEASED, TraceStep
+from holdfast.broker.tracing import log
+from holdfast.broker.tracing.log import LEASED, TraceStep
 from holdfast.errors import HoldfastError, NotFound
 from holdfast.local.listing import history_of
 from holdfast.protocol.media import RAW
 from holdfast.protocol.queues import InGroup
 from holdfast.server.api.admin import is_shown
 from holdfast.server.calls import Call
-from holdfast.server.console.formatting import Payload, View, as_text, beginning, payload, plain
-from holdfast.server.console.overview import Rates
-from holdfast.server.console.queues import head_of
-from holdfast.server.console.rendering import SAFE, render
-from holdfast.server.console.search import MessageRow, find, group_for, letter_of, row_of
+from holdfast.server.console.overview import QueueRates
+from holdfast.server.console.queues import MessageRow, find, group_for, head_of, letter_of, row_of
+from holdfast.server.console.rendering import SAFE, ShownPayload, View, as_text, beginning, payload, plain, render
 from holdfast.server.http.messages import Response, StreamResponse
 from holdfast.server.routing import Routes
 from holdfast.server.served import ServedGroup
@@ -93,8 +91,8 @@ def _start(found: Listed[Any]) -> tuple[bytes | None, str | None]:
 # The life of a message, from its trace where it has one, else from the journals: as a page shows it.
 
 
-_GOOD: Final = frozenset({steps.ACKED})
-_BAD: Final = frozenset({steps.NACKED, steps.BURIED, steps.LOST, steps.EXPIRED})
+_GOOD: Final = frozenset({log.ACKED})
+_BAD: Final = frozenset({log.NACKED, log.BURIED, log.LOST, log.EXPIRED})
 _MS: Final = 1_000_000
 
 
@@ -121,7 +119,7 @@ def life_of(steps: Sequence[TraceStep]) -> list[Step]:
 def _shown_lifeline(step: TraceStep) -> Step:
     facts = [
         f"group {step.group}" if step.group and step.group != "default" else "",
-        f"to {step.holder}" if step.step == steps.LEASED else f"by {step.holder}" if step.holder else "",
+        f"to {step.holder}" if step.step == log.LEASED else f"by {step.holder}" if step.holder else "",
         f"attempt {step.attempt}" if step.attempt else "",
         step.why if step.why not in ("", step.step) else "",
         f"due {_time(step.due_ms)}" if step.due_ms else "",
@@ -157,7 +155,7 @@ class MessageShown(msgspec.Struct, frozen=True, kw_only=True):
     correlation_id: str
     expires_ms: int
     headers: list[tuple[str, str]]
-    payload: Payload
+    payload: ShownPayload
     life: list[Step]
     traced: bool
     state: str
@@ -167,7 +165,7 @@ class MessageShown(msgspec.Struct, frozen=True, kw_only=True):
     python: str
 
 
-def message_routes(rates: Rates) -> Routes:
+def message_routes(rates: QueueRates) -> Routes:
     """The pages of one message."""
     routes = Routes("console")
 

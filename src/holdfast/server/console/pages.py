@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 from holdfast.broker.engine import BrokerEngine
 from holdfast.server.audit import Audit
-from holdfast.server.console import groups, health, rendering, workers
+from holdfast.server.console import groups, overview, rendering
 from holdfast.server.console.dead import dead_routes
 from holdfast.server.console.messages import message_routes
-from holdfast.server.console.overview import Rates, overview_routes
+from holdfast.server.console.overview import QueueRates, overview_routes
 from holdfast.server.console.queues import queue_routes
 from holdfast.server.routing import Routes
 
 
 def console_routes(engine: BrokerEngine, audit: Audit | None = None, *, at_once: bool = True) -> Sequence[Routes]:
     """The pages. Samples for their rates are taken from now on, or from when somebody first looks."""
-    rates = Rates(engine)
+    rates = QueueRates(engine)
     if at_once:
         rates.begin()
     return (
@@ -26,7 +26,7 @@ def console_routes(engine: BrokerEngine, audit: Audit | None = None, *, at_once:
         message_routes(rates),
         dead_routes(rates),
         groups.routes,
-        workers.routes,
-        health.health_routes,
-        health.audit_page_routes(audit),
+        groups.routes,
+        overview.health_routes,
+        overview.audit_page_routes(audit),
     )

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Final
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 import msgspec
 from msgspec import Meta
 
+from holdfast.api.contents import home_of, record_of
+from holdfast.api.listing import DeadLetter, Listed, PhaseName, Waiting, chosen
 from holdfast.api.topics import TopicInfo
-from holdfast.broker.folder.layout import DEFAULT_GROUP
-from holdfast.broker.folder.policy import differing_settings
-from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.broker.delivery import Delivery
+from holdfast.broker.folder.contents import differing_settings
+from holdfast.broker.folder.layout import DEAD_SUFFIX, DEFAULT_GROUP, message_id, parse_message_id, topic_of_id
+from holdfast.delivery.events import Phase
+from holdfast.env.world import checkpoint
+from holdfast.errors import HoldfastError, InvalidRequest, NotFound
+from holdfast.local.dead_letters import LocalLetters
+from holdfast.local.listing import listed, parse_mark, seen, until_ms
+from holdfast.model import Record
 from holdfast.protocol.messages import Name
 from holdfast.protocol.queues import InGroup
 from holdfast.server.api.topics import described
 from holdfast.server.calls import Call
-from holdfast.server.console.overview import OLD_S, QueueRow, Rates, row_of, spark_of
-from holdfast.server.console.rendering import render
-from holdfast.server.console.search import DONE_PLACES, MessageRow, Tab, group_for, rows
+from holdfast.server.console.overview import OLD_S, QueueRates, QueueRow, spark_of
+from holdfast.server.console.overview import row_of as overview_row_of
+from holdfast.server.console.rendering import plain, preview, render
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
 from holdfast.server.served import ServedGroup
+from holdfast.server.turns import Full, Scan
 from holdfast.settings import TopicSettings
 
 _TABS: Final = ("ready", "leased", "delayed", "dead", "done")
@@ -54,7 +66,7 @@ class SendQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     group: Name | None = None
 
 
-async def head_of(call: Call, rates: Rates, group: ServedGroup | None) -> dict[str, Any]:
+async def head_of(call: Call, rates: QueueRates, group: ServedGroup | None) -> dict[str, Any]:
     """What stands above every page of a queue."""
     rates.begin()
     info = await described(call, call.path["queue"])
@@ -64,7 +76,7 @@ async def head_of(call: Call, rates: Rates, group: ServedGroup | None) -> dict[s
         row = QueueRow(topic=name, messages=messages, spark=spark_of(rates.of(name)))
     else:
         now_ns = call.service.world.clock.now_ns()
-        row = await asyncio.to_thread(row_of, group.queue_group.topic, group.queue_group, rates, now_ns)
+        row = await asyncio.to_thread(overview_row_of, group.queue_group.topic, group.queue_group, rates, now_ns)
     chosen = None if group is None or group.group == DEFAULT_GROUP else group.group
     return {
         "queue": name,
@@ -95,7 +107,7 @@ def _told(name: str, value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def queue_routes(rates: Rates) -> Routes:
+def queue_routes(rates: QueueRates) -> Routes:
     """The pages of one queue."""
     routes = Routes("console")
 
@@ -147,3 +159,207 @@ def queue_routes(rates: Rates) -> Routes:
         return render(call, "send.html", section="send", **await head_of(call, rates, group))
 
     return routes
+
+
+# The messages of a queue as pages show them: found by phase and condition, or by id.
+
+
+Tab: TypeAlias = Literal["ready", "leased", "delayed", "dead", "done"]
+
+DONE_PLACES: Final = 10_000  # of each partition: that many before the newest that is done are looked through
+_MOST_LETTERS: Final = 10_000
+
+_PHASES: Final = {
+    Phase.READY: "ready",
+    Phase.LEASED: "leased",
+    Phase.DELAYED: "delayed",
+    Phase.DEAD: "dead",
+    Phase.DONE: "done",
+}
+
+
+class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A message in a list. `place` finds it again, whatever it is called."""
+
+    id: str
+    place: str
+    phase: str
+    key: str
+    preview: str
+    size: int
+    priority: int
+    timestamp_ns: int
+    attempts: int
+    holder: str
+    reason: str
+    error: str
+    due_ms: int
+    since_ms: int
+    until_ms: int
+
+
+async def group_for(call: Call, name: str | None) -> ServedGroup | None:
+    """The group of a queue that a page is about: as asked for, or the one that every queue has, or the first.
+
+    None for a topic that has no group in queue mode.
+    """
+    topic = call.path["queue"]
+    if name is None or call.service.known_group(topic, name) is None:
+        groups = (await described(call, topic)).groups
+        if name is None:
+            name = DEFAULT_GROUP if DEFAULT_GROUP in groups or not groups else groups[0]
+            if not groups:
+                return None
+        if name not in groups:
+            raise NotFound(f"{topic} has no group {name} in queue mode; there are: {', '.join(groups) or 'none'}")
+    return await call.service.group(topic, name)
+
+
+def rows(
+    scan: Scan, group: ServedGroup, tab: Tab, where: str | None, limit: int, after: str
+) -> tuple[list[MessageRow], str, int]:
+    """What a tab of a queue's page lists, and where to look further if so many were looked at that it ended early.
+
+    And how many damaged messages were left out.
+    """
+    if tab == "done":
+        return *_done_rows(group, where, limit, _places(after)), 0
+    found: list[MessageRow] = []
+    mark = parse_mark(after) if after else None
+    try:
+        for each in listed(group.port, tab, where, limit, after=mark, look=scan.look, lost=scan.lost):
+            found.append(row_of(each))
+    except Full:
+        return found, "" if scan.mark is None else scan.mark.text, scan.damaged
+    return found, "", scan.damaged
+
+
+def _places(after: str) -> int:
+    """How many places of each partition the pages before this one have looked through."""
+    if not after:
+        return 0
+    if not (after.isascii() and after.isdigit()):
+        raise InvalidRequest(f"after={after!r} cannot be used here: it is a number of places that were looked through")
+    return int(after)
+
+
+def _done_rows(group: ServedGroup, where: str | None, limit: int, passed: int) -> tuple[list[MessageRow], str]:
+    """The newest that are done, and how many places were looked through if that is not all that the log keeps."""
+    now_ms = group.port.engine.world.clock.now_ns() // 1_000_000
+    newest: list[Listed[bytes]] = []
+    for places in (2 * limit, DONE_PLACES):  # most often a short look is enough
+        newest = list(chosen(_done(group, passed, places), where, limit, now_ms=now_ms))
+        if len(newest) == limit:
+            return [row_of(found) for found in newest], ""  # the page offers to show more of them
+    looked = passed + DONE_PLACES
+    left = any(delivery.partition.log.start < _done_end(delivery) - looked for delivery in group.deliveries)
+    return [row_of(found) for found in newest], str(looked) if left else ""
+
+
+def _done_end(delivery: Delivery) -> int:
+    """The place behind the newest message that is done."""
+    state = delivery.group
+    with delivery.lock:
+        return max(state.floor, state.done.max() + 1 if state.done else 0)
+
+
+def _done(group: ServedGroup, passed: int, places: int) -> Iterator[Listed[bytes]]:
+    """What is done and still in the log, the newest first: in so many places, behind those that are passed over."""
+    for delivery in group.deliveries:
+        log, state = delivery.partition.log, delivery.group
+        end = _done_end(delivery) - passed
+        start = min(max(log.start, end - places), log.end)
+        newest: deque[Record] = deque()
+        for record in log.records(start, on_damage="skip", whole=False):
+            checkpoint()
+            if record.offset >= end:
+                break
+            if state.phase(record.offset) is Phase.DONE:
+                newest.appendleft(record)
+        for record in newest:
+            yield seen(group.port, delivery, record, cast(PhaseName, "done"))
+
+
+def row_of(found: Listed[Any]) -> MessageRow:
+    """What a list says of a message."""
+    record, delivery = record_of(found), home_of(found)
+    lease = None if isinstance(found, DeadLetter | Waiting) else delivery.group.leases.get(record.offset)
+    return MessageRow(
+        id=found.id,
+        place=place_of(found),
+        phase=found.phase,
+        key=plain(found.key),
+        preview=preview(record.value),
+        size=found.size,
+        priority=found.priority,
+        timestamp_ns=found.timestamp_ns,
+        attempts=found.attempts,
+        holder=found.holder,
+        reason=found.reason,
+        error=found.error,
+        due_ms=_due_ms(found),
+        since_ms=0 if lease is None else lease.at_ms,
+        until_ms=0 if lease is None else until_ms(delivery, lease),
+    )
+
+
+def _due_ms(found: Listed[Any]) -> int:
+    return 0 if found.due_at is None else round(found.due_at.timestamp() * 1000)
+
+
+def place_of(found: Listed[Any]) -> str:
+    """An id that leads to the message at once: one that was delayed keeps its id, which does not say where it is."""
+    if isinstance(found, DeadLetter | Waiting):
+        return found.id
+    return message_id(found.topic, found.partition, found.offset, None)
+
+
+def find(group: ServedGroup, wanted: str) -> Listed[bytes]:
+    """A message by its id, wherever it stands; one that is done, too, as long as the log keeps it."""
+    try:
+        if topic_of_id(wanted) == group.topic + DEAD_SUFFIX:
+            return LocalLetters(group.port).show(wanted)
+        place = parse_message_id(wanted, group.topic)
+        delivery = group.queue_group.delivery(place.partition)
+    except InvalidRequest as error:
+        raise NotFound(str(error)) from None
+    if place.offset is not None:
+        return _at(group, delivery, place.offset)
+    assert place.delayed_id is not None
+    return _delayed(group, delivery, place.delayed_id, wanted)
+
+
+def _at(group: ServedGroup, delivery: Delivery, offset: int) -> Listed[bytes]:
+    log, state = delivery.partition.log, delivery.group
+    record = None
+    if log.start <= offset < log.end:
+        record = next(log.records(offset, on_damage="skip", whole=False), None)
+    if record is None or record.offset != offset:
+        raise NotFound(
+            f"{message_id(group.topic, delivery.number, offset, None)} is not in the log: it holds "
+            f"{log.start:,} to {log.end - 1:,} of this partition" + (", or it is gone or damaged" if record else "")
+        )
+    phase = cast(PhaseName, _PHASES[state.phase(offset)])
+    return seen(group.port, delivery, record, phase, due_ms=state.waiting.get(offset, 0))
+
+
+def _delayed(group: ServedGroup, delivery: Delivery, delayed_id: int, wanted: str) -> Listed[bytes]:
+    store = delivery.partition.delayed
+    for message in () if store is None else store.waiting():
+        if message.record.offset == delayed_id:
+            return Waiting(delivery, group.port.bodies, message.record, message.due_at_ms)
+    for phase in ("ready", "leased", "delayed"):  # it has come due, and kept its id
+        for found in listed(group.port, phase, lambda each: each.id == wanted, 1):
+            return found
+    raise NotFound(f"{wanted} waits no more: it was delivered and is done, or was taken back")
+
+
+def letter_of(found: Listed[Any]) -> str:
+    """The dead letter that a message became, if it is there still."""
+    if isinstance(found, DeadLetter | Waiting) or found.phase not in ("done", "dead"):
+        return ""
+    delivery = home_of(found)
+    for letter in islice(delivery.dead.letters(), _MOST_LETTERS):
+        if letter.note.offset == found.offset:
+            return message_id(found.topic + DEAD_SUFFIX, delivery.number, letter.record.offset, None)
+    return ""

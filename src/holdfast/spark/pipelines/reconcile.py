@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from holdfast.broker.folder.contents import settings_for
 from holdfast.broker.folder.layout import topic_folder
-from holdfast.broker.folder.policy import settings_for
 from holdfast.errors import BadSettings, InvalidRequest
 from holdfast.spark.options import Subscription
 from holdfast.spark.pipelines import f

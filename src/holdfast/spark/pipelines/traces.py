@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from holdfast.broker.tracing.steps import ACKED, BURIED, LEASED, NACKED, PUBLISHED, RELEASED, RETURNED
+from holdfast.broker.tracing.log import ACKED, BURIED, LEASED, NACKED, PUBLISHED, RELEASED, RETURNED
 from holdfast.spark.pipelines import f, report
 from holdfast.spark.pipelines.lake import replaced_as_a_whole
 from holdfast.spark.pipelines.report import (

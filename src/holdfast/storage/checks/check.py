@@ -9,7 +9,7 @@ would judge it, but only where two looks, one before and one after the rest, see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -20,14 +20,24 @@ import msgspec
 
 from holdfast.env import File, World, real_world
 from holdfast.settings import LogSettings
-from holdfast.storage.checks.finding import CheckReport, Counts, Finding, Words
-from holdfast.storage.checks.inventory import file_findings, file_size, quarantined
-from holdfast.storage.checks.survey import SegmentSurvey, Stretch, Survey, segment_data
-from holdfast.storage.epochs import NO_EPOCHS, Epochs, load_epochs
+from holdfast.storage.checks.finding import CheckCounts, CheckReport, Finding, FindingTexts, Quarantined
+from holdfast.storage.checks.survey import MissingStretch, SegmentSurvey, Survey, segment_data
 from holdfast.storage.examine import Findings, examine
-from holdfast.storage.files import EPOCHS, STATE, join, segment_bases, segment_name
+from holdfast.storage.files import (
+    EPOCHS,
+    LOCK,
+    QUARANTINE,
+    STATE,
+    QuarantineNote,
+    index_bases,
+    index_name,
+    join,
+    read_file,
+    segment_bases,
+    segment_name,
+)
 from holdfast.storage.opening import open_error, require_log
-from holdfast.storage.state import Identity, State
+from holdfast.storage.state import NO_EPOCHS, Epochs, Identity, LogState, load_epochs
 
 Progress = Callable[[int, int], None]
 
@@ -55,7 +65,7 @@ class Inspection:
     """A report and what a repair must know beyond it."""
 
     report: CheckReport
-    stretches: list[Stretch]
+    stretches: list[MissingStretch]
     findings: Findings | None
     end: int
 
@@ -96,7 +106,7 @@ class _Facts(msgspec.Struct, frozen=True):
 
 
 def _facts(world: World, folder: str) -> _Facts:
-    state = State.open(world.disk, folder, write=False)
+    state = LogState.open(world.disk, folder, write=False)
     try:
         identity = None if state is None else state.identity
         readable_end = 0 if state is None else state.readable_end
@@ -122,7 +132,7 @@ class _Pass:
         self._world = world
         self._settings = settings
         self._progress = progress
-        self._words = Words(folder)
+        self._words = FindingTexts(folder)
         self._facts = facts = _facts(world, folder)
         identity = facts.identity
         self._same_boot = identity is not None and identity.boot_id == world.ids.boot_id() != 0
@@ -134,9 +144,9 @@ class _Pass:
         self._found: list[Finding] = []
         self._hidden = 0
         self._damaged = False
-        self._counts = Counts()
+        self._counts = CheckCounts()
         self._lost_messages = 0
-        self._stretches: list[Stretch] = []
+        self._stretches: list[MissingStretch] = []
         self._start: int | None = None
         self._done_bytes = 0
         self._total_bytes = 0
@@ -166,7 +176,7 @@ class _Pass:
         """What opening would do; None where the disk cannot even read what must be looked at for that."""
         if self._unreadable_tail():
             return None
-        state = State.open(self._world.disk, self._folder, write=False)
+        state = LogState.open(self._world.disk, self._folder, write=False)
         try:
             return examine(self._world, self._folder, state, index_bytes=self._settings.index_bytes)
         finally:
@@ -228,7 +238,7 @@ class _Pass:
 
     def _add_segment(self, found: SegmentSurvey) -> None:
         counts = self._counts
-        self._counts = Counts(
+        self._counts = CheckCounts(
             segments=counts.segments + 1,
             frames=counts.frames + found.frames,
             messages=counts.messages + found.messages,
@@ -328,3 +338,74 @@ def _reading(world: World, folder: str, base: int) -> Iterator[File]:
 
 def _entries(facts: _Facts) -> tuple[tuple[int, int], ...]:
     return () if facts.epochs is None else facts.epochs.entries
+
+
+# What else lies in a log's folder: leftovers, backups, foreign files, and what is kept in quarantine.
+
+
+BACKUP_PREFIX: Final = "backup-"
+TEMPORARY: Final = ".tmp"
+_OURS: Final = frozenset({LOCK, STATE, EPOCHS, QUARANTINE})
+
+
+def file_findings(world: World, folder: str, names: Sequence[str], words: FindingTexts) -> Iterator[Finding]:
+    """A note for each name that is not a living part of the log."""
+    passing = set(leftovers(names))
+    known = _OURS.union(map(segment_name, segment_bases(names)), map(index_name, index_bases(names)))
+    for name in names:
+        if name in passing:
+            yield words.leftover(name, file_size(world, join(folder, name)))
+        elif name.startswith(BACKUP_PREFIX):
+            yield words.backup(name)
+        elif name not in known:
+            yield words.foreign(name)
+
+
+def leftovers(names: Sequence[str]) -> list[str]:
+    """Files that opening removes: half-written ones, and indexes whose segment is gone."""
+    segments = set(segment_bases(names))
+    orphans = [index_name(base) for base in index_bases(names) if base not in segments]
+    return [*orphans, *(name for name in names if name.endswith(TEMPORARY))]
+
+
+def quarantined(world: World, folder: str) -> tuple[Quarantined, ...]:
+    """What is kept in quarantine, with what its notes say."""
+    quarantine = join(folder, QUARANTINE)
+    if not world.disk.exists(quarantine):
+        return ()
+    names = world.disk.names(quarantine)
+    return tuple(
+        _quarantined(world, quarantine, name, names) for name in names if not name.endswith((".json", TEMPORARY))
+    )
+
+
+def file_size(world: World, path: str) -> int:
+    """The length of a file; 0 where it is gone by now, or is a folder."""
+    try:
+        file = world.disk.open(path)
+    except OSError:
+        return 0
+    try:
+        return file.size()
+    finally:
+        file.close()
+
+
+def _quarantined(world: World, quarantine: str, name: str, names: Sequence[str]) -> Quarantined:
+    file, size = f"{QUARANTINE}/{name}", file_size(world, join(quarantine, name))
+    note_name = name.removesuffix(".bin") + ".json"
+    content = read_file(world.disk, join(quarantine, note_name)) if note_name in names else None
+    try:
+        note = msgspec.json.decode(content or b"", type=QuarantineNote)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Quarantined(file=file, bytes=size, reason="its note is missing or damaged")
+    return Quarantined(
+        file=file,
+        bytes=size,
+        segment=note.segment,
+        position=note.position,
+        first_offset=note.first_offset,
+        next_offset=note.next_offset,
+        reason=note.reason,
+        at_ns=note.at_ns,
+    )

@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from holdfast.codec.frame import FrameHeader
-from holdfast.storage.checks.survey import IndexVerdict, Oddity, SegmentSurvey, Stretch
+from holdfast.storage.checks.survey import IndexVerdict, MissingStretch, Oddity, SegmentSurvey
 from holdfast.storage.examine import Cut, Findings, SegmentDamage
 from holdfast.storage.files import EPOCHS, STATE, index_name, segment_name
 
@@ -35,7 +35,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
 
 
-class Counts(msgspec.Struct, frozen=True, kw_only=True):
+class CheckCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What was looked at: good frames, their messages, how many were removed, the bytes of the segments' files."""
 
     segments: int = 0
@@ -67,7 +67,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     start: int
     end: int
-    counts: Counts
+    counts: CheckCounts
     lost_messages: int
     findings: tuple[Finding, ...] = ()
     hidden_findings: int = 0
@@ -104,13 +104,13 @@ def torn_cost(findings: Findings) -> str:
     return "no acknowledged message is lost" if findings.cache_kept else "no synced message is lost"
 
 
-class Words:
+class FindingTexts:
     """Findings about the log in one folder."""
 
     def __init__(self, folder: str) -> None:
         self._repair = f"run `holdfast repair {shlex.quote(folder)}`"
 
-    def stretch(self, stretch: Stretch) -> Finding:
+    def stretch(self, stretch: MissingStretch) -> Finding:
         first, next_offset = stretch.first_offset, stretch.next_offset
         code, what = {
             "damaged": ("damaged_frames", f"not what was written: {stretch.reason}"),
@@ -132,7 +132,7 @@ class Words:
             next_step=f"restore the file from a copy, or {self._repair}: it keeps the bytes and marks the loss",
         )
 
-    def _missing(self, stretch: Stretch) -> str:
+    def _missing(self, stretch: MissingStretch) -> str:
         first, next_offset = stretch.first_offset, stretch.next_offset
         return (
             f"{offsets(first, next_offset)} should follow here and do not: the end of this file is gone, or a "

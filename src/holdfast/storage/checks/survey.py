@@ -15,15 +15,13 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from holdfast.codec.compression import MOST_RAW_BYTES
-from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind
+from holdfast.codec.frame import HEADER_BYTES, MOST_RAW_BYTES, Frame, FrameHeader, Kind
 from holdfast.env import World
 from holdfast.env.disk import File
 from holdfast.errors import CorruptData, MessageTooLarge
-from holdfast.storage.epochs import Epochs
 from holdfast.storage.files import index_name, join, read_file, segment_name
-from holdfast.storage.index import NO_TIME, SegmentIndex, parse_index
-from holdfast.storage.walk import Damage, Wanted, walk
+from holdfast.storage.frames import NO_TIME, Damage, FrameRules, SegmentIndex, parse_index, walk
+from holdfast.storage.state import Epochs
 
 StretchKind: TypeAlias = Literal["damaged", "undecodable", "missing", "behind"]
 IndexVerdict: TypeAlias = Literal["agrees", "missing", "damaged", "disagrees", "unknown"]
@@ -33,7 +31,7 @@ _CHUNK: Final = 1 << 20
 _PAGE: Final = 4096
 
 
-class Stretch(msgspec.Struct, frozen=True, gc=False):
+class MissingStretch(msgspec.Struct, frozen=True, gc=False):
     """Bytes [position, end) of a segment where messages [first_offset, next_offset) should be and are not.
 
     `epoch` and `time_ns` are those of the last good frame before it; 0 and NO_TIME where there is none.
@@ -71,7 +69,7 @@ class SegmentSurvey:
     messages: int = 0
     removed: int = 0
     end: int = 0
-    stretches: list[Stretch] = field(default_factory=list)
+    stretches: list[MissingStretch] = field(default_factory=list)
     gaps: list[FrameHeader] = field(default_factory=list)
     oddities: list[Oddity] = field(default_factory=list)
     unreadable: list[tuple[int, int]] = field(default_factory=list)
@@ -96,7 +94,7 @@ class Survey:
         self._folder = folder
         self._epochs = epochs
         self._on_bytes = on_bytes
-        self._wanted = Wanted(log_id, start, epochs=epochs)
+        self._wanted = FrameRules(log_id, start, epochs=epochs)
         self._time_ns = NO_TIME
         self._known_epoch = (-1, -1)
         self._remaining = 0  # frames that the batch of the last one still lacks
@@ -167,7 +165,7 @@ class Survey:
     ) -> None:
         self._remaining = 0
         survey.stretches.append(
-            Stretch(
+            MissingStretch(
                 survey.base,
                 found.position,
                 found.end,

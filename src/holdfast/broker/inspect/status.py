@@ -1,15 +1,24 @@
-"""How topics and groups stand, seen without owning anything: beside whoever owns the folder."""
+"""The state of topics and groups, read without owning the folder: the owner goes on meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from holdfast.broker.folder.catalog import Catalog
-from holdfast.broker.folder.contents import groups_of, lacking, lacking_root, missing_parts, missing_root_parts
+from holdfast.broker.folder.contents import (
+    Catalog,
+    GroupNote,
+    GroupNotes,
+    groups_of,
+    kept_settings,
+    lacking,
+    lacking_root,
+    missing_parts,
+    missing_root_parts,
+)
 from holdfast.broker.folder.layout import (
     DEAD_SUFFIX,
     DEFAULT_GROUP,
@@ -21,12 +30,10 @@ from holdfast.broker.folder.layout import (
     topic_folder,
     topics,
 )
-from holdfast.broker.folder.policy import GroupNote, GroupNotes, kept_settings
-from holdfast.broker.inspect.journals import replayed_group
-from holdfast.broker.journal import SNAPSHOT, SnapshotFiles, damaged_snapshot
+from holdfast.broker.journal import SNAPSHOT, Journal, SnapshotFiles, damaged_snapshot, newest_snapshot
 from holdfast.broker.streams.offsets import (
     Commits,
-    Committed,
+    CommittedOffset,
     Event,
     Forgotten,
     Remembered,
@@ -35,7 +42,9 @@ from holdfast.broker.streams.offsets import (
     decode_image,
 )
 from holdfast.broker.streams.queries import list_queries
-from holdfast.delivery.group import Group
+from holdfast.delivery.events import decode_event as events_decode_event
+from holdfast.delivery.group import Group, IllegalMove
+from holdfast.delivery.image import group_of
 from holdfast.env import World
 from holdfast.errors import CorruptData, DamagedRange, HoldfastError, OffsetOutOfRange
 from holdfast.storage import LogReader
@@ -54,7 +63,7 @@ class CommitState(msgspec.Struct, frozen=True, kw_only=True):
 
     epoch: int = 0
     static_members: tuple[str, ...] = ()
-    committed: tuple[Committed, ...] = ()
+    committed: tuple[CommittedOffset, ...] = ()
     wrong: tuple[str, ...] = ()
 
 
@@ -106,7 +115,7 @@ class _State:
     """The commits as far as they are replayed."""
 
     def __init__(self) -> None:
-        self.entries: dict[tuple[str, int], Committed] = {}
+        self.entries: dict[tuple[str, int], CommittedOffset] = {}
         self.epoch = 0
         self.remembered = Remembered()
 
@@ -208,7 +217,7 @@ class TopicStanding(msgspec.Struct, frozen=True, kw_only=True):
         return sum(each.bytes for each in self.partitions)
 
 
-class Standing:
+class FolderStatus:
     """A data folder at one moment."""
 
     def __init__(self, world: World, folder: str) -> None:
@@ -429,3 +438,89 @@ def _partition(number: int, reader: LogReader) -> PartitionStanding:
         bytes=sum(segment.bytes for segment in segments),
         segments=len(segments),
     )
+
+
+# What the journal of a group adds up to, seen without owning it: beside whoever does.
+#
+# A journal is read behind the snapshot that was the newest when the look began, up to the end that the owner had
+# published then or since: the state is that of one moment in the group's life, never a mix of two. An owner that takes
+# snapshots meanwhile may drop the events that are wanted next; then all of it is read again.
+
+
+# An owner takes a snapshot and drops old events while we read: look again, but not for ever.
+TRIES: Final = 3
+
+
+class ReplayedJournal(NamedTuple):
+    """A group as its journal leaves it; `known` tells whether the journal says where it began."""
+
+    group: Group
+    known: bool
+    wrong: list[str]
+
+
+def replayed_group(world: World, folder: str, start: int = 0, end: int | None = None) -> ReplayedJournal:
+    """The group whose journal is in the folder; without a snapshot it began at `start`.
+
+    `end` is where opening would end the journal, if that is known: after a restart its owner's word may be old.
+    """
+    for _ in range(TRIES - 1):
+        try:
+            return _replayed_journals(world, folder, start, end)
+        except (OSError, HoldfastError):
+            continue  # an owner has changed it meanwhile, or it is damaged: then it fails once more
+    return _replayed_journals(world, folder, start, end)
+
+
+def _replayed_journals(world: World, folder: str, start: int, end: int | None) -> ReplayedJournal:
+    if not holds_log(world, folder):
+        return ReplayedJournal(Group(start), known=False, wrong=[])
+    snapshot, name = newest_snapshot(world, folder)
+    group = Group(start) if snapshot is None else group_of(snapshot.image)
+    at = 0 if snapshot is None else snapshot.position
+    means = Journal.damage_means
+    wrong = replay_beside(world, folder, at, name, lambda value: group.apply(events_decode_event(value)), means, end)
+    return ReplayedJournal(group, known=snapshot is not None, wrong=wrong)
+
+
+def replay_beside(
+    world: World,
+    folder: str,
+    at: int,
+    snapshot: str,
+    apply: Callable[[bytes], None],
+    damage_means: str,
+    end: int | None = None,
+) -> list[str]:
+    """Let the events of a journal from `at` on happen, behind the snapshot of that file; answers what is wrong."""
+    if snapshot != SNAPSHOT and world.disk.exists(join(folder, SNAPSHOT)):
+        raise damaged_snapshot(folder, snapshot)
+    reader = LogReader(folder, world=world, end=end)
+    if at < reader.start:
+        raise CorruptData(f"the journal begins at event {reader.start}, and no snapshot reaches there")
+    wrong: list[str] = []
+    while at < reader.end:
+        try:
+            for record in reader.records(at):
+                apply(bytes(record.value))
+                at = record.offset + 1
+        except DamagedRange as damage:
+            wrong.append(f"events {damage.first_offset} to {damage.next_offset - 1} are lost: {damage_means}")
+            break  # what follows need not fit any more; opening passes over what does not
+        except (IllegalMove, msgspec.DecodeError) as error:
+            wrong.append(f"event {at} does not fit: {error}")
+            break
+    return wrong
+
+
+def holds_log(world: World, folder: str) -> bool:
+    """Whether there is a log. One whose state file is gone is still a log, and one to be checked."""
+    return is_log(world, folder) or any(name.endswith(".log") for name in folders_in(world, folder))
+
+
+def folders_in(world: World, folder: str) -> list[str]:
+    """What a folder holds, without what was left half made or half deleted; nothing where there is none."""
+    try:
+        return sorted(name for name in world.disk.names(folder) if not name.startswith("."))
+    except OSError:
+        return []

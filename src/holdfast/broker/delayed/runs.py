@@ -1,47 +1,201 @@
-"""A run: an immutable file of delayed messages, sorted by (due time, id), in blocks of a few hundred.
-
-    part      what it is
-    block     a control frame with one value (the due times, then the ids, as int64), and behind it a data frame
-              with the messages themselves; repeated
-    footer    a journal frame with two values: the table of blocks (due time of the first message and position
-              of the block, as int64 pairs) and the bitmap of all ids
-    trailer   32 bytes, see below
-
-    at   size  field of the trailer
-    0    8     magic             "HFDRUN" and the version as two digits, "01"
-    8    8     footer_position
-    16   8     footer_bytes
-    24   4     run_id            the log id of the frames: a random number of this run
-    28   4     check             CRC32C of bytes 0..27
-
-Frames are those of a log, each with its checksums, with offsets that count all values in the file. Footer and
-trailer are caches: where they are spoiled, walking over the blocks makes them anew.
-"""
+"""Runs, immutable files of delayed messages sorted by due time, and the manifest that says which of them count."""
 
 from __future__ import annotations
 
 import logging
+import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import repeat
 from struct import Struct
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
+import msgspec
+from msgspec import Meta
 from pyroaring import BitMap64
 
 from holdfast.checksum import crc32c
 from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind, frame_bytes, read_frame, read_header
+from holdfast.env import World
 from holdfast.env.disk import Disk, File
-from holdfast.errors import CorruptData, UnknownFormat
+from holdfast.errors import ChecksumMismatch, CorruptData, UnknownFormat
 from holdfast.large import LARGE_BYTES
 from holdfast.model import Record
-from holdfast.storage.files import join
-from holdfast.storage.shortage import ran_out, shortage
-from holdfast.storage.walk import Wanted, first_log_id, walk
+from holdfast.settings import check_fields
+from holdfast.storage.files import durable_replace, join, read_file
+from holdfast.storage.frames import FrameRules, first_log_id, walk
+from holdfast.storage.opening import ran_out, shortage
+
+NAME: Final = "manifest"
+_MAGIC_PREFIX: Final = b"HFDELAY"
+_MAGIC: Final = _MAGIC_PREFIX + b"\x01"
+_CHECK: Final = Struct("<I")
+
+
+class RunEntry(msgspec.Struct, frozen=True):
+    """A run, as the manifest knows it."""
+
+    name: str
+    run_id: int
+    messages: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of the store at one moment; `gone` is a serialized bitmap."""
+
+    accounted: int = 0
+    spilled_below: int = 0
+    next_number: int = 0
+    runs: list[RunEntry] = []
+    gone: bytes = b""
+
+    def gone_ids(self) -> BitMap64:
+        return BitMap64.deserialize(self.gone) if self.gone else BitMap64()
+
+
+def save_manifest(disk: Disk, folder: str, manifest: Manifest) -> None:
+    content = _MAGIC + msgspec.msgpack.encode(manifest)
+    durable_replace(disk, folder, NAME, content + _CHECK.pack(crc32c(content)))
+
+
+def load_manifest(disk: Disk, folder: str) -> Manifest | None:
+    """None where there is none; CorruptData where its bytes are not what was written."""
+    content = read_file(disk, join(folder, NAME))
+    if content is None:
+        return None
+    whole = len(content) >= len(_MAGIC) + _CHECK.size
+    if not whole or _CHECK.unpack(content[-_CHECK.size :])[0] != crc32c(content[: -_CHECK.size]):
+        raise ChecksumMismatch(f"{join(folder, NAME)} does not match its checksum")
+    if content[: len(_MAGIC)] != _MAGIC:
+        if content.startswith(_MAGIC_PREFIX):
+            raise UnknownFormat(f"{join(folder, NAME)} was written by a newer release; upgrade to read it")
+        raise CorruptData(f"{join(folder, NAME)} is no manifest of delayed messages")
+    try:
+        return msgspec.msgpack.decode(content[len(_MAGIC) : -_CHECK.size], type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise CorruptData(f"{join(folder, NAME)} cannot be read: {error}") from error
+
+
+# Opening the store: what the manifest names is loaded, what it does not name is removed.
+#
+# Where the manifest itself is spoiled, nothing is removed: every run is taken in, a message that is both in a run
+# and in the intake counts once, and the caller has to look for releases in the whole of the partition's log.
+
 
 logger = logging.getLogger(__name__)
+
+_RUN: Final = re.compile(r"\d{20}-(\d{10})\.run")
+
+
+@dataclass
+class LoadedManifest:
+    """What was found in the folder."""
+
+    manifest: Manifest
+    runs: list[DelayedRun] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
+
+
+def load(world: World, folder: str, *, intake_is_new: bool) -> LoadedManifest:
+    """Manifest and runs. The caller owns the folder."""
+    disk = world.disk
+    # The last owner may have died before the name of its last manifest was durable: what is removed because of
+    # that manifest must not be missed after a power cut that brings the one before it back.
+    disk.sync_folder(folder)
+    names = disk.names(folder)
+    run_names = [name for name in names if _RUN.fullmatch(name)]
+    loaded = LoadedManifest(Manifest())
+    try:
+        manifest = load_manifest(disk, folder)
+        spoiled = "" if manifest or (intake_is_new and not run_names) else f"{join(folder, NAME)} is missing"
+    except UnknownFormat:
+        raise
+    except CorruptData as error:
+        manifest, spoiled = None, str(error)
+        _set_aside(disk, folder, NAME)
+    if spoiled:
+        _note(loaded, folder, f"{spoiled}; made anew from {len(run_names)} files. Cancellations may be lost")
+        number = max((int(match[1]) for name in run_names if (match := _RUN.fullmatch(name))), default=-1) + 1
+        manifest = Manifest(next_number=number, runs=[RunEntry(name, 0, 0) for name in run_names])
+    else:
+        named = {entry.name for entry in manifest.runs} if manifest else set()
+        for name in names:
+            if name.endswith(".tmp") or (_RUN.fullmatch(name) and name not in named):
+                disk.remove(join(folder, name))
+    if manifest is None:
+        manifest = Manifest()
+        save_manifest(disk, folder, manifest)
+    loaded.manifest = manifest
+    for entry in manifest.runs:
+        _load_run(disk, folder, entry, loaded)
+    return loaded
+
+
+def _load_run(disk: Disk, folder: str, entry: RunEntry, loaded: LoadedManifest) -> None:
+    try:
+        run = open_run(disk, folder, entry.name, entry.run_id or None)
+    except UnknownFormat:
+        raise
+    except FileNotFoundError:
+        _note(loaded, folder, f"{join(folder, entry.name)} is missing: {entry.messages} delayed messages are lost")
+        return
+    except CorruptData as error:
+        _note(loaded, folder, f"{error}: {entry.messages} delayed messages are lost; the file is kept")
+        _set_aside(disk, folder, entry.name)
+        return
+    if run.messages < entry.messages:
+        lost = entry.messages - run.messages
+        _note(loaded, folder, f"{run.path} is damaged: {lost} of its {entry.messages} delayed messages are lost")
+        run.keep_file = True
+    loaded.runs.append(run)
+
+
+def _set_aside(disk: Disk, folder: str, name: str) -> None:
+    """Out of the way and not thrown away: a person may want to look at it."""
+    disk.rename(join(folder, name), join(folder, name + ".damaged"))
+    disk.sync_folder(folder)
+
+
+def _note(loaded: LoadedManifest, folder: str, what: str) -> None:
+    loaded.damage.append(what)
+    logger.error("damage among the delayed messages", extra={"folder": folder, "what": what})
+
+
+# What may be set of the store of delayed messages.
+
+
+class DelaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much waits in memory, and how often the state is saved."""
+
+    spill_messages: Annotated[int, Meta(ge=1, le=10_000_000)] = 50_000
+    save_ms: Annotated[int, Meta(ge=1, le=3_600_000)] = 5_000
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+# A run: an immutable file of delayed messages, sorted by (due time, id), in blocks of a few hundred.
+#
+#     part      what it is
+#     block     a control frame with one value (the due times, then the ids, as int64), and behind it a data frame
+#               with the messages themselves; repeated
+#     footer    a journal frame with two values: the table of blocks (due time of the first message and position
+#               of the block, as int64 pairs) and the bitmap of all ids
+#     trailer   32 bytes, see below
+#
+#     at   size  field of the trailer
+#     0    8     magic             "HFDRUN" and the version as two digits, "01"
+#     8    8     footer_position
+#     16   8     footer_bytes
+#     24   4     run_id            the log id of the frames: a random number of this run
+#     28   4     check             CRC32C of bytes 0..27
+#
+# Frames are those of a log, each with its checksums, with offsets that count all values in the file. Footer and
+# trailer are caches: where they are spoiled, walking over the blocks makes them anew.
+
 
 TRAILER_MAGIC: Final = b"HFDRUN01"
 TRAILER_CHECKED: Final = Struct("<8sQQI")
@@ -58,7 +212,7 @@ NEVER_MS: Final = 2**63
 Entry: TypeAlias = "tuple[int, int, Run | None, int, int]"
 
 
-class Run:
+class DelayedRun:
     """The read side of a run. Only ids and the table of blocks stay in memory, no message does."""
 
     __slots__ = (
@@ -236,7 +390,7 @@ def _with_ids(ids: array[int], frame: Frame) -> list[Record]:
     )
 
 
-def open_run(disk: Disk, folder: str, name: str, run_id: int | None = None) -> Run:
+def open_run(disk: Disk, folder: str, name: str, run_id: int | None = None) -> DelayedRun:
     """The run in a file, by its footer, or by its blocks where the footer is spoiled."""
     file = disk.open(join(folder, name))
     try:
@@ -251,7 +405,7 @@ def open_run(disk: Disk, folder: str, name: str, run_id: int | None = None) -> R
         file.close()
 
 
-def _by_footer(disk: Disk, folder: str, name: str, file: File) -> Run:
+def _by_footer(disk: Disk, folder: str, name: str, file: File) -> DelayedRun:
     size = file.size()
     trailer = file.read(max(0, size - TRAILER_BYTES), TRAILER_BYTES)
     if len(trailer) < TRAILER_BYTES:
@@ -263,15 +417,15 @@ def _by_footer(disk: Disk, folder: str, name: str, file: File) -> Run:
     if frame.header.log_id != run_id or frame.header.kind != Kind.JOURNAL:
         raise CorruptData("the footer is of another file")
     table, ids = frame.values()
-    return Run(disk, folder, name, run_id, array("q", table), BitMap64.deserialize(ids))
+    return DelayedRun(disk, folder, name, run_id, array("q", table), BitMap64.deserialize(ids))
 
 
-def _by_blocks(disk: Disk, folder: str, name: str, data: memoryview, run_id: int | None) -> Run:
+def _by_blocks(disk: Disk, folder: str, name: str, data: memoryview, run_id: int | None) -> DelayedRun:
     run_id = run_id if run_id is not None else first_log_id(data)
     if run_id is None:
         raise CorruptData(f"{join(folder, name)} holds nothing that can be read")
     table, ids = array("q"), BitMap64()
-    for found in walk(data, Wanted(run_id, 0)):
+    for found in walk(data, FrameRules(run_id, 0)):
         if isinstance(found, FrameHeader) and found.kind == Kind.CONTROL:
             dues_ms, of_block = block_index(
                 read_frame(data, found.position, found.position, max_raw_bytes=_MOST_RAW_BYTES)
@@ -280,4 +434,4 @@ def _by_blocks(disk: Disk, folder: str, name: str, data: memoryview, run_id: int
             ids.update(of_block.tolist())
     if not table:
         raise CorruptData(f"{join(folder, name)} holds nothing that can be read")
-    return Run(disk, folder, name, run_id, table, ids)
+    return DelayedRun(disk, folder, name, run_id, table, ids)

@@ -1,1 +1,0 @@
-"""Who holds which lock, and the documents beside them. Pure: time is an argument, and nothing is read or written."""
