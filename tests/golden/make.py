@@ -17,8 +17,8 @@ from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.model import Appended, Batch, Producer
 from holdfast.settings import LogSettings
 from holdfast.storage.files import segment_name
+from holdfast.storage.frames import FrameRules, walk
 from holdfast.storage.log import Log
-from holdfast.storage.walk import Wanted, walk
 
 HERE = Path(__file__).parent / f"v{VERSION}"
 COMPACTED = Path(__file__).parent / f"compacted-v{VERSION}"
@@ -88,7 +88,7 @@ class Story:
         """Flip a byte in the body of the frame that begins with this offset."""
         base = max(segment.base_offset for segment in self.log.segments() if segment.base_offset <= offset)
         path = f"{FOLDER}/{segment_name(base)}"
-        found = walk(memoryview(self.disk.contents(path)), Wanted(self.log.log_id, base))
+        found = walk(memoryview(self.disk.contents(path)), FrameRules(self.log.log_id, base))
         header = next(f for f in found if isinstance(f, FrameHeader) and f.base_offset == offset)
         self.disk.flip(path, header.end - 9)
         return header

@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.codec.encode import Packing, Place, encode_batch, header_for
+from holdfast.codec.encode import FramePlace, Packing, encode_batch, header_for
 from holdfast.codec.frame import read_frame
 from holdfast.errors import DamagedRange
 from holdfast.model import Batch, Producer, Record
-from holdfast.storage.epochs import parse_epochs
-from holdfast.storage.index import parse_index
+from holdfast.storage.frames import parse_index
 from holdfast.storage.log import Log
 from holdfast.storage.reader import LogReader
+from holdfast.storage.state import parse_epochs
 from tests.golden import make
 
 HERE = Path(__file__).parent
@@ -391,7 +391,7 @@ def test_a_frame_is_byte_for_byte_what_the_specification_says():
     assert hand_assembled() == example
     batch = Batch(values=[b"hello", b""], keys=[b"key", None])
     (body,) = encode_batch(batch, 1_700_000_000_000_000_000, packing=Packing(), cap_bytes=1000)
-    place = Place(0x0A0B0C0D, 3, 0, 42, 40)
+    place = FramePlace(0x0A0B0C0D, 3, 0, 42, 40)
     header = header_for(body, place, batch_remaining=0, producer=Producer(0x1234, 7, 5))
     assert header + b"".join(body.parts) == example
     assert list(read_frame(memoryview(example), 0, 0, max_raw_bytes=1000).records()) == [

@@ -13,7 +13,7 @@ from tests.tidy.moves_diagram import BEGIN, END, PAGE, rendered, with_moves
 EVENTS = [
     kind
     for kind in vars(events).values()
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == events.__name__
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__struct_config__.tag is not None
 ]
 
 

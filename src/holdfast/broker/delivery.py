@@ -81,8 +81,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _END_MOST: Final = 100  # leases and delays that end before others have their turn at the lock
-_UNHURRIED: Final = ("interval", "os")
-
 _FENCE: Final = attrgetter("fence")
 _LEASED_AT: Final = attrgetter("at_ms")
 _OFFSET: Final = attrgetter("offset")
@@ -129,7 +127,7 @@ class Delivery:
         self.renewals = Renewals()
         self._due_mono_ms = 0  # by then somebody will call `tick`
         self._floor = Floor(log, journal, group, name)
-        self.unhurried = settings.ack_durability in _UNHURRIED  # whether acks wait for no sync
+        self.unhurried = settings.ack_durability != "fsync"  # whether acks wait for no sync
         self.topic, self.number = ("", 0) if site is None else (site.topic, site.number)
         self.check_open: Callable[[], None] = (lambda: None) if site is None else site.check_open
         self.dead = GroupDeadLetters(self, None if site is None else site.open_dead)
@@ -138,7 +136,7 @@ class Delivery:
             self.receipts = Receipts(site.topic, site.number, group, site.prover)
         self.tracer: GroupTracer | None = None  # sees every event, while the topic is sampled: no short ways then
         self._keyed_group: KeyedGroup | None = None
-        self._is_plain = is_plain(settings)
+        self._is_plain = not settings.keyed and not settings.trace_sample
         # Bound once, for the short ways.
         self._write_event = journal.write_one
         self._count_delivered, self._count_acked = metrics.delivered.add, metrics.acked.add
@@ -181,10 +179,10 @@ class Delivery:
         self._is_plain = False  # before anybody relies on seeing every event
         with self.lock:
             self.settings = settings
-            self.unhurried = settings.ack_durability in _UNHURRIED
+            self.unhurried = settings.ack_durability != "fsync"
             self.supply.change(settings)
         self.follow_keys(keyed)
-        self._is_plain = is_plain(settings)
+        self._is_plain = not settings.keyed and not settings.trace_sample
 
     def follow_keys(self, keyed: KeyedGroup | None) -> None:
         """Let keys decide who is next, or no longer."""
@@ -458,7 +456,7 @@ class Delivery:
             return self.read(offsets)
 
     def read(self, offsets: Sequence[int]) -> list[Record]:
-        """The same for a caller that holds the lock."""
+        """`fetch` for a caller that holds the lock."""
         return self.supply.load(offsets, now_ms=0).records
 
     def holds(self, receipt: Receipt) -> bool:
@@ -700,8 +698,3 @@ class Delivery:
         if self.waiters and keyed.any_next(mono_ms):
             self.waiters.wake()  # one: whoever takes something comes here again
         self._expect_within(keyed.next_anywhere_ms(mono_ms), mono_ms)
-
-
-def is_plain(settings: TopicSettings) -> bool:
-    """Whether the messages of a group with these settings may go the short ways."""
-    return not settings.keyed and not settings.trace_sample

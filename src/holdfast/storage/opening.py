@@ -110,7 +110,7 @@ def _holder(note: bytes) -> str:
 
 # What a call may run out of before any byte is at stake: descriptors, memory, maps.
 #
-# That is no failure of the disk. The call is refused, what it had begun is taken back, and the next one may succeed; only
+# That is no failure of the disk. The call is refused, what it had begun is undone, and the next one may succeed; only
 # a write or a sync of data that fails ends a log, because nobody can know what it has left. To keep the two apart,
 # whatever a sync will need is opened before there is anything to sync.
 

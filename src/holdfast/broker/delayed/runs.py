@@ -209,7 +209,7 @@ _MOST_RAW_BYTES: Final = 2**32 - 1
 NEVER_MS: Final = 2**63
 
 # Where a message waits: its due time and id, the run (None: the intake), and its place there.
-Entry: TypeAlias = "tuple[int, int, Run | None, int, int]"
+Entry: TypeAlias = "tuple[int, int, DelayedRun | None, int, int]"
 
 
 class DelayedRun:

@@ -180,7 +180,7 @@ def _settled(world: World, folder: str) -> tuple[BitMap64, BitMap64]:
 # The delayed messages of a partition, seen without owning them: beside an owner who releases, spills and removes.
 #
 # First it is found out which messages wait: those in the files that the manifest names and in the intake, without what
-# the manifest, the intake or the partition's log says is gone. That holds for one moment: where the manifest names other
+# the manifest, the intake or the partition's log says is gone. That holds for one moment: if the manifest names other
 # files afterwards, all of it is looked at again. Then the messages are read. What a spill moves from the intake into
 # runs meanwhile is looked for there; what is released or cancelled meanwhile may be left out, and nothing comes twice.
 

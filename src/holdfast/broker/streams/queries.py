@@ -334,7 +334,7 @@ def _replace(disk: Disk, folder: str, name: str, content: bytes) -> None:
 # The owner's side of running queries: what they still need is not removed, and those that died are forgotten.
 #
 # Whether a query lives is told by its file alone: it does, until the file has not changed for the query's time-out, by
-# the monotonic clock. So a clock that is set neither ends a query nor keeps a dead one. Where query and owner share that
+# the monotonic clock. So setting the clock neither ends a query nor keeps a dead one. Where query and owner share that
 # clock, the file says itself when it was written, and an owner that has just come need not wait.
 
 

@@ -26,7 +26,6 @@ def console_routes(engine: BrokerEngine, audit: Audit | None = None, *, at_once:
         message_routes(rates),
         dead_routes(rates),
         groups.routes,
-        groups.routes,
         overview.health_routes,
         overview.audit_page_routes(audit),
     )
