@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from struct import Struct
 from typing import Final
 
@@ -102,21 +103,26 @@ def walk(
 
 def find_frame(data: memoryview, position: int, wanted: FrameRules) -> FrameHeader | None:
     """Return the first intact frame at or after `position`."""
-    end = len(data)
-    while position < end:
+    for at in _candidates(data, position):
+        try:
+            return _good_frame(data, at, wanted, bodies=True)
+        except UnknownFormat:
+            raise
+        except CorruptData:
+            pass
+    return None
+
+
+def _candidates(data: memoryview, position: int) -> Iterator[int]:
+    """Yield the aligned positions from `position` on at which a frame could begin."""
+    while position < len(data):
         chunk = bytes(data[position : position + _CHUNK + len(MAGIC_PREFIX)])
         at = chunk.find(MAGIC_PREFIX)
-        while at >= 0:
+        while 0 <= at < _CHUNK:
             if (position + at) % ALIGNMENT == 0:
-                try:
-                    return _good_frame(data, position + at, wanted, bodies=True)
-                except UnknownFormat:
-                    raise
-                except CorruptData:
-                    pass
+                yield position + at
             at = chunk.find(MAGIC_PREFIX, at + 1)
         position += _CHUNK
-    return None
 
 
 def used_end(data: memoryview, position: int) -> int:
@@ -148,18 +154,9 @@ def _good_frame(data: memoryview, position: int, wanted: FrameRules, *, bodies: 
 
 def first_log_id(data: memoryview) -> int | None:
     """Return the log id of the first frame with an intact header, for a log whose state file is missing."""
-    position = 0
-    while position + HEADER_BYTES <= len(data):
-        chunk = bytes(data[position : position + _CHUNK + HEADER_BYTES])
-        at = chunk.find(MAGIC_PREFIX)
-        while at >= 0:
-            if (position + at) % ALIGNMENT == 0:
-                try:
-                    return read_header(data, position + at, position + at).log_id
-                except CorruptData:
-                    pass
-            at = chunk.find(MAGIC_PREFIX, at + 1)
-        position += _CHUNK
+    for at in _candidates(data, 0):
+        with suppress(CorruptData):
+            return read_header(data, at, at).log_id
     return None
 
 
