@@ -1,4 +1,4 @@
-"""What a check answers with, and the words it uses: what happened, what it costs, what to do next."""
+"""The results of a check and their wording: what happened, what it costs, what to do next."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOTHING: Final = "nothing to do"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a check found. `code` is stable and meant for programs; the sentences are for people."""
+    """One finding of a check. `code` is stable and meant for programs; the sentences are for people."""
 
     severity: Severity
     code: str
@@ -36,7 +36,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was looked at: good frames, their messages, how many were removed, the bytes of the segments' files."""
+    """What was checked: good frames, their messages, how many were removed, the bytes of the segment files."""
 
     segments: int = 0
     frames: int = 0
@@ -46,7 +46,7 @@ class CheckCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that were taken out of the log earlier and are kept; the fields of its note, where it has one."""
+    """Bytes that were removed from the log earlier and kept, with the fields of their note, if there is one."""
 
     file: str
     bytes: int
@@ -59,7 +59,7 @@ class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check found. `ok` means that nothing is damaged: a torn tail is not, opening cuts it."""
+    """The result of a check. `ok` means that nothing is damaged; a torn tail is not damage, opening cuts it off."""
 
     folder: str
     ok: bool
@@ -75,7 +75,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def offsets(first: int, next_offset: int) -> str:
-    """The offsets [first, next_offset) in words."""
+    """Describe the offsets [first, next_offset)."""
     return f"offset {first}" if next_offset - first == 1 else f"offsets {first} to {next_offset - 1}"
 
 
@@ -84,28 +84,28 @@ def count_of(number: int, thing: str) -> str:
 
 
 def lost(first: int, next_offset: int) -> str:
-    """What a stretch costs."""
+    """Describe what a stretch costs."""
     if next_offset <= first:
         return NO_MESSAGE
     return f"{count_of(next_offset - first, 'message')} lost ({offsets(first, next_offset)}); all others stay readable"
 
 
 def remains(cut: Cut) -> str:
-    """What lies behind the end of a log."""
+    """Describe what is after the end of a log."""
     size = cut.used_end - cut.position
     parts = [count_of(size, "byte")] if size or not cut.later_bases else []
     return " and ".join([*parts, *([count_of(len(cut.later_bases), "segment")] if cut.later_bases else [])])
 
 
 def torn_cost(findings: Findings) -> str:
-    """What cutting off a torn tail costs."""
+    """Describe what cutting off a torn tail costs."""
     if findings.identity is None:
         return "not known: the state file, which told what was synced, is gone"
     return "no acknowledged message is lost" if findings.cache_kept else "no synced message is lost"
 
 
 class FindingTexts:
-    """Findings about the log in one folder."""
+    """Builds the findings about the log in one folder."""
 
     def __init__(self, folder: str) -> None:
         self._repair = f"run `holdfast repair {shlex.quote(folder)}`"
@@ -269,7 +269,7 @@ class FindingTexts:
         )
 
     def odd_end(self, found: SegmentSurvey, *, index_expected: bool) -> Iterator[Finding]:
-        """What can be said of a segment that nobody writes to and that ends where it should."""
+        """Yield findings about a sealed segment that ends where it should."""
         if found.open_batch:
             yield self._half_batch_at_end(segment_name(found.base), found.end)
         if found.index in ("damaged", "disagrees") or (found.index == "missing" and index_expected):
