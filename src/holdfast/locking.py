@@ -19,13 +19,12 @@ Pure: time is an argument, and nothing is read or written. As in `delivery`, a c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from functools import singledispatch
 from typing import Any, ClassVar, Final, TypeAlias
 
 import msgspec
 
-from holdfast.delivery.decide import Moment
+from holdfast.delivery.decide import Moment, utc
 from holdfast.delivery.group import IllegalMove
 from holdfast.delivery.timers import Deadlines
 from holdfast.errors import Conflict, LeaseLost, LockHeld
@@ -377,13 +376,13 @@ def lost(table: LockTable, proof: Proof, now: Moment) -> LeaseLost:
     if held is not None and held.until_ms <= now.mono_ms and held.fence == proof.fence:
         over_ms = now.wall_ms - (now.mono_ms - held.until_ms)
         return LeaseLost(
-            f"lock {name} is no longer yours: {EXPIRED} at {_time(over_ms)}, and nobody has it now. {_NOTHING}",
+            f"lock {name} is no longer yours: {EXPIRED} at {utc(over_ms)}, and nobody has it now. {_NOTHING}",
             since_ms=over_ms,
             why=EXPIRED,
         )
     if held is not None and held.until_ms > now.mono_ms:
         return LeaseLost(
-            f"lock {name} is no longer yours: {held.owner or 'somebody else'} has it since {_time(held.at_ms)}, with "
+            f"lock {name} is no longer yours: {held.owner or 'somebody else'} has it since {utc(held.at_ms)}, with "
             f"the higher fence {held.fence}. {_NOTHING}",
             holder=held.owner,
             since_ms=held.at_ms,
@@ -392,7 +391,7 @@ def lost(table: LockTable, proof: Proof, now: Moment) -> LeaseLost:
     ending = table.endings.get(name)
     if ending is not None and ending.fence == proof.fence:
         return LeaseLost(
-            f"lock {name} is no longer yours: {ending.why} at {_time(ending.at_ms)}, and nobody has it now. {_NOTHING}",
+            f"lock {name} is no longer yours: {ending.why} at {utc(ending.at_ms)}, and nobody has it now. {_NOTHING}",
             since_ms=ending.at_ms,
             why=ending.why,
         )
@@ -404,7 +403,7 @@ def lock_held(table: LockTable, name: str, now: Moment) -> LockHeld:
     held = table.held[name]
     until_ms = now.wall_ms + held.until_ms - now.mono_ms
     return LockHeld(
-        f"lock {name} is held by {held.owner or 'somebody'} since {_time(held.at_ms)}, until {_time(until_ms)} unless "
+        f"lock {name} is held by {held.owner or 'somebody'} since {utc(held.at_ms)}, until {utc(until_ms)} unless "
         "it is renewed. Try again later, or wait for it",
         holder=held.owner,
         since_ms=held.at_ms,
@@ -413,10 +412,6 @@ def lock_held(table: LockTable, name: str, now: Moment) -> LockHeld:
 
 
 _NOTHING = "Nothing was changed by this call; stop what the lock was to protect"
-
-
-def _time(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def decide(table: LockTable, command: Command, now: Moment) -> list[Event]:

@@ -76,48 +76,7 @@ def _encode_chunk(chunk: Any, now_ns: int, cap_bytes: int, max_message_bytes: in
     longest = pc.max(pc.binary_length(chunk)).as_py()
     if longest > max_message_bytes:
         raise MessageTooLarge(f"a message has {longest} bytes, the limit is {max_message_bytes}; nothing was kept")
-    _, ends_buffer, data_buffer = chunk.buffers()
-    first, count = chunk.offset, len(chunk) + 1
-    ends = memoryview(ends_buffer).cast("B")[4 * first : 4 * (first + count)].cast("i")
-    data = memoryview(data_buffer or b"").cast("B")
-    for start, stop in _cuts(ends, cap_bytes):
-        yield _body(ends, data, start, stop, now_ns)
-
-
-def _cuts(ends: memoryview, cap_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield runs of messages of at most `cap_bytes` including their ends, or of a single larger message."""
-    last = len(ends) - 1
-    start = 0
-    while start < last:
-        stop = _farthest(ends, start, last, cap_bytes)
-        yield start, stop
-        start = stop
-
-
-def _farthest(ends: memoryview, start: int, last: int, cap_bytes: int) -> int:
-    low, high = start + 1, last
-    while low < high:
-        middle = (low + high + 1) // 2
-        if ends[middle] - ends[start] + 4 * (middle - start) <= cap_bytes:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _body(ends: memoryview, data: memoryview, start: int, stop: int, now_ns: int) -> Body:
-    first, last = ends[start], ends[stop]
-    own_ends = pa.Array.from_buffers(pa.int32(), stop - start + 1, [None, pa.py_buffer(ends[start : stop + 1])])
-    head = memoryview(pc.subtract(own_ends, pa.scalar(first, pa.int32())).buffers()[1]).cast("B")
-    head = head[: 4 * (stop - start + 1)]
-    values = data[first:last]
-    gap = padding(len(head))
-    body_bytes = len(head) + len(gap) + len(values)
-    parts: list[bytes | memoryview] = [head, gap, values, padding(body_bytes)]
-    crc = 0
-    for part in parts:
-        crc = crc32c(part, crc)
-    return Body(parts, body_bytes, body_bytes, stop - start, 0, Codec.NONE, now_ns, crc)
+    yield from encode_rows(Rows(values=Bytes.of(chunk)), 0, len(chunk), now_ns, cap_bytes=cap_bytes)
 
 
 HEADER_PAIRS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -488,8 +447,8 @@ class Bytes(msgspec.Struct, frozen=True):
         if not len(array):
             return Bytes(np.zeros(1, np.int32), memoryview(b""))
         _, ends, data = array.buffers()
-        first = array.offset
-        cut = np.frombuffer(ends, np.int32)[first : first + len(array) + 1]
+        # The buffer may be longer than the array, and need not hold whole numbers.
+        cut = np.frombuffer(ends, np.int32, len(array) + 1, 4 * array.offset)
         return Bytes(cut, memoryview(data or b"").cast("B"))
 
     def sizes(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int64]:
@@ -564,7 +523,7 @@ def encode_rows(
     at, used = 0, 0
     while at < stop - start:
         until = max(int(np.searchsorted(ends, used + cap_bytes, side="right")), at + 1)
-        body = _body_rows(rows, start + at, start + until, now_ns)
+        body = _body(rows, start + at, start + until, now_ns)
         yield body if packing.codec is Codec.NONE else pack_again(body, packing)
         at, used = until, int(ends[until - 1])
 
@@ -576,7 +535,7 @@ def _fixed_bytes(rows: Rows) -> int:
     return 4 + 8 * wide + 5 * narrow
 
 
-def _body_rows(rows: Rows, start: int, stop: int, now_ns: int) -> Body:
+def _body(rows: Rows, start: int, stop: int, now_ns: int) -> Body:
     """Encode one body; columns in which these rows have nothing are left out."""
     columns, parts = 0, _ends(rows.values.ends, start, stop)
     keyed = None if rows.keyed is None else rows.keyed[start:stop]

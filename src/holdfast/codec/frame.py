@@ -65,7 +65,7 @@ DEFAULT_LEVEL: Final = {Codec.ZSTD: 3, Codec.LZ4: 0, Codec.GZIP: 6}
 # The most that one packed byte can become: zstd stores 128 KiB in a block of 4 bytes (3 for the block's header, 1 for
 # the
 # repeated byte), lz4 255 bytes in a length byte, deflate 1032 to 1.
-_MOST_RATIO: Final = {Codec.NONE: 1, Codec.ZSTD: 128 * 1024 // 3, Codec.LZ4: 255, Codec.GZIP: 1032}
+_MOST_RATIO: Final = {Codec.ZSTD: 128 * 1024 // 3, Codec.LZ4: 255, Codec.GZIP: 1032}
 _RATIO_SLACK_BYTES = 64 * 1024
 
 # More than any setting lets a writer pack. Readers use this and not the current settings: a frame stored under a higher
@@ -146,22 +146,13 @@ def _gzip_decompress(data: bytes, raw_bytes: int) -> bytes:
     return plain
 
 
-def _none_compress(data: bytes, level: int) -> bytes:
-    raise UnknownFormat("codec none does not pack")
-
-
-def _none_decompress(data: bytes, raw_bytes: int) -> bytes:
-    return bytes(data)
-
-
+# Codec.NONE is not here: its bodies are used as they are.
 _COMPRESS: Final[dict[Codec, Callable[[bytes, int], bytes]]] = {
-    Codec.NONE: _none_compress,
     Codec.ZSTD: _zstd_compress,
     Codec.LZ4: _lz4_compress,
     Codec.GZIP: _gzip_compress,
 }
 _DECOMPRESS: Final[dict[Codec, Callable[[bytes, int], bytes]]] = {
-    Codec.NONE: _none_decompress,
     Codec.ZSTD: _zstd_decompress,
     Codec.LZ4: _lz4_decompress,
     Codec.GZIP: _gzip_decompress,

@@ -87,7 +87,7 @@ def lost(group: Group, receipt: Claim) -> LeaseLost:
         attempt = group.attempts(offset) + 1
         return LeaseLost(
             f"message {offset} is no longer yours: {lease.holder or 'another consumer'} has it since "
-            f"{_time(lease.at_ms)} (attempt {attempt}), {_ending(group, offset)}. Nothing was changed by this call; "
+            f"{utc(lease.at_ms)} (attempt {attempt}), {_ending(group, offset)}. Nothing was changed by this call; "
             "what you did with the message may be done twice",
             offsets=(offset,),
             holder=lease.holder,
@@ -101,7 +101,7 @@ def lost(group: Group, receipt: Claim) -> LeaseLost:
         why = "it is done: acked, cancelled, expired or moved to the dead letters"
     elif history is not None and history.failures:
         last = history.failures[-1]
-        why = f"{last.why} at {_time(last.at_ms)} (held by {last.holder or 'you'}); it is {phase.value} now"
+        why = f"{last.why} at {utc(last.at_ms)} (held by {last.holder or 'you'}); it is {phase.value} now"
         since_ms = last.at_ms
     return LeaseLost(
         f"message {offset} is no longer yours: {why}. Nothing was changed",
@@ -117,10 +117,11 @@ def _ending(group: Group, offset: int) -> str:
     if history is None or not history.failures:
         return "after it was given back"
     last = history.failures[-1]
-    return f"after an earlier delivery ended: {last.why} at {_time(last.at_ms)}"
+    return f"after an earlier delivery ended: {last.why} at {utc(last.at_ms)}"
 
 
-def _time(ms: int) -> str:
+def utc(ms: int) -> str:
+    """Return the time in UTC, for error messages."""
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 

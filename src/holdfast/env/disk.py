@@ -318,11 +318,8 @@ class RealDisk:
         return RealOpenFolder(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
     def sync_folder(self, folder: str) -> None:
-        opened = self.open_folder(folder)
-        try:
+        with contextlib.closing(self.open_folder(folder)) as opened:
             opened.sync()
-        finally:
-            opened.close()
 
     def free_bytes(self, folder: str) -> int:
         facts = os.statvfs(folder)
@@ -428,11 +425,8 @@ class LakeDisk(RealDisk):
 
     def sync_file(self, path: str) -> None:
         """Wait until a file that somebody else wrote is on stable storage."""
-        file = self.open(path)
-        try:
+        with contextlib.closing(self.open(path)) as file:
             file.sync()
-        finally:
-            file.close()
 
     def files_below(self, folder: str) -> list[str]:
         """Return every file below the folder by its relative path, sorted; empty if there is no such folder."""

@@ -104,6 +104,21 @@ class Member(msgspec.Struct, kw_only=True):
     asked_ms: int | None = None  # since when it has partitions to give back
     owned: dict[TopicPartition, int] = msgspec.field(default_factory=dict)  # with the epoch of the grant
 
+    @staticmethod
+    def of(joined: Joined) -> Member:
+        """Return the member as it is when it has just joined."""
+        return Member(
+            id=joined.member,
+            topics=joined.topics,
+            instance_id=joined.instance_id,
+            session_ms=joined.session_ms,
+            rebalance_ms=joined.rebalance_ms,
+            holder=joined.holder,
+            joined_epoch=joined.epoch,
+            epoch=joined.epoch,
+            heard_ms=joined.at_ms,
+        )
+
     @property
     def name(self) -> str:
         """The name used for assignment; that of a static member outlives its incarnations."""
@@ -189,17 +204,7 @@ class Members:
     def _(self, event: Joined) -> None:
         assert event.epoch > self.epoch
         self.epoch = event.epoch
-        member = Member(
-            id=event.member,
-            topics=event.topics,
-            instance_id=event.instance_id,
-            session_ms=event.session_ms,
-            rebalance_ms=event.rebalance_ms,
-            holder=event.holder,
-            joined_epoch=event.epoch,
-            epoch=event.epoch,
-            heard_ms=event.at_ms,
-        )
+        member = Member.of(event)
         target: tuple[TopicPartition, ...] = ()
         if event.replaces:
             # The new incarnation is working on nothing yet, so it has nothing to give back.
@@ -469,22 +474,13 @@ def _(command: Join, members: Members, now_ms: int) -> Iterator[Event]:
     )
     yield joined
     if before is None or before.topics != joined.topics:
-        newcomer = Member(
-            id=joined.member,
-            topics=joined.topics,
-            instance_id=joined.instance_id,
-            session_ms=joined.session_ms,
-            rebalance_ms=joined.rebalance_ms,
-            joined_epoch=joined.epoch,
-            epoch=joined.epoch,
-            heard_ms=now_ms,
-        )
+        newcomer = Member.of(joined)
         there = {name: member for name, member in members.members.items() if member is not before}
         there[newcomer.id] = newcomer
         current = _current(members)
         if before is not None:
             current[newcomer.id] = current.pop(before.id)
-        yield Targeted(joined.epoch, _target_decide(members, there, members.counts, current), now_ms)
+        yield Targeted(joined.epoch, _new_target(members, there, members.counts, current), now_ms)
 
 
 @_events.register
@@ -515,7 +511,7 @@ def _(command: Partitions, members: Members, now_ms: int) -> Iterator[Event]:
     if command.counts == members.counts:
         return
     yield Counted(dict(command.counts))
-    target = _target_decide(members, members.members, command.counts, _current(members))
+    target = _new_target(members, members.members, command.counts, _current(members))
     if target != members.target:
         yield Targeted(members.epoch + 1, target, now_ms)
 
@@ -548,10 +544,10 @@ def _without(members: Members, leavers: Mapping[str, str], now_ms: int) -> Itera
         yield Left(name, why)
     there = {name: member for name, member in members.members.items() if name not in leavers}
     current = _current(members, leavers)
-    yield Targeted(members.epoch + 1, _target_decide(members, there, members.counts, current), now_ms)
+    yield Targeted(members.epoch + 1, _new_target(members, there, members.counts, current), now_ms)
 
 
-def _target_decide(
+def _new_target(
     members: Members,
     there: Mapping[str, Member],
     counts: Mapping[str, int],

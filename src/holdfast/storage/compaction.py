@@ -424,8 +424,7 @@ class _Compaction:
 
     def _write(self, source: CompactionSource, gone: BitMap64, temporary: str) -> SegmentIndex:
         """Write what stays of the segment to the temporary name and sync it; returns its index."""
-        file = self._world.disk.open(temporary, write=True, create=True)
-        try:
+        with contextlib.closing(self._world.disk.open(temporary, write=True, create=True)) as file:
             file.truncate(0)
             output = Output(file, self._writer.log_id)
             for found in source.frames():
@@ -435,8 +434,6 @@ class _Compaction:
             output.finish()
             file.sync()
             return self._proven(file.view(0, file.size()), source, output.messages)
-        finally:
-            file.close()
 
     def _copy(self, frame: Frame, stored: memoryview, gone: BitMap64, output: Output) -> None:
         header = frame.header

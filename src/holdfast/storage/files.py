@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing
 from typing import Final
 
 import msgspec
@@ -97,36 +97,25 @@ def durable_replace(disk: Disk, folder: str, name: str, content: BytesLike) -> N
     """Replace a file atomically: after a crash either the old or the new content is there, complete."""
     temporary = join(folder, name + ".tmp")
     with opened_folder(disk, folder) as opened:
-        file = disk.open(temporary, write=True, create=True)
-        try:
+        with closing(disk.open(temporary, write=True, create=True)) as file:
             file.truncate(0)
             write_fully(file, 0, [content])
             file.sync()
-        finally:
-            file.close()
         disk.rename(temporary, join(folder, name))
         opened.sync()
 
 
-@contextmanager
-def opened_folder(disk: Disk, folder: str) -> Iterator[OpenFolder]:
+def opened_folder(disk: Disk, folder: str) -> AbstractContextManager[OpenFolder]:
     """Open a folder before anything in it changes: if no descriptor is left, nothing has happened yet."""
-    opened = disk.open_folder(folder)
-    try:
-        yield opened
-    finally:
-        opened.close()
+    return closing(disk.open_folder(folder))
 
 
 def read_file(disk: Disk, path: str) -> bytes | None:
     """Return the whole content, or None if there is no such file."""
     if not disk.exists(path):
         return None
-    file = disk.open(path)
-    try:
+    with closing(disk.open(path)) as file:
         return file.read(0, file.size())
-    finally:
-        file.close()
 
 
 def remove_tree(disk: Disk, path: str) -> None:
@@ -187,8 +176,5 @@ def move_segment(disk: Disk, folder: str, base_offset: int, note: QuarantineNote
 
 
 def _same(disk: Disk, path: str, content: memoryview) -> bool:
-    file = disk.open(path)
-    try:
+    with closing(disk.open(path)) as file:
         return file.size() == len(content) and file.view(0, len(content)) == content
-    finally:
-        file.close()

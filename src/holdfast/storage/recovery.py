@@ -18,6 +18,7 @@ reached the disk. Writing the same bytes again makes the kernel treat them as di
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -128,13 +129,13 @@ def _take_over(
 def _quarantine(world: World, folder: str, findings: Findings) -> None:
     cut = findings.cut
     if cut is not None and cut.used_end > cut.position:
-        _keep(world, folder, cut.base, cut.position, cut.used_end, cut.offset, None, cut.reason)
+        keep_stretch(world, folder, cut.base, cut.position, cut.used_end, cut.offset, None, cut.reason)
     for d in findings.damage:
         if d.end > d.position:
-            _keep(world, folder, d.base, d.position, d.end, d.first_offset, d.next_offset, d.reason)
+            keep_stretch(world, folder, d.base, d.position, d.end, d.first_offset, d.next_offset, d.reason)
 
 
-def _keep(
+def keep_stretch(
     world: World,
     folder: str,
     base: int,
@@ -144,9 +145,9 @@ def _keep(
     next_offset: int | None,
     reason: str,
 ) -> None:
-    file = world.disk.open(join(folder, segment_name(base)))
-    content = file.view(position, end - position)  # valid for as long as we hold it
-    file.close()
+    """Copy the bytes [position, end) of a segment into quarantine, before they are overwritten."""
+    with closing(world.disk.open(join(folder, segment_name(base)))) as file:
+        content = file.view(position, end - position)  # valid for as long as we hold it
     note = QuarantineNote(
         segment=segment_name(base),
         position=position,
@@ -165,9 +166,8 @@ def _remove_cut(world: World, folder: str, findings: Findings) -> None:
     if cut is None:
         return
     for base in reversed(cut.later_bases):
-        file = world.disk.open(join(folder, segment_name(base)))
-        size = file.size()
-        file.close()
+        with closing(world.disk.open(join(folder, segment_name(base)))) as file:
+            size = file.size()
         note = QuarantineNote(
             segment=segment_name(base),
             position=0,
@@ -188,12 +188,9 @@ def _remove_cut(world: World, folder: str, findings: Findings) -> None:
 
 def zero(world: World, folder: str, base: int, position: int, end: int) -> None:
     """Overwrite with zeros and sync. Never shortens the file: readers may have it mapped."""
-    file = world.disk.open(join(folder, segment_name(base)), write=True)
-    try:
+    with closing(world.disk.open(join(folder, segment_name(base)), write=True)) as file:
         write_zeros(file, position, end)
         file.sync()
-    finally:
-        file.close()
 
 
 def _remove_strays(world: World, folder: str) -> None:
@@ -240,13 +237,10 @@ def _sync_again(world: World, folder: str, findings: Findings, active: ActiveSeg
     bases = [base for base in findings.bases if base <= active.base_offset]
     unsynced = [base for base, next_base in pairwise(bases) if next_base > findings.synced_end]
     for base in unsynced:
-        file = world.disk.open(join(folder, segment_name(base)), write=True)
-        try:
+        with closing(world.disk.open(join(folder, segment_name(base)), write=True)) as file:
             if findings.same_boot:
                 write_again(file, 0, file.size())
             file.sync()
-        finally:
-            file.close()
     if findings.same_boot:
         write_again(active.file, active.index.position_before(findings.synced_end), active.position)
     active.file.sync()

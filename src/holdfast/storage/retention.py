@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -34,8 +34,13 @@ def remove_head(world: World, writer: Writer, folder: str, bases: Iterable[int])
             if segment is writer.active or segment.base_offset != base:
                 continue
             size = segment.size()
-            with _or_left_alone(segment, removed):
+            try:
                 opened = world.disk.open_folder(folder)
+            except OSError as error:
+                raise Unavailable(
+                    f"{segment.path} could not be removed: {advice(error)}. {removed} segments before it are gone; it "
+                    "stays as it was, and goes with the next try"
+                ) from error
             writer.replace(writer.segments[1:], writer.active)
         try:
             _remove_index(world, folder, base)
@@ -120,17 +125,6 @@ def _index_up_to(segment: Segment, used_end: int, log_id: int, offset: int, inde
     if index.next_offset < offset:
         raise CorruptData(f"the messages before {offset} are damaged; run `holdfast repair` before truncating there")
     return index
-
-
-@contextlib.contextmanager
-def _or_left_alone(segment: Segment, removed: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise Unavailable(
-            f"{segment.path} could not be removed: {advice(error)}. {removed} segments before it are gone; it stays "
-            "as it was, and goes with the next try"
-        ) from error
 
 
 def _remove_index(world: World, folder: str, base_offset: int) -> None:

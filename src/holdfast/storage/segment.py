@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Final
 
 from holdfast.codec.frame import FrameHeader
@@ -202,11 +202,8 @@ class Segment:
             file = self._file
             if file is not None:
                 return file.size()
-            file = self._disk.open(self.path)
-            try:
+            with closing(self._disk.open(self.path)) as file:
                 return file.size()
-            finally:
-                file.close()
 
     def data(self) -> memoryview:
         """Return all its bytes."""
@@ -258,12 +255,9 @@ class Segment:
             return
         temporary = self.index_path + ".tmp"
         try:
-            file = self._disk.open(temporary, write=True, create=True)
-            try:
+            with closing(self._disk.open(temporary, write=True, create=True)) as file:
                 file.truncate(0)
                 write_fully(file, 0, [index.encode(self.log_id)])
-            finally:
-                file.close()
             self._disk.rename(temporary, self.index_path)
         except OSError as error:
             logger.warning("index not written", extra={"segment": self.path, "error": str(error)})

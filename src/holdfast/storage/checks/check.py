@@ -11,7 +11,7 @@ would judge it, but only if it looks the same before and after the rest of the c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from os import PathLike, fspath
@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.env import File, World, real_world
+from holdfast.env import World, real_world
 from holdfast.settings import LogSettings
 from holdfast.storage.checks.finding import CheckCounts, CheckReport, Finding, FindingTexts, Quarantined
 from holdfast.storage.checks.survey import MissingStretch, SegmentSurvey, Survey, segment_data
@@ -189,7 +189,7 @@ class _Pass:
         facts = self._facts
         for base, next_base in zip_longest(facts.bases, facts.bases[1:]):
             if facts.identity is None or next_base is None or next_base > facts.synced_end:
-                with _reading(self._world, self._folder, base) as file:
+                with closing(self._world.disk.open(join(self._folder, segment_name(base)))) as file:
                     if segment_data(file)[1]:
                         return True
         return False
@@ -328,15 +328,6 @@ class _Pass:
             self._progress(self._done_bytes, self._total_bytes)
 
 
-@contextmanager
-def _reading(world: World, folder: str, base: int) -> Iterator[File]:
-    file = world.disk.open(join(folder, segment_name(base)))
-    try:
-        yield file
-    finally:
-        file.close()
-
-
 def _entries(facts: _Facts) -> tuple[tuple[int, int], ...]:
     return () if facts.epochs is None else facts.epochs.entries
 
@@ -383,10 +374,8 @@ def file_size(world: World, path: str) -> int:
         file = world.disk.open(path)
     except OSError:
         return 0
-    try:
+    with closing(file):
         return file.size()
-    finally:
-        file.close()
 
 
 def _quarantined(world: World, quarantine: str, name: str, names: Sequence[str]) -> Quarantined:

@@ -13,6 +13,7 @@ point leaves a log that opens, and a repair that can be run again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
@@ -43,18 +44,16 @@ from holdfast.storage.checks.survey import MissingStretch
 from holdfast.storage.files import (
     EPOCHS,
     STATE,
-    QuarantineNote,
     durable_replace,
     index_name,
     join,
-    keep_bytes,
     segment_name,
     write_fully,
 )
 from holdfast.storage.frames import NO_TIME, FrameRules, SegmentIndex, walk
 from holdfast.storage.log import Log
 from holdfast.storage.opening import open_error, require_log, require_own, take_lock
-from holdfast.storage.recovery import SegmentLimits, recover
+from holdfast.storage.recovery import SegmentLimits, keep_stretch, recover
 from holdfast.storage.segment import Segment
 from holdfast.storage.state import NO_EPOCHS, Epochs, load_epochs
 
@@ -447,42 +446,23 @@ class _Mender:
     def _rewrite(self, base: int, stretches: Sequence[MissingStretch]) -> None:
         path = join(self._folder, segment_name(base))
         temporary = path + ".tmp"
-        for stretch in stretches:
-            self._keep(path, stretch)
+        for s in stretches:
+            if s.end > s.position:
+                keep_stretch(
+                    self._world, self._folder, base, s.position, s.end, s.first_offset, s.next_offset, s.reason
+                )
         copy_file(self._disk, path, temporary)
-        file = self._disk.open(temporary, write=True)
-        try:
+        with closing(self._disk.open(temporary, write=True)) as file:
             for stretch in stretches:
                 write_fully(file, stretch.position, self._patch(stretch))
             file.sync()
             data = file.view(0, file.size())
-        finally:
-            file.close()
         for stretch in stretches:
             self._prove(data, stretch)
         # The old index points into the damage; without it, the frames are scanned.
         self._remove_index(base)
         self._disk.rename(temporary, path)
         self._disk.sync_folder(self._folder)
-
-    def _keep(self, path: str, stretch: MissingStretch) -> None:
-        if stretch.end == stretch.position:
-            return
-        file = self._disk.open(path)
-        try:
-            content = file.view(stretch.position, stretch.end - stretch.position)
-        finally:
-            file.close()
-        note = QuarantineNote(
-            segment=segment_name(stretch.base),
-            position=stretch.position,
-            bytes=len(content),
-            first_offset=stretch.first_offset,
-            next_offset=stretch.next_offset,
-            reason=stretch.reason,
-            at_ns=self._world.clock.now_ns(),
-        )
-        keep_bytes(self._disk, self._folder, content, note)
 
     def _patch(self, stretch: MissingStretch) -> Sequence[bytes | memoryview]:
         if stretch.kind == "behind":

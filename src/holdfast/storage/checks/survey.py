@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 from array import array
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
@@ -105,11 +106,8 @@ class Survey:
 
     def segment(self, base: int, upto: int, *, last: bool) -> SegmentSurvey:
         """Survey one segment, which should hold the messages up to `upto`; what follows in the last one is left out."""
-        file = self._world.disk.open(join(self._folder, segment_name(base)))
-        try:
+        with closing(self._world.disk.open(join(self._folder, segment_name(base)))) as file:
             data, unreadable = segment_data(file)
-        finally:
-            file.close()
         survey = SegmentSurvey(base, len(data), unreadable=unreadable)
         proof = self._index_proof(base)
         # Earlier segments accounted for everything below this base, or reported what is missing.
