@@ -421,7 +421,7 @@ def decide(table: LockTable, command: Command, now: Moment) -> list[Event]:
 
 @singledispatch
 def _events(command: Command, table: LockTable, now: Moment) -> Iterator[Event]:
-    raise TypeError(f"{command!r} is no command")
+    raise TypeError(f"{command!r} is not a command")
 
 
 @_events.register
@@ -488,7 +488,7 @@ def _allow(table: LockTable, name: str, expected: int | None, proof: Proof | Non
     if expected is not None and expected != version:
         there = f"has version {version}" if version else "does not exist"
         raise Conflict(
-            f"document {name} {there}, and version {expected} was expected: somebody else was faster. Nothing was "
-            "changed; get it again, then decide anew",
+            f"document {name} {there}, and version {expected} was expected: someone else changed it first. Nothing was "
+            "changed; get it again, then decide again",
             version=version,
         )

@@ -128,7 +128,7 @@ class _SettingsReading:
             elif section in ABSENT_SECTIONS:
                 self._problem(where, ABSENT_SECTIONS[section].replace("the section", "it"))
             elif section == TOPICS:
-                self._problem(where, f"settings of single topics stand in the file, as [{TOPICS}.NAME]; take it out")
+                self._problem(where, f"settings of single topics belong in the file, as [{TOPICS}.NAME]; remove it")
             else:
                 name = rest[len(section) + 1 :].lower()
                 ours = FOREIGN_SECTIONS.get(section, section)
@@ -139,7 +139,7 @@ class _SettingsReading:
         for topic, table in topics.items() if isinstance(topics, dict) else [("NAME", None)]:
             where = self._origin(TOPICS, topic)
             if not isinstance(table, dict):
-                self._problem(where, f"settings of a topic stand in a section of its own: [{TOPICS}.{topic}]")
+                self._problem(where, f"settings of a topic go in a section of their own: [{TOPICS}.{topic}]")
                 continue
             try:
                 check_topic_name(topic)
@@ -187,8 +187,8 @@ class _SettingsReading:
     def _unknown_section(self, where: Origin, section: str, table: Any) -> None:
         if not isinstance(table, dict):
             home = next((each for each in SECTIONS if section in names_of(each)), None)
-            words = f"write it below [{home}]" if home else f"settings stand in sections: {', '.join(SECTIONS)}"
-            return self._problem(where, f"{shown_name(section)} stands outside of every section; {words}")
+            words = f"write it below [{home}]" if home else f"settings go in sections: {', '.join(SECTIONS)}"
+            return self._problem(where, f"{shown_name(section)} is outside of any section; {words}")
         near = get_close_matches(section, (*SECTIONS, TOPICS), n=1)
         words = f"did you mean [{near[0]}]?" if near else f"there are {', '.join((*SECTIONS, f'{TOPICS}.NAME'))}"
         return self._problem(where, f"there is no section [{shown_name(section)}]; {words}")
@@ -256,7 +256,7 @@ def _no_such(section: str, name: str, value: Any, *, as_variable: bool) -> str:
     if as_variable:
         return f"there is no such setting; did you mean {variable(near)}?"
     if near.section != section:
-        return f"there is no such setting; {near.name} belongs into [{near.section}]"
+        return f"there is no such setting; {near.name} belongs in [{near.section}]"
     return f"there is no such setting; did you mean {near.name}?"
 
 

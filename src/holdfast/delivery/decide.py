@@ -146,7 +146,7 @@ def decide(group: Group, command: Command, policy: QueueSettings, now: Moment) -
 
 @singledispatch
 def _events(command: Command, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
-    raise TypeError(f"{command!r} is no command")
+    raise TypeError(f"{command!r} is not a command")
 
 
 @_events.register

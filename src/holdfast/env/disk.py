@@ -330,7 +330,7 @@ class RealDisk:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode):
             os.close(fd)
-            raise FileExistsError(errno.EEXIST, "it is no plain file", path)
+            raise FileExistsError(errno.EEXIST, "it is not a plain file", path)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -77,7 +77,7 @@ def _make_room(name: str, path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise FileExistsError(errno.EEXIST, "there is something that is no socket, and it is not replaced", path)
+        raise FileExistsError(errno.EEXIST, "something that is not a socket has this name, and is not replaced", path)
     os.unlink(name)
 
 
@@ -91,7 +91,7 @@ def check_listener(descriptor: int, path: str) -> None:
     if uid is None or uid in (os.geteuid(), ROOT) or uid == os.stat(os.path.dirname(path) or ".").st_uid:
         return
     raise Unauthenticated(
-        f"the process that listens at {path} is a stranger's: it runs as {user_name(uid)}, this one as "
+        f"the process that listens at {path} belongs to another user: it runs as {user_name(uid)}, this one as "
         f"{user_name(os.geteuid())}. Nothing was sent. See who may write to the folder, and remove the socket"
     )
 

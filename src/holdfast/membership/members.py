@@ -166,7 +166,9 @@ class Members:
         if found is None:
             self._refuse(member, self.gone.get(member, "is not a member"))
         if epoch < found.joined_epoch:
-            self._refuse(member, f"has begun anew with epoch {found.joined_epoch}, and this is its epoch {epoch}")
+            self._refuse(
+                member, f"has restarted with epoch {found.joined_epoch}, and this call is from its epoch {epoch}"
+            )
         if epoch > self.epoch:
             self._refuse(member, f"shows epoch {epoch}, which the group has not reached")
         return found
@@ -190,15 +192,15 @@ class Members:
     def lateness(self, member: Member, now_ms: int) -> str:
         """Return why the member must be removed; empty if it may stay."""
         if now_ms >= member.heard_ms + member.session_ms:
-            return f"was not heard for {member.session_ms} ms, its session, and was taken for gone"
+            return f"sent no heartbeat for {member.session_ms} ms, its session, and was removed"
         if member.asked_ms is not None and now_ms >= member.asked_ms + member.rebalance_ms:
-            return f"gave nothing back within {member.rebalance_ms} ms, when others should have it, and was put out"
+            return f"did not give back its partitions within {member.rebalance_ms} ms, and was removed"
         return ""
 
     @singledispatchmethod
     def apply(self, event: Event) -> None:
         """Apply an event; one that does not fit is a bug."""
-        raise TypeError(f"{event!r} is no event")
+        raise TypeError(f"{event!r} is not an event")
 
     @apply.register
     def _(self, event: Joined) -> None:
@@ -280,9 +282,7 @@ class Members:
             self.gone.popitem(last=False)
 
     def _refuse(self, member: str, why: str) -> NoReturn:
-        raise Fenced(
-            f"member {member} {why}. What it did since then counts for nothing: join again and go on from there"
-        )
+        raise Fenced(f"member {member} {why}. Nothing it did since then counts: join again and continue from there")
 
 
 class StaticMember(msgspec.Struct, frozen=True, array_like=True):
@@ -455,7 +455,7 @@ def decide(members: Members, command: Command, now_ms: int) -> list[Event]:
 
 @singledispatch
 def _events(command: Command, members: Members, now_ms: int) -> Iterator[Event]:
-    raise TypeError(f"{command!r} is no command")
+    raise TypeError(f"{command!r} is not a command")
 
 
 @_events.register

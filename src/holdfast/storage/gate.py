@@ -137,7 +137,7 @@ class SyncGate:
         except DiskFailed as failure:
             self.failure = DiskFailed(str(failure))  # a copy without traceback: its frames may hold files open
         except Exception as error:  # whatever it was: nobody may be told that the bytes are safe
-            self.failure = DiskFailed(f"a sync did not finish: {error!r}; open the log anew")
+            self.failure = DiskFailed(f"a sync did not finish: {error!r}; open the log again")
             raise
 
     def _finish(self) -> None:

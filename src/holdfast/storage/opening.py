@@ -58,7 +58,7 @@ def open_error(folder: str, error: OSError) -> HoldfastError:
     if error.errno in FULL_DISK:
         return DiskFull(f"cannot open {folder}: {why}. Free some space; it can still be read with LogReader")
     if ran_out(error):
-        return shortage(f"cannot open {folder}", error, "Nothing was lost by trying")
+        return shortage(f"cannot open {folder}", error, "Nothing was lost")
     if error.errno == errno.ELOOP:
         return InvalidRequest(
             f"cannot open {folder}: {error.filename or 'a file in it'} is a symbolic link, and those are not followed "
@@ -68,7 +68,7 @@ def open_error(folder: str, error: OSError) -> HoldfastError:
         return InvalidRequest(f"cannot open {folder}: {why}. Its owner must be able to write there")
     if isinstance(error, (NotADirectoryError, FileExistsError)):
         return NotALog(f"cannot open {folder}: {why}; a log lives in a folder")
-    return Unavailable(f"cannot open {folder}: {why}. Nothing was lost by trying; look at the disk and try again")
+    return Unavailable(f"cannot open {folder}: {why}. Nothing was lost; look at the disk and try again")
 
 
 @contextmanager

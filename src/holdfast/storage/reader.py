@@ -193,7 +193,7 @@ class Arrivals:
         self._refused = True
         self.close()
         logger.warning(
-            "watching refused: looking from time to time instead",
+            "watching refused: polling instead",
             extra={"error": str(error), "poll_interval_ms": self._settings.poll_interval_ms},
         )
 

@@ -49,7 +49,7 @@ def remove_head(world: World, writer: Writer, folder: str, bases: Iterable[int])
         except OSError as error:
             raise Unavailable(
                 f"{segment.path} could not be removed: {error.strerror or error}. {removed} segments before it "
-                "are gone; it is no longer used, and comes back if the log is opened anew"
+                "are gone; it is no longer used, and comes back when the log is opened again"
             ) from error
         finally:
             opened.close()

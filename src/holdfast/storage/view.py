@@ -286,7 +286,7 @@ class LogView:
                     position = header.end
                     continue
                 if header.kind == Kind.GAP:
-                    raise CorruptData("the messages were lost to damage earlier; a gap frame stands in their place")
+                    raise CorruptData("the messages were lost to damage earlier; a gap frame is in their place")
                 if header.base_offset > offset:
                     raise CorruptData(f"offset {offset} is not where it should be")
                 check_body(data, position, header)
@@ -326,7 +326,7 @@ class LogView:
                 f"message {offset} is" if next_offset == offset + 1 else f"messages {offset} to {next_offset - 1} are"
             )
             raise DamagedRange(
-                f"{which} damaged in {segment.path}: {error}. The others are intact: read on from {next_offset}, "
+                f"{which} damaged in {segment.path}: {error}. The others are intact: continue from {next_offset}, "
                 "and run `holdfast check` on the folder",
                 first_offset=offset,
                 next_offset=next_offset,
@@ -474,7 +474,7 @@ class Follower:
         if i < len(records) and records[i].offset == offset:
             return records[i]
         raise Removed(
-            f"message {offset} was removed by key compaction; pass over it",
+            f"message {offset} was removed by key compaction; skip it",
             offset=offset,
             next_offset=records[i].offset if i < len(records) else frame.next_offset,
             start=self._view.start(),

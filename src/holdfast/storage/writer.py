@@ -284,7 +284,7 @@ class Writer:
                 try:
                     self._begin_segment()
                 except OSError as error:
-                    raise self._refusal("a segment could not be begun", error) from error
+                    raise self._refusal("a segment could not be started", error) from error
 
     def sync_names(self) -> None:
         """Make the names of the segments durable, but not necessarily their contents.
@@ -315,7 +315,7 @@ class Writer:
         """Stop for good: the failure may affect any byte that is not yet synced. Returns the error to raise."""
         why = (
             f"{what} in {self._folder}: {error.strerror or error}. Messages not yet acknowledged may be lost; nothing "
-            "more is accepted. Reading goes on. Look at the disk (`dmesg`), then open the log anew: it recovers what "
+            "more is accepted. Reading goes on. Look at the disk (`dmesg`), then open the log again: it recovers what "
             "is there"
         )
         # Keep no exception that was raised: its frames hold files, and after a failure, too, closing the log must

@@ -331,7 +331,7 @@ class TraceExport:
                 self._told = False
             else:
                 self._failed += len(some)
-                self._tell("they were not taken")
+                self._tell("they were not accepted")
 
     def _tell(self, error: str) -> None:
         if not self._told:  # once, until it works again

@@ -169,7 +169,7 @@ class Control:
             self._wake.clear()
             self._check_time_limits()
             if limit_s is not None and (silent_s := max(lane.silent_s for lane in self._lanes)) > limit_s:
-                logger.error("worker ends: it could not ask for messages for %.1f s", silent_s)
+                logger.error("worker ends: it could not receive messages for %.1f s", silent_s)
                 self._code = SILENT
                 return
             if self._stopping:
@@ -188,7 +188,7 @@ class Control:
                     continue  # it has just ended
             if first:
                 self.counts.add("timed_out")
-                logger.warning("handler had its time", extra=facts(run))
+                logger.warning("handler exceeded its time limit", extra=facts(run))
 
     def _give_up(self, run: HandlerRun, settlement: Settlement, error: Exception | None = None) -> bool:
         """Give up on a handler: its message becomes available to others, its slot to another message."""
@@ -440,7 +440,7 @@ class WorkerLane:
         """Wait for a queue that does not exist yet: its producer may start after us. Reported once."""
         if not self._reported_missing:
             self._reported_missing = True
-            logger.warning("the queue is not there yet, waiting for it: %s", error, extra={"queue": str(self)})
+            logger.warning("the queue does not exist yet, waiting for it: %s", error, extra={"queue": str(self)})
             self._failed(error)
         self._pause(self._missing.next_s())
 

@@ -226,7 +226,7 @@ def _tail_steps(inspection: Inspection) -> list[RepairStep]:
             RepairStep(
                 action="cut",
                 file=segment_name(findings.cut.base),
-                what=f"cut off {remains(findings.cut)} behind the last whole frame, and keep it in quarantine",
+                what=f"cut off {remains(findings.cut)} after the last intact frame, and keep it in quarantine",
                 cost=torn_cost(findings) if findings.lost_tail is None else "see the next step",
                 bytes=size,
             )
@@ -253,13 +253,13 @@ def _tail_steps(inspection: Inspection) -> list[RepairStep]:
 
 def _file_steps(inspection: Inspection, work: Work) -> list[RepairStep]:
     texts = {
-        STATE: ("state", "write the state file anew from what the frames tell"),
-        EPOCHS: ("epochs", "begin a new table of epochs"),
+        STATE: ("state", "rebuild the state file from the frames"),
+        EPOCHS: ("epochs", "start a new table of epochs"),
     }
     steps = []
     for finding in inspection.report.findings:
         if finding.code == "segments_missing":
-            what = f"begin a new segment; the log goes on at offset {work.begin_at}"
+            what = f"start a new segment; the log continues at offset {work.begin_at}"
             steps.append(RepairStep(action="begin", file=finding.file, what=what, cost=finding.cost))
         if finding.file in texts and finding.severity == "damage":
             action, what = texts[finding.file]
@@ -272,7 +272,7 @@ def _file_steps(inspection: Inspection, work: Work) -> list[RepairStep]:
     spoiled = {finding.file for finding in inspection.report.findings if finding.code.startswith("index_")}
     names = sorted({*spoiled, *map(index_name, work.index_bases)})
     if names:
-        what = "write the index anew" if len(names) == 1 else f"write {len(names)} indexes anew"
+        what = "rewrite the index" if len(names) == 1 else f"rewrite {len(names)} indexes"
         steps.append(RepairStep(action="index", file=names[0], what=what, cost=NO_MESSAGE))
     return steps
 
