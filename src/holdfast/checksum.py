@@ -1,7 +1,7 @@
-"""CRC-32C, the checksum of all that is stored.
+"""CRC-32C, the checksum of everything that is stored.
 
-The package that computes it looks for its own version when it is imported, and for that loads what reads mail and
-archives: longer than all of ours takes. Only its compiled part is needed.
+Importing the `crc32c` package makes it look up its own version, which loads the standard library's mail and archive
+modules and takes longer than importing all of Holdfast. Only its compiled part is needed, so that is loaded directly.
 """
 
 from __future__ import annotations
@@ -28,5 +28,5 @@ if TYPE_CHECKING:
 else:
     try:
         crc32c = _compiled().crc32c
-    except (ImportError, AttributeError):  # a release that is built in another way
+    except (ImportError, AttributeError):  # a release that is built differently
         from crc32c import crc32c

@@ -1,7 +1,7 @@
 """Every error that Holdfast raises on purpose, grouped by what the caller should do about it.
 
-A message says what happened, to what, what was done about it, and what to do next. `code` is stable
-and meant for programs; `retryable` tells whether the same call may succeed later.
+`code` is a stable string for programs; `retryable` says whether the same call may succeed later. Every message says
+what happened, to what, what was done about it, and what to do next.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import ClassVar
 
 
 class HoldfastError(Exception):
-    """The root of all errors of this package."""
+    """Base class of every error that this package raises."""
 
     code: ClassVar[str] = "error"
     retryable: ClassVar[bool] = False
 
 
 class InvalidRequest(HoldfastError):
-    """The call cannot work as it is: change it."""
+    """The call is wrong and will fail again: change it before you retry."""
 
     code = "invalid_request"
 
@@ -31,57 +31,57 @@ class BadSettings(InvalidRequest, ValueError):
 
 
 class MessageTooLarge(InvalidRequest):
-    """A message or a batch is larger than the settings allow, or a state (of a message, or a document) than 1 MiB."""
+    """A message or a batch exceeds the limits in the settings, or a message state or document exceeds 1 MiB."""
 
     code = "message_too_large"
 
 
 class NotALog(InvalidRequest):
-    """The folder does not exist, or holds no log."""
+    """The folder does not exist or does not contain a log."""
 
     code = "not_a_log"
 
 
 class NotAQueue(InvalidRequest):
-    """The folder does not exist, or holds no queue."""
+    """The folder does not exist or does not contain a queue."""
 
     code = "not_a_queue"
 
 
 class UnknownTopic(InvalidRequest):
-    """There is no topic, or no partition of it, by this name or number."""
+    """No topic has this name, or the topic has no partition with this number."""
 
     code = "unknown_topic"
-    brief = ""  # where the message names others that are there: the same without, for one who may not know of them
+    brief = ""  # the message without the names of other topics, for callers who may not see them
 
 
 class TopicExists(InvalidRequest):
-    """A topic by this name is there already."""
+    """A topic with this name already exists."""
 
     code = "topic_exists"
 
 
 class UnknownGroup(InvalidRequest):
-    """There is no group by this name."""
+    """No group has this name."""
 
     code = "unknown_group"
-    brief = ""  # as with a topic
+    brief = ""  # the message without the names of other groups, as in UnknownTopic
 
 
 class NotInstalled(InvalidRequest):
-    """A package or a program that the call needs is not on this machine."""
+    """The call needs a package or a program that is not installed on this machine."""
 
     code = "not_installed"
 
 
 class BadBody(InvalidRequest):
-    """A message's body does not fit the type that the queue was opened with."""
+    """A message body does not match the type that the queue was opened with."""
 
     code = "bad_body"
 
 
 class OffsetOutOfRange(InvalidRequest):
-    """The offset lies before the first kept message or beyond the end."""
+    """The offset is before the first retained message or past the end."""
 
     code = "offset_out_of_range"
 
@@ -93,9 +93,9 @@ class OffsetOutOfRange(InvalidRequest):
 
 
 class Removed(OffsetOutOfRange):
-    """Key compaction removed the message, and all behind it up to `next_offset`: pass over them.
+    """Key compaction removed this message and all that follow it up to `next_offset`: continue from there.
 
-    Nothing is lost by that. A later message of its key says what holds now, or the key was deleted.
+    Nothing is lost: a later message with the same key replaced it, or the key was deleted.
     """
 
     code = "removed"
@@ -106,7 +106,7 @@ class Removed(OffsetOutOfRange):
 
 
 class TailLost(InvalidRequest):
-    """A position points into a tail that a power cut (or a truncation) removed."""
+    """The position points into a tail that was lost in a power cut or removed by a truncation."""
 
     code = "tail_lost"
 
@@ -118,9 +118,9 @@ class TailLost(InvalidRequest):
 
 
 class Conflict(InvalidRequest):
-    """Somebody else has changed it meanwhile: load it again, then decide anew.
+    """It was changed by someone else in the meantime: load it again, then decide again.
 
-    `version` is the one that a state document has now (0: there is none), where it is about one.
+    For a state document, `version` is its current version (0 if it does not exist).
     """
 
     code = "conflict"
@@ -131,27 +131,28 @@ class Conflict(InvalidRequest):
 
 
 class NotFound(InvalidRequest):
-    """There is nothing at this address, or nothing by this name."""
+    """Nothing exists at this address or under this name."""
 
     code = "not_found"
 
 
 class Unauthenticated(InvalidRequest):
-    """The server does not know who is calling: no token, or none that holds."""
+    """The server could not authenticate the caller: the token is missing or not valid."""
 
     code = "unauthenticated"
 
 
 class Forbidden(InvalidRequest):
-    """The server knows who is calling, and that they may not do this."""
+    """The caller is authenticated but not allowed to do this."""
 
     code = "forbidden"
 
 
 class OutOfSequence(InvalidRequest):
-    """A producer's messages do not follow those that the partition has from it: some are missing in between.
+    """A producer's messages leave a gap after the last one that the partition has from it.
 
-    `expected` is the sequence that would be taken, `known` whether the partition has anything of this producer.
+    `expected` is the sequence number the partition would accept next, `known` whether it has any message from this
+    producer.
     """
 
     code = "out_of_sequence"
@@ -164,15 +165,15 @@ class OutOfSequence(InvalidRequest):
 
 
 class ExpectationFailed(HoldfastError):
-    """Rows do not meet what a pipeline expects of them, and it was told to stop then."""
+    """Rows do not meet an expectation of the pipeline, and the pipeline is set to stop in that case."""
 
     code = "expectation_failed"
 
 
 class LeaseLost(HoldfastError):
-    """The message is no longer yours: stop working on it, another consumer may have it.
+    """The message is no longer leased to you: stop working on it, since another consumer may have it.
 
-    `holder`, `since_ms` and `why` say who has it now and since when, or how the lease ended.
+    `holder` and `since_ms` say who has it now and since when; `why` says how your lease ended.
     """
 
     code = "lease_lost"
@@ -182,36 +183,36 @@ class LeaseLost(HoldfastError):
     ) -> None:
         super().__init__(message)
         self.offsets = tuple(offsets)
-        self.receipts: tuple[str, ...] = ()  # where a call was about several
+        self.receipts: tuple[str, ...] = ()  # the receipts that were lost, if the call named several
         self.holder = holder
         self.since_ms = since_ms
         self.why = why
 
 
 class Empty(HoldfastError, queue.Empty):
-    """Nothing was there in time."""
+    """No message became available before the timeout."""
 
     code = "empty"
     retryable = True
 
 
 class Unavailable(HoldfastError):
-    """Not now: the same call may succeed later."""
+    """The call cannot succeed right now; the same call may succeed later."""
 
     code = "unavailable"
     retryable = True
 
 
 class Busy(Unavailable):
-    """Another process (or another object in this one) owns the folder."""
+    """Another process, or another object in this process, has the folder open."""
 
     code = "busy"
 
 
 class LockHeld(Unavailable):
-    """Somebody else holds the lock, and it did not become free in time.
+    """Someone else holds the lock, and it did not become free in time.
 
-    `holder` and `since_ms` say who has it and since when, `until_ms` how long at most if it is not renewed.
+    `holder` and `since_ms` say who holds it and since when; `until_ms` is when it expires unless it is renewed.
     """
 
     code = "lock_held"
@@ -224,67 +225,67 @@ class LockHeld(Unavailable):
 
 
 class PipelineFailed(Unavailable):
-    """A pipeline ended with an error of Spark's, or of a function of the user's; what it had decided counts."""
+    """A pipeline stopped on an error from Spark or from a user function; batches it had committed still count."""
 
     code = "pipeline_failed"
 
 
 class DiskFull(Unavailable):
-    """There is no room for this write; nothing of it was kept, and reading goes on."""
+    """The disk has no room for this write. Nothing of it was kept; reading still works."""
 
     code = "disk_full"
 
 
 class QueueFull(Unavailable):
-    """A producer's buffer has no room left: messages come faster than they can be stored."""
+    """A producer's buffer is full: messages arrive faster than they can be stored."""
 
     code = "queue_full"
 
 
 class TooManyWaiters(Unavailable):
-    """So many calls wait already, for messages or for locks, that one more is not let in."""
+    """The limit on calls waiting for messages or locks has been reached."""
 
     code = "too_many_waiters"
 
 
 class Closed(HoldfastError):
-    """This object is finished: open a new one."""
+    """This object is closed: open a new one."""
 
     code = "closed"
 
 
 class Fenced(Closed):
-    """Somebody newer has taken over: a producer with a later epoch, or another member of the group."""
+    """Replaced by a newer one: a producer with a later epoch, or another member of the group."""
 
     code = "fenced"
 
 
 class DiskFailed(Closed):
-    """The disk failed a write or a sync; what was not acknowledged before may be lost."""
+    """A write or a sync failed on disk; messages that were not yet acknowledged may be lost."""
 
     code = "disk_failed"
 
 
 class CorruptData(HoldfastError):
-    """Stored bytes are not what was written: a person must look."""
+    """Stored bytes are not what was written: someone has to look at the data."""
 
     code = "corrupt_data"
 
 
 class ChecksumMismatch(CorruptData):
-    """A frame's bytes do not match their checksum, or are not a frame at all."""
+    """The bytes of a frame do not match their checksum, or are not a frame at all."""
 
     code = "checksum_mismatch"
 
 
 class UnknownFormat(CorruptData):
-    """The bytes are of a format version, kind or column that this release cannot read."""
+    """The data has a format version, kind or column that this release cannot read."""
 
     code = "unknown_format"
 
 
 class DamagedRange(CorruptData):
-    """Messages that the log once held are damaged on disk; the messages around them are intact."""
+    """Messages that the log once held are damaged on disk; those around them are intact."""
 
     code = "damaged_range"
 

@@ -1,7 +1,7 @@
-"""A value that is too large to be held in memory: it stays in its file, and is read piece by piece.
+"""Values too large to hold in memory: they stay in their file and are read piece by piece.
 
-Its checksum is followed on the way. What reads it is told of a mismatch instead of being given the last piece, so
-that nobody ever comes to the end of a spoiled value without knowing.
+The checksum is computed along the way. If it does not match, reading raises instead of returning the last piece, so
+nobody gets to the end of a damaged value without noticing.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import BinaryIO, Final, TypeAlias, cast
 from holdfast.checksum import crc32c
 from holdfast.errors import ChecksumMismatch
 
-LARGE_BYTES: Final = 1 << 20  # what is stored in more than this is not copied into memory by itself
+LARGE_BYTES: Final = 1 << 20  # values that take more than this on disk are not copied into memory unasked
 CHUNK_BYTES: Final = 256 * 1024
 _STEP: Final = 1 << 20
 
 
 class LargeValue:
-    """The bytes [start, end) of a part of a file of which the checksum is known.
+    """The bytes [start, end) of a region in a file whose checksum is known.
 
-    `behind` stands for what the checksum covers besides, at its end. `home` is the file of a value that is on its way
-    into a log, and alone there.
+    `behind` holds the bytes that the checksum covers after the end of the region. `home` is the file of a value that is
+    about to be appended to a log, where it is the only content.
     """
 
     __slots__ = ("_behind", "_checked", "_crc", "_end", "_start", "home")
@@ -41,7 +41,7 @@ class LargeValue:
         return self._end - self._start
 
     def __bytes__(self) -> bytes:
-        """All of it, in memory."""
+        """Return the whole value, read into memory and checked."""
         return b"".join(self.chunks(_STEP))
 
     def __repr__(self) -> str:
@@ -49,15 +49,15 @@ class LargeValue:
 
     @property
     def view(self) -> memoryview:
-        """Its bytes where they lie, not checked."""
+        """The bytes in place, not checked."""
         return self._checked[self._start : self._end]
 
     def first(self, count: int) -> bytes:
-        """What it begins with, not checked."""
+        """Return the first `count` bytes, not checked."""
         return bytes(self.view[:count])
 
     def pieces(self) -> Iterator[memoryview]:
-        """Its bytes where they lie, piece by piece; ChecksumMismatch before the last one where they are spoiled."""
+        """Yield the bytes in place, piece by piece; raises ChecksumMismatch before the last one if they are damaged."""
         summing = _Summing(self)
         for at in range(self._start, self._end, _STEP):
             piece = self._checked[at : min(at + _STEP, self._end)]
@@ -65,7 +65,7 @@ class LargeValue:
             yield piece
 
     def chunks(self, size: int = CHUNK_BYTES) -> Iterator[bytes]:
-        """The same as copies of `size` bytes each, but the last."""
+        """Yield copies of `size` bytes (the last may be shorter), checked like `pieces`."""
         summing = _Summing(self)
         for at in range(self._start, self._end, size):
             chunk = bytes(self._checked[at : min(at + size, self._end)])
@@ -73,7 +73,7 @@ class LargeValue:
             yield chunk
 
     def open(self) -> BinaryIO:
-        """A file to read it from, front to back."""
+        """Return a file object that reads the value from start to end."""
         return cast("BinaryIO", io.BufferedReader(_LargeReading(self), CHUNK_BYTES))
 
 
@@ -81,7 +81,7 @@ Value: TypeAlias = bytes | LargeValue
 
 
 class _Summing:
-    """Follows the checksum from the first byte that it covers, and holds it against what it must be at the end."""
+    """Computes the checksum of all bytes it covers, and compares it when the value's last byte was added."""
 
     def __init__(self, value: LargeValue) -> None:
         self._value = value
@@ -102,7 +102,7 @@ class _Summing:
 
 
 class _LargeReading(io.RawIOBase):
-    """A large value as a file without a buffer."""
+    """A large value as an unbuffered file."""
 
     def __init__(self, value: LargeValue) -> None:
         self._view = value.view

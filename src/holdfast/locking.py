@@ -1,33 +1,33 @@
-"""Who holds which lock, and the documents beside them. Pure: time is an argument, and nothing is read or written."""
+"""Locks and documents of a data folder: who holds which lock, and what follows from a command.
+
+Pure: time is an argument, and nothing is read or written. As in `delivery`, a command is decided into events, and only
+`apply` changes the state, live and at replay alike.
+
+         Acquired                      Ended
+    free ---------------> held ------------------------> free
+                          |  ^   released or expired
+                          +--+
+                         Renewed
+
+         DocumentWritten                DocumentRemoved
+    none ---------------> document --------------------> none
+                          |    ^
+                          +----+
+                      DocumentWritten
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from functools import singledispatch
 from typing import Any, ClassVar, Final, TypeAlias
 
 import msgspec
 
-from holdfast.delivery.decide import Moment
+from holdfast.delivery.decide import Moment, utc
 from holdfast.delivery.group import IllegalMove
 from holdfast.delivery.timers import Deadlines
 from holdfast.errors import Conflict, LeaseLost, LockHeld
-
-# The events in the life of locks and documents, as they stand in the journal.
-#
-#          Acquired                      Ended
-# free ---------------> held ------------------------> free
-#                       |  ^   released, or its time
-#                       +--+   was over
-#                      Renewed
-#
-#           Written                     Removed
-# none ---------------> document -----------------> none
-#                       |    ^
-#                       +----+
-#                       Written
-
 
 # How a lease ended.
 RELEASED: Final = "it was released"
@@ -35,7 +35,7 @@ EXPIRED: Final = "its time was over"
 
 
 class Begun(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
-    """An owner of the folder began, with its clock; so many events before could not be read."""
+    """An owner opened the folder, with its clock; `lost_events` earlier events could not be read."""
 
     session: int
     boot_id: int
@@ -44,7 +44,7 @@ class Begun(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
 
 
 class Acquired(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
-    """A lock was taken, until `until_ms` of the boot's monotonic clock."""
+    """A lock was taken, until `until_ms` on the boot's monotonic clock."""
 
     name: str
     owner: str
@@ -55,7 +55,7 @@ class Acquired(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
 
 
 class Renewed(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
-    """The holder got more time."""
+    """A lease was renewed."""
 
     name: str
     lease_ms: int
@@ -71,7 +71,7 @@ class Ended(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
 
 
 class DocumentWritten(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=5):
-    """A document was made or replaced; its content is JSON."""
+    """A document was created or replaced; its content is JSON."""
 
     name: str
     version: int
@@ -80,7 +80,7 @@ class DocumentWritten(msgspec.Struct, frozen=True, gc=False, array_like=True, ta
 
 
 class DocumentRemoved(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=6):
-    """A document was taken away."""
+    """A document was removed."""
 
     name: str
 
@@ -91,27 +91,22 @@ encode_event = msgspec.msgpack.Encoder().encode
 decode_event = msgspec.msgpack.Decoder(Event).decode
 
 
-# What is known of all locks and documents of a data folder.
-#
-# State changes by `apply` only, live and at replay alike, so the two cannot differ.
-
-
-# Fencing numbers begin anew with every owner of the folder, above all that earlier ones can have given. They
-# stay below 2**53 for half a thousand million openings, so that every language's numbers hold them.
+# Fencing numbers start anew with every owner of the folder, above all that earlier owners can have issued. They stay
+# below 2**53 for 500 million openings, so that the numbers of every language can hold them.
 SESSION_BITS: Final = 24
 
-# The lease has an id that nobody can make up: every fence that is given now has this bit, none of the versions before
-# had, as long as they took fewer locks than this in one session.
+# Marks a lease with an id that cannot be forged. Every fence issued now has this bit; none from older versions has,
+# unless they took more locks than this in one session.
 PROVEN: Final = 1 << (SESSION_BITS - 1)
 
-# For how many locks it is remembered how the last lease ended: only for errors that say so.
+# For how many locks the end of the last lease is remembered; only used in error messages.
 _MOST_ENDINGS: Final = 1_000
 
 _STALE_DEADLINES: Final = 1_000
 
 
 class HeldLock(msgspec.Struct, frozen=True, gc=False):
-    """A lock that somebody has."""
+    """A lock that is held."""
 
     owner: str
     fence: int
@@ -130,7 +125,7 @@ class LeaseEnd(msgspec.Struct, frozen=True, gc=False):
 
 
 class Content(msgspec.Struct, frozen=True, gc=False):
-    """A document: JSON, and the number of the write that made it."""
+    """A document: JSON, and the number of the write that created it."""
 
     version: int
     content: bytes
@@ -138,7 +133,7 @@ class Content(msgspec.Struct, frozen=True, gc=False):
 
 
 class LockImage(msgspec.Struct, frozen=True, array_like=True):
-    """Everything that `apply` builds up, for snapshots. Deadlines follow from it."""
+    """Everything that `apply` builds up, for snapshots. Deadlines are derived from it."""
 
     session: int
     boot_id: int
@@ -155,27 +150,27 @@ class LockTable:
     def __init__(self) -> None:
         self.session = 0
         self.boot_id = 0
-        self.fence = 0  # the last one that was given
-        self.version = 0  # the last one that was given, to any document
+        self.fence = 0  # the last one issued
+        self.version = 0  # the last one issued, to any document
         self.held: dict[str, HeldLock] = {}
         self.endings: dict[str, LeaseEnd] = {}
         self.documents: dict[str, Content] = {}
         self.document_bytes = 0
-        self.deadlines = Deadlines()  # by fences
-        self.names: dict[int, str] = {}  # fence -> lock, of those that are held
+        self.deadlines = Deadlines()  # by fence
+        self.names: dict[int, str] = {}  # fence -> lock, for locks that are held
 
     def apply(self, event: Event) -> None:
-        """Let one event happen. It fits, or IllegalMove is raised and nothing has changed."""
+        """Apply one event; raises IllegalMove, with nothing changed, if it does not fit."""
         self._APPLY[type(event)](self, event)
 
     def due(self, mono_ms: int) -> list[str]:
-        """The locks whose time is over, the first one first."""
+        """Return the locks whose lease has run out, in order of time."""
         fences = {fence for fence, _ in self.deadlines.due(mono_ms)} & self.names.keys()
         over = [name for name in map(self.names.__getitem__, fences) if self.is_over(name, mono_ms)]
         return sorted(over, key=lambda name: (self.held[name].until_ms, self.held[name].fence))
 
     def is_over(self, name: str, mono_ms: int) -> bool:
-        """Whether the lock's time has run out, and nobody has noticed yet."""
+        """Whether the lock's lease has run out without an event yet."""
         held = self.held.get(name)
         return held is not None and held.until_ms <= mono_ms
 
@@ -183,7 +178,7 @@ class LockTable:
         if event.session <= self.session:
             raise IllegalMove(f"{event!r} does not fit: session {self.session} came before")
         if event.boot_id != self.boot_id or not event.boot_id:
-            # Monotonic time means nothing after a reboot: whoever held a lease gets all of it once more.
+            # Monotonic time means nothing after a reboot, so every lease starts over with its full length.
             self.held = {
                 name: msgspec.structs.replace(held, until_ms=event.mono_ms + held.lease_ms)
                 for name, held in self.held.items()
@@ -206,7 +201,7 @@ class LockTable:
     def _ended(self, event: Ended) -> None:
         held = self._held(event, event.name)
         del self.held[event.name], self.names[held.fence]
-        self.endings.pop(event.name, None)  # so that the order is that of time
+        self.endings.pop(event.name, None)  # keeps the dict in order of time
         self.endings[event.name] = LeaseEnd(held.owner, held.fence, event.why, event.at_ms)
         if len(self.endings) > _MOST_ENDINGS:
             del self.endings[next(iter(self.endings))]
@@ -257,7 +252,7 @@ class LockTable:
 
 
 def image_of(table: LockTable) -> LockImage:
-    """A copy of the state."""
+    """Return a copy of the state."""
     return LockImage(
         table.session,
         table.boot_id,
@@ -270,7 +265,7 @@ def image_of(table: LockTable) -> LockImage:
 
 
 def table_of(image: LockImage) -> LockTable:
-    """The table that the image was made of."""
+    """Rebuild the table that the image was made from."""
     table = LockTable()
     table.session, table.boot_id, table.fence, table.version = image.session, image.boot_id, image.fence, image.version
     table.held, table.endings, table.documents = image.held, image.endings, image.documents
@@ -280,7 +275,7 @@ def table_of(image: LockImage) -> LockTable:
 
 
 def check(table: LockTable) -> list[str]:
-    """What is wrong with the state; nothing, if all is well."""
+    """Return what is wrong with the state; empty if nothing is."""
     wrong = [
         f"lock {name} has the fence {held.fence}, which was not given yet"
         for name, held in table.held.items()
@@ -304,21 +299,15 @@ def check(table: LockTable) -> list[str]:
     return wrong
 
 
-# What follows from a command: events, or a refusal. A decision reads the state and changes nothing.
-
-
-# What may be asked of locks and documents.
-
-
 class Proof(msgspec.Struct, frozen=True, gc=False):
-    """The proof of a lease: which lock, and which of all the times that it was taken."""
+    """Proof of a lease: which lock, and which acquisition of it."""
 
     name: str
     fence: int
 
 
 class Acquire(msgspec.Struct, frozen=True, gc=False):
-    """Take a lock for a time; with `if_not_exists` only where neither lock nor document of the name is there."""
+    """Take a lock for a time; with `if_not_exists`, only if there is neither a lock nor a document of that name."""
 
     name: str
     owner: str
@@ -327,20 +316,20 @@ class Acquire(msgspec.Struct, frozen=True, gc=False):
 
 
 class Renew(msgspec.Struct, frozen=True, gc=False):
-    """So much time from now on; None for as much as it was given before."""
+    """Renew a lease from now on; `lease_ms` None means as long as before."""
 
     proof: Proof
     lease_ms: int | None = None
 
 
 class Release(msgspec.Struct, frozen=True, gc=False):
-    """The holder is through."""
+    """The holder is finished with the lock."""
 
     proof: Proof
 
 
 class WriteDocument(msgspec.Struct, frozen=True, gc=False):
-    """Replace a document: if its version is the expected one (0: there is none), and if the lease is still good."""
+    """Replace a document, if its version is the expected one (0: none exists) and the lease is still valid."""
 
     name: str
     content: bytes
@@ -349,7 +338,7 @@ class WriteDocument(msgspec.Struct, frozen=True, gc=False):
 
 
 class Remove(msgspec.Struct, frozen=True, gc=False):
-    """Take a document away, on the same conditions."""
+    """Remove a document, under the same conditions as in WriteDocument."""
 
     name: str
     expected: int | None = None
@@ -357,13 +346,13 @@ class Remove(msgspec.Struct, frozen=True, gc=False):
 
 
 class Tick(msgspec.Struct, frozen=True, gc=False):
-    """Time has passed: for one lock, or for all."""
+    """Time has passed: end leases that have run out, of one lock or of all."""
 
     name: str | None = None
 
 
 class OpenLocks(msgspec.Struct, frozen=True, gc=False):
-    """An owner of the folder begins; so many events of the journal could not be read."""
+    """An owner opens the folder; `lost_events` events of the journal could not be read."""
 
     boot_id: int
     lost_events: int = 0
@@ -372,11 +361,8 @@ class OpenLocks(msgspec.Struct, frozen=True, gc=False):
 Command: TypeAlias = Acquire | Renew | Release | WriteDocument | Remove | Tick | OpenLocks
 
 
-# Is a lease still good? And if not: who has the lock now, since when, and why.
-
-
 def claim(table: LockTable, proof: Proof, now: Moment) -> HeldLock:
-    """The lock as it is held by the proof; LeaseLost where it is not, or no longer."""
+    """Return the lock held with this proof; raises LeaseLost if it is not held, or no longer."""
     held = table.held.get(proof.name)
     if held is None or held.fence != proof.fence or held.until_ms <= now.mono_ms:
         raise lost(table, proof, now)
@@ -384,19 +370,19 @@ def claim(table: LockTable, proof: Proof, now: Moment) -> HeldLock:
 
 
 def lost(table: LockTable, proof: Proof, now: Moment) -> LeaseLost:
-    """The error that tells a holder what became of its lock."""
+    """Build the error that tells a holder what became of its lock."""
     name = proof.name
     held = table.held.get(name)
     if held is not None and held.until_ms <= now.mono_ms and held.fence == proof.fence:
         over_ms = now.wall_ms - (now.mono_ms - held.until_ms)
         return LeaseLost(
-            f"lock {name} is no longer yours: {EXPIRED} at {_time(over_ms)}, and nobody has it now. {_NOTHING}",
+            f"lock {name} is no longer yours: {EXPIRED} at {utc(over_ms)}, and nobody has it now. {_NOTHING}",
             since_ms=over_ms,
             why=EXPIRED,
         )
     if held is not None and held.until_ms > now.mono_ms:
         return LeaseLost(
-            f"lock {name} is no longer yours: {held.owner or 'somebody else'} has it since {_time(held.at_ms)}, with "
+            f"lock {name} is no longer yours: {held.owner or 'somebody else'} has it since {utc(held.at_ms)}, with "
             f"the higher fence {held.fence}. {_NOTHING}",
             holder=held.owner,
             since_ms=held.at_ms,
@@ -405,7 +391,7 @@ def lost(table: LockTable, proof: Proof, now: Moment) -> LeaseLost:
     ending = table.endings.get(name)
     if ending is not None and ending.fence == proof.fence:
         return LeaseLost(
-            f"lock {name} is no longer yours: {ending.why} at {_time(ending.at_ms)}, and nobody has it now. {_NOTHING}",
+            f"lock {name} is no longer yours: {ending.why} at {utc(ending.at_ms)}, and nobody has it now. {_NOTHING}",
             since_ms=ending.at_ms,
             why=ending.why,
         )
@@ -413,11 +399,11 @@ def lost(table: LockTable, proof: Proof, now: Moment) -> LeaseLost:
 
 
 def lock_held(table: LockTable, name: str, now: Moment) -> LockHeld:
-    """What to say to somebody who wants a lock that is taken."""
+    """Build the error for a caller that wants a lock held by someone else."""
     held = table.held[name]
     until_ms = now.wall_ms + held.until_ms - now.mono_ms
     return LockHeld(
-        f"lock {name} is held by {held.owner or 'somebody'} since {_time(held.at_ms)}, until {_time(until_ms)} unless "
+        f"lock {name} is held by {held.owner or 'somebody'} since {utc(held.at_ms)}, until {utc(until_ms)} unless "
         "it is renewed. Try again later, or wait for it",
         holder=held.owner,
         since_ms=held.at_ms,
@@ -428,18 +414,14 @@ def lock_held(table: LockTable, name: str, now: Moment) -> LockHeld:
 _NOTHING = "Nothing was changed by this call; stop what the lock was to protect"
 
 
-def _time(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
-
-
 def decide(table: LockTable, command: Command, now: Moment) -> list[Event]:
-    """The events that the command leads to; LockHeld, LeaseLost or Conflict where it must be refused."""
+    """Return the events that the command leads to; raises LockHeld, LeaseLost or Conflict if it must be refused."""
     return list(_events(command, table, now))
 
 
 @singledispatch
 def _events(command: Command, table: LockTable, now: Moment) -> Iterator[Event]:
-    raise TypeError(f"{command!r} is no command")
+    raise TypeError(f"{command!r} is not a command")
 
 
 @_events.register
@@ -492,13 +474,13 @@ def _(command: Tick, table: LockTable, now: Moment) -> Iterator[Event]:
 
 @_events.register
 def _(command: OpenLocks, table: LockTable, now: Moment) -> Iterator[Event]:
-    # Each event that was lost may have been the beginning of a session, or a version of a document.
+    # Each lost event may have been the beginning of a session, or a version of a document.
     session = max(table.session, table.fence >> SESSION_BITS) + 1 + command.lost_events
     yield Begun(session, command.boot_id, now.mono_ms, command.lost_events)
 
 
 def _allow(table: LockTable, name: str, expected: int | None, proof: Proof | None, now: Moment) -> None:
-    """Raise what must be said to a writer who knows an old version, or no longer holds the lock."""
+    """Raise LeaseLost or Conflict if the writer no longer holds the lock or knows an old version."""
     if proof is not None:
         claim(table, proof, now)
     document = table.documents.get(name)
@@ -506,7 +488,7 @@ def _allow(table: LockTable, name: str, expected: int | None, proof: Proof | Non
     if expected is not None and expected != version:
         there = f"has version {version}" if version else "does not exist"
         raise Conflict(
-            f"document {name} {there}, and version {expected} was expected: somebody else was faster. Nothing was "
-            "changed; get it again, then decide anew",
+            f"document {name} {there}, and version {expected} was expected: someone else changed it first. Nothing was "
+            "changed; get it again, then decide again",
             version=version,
         )

@@ -1,4 +1,4 @@
-"""Plain values that travel between the layers."""
+"""Plain values that are passed between the layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HEADER_BYTES: Final = 256
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """Messages to store, as columns of equal length; a column that is None is not stored at all.
 
-    In `expires_at_ms` and `due_at_ms` a 0 stands for "none".
+    In `expires_at_ms` and `due_at_ms`, 0 means "none".
     """
 
     values: Sequence[Value]
@@ -34,14 +34,14 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Producer(msgspec.Struct, frozen=True, gc=False):
-    """Who wrote messages and where the first of them stands in that producer's sequence; id 0 is nobody."""
+    """The producer of a batch and the sequence number of its first message; id 0 means no producer."""
 
     id: int = 0
     epoch: int = 0
     first_sequence: int = 0
 
     def after(self, messages: int) -> Producer:
-        """The same producer so many messages later; numbers have 32 bits and begin anew behind the last."""
+        """Return the position `messages` later in the sequence, whose 32-bit numbers wrap around to 0."""
         if not messages or not self.id:
             return self
         return Producer(self.id, self.epoch, (self.first_sequence + messages) % 2**32)
@@ -51,7 +51,7 @@ NO_PRODUCER = Producer()
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One message as the log holds it. A large value stays in the file until it is asked for."""
+    """One message as stored in the log. A large value stays in its file until it is read."""
 
     offset: int
     timestamp_ns: int
@@ -66,7 +66,10 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 def extra_bytes(record: Record) -> int:
-    """What a message takes in an answer besides its value. A header costs as much as hundreds of bytes to make."""
+    """Size of a message in a response besides its value.
+
+    Each header counts as hundreds of bytes, because building its Python objects costs that much.
+    """
     size = 0 if record.key is None else len(record.key)
     for name, value in record.headers:
         size += _HEADER_BYTES + len(name) + len(value)
@@ -74,7 +77,7 @@ def extra_bytes(record: Record) -> int:
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False):
-    """What an append answers: the offsets [offset, next_offset), and what they survive."""
+    """Result of an append: the offsets [offset, next_offset), and how durable they are now."""
 
     offset: int
     next_offset: int
@@ -82,14 +85,14 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
 
 
 class LogPosition(msgspec.Struct, frozen=True, gc=False):
-    """An offset together with the epoch in which it was seen, so that a lost tail is noticed."""
+    """An offset and the epoch in which it was read, so that a reader notices when the tail was lost."""
 
     epoch: int
     offset: int
 
 
 class Retained(msgspec.Struct, frozen=True, kw_only=True):
-    """What went when the retention settings of a topic were applied: in whole segments, of so many bytes together."""
+    """What applying a topic's retention settings removed: whole segments, and their total size in bytes."""
 
     messages: int
     dead_letters: int
@@ -98,7 +101,7 @@ class Retained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trimmed(msgspec.Struct, frozen=True, gc=False):
-    """What a trim or a retention run removed."""
+    """What a trim or a retention run removed, and the offset at which the log now starts."""
 
     segments: int
     bytes: int

@@ -1,6 +1,7 @@
-"""What an operator may set: plain values with units in their names and limits in their types."""
+"""Settings for operators: plain values with units in their names and limits in their types."""
 
-# Annotations are values here, not text: every process holds its settings to them before it does anything else.
+# Annotations are evaluated here (no `from __future__ import annotations`): every process checks its settings against
+# them before it does anything else.
 
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -15,7 +16,7 @@ from holdfast.model import BodyKind, CodecName, Durability
 _KIB = 1024
 _MIB = 1024 * 1024
 
-# The levels that each codec knows.
+# The lowest and highest level of each codec.
 _LEVELS = {"none": (-7, 22), "zstd": (-7, 22), "lz4": (-7, 12), "gzip": (0, 9)}
 
 _Count = Annotated[int, Meta(ge=1, le=2**53)]
@@ -26,7 +27,7 @@ _Path = Annotated[str, Meta(min_length=1, max_length=4_096)]
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of one log. None means "no such limit"."""
+    """Settings of one log. None means "no limit"."""
 
     durability: Durability = "fsync"
     sync_interval_ms: Annotated[int, Meta(ge=1, le=3_600_000)] = 1_000
@@ -63,7 +64,7 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class QueueSettings(LogSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of one queue: those of its log, and how its messages are delivered."""
+    """Settings of one queue: those of its log, and how messages are delivered."""
 
     retention_ms: _Millis | None = 7 * _DAY_MS
     retention_done_bytes: Annotated[int, Meta(ge=0)] | None = 1024 * _MIB
@@ -99,7 +100,7 @@ class QueueSettings(LogSettings, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class TopicSettings(QueueSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of one topic: those of each of its partitions, and what its keys and its groups' deliveries follow."""
+    """Settings of one topic: those of each partition, plus key handling and defaults for its groups."""
 
     partitions: Annotated[int, Meta(ge=1, le=10_000)] = 1
     cleanup: Literal["delete", "compact", "compact,delete"] = "delete"
@@ -120,12 +121,12 @@ class TopicSettings(QueueSettings, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def keyed(self) -> bool:
-        """Whether who is next depends on the messages' keys."""
+        """Whether the choice of the next message depends on the keys."""
         limited = self.key_group_concurrency is not None or self.key_group_rate is not None
         return self.key_order or self.key_group_fair or limited
 
 
-# What the groups of one topic may have different.
+# The settings that a group may override for itself.
 GROUP_FIELDS = frozenset(
     {
         "lease_ms",
@@ -155,7 +156,7 @@ GROUP_FIELDS = frozenset(
 
 
 class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a producer gathers messages into batches, and what it waits for."""
+    """How a producer batches and retries messages, and what it waits for."""
 
     linger_ms: Annotated[int, Meta(ge=0, le=3_600_000)] = 5
     batch_messages: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
@@ -173,7 +174,7 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the members of a group in stream mode share the partitions, and commit."""
+    """How the members of a group in stream mode share partitions and commit offsets."""
 
     session_ms: Annotated[int, Meta(ge=1, le=_DAY_MS)] = 30_000
     heartbeat_ms: Annotated[int, Meta(ge=1, le=_DAY_MS)] = 3_000
@@ -196,7 +197,7 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of one data folder: how much of it is open, and what its producers, consumers and topics start from."""
+    """Settings of one data folder: how much of it is kept open, and defaults for producers, consumers and topics."""
 
     id: Annotated[str, Meta(max_length=100)] = ""
     open_partitions: Annotated[int, Meta(ge=1, le=1_000_000)] = 128
@@ -212,13 +213,13 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         check_fields(self)
 
     def of_topic(self, name: str, kept: Mapping[str, Any] | None = None) -> TopicSettings:
-        """What a topic follows: the defaults, then what its folder keeps, then what is said here of its name."""
+        """Return a topic's settings: the defaults, then those `kept` in its folder, then those set for its name."""
         values = {**msgspec.structs.asdict(self.topic), **(kept or {}), **self.topics.get(name, {})}
         return load(TopicSettings, values)
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `holdfast serve` follows: where it listens, who may call, what one caller may cost."""
+    """Settings of `holdfast serve`: where it listens, who may call, and limits for each caller."""
 
     host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535)] = 7_700
@@ -271,7 +272,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def check_fields(settings: msgspec.Struct) -> None:
-    """Hold every field to its type and limits, whichever way the struct was made."""
+    """Check every field against its type and limits, however the struct was made; raises BadSettings."""
     for name, kind in field_types(type(settings)).items():
         try:
             msgspec.convert(getattr(settings, name), kind)
@@ -285,7 +286,7 @@ _Settings = TypeVar("_Settings", bound=msgspec.Struct)
 
 
 def load(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
-    """Settings from a plain mapping, such as a table of a TOML file; unknown names are refused."""
+    """Build settings from a mapping, such as a TOML table; raises BadSettings for unknown names."""
     unknown = sorted(set(values) - set(kind.__struct_fields__))
     if unknown:
         near = get_close_matches(unknown[0], kind.__struct_fields__, n=3)
@@ -298,7 +299,7 @@ _types: dict[type, dict[str, Any]] = {}
 
 
 def field_types(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """The type of each field, with its limits."""
+    """Return the type of each field, including its limits (computed once per class)."""
     if kind not in _types:
         _types[kind] = get_type_hints(kind, include_extras=True)
     return _types[kind]

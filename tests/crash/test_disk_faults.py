@@ -207,7 +207,7 @@ def check_goes_on(run: Run) -> None:
         assert [record.value for record in log.records(log.end - 1)] == [b"room again"]
         return
     if log is not None and log._lock is not None:
-        with pytest.raises(DiskFailed, match=r"open the log anew"):
+        with pytest.raises(DiskFailed, match=r"open the log again"):
             log.append([b"no"])
         log.close()
     with Log.open(FOLDER, small_settings(), run.world()) as fresh:

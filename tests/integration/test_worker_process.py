@@ -233,7 +233,7 @@ def test_a_handler_that_blocks_loses_its_message_after_its_time(place: Place):
     worker.terminate()
     code, log = ended(worker)
     assert code == 0, log
-    assert log.count("handler had its time") == 2
+    assert log.count("handler exceeded its time limit") == 2
 
 
 def test_a_handler_that_raises_is_tried_again_and_logged_with_its_traceback(place: Place):
@@ -275,7 +275,7 @@ def test_one_that_cannot_ask_for_messages_ends_with_a_code_of_its_own(place: Pla
     worker = place.worker("blocks_the_loop", "--exit-after-silence", "5s", "--drain", "100ms")
     code, log = ended(worker)
     assert code == 4, log
-    assert "it could not ask for messages for" in log
+    assert "it could not receive messages for" in log
     with place.queue() as queue:
         assert [listed.attempts for listed in queue.messages("ready")] == [1]
 

@@ -336,7 +336,7 @@ def test_a_follower_passes_over_what_was_removed_and_says_so_when_asked():
     assert [r.offset for r in follower.records(1, 3)] == [2]
     assert follower.record(2).key == b"b"
     for offset, next_offset in ((0, 2), (1, 2), (3, 41), (20, 41)):
-        with pytest.raises(Removed, match="pass over it") as removed:
+        with pytest.raises(Removed, match="skip it") as removed:
             follower.record(offset)
         assert (removed.value.offset, removed.value.next_offset) == (offset, next_offset)
         assert follower.frame(offset).base_offset <= offset

@@ -95,7 +95,7 @@ def test_nothing_that_was_acknowledged_is_lost_when_a_disk_becomes_read_only() -
     logged.disk.faults.fail(1, errno.EROFS, sticky=True, calls=CHANGES)
     with pytest.raises(DiskFailed, match="Read-only file system"):
         log.append([b"three"], durability="fsync")
-    with pytest.raises(DiskFailed, match="open the log anew"):
+    with pytest.raises(DiskFailed, match="open the log again"):
         log.append([b"four"], durability="os")
     assert [record.value for record in log.records(0)] == [b"one", b"two"]
     for seed in range(20):

@@ -263,7 +263,7 @@ def test_a_position_is_valid_until_its_tail_is_lost(log):
     held = log.position(2)
     log.check_position(held)
     log.truncate(1)
-    with pytest.raises(TailLost, match=r"that epoch ends at 1.*Go on from 1") as caught:
+    with pytest.raises(TailLost, match=r"that epoch ends at 1.*Continue from 1") as caught:
         log.check_position(held)
     assert caught.value.epoch_end == 1
     log.check_position(LogPosition(held.epoch, 1))

@@ -340,7 +340,7 @@ wibble = 1
     }
     assert problems(text, **environ) == [
         "holdfast.toml, line 3: [storage] segmnt_bytes: there is no such setting; did you mean segment_bytes?",
-        "holdfast.toml, line 4: [storage] lease: there is no such setting; lease_ms belongs into [queue]",
+        "holdfast.toml, line 4: [storage] lease: there is no such setting; lease_ms belongs in [queue]",
         "holdfast.toml, line 5: there is no section [queu]; did you mean [queue]?",
         "holdfast.toml, line 7: there is no section [topic]; did you mean [topics]?",
         "holdfast.toml, line 9: [topics.orders] leese_ms: there is no such setting; did you mean lease_ms?",
@@ -455,14 +455,14 @@ lease = "1s"
     assert problems("[topics]\norders = 3\n")[0].endswith("a section of its own: [topics.orders]")
     assert problems("topics = 3\n")[0].endswith("a section of its own: [topics.NAME]")
     assert problems(None, HOLDFAST_TOPICS_ORDERS_LEASE="5s") == [
-        "HOLDFAST_TOPICS_ORDERS_LEASE: settings of single topics stand in the file, as [topics.NAME]; take it out"
+        "HOLDFAST_TOPICS_ORDERS_LEASE: settings of single topics belong in the file, as [topics.NAME]; remove it"
     ]
 
 
 def test_what_stands_outside_of_the_sections_is_refused():
     told = problems("lease_ms = 5\nwibble = 1\nqueue = 3\n[[storage]]\n")
-    assert told[0] == "holdfast.toml, line 1: lease_ms stands outside of every section; write it below [queue]"
-    assert told[1].startswith("holdfast.toml, line 2: wibble stands outside of every section; settings stand in")
+    assert told[0] == "holdfast.toml, line 1: lease_ms is outside of any section; write it below [queue]"
+    assert told[1].startswith("holdfast.toml, line 2: wibble is outside of any section; settings go in")
     assert told[2] == "holdfast.toml, line 3: queue is a section: write [queue] and its settings below"
     assert told[3] == "holdfast.toml, line 4: storage is a section: write [storage] and its settings below"
 

@@ -552,7 +552,7 @@ def test_a_queue_that_is_not_there_yet_is_waited_for(tmp_path: Path, place: Plac
     eventually(handled)
     assert ended(worker) == 0
     assert len(place.errors) == 1
-    told = "the queue is not there yet, waiting for it: there is no topic nothing"
+    told = "the queue does not exist yet, waiting for it: there is no topic nothing"
     assert sum(text.startswith(told) for text in caplog.messages) == 1
 
 

@@ -1,1 +1,1 @@
-"""Bytes to values and back: pure, without clock, disk, chance or log."""
+"""Bytes to values and back. Pure: no clock, disk, randomness or logging."""

@@ -1,4 +1,8 @@
-"""Frames to Arrow and numpy columns and back, whole columns at once: no message is touched. Needs pyarrow and numpy."""
+"""Frames to Arrow and numpy columns and back, whole columns at a time, without an object per message.
+
+Needs pyarrow and numpy (extra `spark`). Large frames pass on their buffers. For small ones, where a buffer each would
+cost more than its content, the items are gathered first; those of single-message frames are decoded together.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +26,14 @@ from holdfast.errors import CorruptData, InvalidRequest, MessageTooLarge
 def encode_arrow(
     values: Any, now_ns: int, *, cap_bytes: int, max_message_bytes: int, packing: Packing = PLAIN
 ) -> list[Body]:
-    """Bodies for an array (or chunked array) of binary or text values; nulls are refused."""
+    """Encode an array (or chunked array) of binary or text values as bodies; raises InvalidRequest for nulls."""
     chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
     bodies = [body for chunk in chunks for body in _encode_chunk(chunk, now_ns, cap_bytes, max_message_bytes)]
     return bodies if packing.codec is Codec.NONE else [pack_again(body, packing) for body in bodies]
 
 
 def values_to_arrow(frame: Frame) -> pa.BinaryArray:
-    """The frame's payloads as an Arrow array over the frame's own bytes; a copy where some were removed."""
+    """Return the frame's payloads as an Arrow array over the frame's own bytes; a copy if some were removed."""
     columns = frame.columns()
     ends, kept = columns.value_ends(), columns.kept()
     array = binary_array(frame, ends, columns.value_bytes(), len(ends) // 4 - 1)
@@ -39,13 +43,13 @@ def values_to_arrow(frame: Frame) -> pa.BinaryArray:
 def binary_array(
     frame: Frame, ends: memoryview, data: memoryview, count: int, validity: memoryview | None = None
 ) -> pa.BinaryArray:
-    """An array over bytes of the frame; CorruptData where they are none."""
+    """Return an array over bytes of the frame; raises CorruptData if they are not a valid one."""
     try:
         if ends[:4] != bytes(4):
             raise ValueError("the first item does not begin at 0")
         buffers = [None if validity is None else pa.py_buffer(validity), pa.py_buffer(ends), pa.py_buffer(data)]
         array = pa.Array.from_buffers(pa.binary(), count, buffers)
-        array.validate(full=True)  # wrong ends would let Arrow read outside the buffer
+        array.validate(full=True)  # wrong ends would make Arrow read outside the buffer
     except (pa.ArrowException, ValueError) as error:
         raise CorruptData(f"the frame at offset {frame.base_offset} is not a valid Arrow array: {error}") from None
     return array
@@ -72,68 +76,21 @@ def _encode_chunk(chunk: Any, now_ns: int, cap_bytes: int, max_message_bytes: in
     longest = pc.max(pc.binary_length(chunk)).as_py()
     if longest > max_message_bytes:
         raise MessageTooLarge(f"a message has {longest} bytes, the limit is {max_message_bytes}; nothing was kept")
-    _, ends_buffer, data_buffer = chunk.buffers()
-    first, count = chunk.offset, len(chunk) + 1
-    ends = memoryview(ends_buffer).cast("B")[4 * first : 4 * (first + count)].cast("i")
-    data = memoryview(data_buffer or b"").cast("B")
-    for start, stop in _cuts(ends, cap_bytes):
-        yield _body(ends, data, start, stop, now_ns)
-
-
-def _cuts(ends: memoryview, cap_bytes: int) -> Iterator[tuple[int, int]]:
-    """Runs of messages of at most `cap_bytes` with their ends, or of one larger message."""
-    last = len(ends) - 1
-    start = 0
-    while start < last:
-        stop = _farthest(ends, start, last, cap_bytes)
-        yield start, stop
-        start = stop
-
-
-def _farthest(ends: memoryview, start: int, last: int, cap_bytes: int) -> int:
-    low, high = start + 1, last
-    while low < high:
-        middle = (low + high + 1) // 2
-        if ends[middle] - ends[start] + 4 * (middle - start) <= cap_bytes:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _body(ends: memoryview, data: memoryview, start: int, stop: int, now_ns: int) -> Body:
-    first, last = ends[start], ends[stop]
-    own_ends = pa.Array.from_buffers(pa.int32(), stop - start + 1, [None, pa.py_buffer(ends[start : stop + 1])])
-    head = memoryview(pc.subtract(own_ends, pa.scalar(first, pa.int32())).buffers()[1]).cast("B")
-    head = head[: 4 * (stop - start + 1)]
-    values = data[first:last]
-    gap = padding(len(head))
-    body_bytes = len(head) + len(gap) + len(values)
-    parts: list[bytes | memoryview] = [head, gap, values, padding(body_bytes)]
-    crc = 0
-    for part in parts:
-        crc = crc32c(part, crc)
-    return Body(parts, body_bytes, body_bytes, stop - start, 0, Codec.NONE, now_ns, crc)
-
-
-# Frames as Arrow columns: many frames become one batch, and no message is touched. Needs pyarrow and numpy.
-#
-# Large frames hand over their buffers; of small ones, where a buffer each would cost more than its content, the
-# items are gathered first, and those of a single message are taken apart together.
+    yield from encode_rows(Rows(values=Bytes.of(chunk)), 0, len(chunk), now_ns, cap_bytes=cap_bytes)
 
 
 HEADER_PAIRS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 INSTANT: Final = pa.timestamp("us", tz="UTC")
 
-# From so many messages on, a frame's buffers are used as they are.
+# From this many messages on, a frame's buffers are used as they are.
 _LARGE: Final = 32
 
-# So many single messages behind each other are worth the way of `Singles`.
+# This many single-message frames in a row are worth decoding with `Singles`.
 _RUN: Final = 16
 
 
 class FrameColumns:
-    """The messages of some frames, behind each other, as columns; removed ones still have their rows: see `kept`."""
+    """The messages of several frames as columns; removed messages still have their rows, see `kept`."""
 
     def __init__(self, frames: Sequence[Frame]) -> None:
         self._frames = frames
@@ -153,7 +110,7 @@ class FrameColumns:
         return self._variable(_frame_keys, _key_list, Singles.keys)
 
     def headers(self) -> pa.Array:
-        """Names and values of the headers, our own among them; a message without any has an empty list."""
+        """Return names and values of the headers, including our own; a message without any has an empty list."""
         chunks = []
         for used, frames in groupby(self._frames, lambda frame: bool(frame.header.columns & HEADERS)):
             if used:
@@ -185,7 +142,7 @@ class FrameColumns:
         return self._each(lambda header: header.epoch)
 
     def producer_ids(self) -> pa.Array:
-        """As signed numbers; null where there was no producer."""
+        """Return the ids as signed numbers; null if there was no producer."""
         ids = np.fromiter((frame.header.producer_id for frame in self._frames), np.uint64, len(self._frames))
         rows = np.repeat(ids, self._counts)
         return pa.array(rows.view(np.int64), mask=rows == 0)
@@ -198,7 +155,7 @@ class FrameColumns:
         return pa.array(numbers, mask=self._without_producer())
 
     def kept(self) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
-        """Of each row whether its message is there; None where all are."""
+        """Return for each row whether its message still exists; None if all do."""
         if not self._uses & REMOVED:
             return None
         parts = []
@@ -212,12 +169,12 @@ class FrameColumns:
         return np.concatenate(parts)
 
     def _each(self, field: Callable[[Any], int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """A field of the frames' headers, for every row."""
+        """Return a field of the frames' headers, for every row."""
         numbers = np.fromiter((field(frame.header) for frame in self._frames), np.int64, len(self._frames))
         return np.repeat(numbers, self._counts)
 
     def _places(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Of each row, which message of its frame it is."""
+        """Return for each row its index in its frame."""
         starts = np.cumsum(self._counts) - self._counts
         return np.arange(self.rows, dtype=np.int64) - np.repeat(starts, self._counts)
 
@@ -225,7 +182,7 @@ class FrameColumns:
         return ~self._each(lambda header: 1 if header.producer_id else 0).astype(np.bool_)
 
     def _numbers(self, column: int, kind: Any, otherwise: Callable[[Frame], int]) -> np.ndarray[Any, Any]:
-        """A column of fixed width; frames that do not use it have the same number for all their messages."""
+        """Return a column of fixed width; frames that do not use it have the same number for all messages."""
         if not self._uses & column:
             numbers = np.fromiter(map(otherwise, self._frames), kind, len(self._frames))
             return np.repeat(numbers, self._counts)
@@ -241,7 +198,7 @@ class FrameColumns:
         return np.concatenate(parts)
 
     def _runs(self) -> list[Singles | list[Frame]]:
-        """The frames in order, those of single messages together."""
+        """Return the frames in order, with runs of single-message frames grouped."""
         if self._known_runs is None:
             self._known_runs = []
             for single, frames in groupby(self._frames, is_single):
@@ -250,7 +207,7 @@ class FrameColumns:
         return self._known_runs
 
     def _instants(self, column: int) -> pa.Array:
-        """Moments in ms since 1970, of which 0 stands for none."""
+        """Return times in ms since 1970 as timestamps; 0 means null."""
         if not self._uses & column:
             return pa.nulls(self.rows, INSTANT)
         numbers = self._numbers(column, np.int64, lambda frame: 0)
@@ -317,7 +274,7 @@ def _frame_headers(frame: Frame) -> pa.Array:
 
 
 def _cut(frame: Frame, part: memoryview, count: int) -> tuple[pa.Array, memoryview]:
-    """The items at the front of the part, and what lies behind them."""
+    """Return the items at the front of the part, and what follows them."""
     ends_bytes = 4 * (count + 1)
     start = ends_bytes + len(padding(ends_bytes))
     length = int.from_bytes(part[ends_bytes - 4 : ends_bytes], "little", signed=True)
@@ -325,7 +282,7 @@ def _cut(frame: Frame, part: memoryview, count: int) -> tuple[pa.Array, memoryvi
     return array, part[start + length + len(padding(length)) :]
 
 
-# Frames of one message each, as publishing one by one leaves them: taken apart all at once. Needs pyarrow and numpy.
+# Frames of a single message each, as publishing one by one leaves them, are decoded all at once.
 #
 # at       size  of the body
 # 0        8     0, and the length of the value
@@ -343,7 +300,7 @@ Places = npt.NDArray[np.int64]
 
 
 def is_single(frame: Frame) -> bool:
-    """Whether the frame is one of these; a long message gains nothing by it."""
+    """Whether the frame is of that form; for long messages it would not be faster."""
     header = frame.header
     return (
         header.count == 1
@@ -355,7 +312,7 @@ def is_single(frame: Frame) -> bool:
 
 
 class Singles:
-    """Some of them, behind each other."""
+    """Several such frames in a row."""
 
     def __init__(self, frames: Sequence[Frame]) -> None:
         self.frames = frames
@@ -384,14 +341,14 @@ class Singles:
         return keys if self._keyed.all() else pc.if_else(pa.array(self._keyed), keys, pa.scalar(None, pa.binary()))
 
     def numbers(self, column: int, kind: Any) -> npt.NDArray[Any]:
-        """A column of fixed width; 0 where a frame does not use it."""
+        """Return a column of fixed width; 0 for frames that do not use it."""
         found = np.zeros(len(self.frames), kind)
         used = (self._columns & column) != 0
         found[used] = self._read(self._place(column)[used], kind)
         return found
 
     def _place(self, column: int) -> Places:
-        """Where a column lies, of which those with lower bits are in front."""
+        """Return where a column is; those with lower bits come before it."""
         place: Places = self._fixed_at.copy()
         for each in _FIXED:
             if each < column:
@@ -399,7 +356,7 @@ class Singles:
         return place
 
     def _length(self, at: Places, used: npt.NDArray[np.bool_]) -> Places:
-        """The second of the two ends of an item, of which the first must be 0."""
+        """Return the second of the two ends of an item; the first must be 0."""
         self._check(~used | (at + 8 <= self._ends))
         found = np.zeros((len(self.frames), 2), np.int64)
         found[used] = self._read(at[used], np.int32, 2)
@@ -407,13 +364,13 @@ class Singles:
         return found[:, 1]
 
     def _read(self, at: Places, kind: Any, count: int = 1) -> npt.NDArray[Any]:
-        """Numbers at places that are not aligned."""
+        """Return the numbers at positions that need not be aligned."""
         width = np.dtype(kind).itemsize * count
         cut = np.ascontiguousarray(self._data[at[:, None] + np.arange(width)])
         return cut.view(kind) if count > 1 else cut.view(kind).reshape(len(at))
 
     def _items(self, starts: Places, sizes: Places) -> pa.Array:
-        """Pieces of the bodies. The pieces and what lies between them are one array, of which every second is taken."""
+        """Return slices of the bodies: of an array with the slices and what is between them, every second is taken."""
         ends = np.stack([starts, starts + sizes], axis=1).ravel().astype(np.int32)
         buffers = [None, pa.py_buffer(ends), pa.py_buffer(self._data)]
         both = pa.Array.from_buffers(pa.binary(), len(ends) - 1, buffers)
@@ -425,27 +382,20 @@ class Singles:
             raise CorruptData(f"the columns of the frame at offset {frame.base_offset} do not fit in it")
 
 
-# Columns of Arrow and numpy to frames: whole columns are laid out at once, no message is touched.
-#
-# Needs pyarrow and numpy (extra `spark`).
-
-
-# Murmur3 of many keys at once, 32 bits, seed 0: keys of one length go through it side by side. Needs numpy.
-
-
+# Murmur3 with 32 bits and seed 0, of many keys at once: keys of the same length are hashed side by side.
 Words = npt.NDArray[np.uint32]
 
 _C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
 _M1, _M2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
 _FIVE, _ADDED = np.uint32(5), np.uint32(0xE6546B64)
 
-# Beyond either, going through them length by length does not pay.
+# Beyond either, hashing length by length does not pay.
 _MOST_LENGTHS: Final = 64
 _LONGEST: Final = 256
 
 
 def murmur3_of(ends: npt.NDArray[np.int32], data: npt.NDArray[np.uint8]) -> Words | None:
-    """The hash of each of the items that lie in the data, from one end to the next; None where they are too mixed."""
+    """Return the hash of each item in the data, from one end to the next; None if their lengths vary too much."""
     sizes = np.diff(ends)
     lengths: Any = np.unique(sizes)
     if len(lengths) > _MOST_LENGTHS or (len(lengths) and lengths[-1] > _LONGEST):
@@ -458,7 +408,7 @@ def murmur3_of(ends: npt.NDArray[np.int32], data: npt.NDArray[np.uint8]) -> Word
 
 
 def _of_one_length(items: npt.NDArray[np.uint8]) -> Words:
-    """A row of bytes each."""
+    """Hash items of equal length, one per row."""
     count, length = items.shape
     padded = np.zeros((count, (length + 3) // 4 * 4), np.uint8)
     padded[:, :length] = items
@@ -486,27 +436,27 @@ Parts: TypeAlias = list[bytes | memoryview]
 
 
 class Bytes(msgspec.Struct, frozen=True):
-    """Byte strings as Arrow lays them out: where each begins and the last one ends, and all their bytes."""
+    """Byte strings in Arrow's layout: where each begins and the last one ends, and all their bytes."""
 
     ends: npt.NDArray[np.int32]
     data: memoryview
 
     @staticmethod
     def of(array: Any) -> Bytes:
-        """Those of an Arrow array of binary values without nulls."""
+        """Return those of an Arrow array of binary values without nulls."""
         if not len(array):
             return Bytes(np.zeros(1, np.int32), memoryview(b""))
         _, ends, data = array.buffers()
-        first = array.offset
-        cut = np.frombuffer(ends, np.int32)[first : first + len(array) + 1]
+        # The buffer may be longer than the array, and need not hold whole numbers.
+        cut = np.frombuffer(ends, np.int32, len(array) + 1, 4 * array.offset)
         return Bytes(cut, memoryview(data or b"").cast("B"))
 
     def sizes(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int64]:
-        """How long each of them is."""
+        """Return the length of each."""
         return np.diff(self.ends[start : None if stop is None else stop + 1]).astype(np.int64)
 
     def parts(self, start: int, stop: int) -> Parts:
-        """Those from `start` to before `stop`, as a column that ends on a multiple of 8."""
+        """Return those from `start` to before `stop` as a column padded to a multiple of 8."""
         ends, data = _ends(self.ends, start, stop), self.data[self.ends[start] : self.ends[stop]]
         return [*ends, data, padding(len(data))]
 
@@ -519,7 +469,7 @@ class HeaderColumns(msgspec.Struct, frozen=True):
     values: Bytes
 
     def sizes(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int64]:
-        """The bytes of each row's headers."""
+        """Return the bytes of each row's headers."""
         ends = self.ends[start : None if stop is None else stop + 1]
         names, values = self.names.ends.astype(np.int64), self.values.ends.astype(np.int64)
         return np.diff(names[ends]) + np.diff(values[ends])
@@ -530,7 +480,7 @@ class HeaderColumns(msgspec.Struct, frozen=True):
 
 
 class Rows(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages as columns of one length; None where no message has anything there."""
+    """Messages as columns of equal length; None if no message uses the column."""
 
     values: Bytes
     keys: Bytes | None = None
@@ -546,7 +496,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.values.ends) - 1
 
     def sizes(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int64]:
-        """Bytes of each message: value, key and headers together."""
+        """Return the size of each message: value, key and headers together."""
         sizes = self.values.sizes(start, stop)
         if self.keys is not None:
             sizes = sizes + self.keys.sizes(start, stop)
@@ -556,37 +506,37 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def binary(array: Any) -> Any:
-    """The array with values of the type `binary`, whatever kind of text or bytes it has."""
+    """Return the array with values of type `binary`, whatever kind of text or bytes it has."""
     return array if array.type == pa.binary() else array.cast(pa.binary())
 
 
 def without_nulls(array: Any) -> Any:
-    """The array with nothing in the place of nulls; under a null there may be any bytes."""
+    """Return the array with empty values instead of nulls; under a null there may be any bytes."""
     return pc.fill_null(array, b"") if array.null_count else array
 
 
 def encode_rows(
     rows: Rows, start: int, stop: int, now_ns: int, *, cap_bytes: int, packing: Packing = PLAIN
 ) -> Iterator[Body]:
-    """The rows from `start` to before `stop`: bodies of at most `cap_bytes` each, but for a single larger message."""
+    """Encode the rows from `start` to before `stop` as bodies of at most `cap_bytes`, or of a single larger message."""
     ends = np.cumsum(rows.sizes(start, stop) + _fixed_bytes(rows))
     at, used = 0, 0
     while at < stop - start:
         until = max(int(np.searchsorted(ends, used + cap_bytes, side="right")), at + 1)
-        body = _body_rows(rows, start + at, start + until, now_ns)
+        body = _body(rows, start + at, start + until, now_ns)
         yield body if packing.codec is Codec.NONE else pack_again(body, packing)
         at, used = until, int(ends[until - 1])
 
 
 def _fixed_bytes(rows: Rows) -> int:
-    """What each message adds to a frame besides its own bytes."""
+    """Return what each message adds to a frame besides its own bytes."""
     wide = sum(column is not None for column in (rows.expires_at_ms, rows.due_at_ms))
     narrow = sum(column is not None for column in (rows.keys, rows.headers, rows.priorities, rows.flags))
     return 4 + 8 * wide + 5 * narrow
 
 
-def _body_rows(rows: Rows, start: int, stop: int, now_ns: int) -> Body:
-    """One body; a column in which these rows have nothing is left out."""
+def _body(rows: Rows, start: int, stop: int, now_ns: int) -> Body:
+    """Encode one body; columns in which these rows have nothing are left out."""
     columns, parts = 0, _ends(rows.values.ends, start, stop)
     keyed = None if rows.keyed is None else rows.keyed[start:stop]
     if rows.keys is not None and (keyed is None or keyed.any()):

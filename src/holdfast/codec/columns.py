@@ -1,6 +1,6 @@
 """The body of a frame: messages as columns, in Arrow's own memory layout.
 
-    part                        bytes                     there when
+    part                        bytes                     present if
     value ends                  4 * (count + 1)           always
     times                       8 * count                 column bit 0: int64, ns since 1970
     key validity                (count + 7) // 8          bit 1: bit i is set when message i has a key
@@ -13,10 +13,10 @@
     removed                     (count + 7) // 8          bit 8: bit i is set when message i was removed
     values                      the rest                  always
 
-"Ends" are count + 1 int32: the first is 0, they never fall, and item i is the bytes from ends[i] to
-ends[i + 1]. A header column is a list of pairs: ends into the pairs, then the pairs' names (ends, bytes)
-and values (ends, bytes). Every part but the values is padded with zeros to 8 bytes. All numbers are
-little endian. A removed message keeps its place and its time, and nothing else.
+"Ends" are count + 1 int32: the first is 0, they never decrease, and item i is the bytes from ends[i] to ends[i + 1]. A
+header column is a list of pairs: ends into the pairs, then the pairs' names (ends, bytes) and values (ends, bytes).
+Every part except the values is padded with zeros to 8 bytes. All numbers are little endian. A removed message keeps its
+place and its time, and nothing else.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ KNOWN_COLUMNS: Final = (1 << 9) - 1
 
 TOMBSTONE: Final = 1 << 0
 
-# Arrays are written as they lie in memory; a big-endian machine would have to swap them.
+# Arrays are written as they are in memory; a big-endian machine would have to swap them.
 assert sys.byteorder == "little", "Holdfast's files are little endian, and so must be the machine"
 assert array("i").itemsize == 4
 
@@ -55,19 +55,19 @@ _PADDING: Final = tuple(bytes(n) for n in range(8))
 
 
 def padding(length: int) -> bytes:
-    """The zeros that bring `length` to a multiple of 8."""
+    """Return the zeros that bring `length` to a multiple of 8."""
     return _PADDING[-length % 8]
 
 
 def encode_columns(batch: Batch, removed: Sequence[bool] = ()) -> tuple[int, list[bytes]]:
-    """Which columns the batch uses, and the body as parts to be joined; `removed` marks what only keeps its place."""
+    """Return which columns the batch uses, and the parts of the body; `removed` marks rows without a message."""
     columns, parts = encode_head(batch, removed)
-    parts += cast("Sequence[bytes]", batch.values)  # a large one has a frame of its own, and is not joined
+    parts += cast("Sequence[bytes]", batch.values)  # a large value has a frame of its own, and is not joined
     return columns, parts
 
 
 def encode_head(batch: Batch, removed: Sequence[bool] = ()) -> tuple[int, list[bytes]]:
-    """The same without the values, which come last."""
+    """Like `encode_columns`, without the values, which come last."""
     columns = 0
     parts = _padded(_ends(batch.values))
     if batch.times_ns is not None:
@@ -101,7 +101,7 @@ def encode_head(batch: Batch, removed: Sequence[bool] = ()) -> tuple[int, list[b
 
 
 def plain_values(body: memoryview, count: int) -> list[bytes]:
-    """The values of a body without any other column: the short way for the commonest frame."""
+    """Return the values of a body without any other column: a fast path for the most common frame."""
     head = 4 * (count + 1)
     if head > len(body):
         raise CorruptData(f"{count} messages do not fit in the {len(body)} bytes of their frame")
@@ -114,7 +114,7 @@ def plain_values(body: memoryview, count: int) -> list[bytes]:
 
 
 class Columns:
-    """A body taken apart: where each part lies; messages are touched only when asked for."""
+    """A body split into its columns; messages are decoded on demand."""
 
     __slots__ = ("_body", "_count", "_spans", "columns")
 
@@ -125,7 +125,7 @@ class Columns:
         self._spans = _spans(body, count, columns)
 
     def span(self, column: int) -> memoryview | None:
-        """The bytes of one column without padding, or None where it is not used."""
+        """Return the bytes of one column without padding; None if it is not used."""
         return self._spans.get(column)
 
     def value_ends(self) -> memoryview:
@@ -138,7 +138,7 @@ class Columns:
         return _items(self._spans[-1], self._spans[0])
 
     def only_value(self) -> tuple[int, int]:
-        """Where in the body the value of a frame with one message begins and ends."""
+        """Return where in the body the value of a single-message frame begins and ends."""
         start, end = _ONE_PAIR(self._spans[-1])
         if start != 0 or not 0 <= end <= len(self._spans[0]):
             raise CorruptData("the ends of a column's items are not in order")
@@ -163,7 +163,7 @@ class Columns:
         return None if span is None else bytes(span)
 
     def kept(self) -> list[bool] | None:
-        """Of each message whether it is still there; None where all are."""
+        """Return for each message whether it still exists; None if all do."""
         span = self._spans.get(REMOVED)
         return None if span is None else [not span[i >> 3] >> (i & 7) & 1 for i in range(self._count)]
 
@@ -200,7 +200,7 @@ class Columns:
 
 
 class _Cutter:
-    """Cuts a buffer into its parts, front to back, and refuses parts that are not there."""
+    """Cuts a buffer into its parts, front to back; raises CorruptData for parts that do not fit."""
 
     def __init__(self, buffer: memoryview) -> None:
         self._buffer = buffer
@@ -218,13 +218,13 @@ class _Cutter:
         return _checked_ends(self.take(4 * (count + 1)))
 
     def variable(self, count: int) -> tuple[memoryview, memoryview]:
-        """The ends and the bytes of so many items; whoever cuts them apart looks whether the ends are in order."""
+        """Return the ends and the bytes of `count` items; the order of the ends is checked when the items are split."""
         ends = self.take(4 * (count + 1))
         return ends, self.take(_last_end(ends))
 
 
 def _spans(body: memoryview, count: int, columns: int) -> dict[int, memoryview]:
-    """Column bit -> its bytes; -1 are the value ends, 0 the values."""
+    """Return column bit -> its bytes; -1 are the value ends, 0 the values."""
     cutter = _Cutter(body)
     spans = {-1: cutter.take(4 * (count + 1))}
     if columns & TIMES:
@@ -262,7 +262,7 @@ def _items(ends: memoryview, data: memoryview) -> list[bytes]:
     count, size = len(cuts) - 1, cuts[1] if len(cuts) > 1 else 0
     plain = bytes(data[: cuts[-1]])
     if size and cuts[-1] == size * count and cuts == list(range(0, cuts[-1] + 1, size)):
-        return list(unpack(f"{size}s" * count, plain))  # all of one length: cut in C
+        return list(unpack(f"{size}s" * count, plain))  # all of the same length: split in C
     return [plain[start:end] for start, end in pairwise(cuts)]
 
 
@@ -275,7 +275,7 @@ def _last_end(ends: memoryview) -> int:
 
 def _checked_ends(ends: memoryview) -> list[int]:
     cuts = array("i", bytes(ends)).tolist()
-    # One comparison in C is cheaper than a loop that looks at neighbours.
+    # One comparison in C is cheaper than a loop over neighbours.
     if cuts[0] != 0 or (len(cuts) > 2 and cuts != sorted(cuts)) or cuts[-1] < 0:
         raise CorruptData("the ends of a column's items are not in order")
     return cuts

@@ -1,4 +1,4 @@
-"""From messages to frames. Bodies are made first, in any thread; a header is made when the place is known."""
+"""From messages to frames. Bodies are encoded first, in any thread; the header follows when the place is known."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from holdfast.model import NO_PRODUCER, Batch, HeaderPairs, Producer
 
 _CODECS: Final = {"none": Codec.NONE, "zstd": Codec.ZSTD, "lz4": Codec.LZ4, "gzip": Codec.GZIP}
 
-# One call for all ends of a batch; making the struct anew for each would cost more than it saves.
+# Packs all ends of a batch in one call; creating the Struct each time would cost more than it saves.
 _ENDS: Final = [Struct(f"<{count + 1}i").pack for count in range(257)]
 
 
 class Packing(msgspec.Struct, frozen=True, gc=False):
-    """How bodies are packed: which codec, and when it is worth it."""
+    """How bodies are compressed: with which codec, and when it is worthwhile."""
 
     codec: Codec = Codec.NONE
     level: int | None = None
     min_bytes: int = 1024
     min_saving_percent: int = 5
-    max_bytes: int = 100_000_000  # a larger body stays plain: readers would refuse to unpack it
+    max_bytes: int = 100_000_000  # a larger body is not compressed: readers would refuse to unpack it
 
     @staticmethod
     def named(name: str, *, level: int | None, min_bytes: int, min_saving_percent: int, max_bytes: int) -> Packing:
@@ -54,7 +54,7 @@ PLAIN: Final = Packing()
 
 
 class Body(msgspec.Struct, frozen=True, gc=False):
-    """All of a frame that does not depend on its place. `parts` include the padding."""
+    """Everything in a frame that does not depend on its place. `parts` include the padding."""
 
     parts: Sequence[bytes | memoryview]
     body_bytes: int
@@ -65,7 +65,7 @@ class Body(msgspec.Struct, frozen=True, gc=False):
     max_time_ns: int
     crc: int
     kind: int = Kind.DATA
-    home: object = None  # the file of a large value that is on its way into the log
+    home: object = None  # the file of a large value that is being appended
 
     @property
     def frame_bytes(self) -> int:
@@ -73,7 +73,7 @@ class Body(msgspec.Struct, frozen=True, gc=False):
 
 
 class FramePlace(msgspec.Struct, frozen=True, gc=False):
-    """What the log knows of the place where a frame goes."""
+    """What the log knows about the place where a frame goes."""
 
     log_id: int
     epoch: int
@@ -83,14 +83,14 @@ class FramePlace(msgspec.Struct, frozen=True, gc=False):
 
 
 def encode_batch(batch: Batch, now_ns: int, *, packing: Packing, cap_bytes: int, kind: Kind = Kind.DATA) -> list[Body]:
-    """The batch as bodies of at most `cap_bytes` each (but for a single larger message)."""
+    """Encode the batch as bodies of at most `cap_bytes` each (or of a single larger message)."""
     return [encode_body(part, now_ns, packing, kind) for part in _split(batch, cap_bytes)]
 
 
 def encode_values(
     values: Sequence[bytes], ends: list[int], now_ns: int, *, packing: Packing, kind: Kind = Kind.DATA
 ) -> Body:
-    """Messages that are nothing but values, as one body: the short way for the commonest batch."""
+    """Encode messages that consist only of values as one body: a fast path for the most common batch."""
     count = len(values)
     head = _ENDS[count](*ends) if count < len(_ENDS) else array("i", ends).tobytes()
     body = b"".join([head, padding(len(head)), *values])
@@ -100,7 +100,7 @@ def encode_values(
 
 
 def message_sizes(batch: Batch) -> list[int]:
-    """Bytes of each message: value, key and headers together."""
+    """Return the size of each message: value, key and headers together."""
     sizes = list(map(len, batch.values))
     if batch.keys is not None:
         sizes = [size + len(key or b"") for size, key in zip(sizes, batch.keys, strict=True)]
@@ -112,7 +112,7 @@ def message_sizes(batch: Batch) -> list[int]:
 def header_for(
     body: Body, place: FramePlace, *, batch_remaining: int, producer: Producer = NO_PRODUCER, flags: int = 0
 ) -> bytes:
-    """The sealed header of a body at its place."""
+    """Return the header, with checksum, of a body at its place."""
     return seal_header(
         CHECKED_HEADER.pack(
             MAGIC,
@@ -139,19 +139,19 @@ def header_for(
 
 
 def pack_again(body: Body, packing: Packing) -> Body:
-    """A plain body that was put together from parts, packed where that pays."""
+    """Compress a plain body that was assembled from parts, if that pays."""
     plain = b"".join(body.parts)[: body.body_bytes]
     return _pack(plain, body.count, body.columns, body.max_time_ns, packing, Kind(body.kind))
 
 
 def gap_body(length: int, count: int, max_time_ns: int) -> Body:
-    """A body that fills `length` bytes of a segment, header included, where `count` messages are lost."""
+    """Return a body that fills `length` bytes of a segment, header included, in place of `count` lost messages."""
     filler = bytes(length - frame_bytes(0))
     return Body([filler], len(filler), len(filler), count, 0, Codec.NONE, max_time_ns, crc32c(filler), Kind.GAP)
 
 
 def encode_body(batch: Batch, now_ns: int, packing: Packing, kind: Kind, removed: Sequence[bool] = ()) -> Body:
-    """The batch as one body; `removed` marks the messages that only keep their places."""
+    """Encode the batch as one body; `removed` marks the rows without a message."""
     max_time_ns = now_ns if batch.times_ns is None else max(batch.times_ns)
     value = batch.values[0] if len(batch.values) == 1 else None
     if isinstance(value, LargeValue):
@@ -162,7 +162,7 @@ def encode_body(batch: Batch, now_ns: int, packing: Packing, kind: Kind, removed
 
 
 def _large_body(head: bytes, value: LargeValue, columns: int, max_time_ns: int, kind: Kind) -> Body:
-    """One message whose value is not copied into memory, and so not packed; its own checksum is looked at, too."""
+    """Encode one message whose value is not copied into memory, and so not compressed; its own checksum is verified."""
     checksum = crc32c(head)
     for piece in value.pieces():
         checksum = crc32c(piece, checksum)
@@ -175,7 +175,7 @@ def _large_body(head: bytes, value: LargeValue, columns: int, max_time_ns: int, 
 
 
 def _pack(body: bytes, count: int, columns: int, max_time_ns: int, packing: Packing, kind: Kind) -> Body:
-    """Compress the body where that pays, pad it, and sum it up."""
+    """Compress the body if that pays, pad it, and compute its checksum."""
     raw_bytes = len(body)
     codec = Codec.NONE
     if packing.codec is not Codec.NONE and packing.min_bytes <= raw_bytes <= packing.max_bytes:
@@ -192,7 +192,7 @@ def _split(batch: Batch, cap_bytes: int) -> Iterator[Batch]:
     fixed = _fixed_bytes(batch)
     sizes = [size + fixed for size in message_sizes(batch)]
     total = sum(sizes)
-    if total > LARGE_BYTES // 2:  # a value that stays in its file goes alone, whatever would fit
+    if total > LARGE_BYTES // 2:  # a value that stays in its file gets a frame of its own, whatever would fit
         is_large = [isinstance(value, LargeValue) for value in batch.values]
         sizes = [max(size, cap_bytes + 1) if large else size for size, large in zip(sizes, is_large, strict=True)]
         total = sum(sizes)
@@ -209,14 +209,14 @@ def _split(batch: Batch, cap_bytes: int) -> Iterator[Batch]:
 
 
 def _fixed_bytes(batch: Batch) -> int:
-    """What each message adds to a frame besides its own bytes: at least the end of its value."""
+    """Return what each message adds to a frame besides its own bytes: at least the end of its value."""
     wide = sum(column is not None for column in (batch.times_ns, batch.expires_at_ms, batch.due_at_ms))
     narrow = sum(column is not None for column in (batch.keys, batch.headers, batch.priorities, batch.flags))
     return 4 + 8 * wide + 5 * narrow
 
 
 def slice_batch(batch: Batch, start: int, end: int) -> Batch:
-    """Some messages of a batch."""
+    """Return some of the messages of a batch."""
     columns = {name: column[start:end] for name, column in msgspec.structs.asdict(batch).items() if column is not None}
     return Batch(**columns)
 
@@ -225,22 +225,19 @@ def _header_bytes(pairs: HeaderPairs) -> int:
     return sum(len(name.encode()) + len(value) for name, value in pairs)
 
 
-# A frame written anew with fewer messages: the others keep their offsets, their times and all that they carry.
-
-
-# So many removed messages in a row cost more as rows of a frame than a hole and another frame behind it.
+# This many removed messages in a row cost more as rows of a frame than as a hole followed by another frame.
 LONG_RUN: Final = 32
 
 _Value = TypeVar("_Value")
 
 
 def hole_body(count: int, max_time_ns: int) -> Body:
-    """A body for `count` offsets without a message."""
+    """Return a body for `count` offsets without a message."""
     return Body((), 0, 0, count, 0, Codec.NONE, max_time_ns, crc32c(b""), Kind.HOLE)
 
 
 def same_body(header: FrameHeader, stored: memoryview) -> Body:
-    """The body of a frame as it is stored, padding included, for another place."""
+    """Return a frame's body as it is stored, padding included, for another place."""
     return Body(
         (stored,),
         header.body_bytes,
@@ -255,10 +252,10 @@ def same_body(header: FrameHeader, stored: memoryview) -> Body:
 
 
 def without(frame: Frame, gone: Sequence[bool], packing: Packing) -> Iterator[tuple[int, Body]]:
-    """The frame's messages but for those marked as gone: bodies, each with the row of the frame that it begins at.
+    """Rewrite a frame without the messages marked as gone: yields bodies, each with the row at which it begins.
 
-    All of them together cover the frame's offsets. Short runs of gone messages stay as marked rows, long ones
-    become holes.
+    Together they cover the frame's offsets; the remaining messages keep theirs. Short runs of gone messages stay as
+    marked rows, long ones become holes.
     """
     header = frame.header
     if all(gone):
@@ -275,7 +272,7 @@ def without(frame: Frame, gone: Sequence[bool], packing: Packing) -> Iterator[tu
 
 
 def _stretches(gone: Sequence[bool]) -> Iterator[tuple[int, int, bool]]:
-    """Rows [start, stop), and whether they become a hole."""
+    """Yield rows [start, stop), and whether they become a hole."""
     start = at = 0
     for is_gone, run in groupby(gone):
         length = sum(1 for _ in run)
@@ -290,7 +287,7 @@ def _stretches(gone: Sequence[bool]) -> Iterator[tuple[int, int, bool]]:
 
 
 def _blanked(columns: Columns, gone: Sequence[bool]) -> Batch:
-    """The rows as a batch in which those that are gone have a time and nothing else."""
+    """Return the rows as a batch in which those that are gone have a time and nothing else."""
     values = columns.values()
     return Batch(
         values=[b"" if is_gone else value for value, is_gone in zip(values, gone, strict=True)],

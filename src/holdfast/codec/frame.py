@@ -1,4 +1,4 @@
-"""The frame: the only unit on disk, one or more messages with one header and two checksums.
+"""The frame, the only unit on disk: one or more messages with one header and two checksums.
 
     at   size  field
     0    4     magic            "HFR" and the format's version, 1
@@ -12,20 +12,20 @@
     26   2     flags            in a segment's first frame: how often the segment was rewritten, 0 to 255; else 0
     28   4     columns          which columns the body has
     32   8     base_offset      offset of the first message
-    40   8     max_time_ns      the latest time among the messages; of each where there are no times
-    48   8     synced_offset    all messages below were known to be on disk when this was written
+    40   8     max_time_ns      the latest time among the messages; the time of each, if there is no column of times
+    48   8     synced_offset    all messages below it were known to be on disk when this was written
     56   4     epoch            epoch of the log's owner
-    60   4     producer_epoch   the three for idempotent producers; 0 without one
+    60   4     producer_epoch   these three for idempotent producers; 0 without one
     64   8     producer_id
     72   4     first_sequence
     76   4     batch_remaining  frames of the same batch that follow this one
-    80   4     body_crc         CRC32C of all bytes behind the header, padding included
+    80   4     body_crc         CRC32C of all bytes after the header, padding included
     84   4     header_crc       CRC32C of bytes 0..83
     88         body, then zeros up to a multiple of 8
 
-The header has its own checksum, so that a spoiled length is never taken for a write that was cut
-short: the first is corruption, only the second may be repaired. `log_id` and `position` make a frame
-valid in one place only: a copy inside a message, or a stale block, is never taken for a frame.
+The header has its own checksum, so that a damaged length is never taken for a write that was cut short: the first is
+corruption, only the second may be repaired. `log_id` and `position` make a frame valid in one place only: a copy inside
+a message, or a stale block, is never taken for a frame.
 """
 
 from __future__ import annotations
@@ -45,15 +45,14 @@ from holdfast.errors import ChecksumMismatch, CorruptData, MessageTooLarge, Unkn
 from holdfast.large import LARGE_BYTES, LargeValue, Value
 from holdfast.model import Record
 
-# Compression of a frame's body, and the limits that keep a hostile body from costing memory.
-#
-# The stored length of the plain body (`raw_bytes`) is part of the checked header. Before a byte is
-# unpacked, it is held against the caller's limit and against what the codec could possibly produce
-# from so few bytes, so the memory that is spent is always justified by the input.
+# The length of the uncompressed body (`raw_bytes`) is part of the checked header. Before anything is unpacked, it is
+# compared with the caller's limit and with the most that the codec could produce from that many bytes. So a hostile
+# body
+# cannot make us allocate more than its size justifies.
 
 
 class Codec(IntEnum):
-    """How a frame's body is packed; the number is stored."""
+    """How a frame's body is compressed; the number is stored."""
 
     NONE = 0
     ZSTD = 1
@@ -63,23 +62,24 @@ class Codec(IntEnum):
 
 DEFAULT_LEVEL: Final = {Codec.ZSTD: 3, Codec.LZ4: 0, Codec.GZIP: 6}
 
-# The most that one packed byte can become: zstd holds 128 KiB in a block of 4 bytes (3 for the block's
-# header, 1 for the repeated byte), lz4 255 bytes in a length byte, deflate 1032 to 1.
-_MOST_RATIO: Final = {Codec.NONE: 1, Codec.ZSTD: 128 * 1024 // 3, Codec.LZ4: 255, Codec.GZIP: 1032}
+# The most that one packed byte can become: zstd stores 128 KiB in a block of 4 bytes (3 for the block's header, 1 for
+# the
+# repeated byte), lz4 255 bytes in a length byte, deflate 1032 to 1.
+_MOST_RATIO: Final = {Codec.ZSTD: 128 * 1024 // 3, Codec.LZ4: 255, Codec.GZIP: 1032}
 _RATIO_SLACK_BYTES = 64 * 1024
 
-# More than any setting lets a writer pack. Readers go by this and not by what the settings say today: a frame that was
-# stored under a higher limit must be readable, or it would stand in the way of all behind it.
+# More than any setting lets a writer pack. Readers use this and not the current settings: a frame stored under a higher
+# limit must stay readable, or it would block everything after it.
 MOST_RAW_BYTES: Final = 1 << 30
 
 
 def compress(codec: Codec, data: bytes, *, level: int | None) -> bytes:
-    """The packed form of `data`."""
+    """Return the compressed form of `data`."""
     return _COMPRESS[codec](data, DEFAULT_LEVEL[codec] if level is None else level)
 
 
 def decompress(codec: Codec, data: bytes, *, raw_bytes: int, max_raw_bytes: int) -> bytes:
-    """The plain form, which must be of exactly `raw_bytes`; anything else is damage or an attack."""
+    """Return the uncompressed form, which must have exactly `raw_bytes`; anything else is damage or an attack."""
     if raw_bytes > max_raw_bytes:
         raise MessageTooLarge(
             f"a frame unpacks to {raw_bytes} bytes, over the limit of {max_raw_bytes}; it was not unpacked: "
@@ -106,7 +106,7 @@ def _zstd_decompress(data: bytes, raw_bytes: int) -> bytes:
     import zstandard
 
     try:
-        # The library trusts this field when it allocates, so it is compared first.
+        # The library trusts this field when it allocates, so it is checked first.
         if zstandard.frame_content_size(data) != raw_bytes:
             raise ValueError("the content size inside differs from the frame's header")
         return zstandard.ZstdDecompressor(max_window_size=2**27).decompress(data, allow_extra_data=False)
@@ -146,22 +146,13 @@ def _gzip_decompress(data: bytes, raw_bytes: int) -> bytes:
     return plain
 
 
-def _none_compress(data: bytes, level: int) -> bytes:
-    raise UnknownFormat("codec none does not pack")
-
-
-def _none_decompress(data: bytes, raw_bytes: int) -> bytes:
-    return bytes(data)
-
-
+# Codec.NONE is not here: its bodies are used as they are.
 _COMPRESS: Final[dict[Codec, Callable[[bytes, int], bytes]]] = {
-    Codec.NONE: _none_compress,
     Codec.ZSTD: _zstd_compress,
     Codec.LZ4: _lz4_compress,
     Codec.GZIP: _gzip_compress,
 }
 _DECOMPRESS: Final[dict[Codec, Callable[[bytes, int], bytes]]] = {
-    Codec.NONE: _none_decompress,
     Codec.ZSTD: _zstd_decompress,
     Codec.LZ4: _lz4_decompress,
     Codec.GZIP: _gzip_decompress,
@@ -179,7 +170,6 @@ HEADER_BYTES: Final = _HEADER.size
 assert HEADER_BYTES == 88  # keeps the table above and the code in step
 assert CHECKED_HEADER.size == HEADER_BYTES - 4
 
-# Where a header says how far the next frame is: enough to hop from frame to frame.
 ALIGNMENT: Final = 8
 
 
@@ -189,8 +179,8 @@ class Kind(IntEnum):
     DATA = 1
     CONTROL = 2
     JOURNAL = 3
-    GAP = 4  # stands where damaged messages stood: their offsets are known, their bytes in quarantine
-    HOLE = 5  # stands where messages were removed on purpose: it holds none, and readers pass over it
+    GAP = 4  # in place of damaged messages: their offsets are known, their bytes are in quarantine
+    HOLE = 5  # in place of messages removed on purpose: it holds none, and readers skip it
 
 
 KNOWN_FLAGS: Final = 0xFF
@@ -199,7 +189,7 @@ KNOWN_CODECS: Final = frozenset(int(codec) for codec in Codec)
 
 
 class FrameHeader(msgspec.Struct, frozen=True, gc=False):
-    """The header's fields, in their stored order; a header that exists has been checked."""
+    """The header's fields in stored order; an instance has always been checked."""
 
     magic: bytes
     log_id: int
@@ -228,24 +218,24 @@ class FrameHeader(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def end(self) -> int:
-        """Position of the frame behind this one."""
+        """Position of the next frame."""
         return self.position + ((HEADER_BYTES + self.body_bytes + 7) & ~7)
 
 
 def frame_bytes(body_bytes: int) -> int:
-    """Length of a whole frame: header, body, padding."""
+    """Return the length of a whole frame: header, body, padding."""
     return (HEADER_BYTES + body_bytes + 7) & ~7
 
 
 def seal_header(checked: bytes) -> bytes:
-    """A header's first 84 bytes with their checksum behind them."""
+    """Return a header's first 84 bytes followed by their checksum."""
     return checked + _U32.pack(crc32c(checked))
 
 
 def read_header(buffer: memoryview, at: int, position: int) -> FrameHeader:
-    """The header at `at` of the buffer, which is byte `position` of its segment; raises CorruptData.
+    """Return the header at `at` in the buffer, which is byte `position` of its segment; raises CorruptData.
 
-    It is whole and in its place, and may still be of another log or a newer release.
+    It is intact and in its place, but may still belong to another log or a newer release.
     """
     checked = buffer[at : at + HEADER_BYTES - 4]
     if len(buffer) - at < HEADER_BYTES:
@@ -259,9 +249,9 @@ def read_header(buffer: memoryview, at: int, position: int) -> FrameHeader:
 
 
 def read_plain(buffer: memoryview, position: int, log_id: int) -> FrameHeader | None:
-    """The header of a frame that is whole and of a known kind, its body checked, too; None for the slightest doubt.
+    """Return the header of an intact frame of a known kind, with its body checked; None if there is any doubt.
 
-    The fused form of `read_header`, `check_known` and `check_body`, for passes over many small frames.
+    A fused form of `read_header`, `check_known` and `check_body`, for passes over many small frames.
     """
     if position + HEADER_BYTES > len(buffer):
         return None
@@ -283,9 +273,9 @@ def read_plain(buffer: memoryview, position: int, log_id: int) -> FrameHeader | 
 
 
 def read_single(buffer: memoryview, position: int, log_id: int) -> tuple[Record, int] | None:
-    """The message of a frame with one plain message, checked, and where the next frame begins; None for all others.
+    """Return the message of a frame with a single plain message, checked, and the next position; None for others.
 
-    The fused form of `read_plain` and `Frame.records`, for consumers that go from message to message.
+    A fused form of `read_plain` and `Frame.records`, for consumers that go from message to message.
     """
     if position + HEADER_BYTES > len(buffer):
         return None
@@ -330,7 +320,7 @@ def check_known(header: FrameHeader) -> None:
 
 
 def check_body(buffer: memoryview, at: int, header: FrameHeader) -> None:
-    """Raise unless the body of the frame at `at` is wholly there and as it was written."""
+    """Raise ChecksumMismatch unless the body of the frame at `at` is complete and as it was written."""
     end = at + frame_bytes(header.body_bytes)
     if end > len(buffer):
         raise ChecksumMismatch(f"the file ends inside the frame at position {header.position}")
@@ -342,9 +332,9 @@ _NO_COLUMNS: Final = Columns(memoryview(bytes(4)), 0, 0)
 
 
 class Frame:
-    """A frame that was read and checked; its messages are decoded only when asked for.
+    """A frame that was read and checked; its messages are decoded on demand.
 
-    It covers `count` offsets. Where key compaction removed messages, it holds fewer: `is_sparse`.
+    It covers `count` offsets. After key compaction it may hold fewer messages: `is_sparse`.
     """
 
     __slots__ = ("_columns", "_max_raw_bytes", "_stored", "header")
@@ -369,7 +359,7 @@ class Frame:
 
     @property
     def stored(self) -> memoryview:
-        """The body as it lies in the file, packed or not."""
+        """The body as stored in the file, compressed or not."""
         return self._stored
 
     @property
@@ -379,20 +369,20 @@ class Frame:
 
     @property
     def is_large(self) -> bool:
-        """Whether it is one message that is better not copied into memory."""
+        """Whether it is a single message that should not be copied into memory."""
         header = self.header
         plain = header.count == 1 and header.codec == Codec.NONE and header.kind < Kind.GAP
         return plain and header.body_bytes > LARGE_BYTES
 
     def offsets(self) -> Sequence[int]:
-        """The offsets of the messages that are there; `values` and `records` are in the same order."""
+        """Return the offsets of the messages that still exist, in the same order as `values` and `records`."""
         everything = range(self.base_offset, self.next_offset)
         if not self.is_sparse:
             return everything
         return list(itertools_compress(everything, self.columns().kept() or ()))
 
     def columns(self) -> Columns:
-        """The body's columns, unpacked where they were packed; removed messages have their rows in it."""
+        """Return the body's columns, uncompressed; removed messages still have their rows."""
         if self._columns is None:
             header = self.header
             if header.kind == Kind.GAP:
@@ -416,13 +406,13 @@ class Frame:
         return self._columns
 
     def values(self) -> list[bytes]:
-        """The messages' payloads, in order."""
+        """Return the messages' payloads, in order."""
         kept = self.columns().kept() if self.header.columns & REMOVED else None
         values = self.values_in_place()
         return values if kept is None else list(itertools_compress(values, kept))
 
     def values_in_place(self) -> list[bytes]:
-        """The same with an empty payload for each message that was removed."""
+        """Return the payloads, with an empty one for each message that was removed."""
         header = self.header
         plain = header.columns == 0 and header.codec == Codec.NONE and header.raw_bytes == header.body_bytes
         if plain and header.kind < Kind.GAP:
@@ -430,16 +420,16 @@ class Frame:
         return self.columns().values()
 
     def stored_values(self) -> Sequence[Value]:
-        """The same, but a large one stays in the file."""
+        """Like `values_in_place`, but a large value stays in the file."""
         if self.header.body_bytes <= LARGE_BYTES or not self.is_large:
             return self.values_in_place()
         start, end = self.columns().only_value()
-        if end - start < LARGE_BYTES:  # its headers are what is large
+        if end - start < LARGE_BYTES:  # it is the headers that are large
             return self.values_in_place()
         return [LargeValue(self._stored, start, end, self.header.body_crc, padding(len(self._stored)))]
 
     def records(self) -> list[Record]:
-        """The messages, in order; a large value stays in the file."""
+        """Return the messages in order; a large value stays in the file."""
         header = self.header
         if header.columns == 0:
             time_ns, epoch = header.max_time_ns, header.epoch
@@ -468,7 +458,7 @@ class Frame:
 
 
 def read_frame(buffer: memoryview, at: int, position: int, *, max_raw_bytes: int) -> Frame:
-    """The frame at `at` of the buffer, checked; raises CorruptData."""
+    """Return the frame at `at` in the buffer, checked; raises CorruptData."""
     header = read_header(buffer, at, position)
     check_known(header)
     check_body(buffer, at, header)

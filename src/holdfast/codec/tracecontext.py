@@ -6,7 +6,7 @@
                  version
     tracestate:  vendor=value,other=value
 
-What is not exactly so is no trace context: the message goes its way without one.
+Anything that does not match exactly is not a trace context: the message is handled without one.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ SAMPLED: Final = 1
 TraceState: TypeAlias = tuple[tuple[str, str], ...]
 
 _MOST_MEMBERS: Final = 32
-_MOST_STATE_CHARS: Final = 8_192  # sixteen times what everybody must carry; more is an attack or a mistake
+_MOST_STATE_CHARS: Final = 8_192  # 16 times what everyone must support; more is an attack or a mistake
 _PARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII | re.DOTALL)
 _KEY: Final = re.compile(r"[a-z0-9][a-z0-9_\-*/@]{0,255}", re.ASCII)
 _VALUE: Final = re.compile(r"[ -+\--<>-~]{0,255}[!-+\--<>-~]", re.ASCII)
 
 
 class TraceContext(msgspec.Struct, frozen=True, gc=False):
-    """A place in a trace: ids in lower-case hex."""
+    """A position in a trace; ids are lower-case hex."""
 
     trace_id: str
     span_id: str
@@ -40,45 +40,45 @@ class TraceContext(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def sampled(self) -> bool:
-        """Whether whoever made it records the trace."""
+        """Whether its creator records the trace."""
         return bool(self.flags & SAMPLED)
 
     @property
     def traceparent(self) -> str:
-        """The text of the header, in the version that everybody reads."""
+        """The text of the header, in the version that everyone reads."""
         return f"00-{self.trace_id}-{self.span_id}-{self.flags & SAMPLED:02x}"
 
     def child(self, span_id: str) -> TraceContext:
-        """The same trace, one step further."""
+        """Return the context of the next step in the same trace."""
         return TraceContext(self.trace_id, span_id, self.flags)
 
 
 def new_context(random_u32: Callable[[], int], *, sampled: bool = True) -> TraceContext:
-    """The beginning of a trace. The numbers are from 1 on, so no id is all zeros."""
+    """Start a trace. The random numbers are at least 1, so no id is all zeros."""
     trace_id = "".join(f"{random_u32():08x}" for _ in range(4))
     return TraceContext(trace_id, new_span_id(random_u32), SAMPLED if sampled else 0)
 
 
 def new_span_id(random_u32: Callable[[], int]) -> str:
-    """An id for one more step of a trace."""
+    """Return an id for another step of a trace."""
     return f"{random_u32():08x}{random_u32():08x}"
 
 
 def parse_traceparent(value: bytes | str) -> TraceContext | None:
-    """The context that the header names; None for whatever is not valid."""
+    """Parse the header; None if it is not valid."""
     found = _PARENT.fullmatch(_text(value))
     if found is None:
         return None
     version, trace_id, span_id, flags, more = found.groups()
     if version == "ff" or (version == "00" and more is not None):
-        return None  # a later version may say more behind what this one knows, version 00 may not
+        return None  # later versions may have more after the flags, version 00 may not
     if not trace_id.strip("0") or not span_id.strip("0"):
         return None
     return TraceContext(trace_id, span_id, int(flags, 16))
 
 
 def parse_tracestate(value: bytes | str) -> TraceState | None:
-    """The members of the list in their order; None where one of them is not valid: then all of it is void."""
+    """Return the members of the list in order; None if any of them is not valid."""
     text = _text(value)
     if len(text) > _MOST_STATE_CHARS:
         return None
@@ -95,10 +95,10 @@ def parse_tracestate(value: bytes | str) -> TraceState | None:
 
 
 def format_tracestate(state: TraceState) -> str:
-    """The text of the header."""
+    """Return the text of the header."""
     return ",".join(f"{key}={value}" for key, value in state)
 
 
 def _text(value: bytes | str) -> str:
-    """Bytes that are no ASCII become characters that no valid header has."""
+    """Return text; bytes that are not ASCII become characters that no valid header has."""
     return value if isinstance(value, str) else value.decode("latin-1")

@@ -1,4 +1,4 @@
-"""Which settings a settings file may name: sections, our own names, the names that GoQueue has for them."""
+"""The settings that a settings file may contain: their sections, our names, and GoQueue's names for them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,6 @@ from holdfast.settings import (
     field_types,
 )
 
-# What stands in a settings file or a variable, to the value that a setting takes.
-
-
 _HOUR_MS: Final = 3_600_000
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(i?)b", re.IGNORECASE)
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -36,11 +33,11 @@ _MOST_SHOWN: Final = 80
 
 
 class _NoValue(Exception):
-    """This text is no such value."""
+    """The text is not a value of this kind."""
 
 
 def value_of(named: KnobName, given: Any, *, from_text: bool = False) -> tuple[Knob, Any]:
-    """The setting that is meant and its value. A variable has only texts (`from_text`), a file has types."""
+    """Return the setting that is meant, and its value. A variable has only text (`from_text`), a file has types."""
     for knob in named.knobs:
         with suppress(_NoValue):
             return knob, _read(knob, named, given, from_text=from_text)
@@ -48,7 +45,7 @@ def value_of(named: KnobName, given: Any, *, from_text: bool = False) -> tuple[K
 
 
 def shown(value: Any) -> str:
-    """A value from outside, short and without anything that acts on a screen."""
+    """Return a value from outside for display: short, and without control characters."""
     try:
         text = repr(value)
     except ValueError:  # an integer of thousands of digits
@@ -57,7 +54,7 @@ def shown(value: Any) -> str:
 
 
 def shown_name(name: str) -> str:
-    """A name from outside, as it is where it is plain."""
+    """Return a name from outside for display; plain names as they are."""
     return name if re.fullmatch(r"[\w ./-]{1,200}", name) else shown(name)
 
 
@@ -68,7 +65,7 @@ def _read(knob: Knob, named: KnobName, given: Any, *, from_text: bool) -> Any:
         return _converted(knob, _with_unit(knob, given))
     if named.reading == "hours" and not _is_no_limit(given):
         return _converted(knob, _hours(given))
-    # What the type itself takes goes first: -1 is a level of a codec, and "none" is a codec.
+    # What the type itself accepts comes first: -1 is a level of a codec, and "none" is a codec.
     with suppress(_NoValue):
         return _converted(knob, _parts(knob, given) if from_text else given, from_text=from_text)
     if _is_no_limit(given) or given == "":
@@ -96,7 +93,7 @@ def _is_no_limit(given: Any) -> bool:
 
 
 def _with_unit(knob: Knob, given: Any) -> int:
-    """Milliseconds or bytes of a text such as "1h30m" or "64MiB", whichever the setting counts in."""
+    """Convert text such as "1h30m" or "64MiB" to milliseconds or bytes, whichever the setting uses."""
     if not isinstance(given, str):
         raise _NoValue
     if knob.field.endswith("_ms"):
@@ -119,14 +116,14 @@ def _hours(given: Any) -> int:
 
 
 def _milliseconds(seconds: float | None) -> int:
-    """Nothing is ever early: a part of a millisecond counts as a whole one."""
+    """Convert to milliseconds, rounding up so that nothing is ever early."""
     if seconds is None or not math.isfinite(seconds):
         raise _NoValue
     return -(-round(seconds * 1e9) // 1_000_000)
 
 
 def _bare(knob: Knob) -> Any:
-    """What the type is, besides none."""
+    """Return the type without None."""
     kind = inspect.type_info(knob.kind)
     if isinstance(kind, inspect.UnionType):
         return next(each for each in kind.types if not isinstance(each, inspect.NoneType))
@@ -134,7 +131,7 @@ def _bare(knob: Knob) -> Any:
 
 
 def _wanted(named: KnobName) -> str:
-    """What to write instead."""
+    """Say what to write instead."""
     if named.reading == "unit":
         ways = [sample for end, sample in _SAMPLES.items() if any(knob.field.endswith(end) for knob in named.knobs)]
         limits = "; ".join(f"{knob.name} is {_range(knob)}" for knob in named.knobs)
@@ -174,7 +171,7 @@ def _numbers(kind: Any) -> str:
 SECTIONS: Final = ("broker", "server", "storage", "queue", "producer", "consumer", "dead_letters", "traces")
 TOPICS: Final = "topics"
 
-# Foreign words: where GoQueue and lockd say it differently, their files and variables may go on doing so.
+# Where GoQueue and lockd use other names, their files and variables work here, too.
 FOREIGN_SECTIONS: Final = {"dlq": "dead_letters"}
 FOREIGN: Final = {
     ("broker", "host"): ("server", "host"),
@@ -197,9 +194,9 @@ FOREIGN: Final = {
     ("consumer", "backoff_multiplier"): ("queue", "backoff_factor"),
 }
 
-# Known, but there is nothing yet that could follow them: a setting is never accepted and ignored.
+# Known, but not supported yet: a setting is never accepted and ignored.
 ABSENT_SECTIONS: Final = {"cluster": "there is no cluster yet, one broker has all the partitions; take the section out"}
-# Files and folders: such a name in a settings file is meant from where that file is.
+# Files and folders: in a settings file, such a path is relative to the folder of that file.
 PATHS: Final = frozenset(
     {
         "broker.data_dir",
@@ -211,7 +208,7 @@ PATHS: Final = frozenset(
         "server.audit_file",
     }
 )
-# Named by GoQueue, and the same for everybody here: this one value is right, any other cannot be followed.
+# Named by GoQueue but fixed here: this one value is accepted, any other cannot be followed.
 FIXED: Final = {("dead_letters", "suffix"): ".dlq"}
 
 Part: TypeAlias = Literal["place", "broker", "server", "producer", "consumer", "topic"]
@@ -236,7 +233,7 @@ _STORED: Final = frozenset(
 
 
 class Knob(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting: what it is called in the file, and which field it becomes."""
+    """One setting: its name in the file, and the field that it sets."""
 
     section: str
     name: str
@@ -251,10 +248,10 @@ class Knob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnobName(msgspec.Struct, frozen=True):
-    """What a name in a file may stand for, and how its value is to be read.
+    """What a name in a file may refer to, and how to read its value.
 
     plain   as it is
-    unit    a text with a unit, which tells a time from a size: `retention` is `retention_ms` or `retention_bytes`
+    unit    text with a unit, which tells a time from a size: `retention` is `retention_ms` or `retention_bytes`
     hours   a number of hours
     """
 
@@ -263,7 +260,7 @@ class KnobName(msgspec.Struct, frozen=True):
 
 
 def named(section: str, name: str) -> KnobName | None:
-    """The setting of this name, be it ours, GoQueue's or one without its unit; None where there is none."""
+    """Return the setting of this name: ours, GoQueue's, or one without its unit; None if there is none."""
     known = names_of(section)
     if name in known:
         return KnobName((_in(section, known[name]),))
@@ -275,7 +272,7 @@ def named(section: str, name: str) -> KnobName | None:
 
 
 def names_of(section: str) -> Mapping[str, Knob]:
-    """Every full name that a section knows; `topics.orders` knows all settings of a topic."""
+    """Return every full name that a section knows; `topics.orders` knows all settings of a topic."""
     return _TOPIC_NAMES if section.startswith(f"{TOPICS}.") else _NAMES[section]
 
 
@@ -284,7 +281,7 @@ def _in(section: str, knob: Knob) -> Knob:
 
 
 def nearest(section: str, name: str) -> Knob | None:
-    """What somebody who wrote a name that is not known there may have meant: a slip, or another section."""
+    """Return what an unknown name may have been meant to be: a misspelling, or a name of another section."""
     own = {knob.name: knob for knob in names_of(section).values() if not _is_foreign(section, knob)}
     slips = get_close_matches(name, own, n=1, cutoff=0.85)
     if not slips:
@@ -301,7 +298,7 @@ def _is_foreign(section: str, knob: Knob) -> bool:
 
 
 def variable(knob: Knob) -> str:
-    """The environment variable of a setting."""
+    """Return the environment variable of a setting."""
     return f"HOLDFAST_{knob.section}_{knob.name}".upper()
 
 

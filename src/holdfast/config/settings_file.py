@@ -1,6 +1,6 @@
 """The settings of a broker from one TOML file and the environment: defaults < file < environment < arguments.
 
-Every mistake is found before anything is refused, so that one look is enough to mend them all.
+All mistakes are collected before anything is refused, so that one run shows them all.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PREFIX: Final = "HOLDFAST_"
 
 
 def load_settings(text: str | None, environ: Mapping[str, str], *, path: str = "") -> Effective:
-    """The settings from the text of a file and from variables; BadSettings with every mistake in them."""
+    """Return the settings from the text of a file and from variables; raises BadSettings with every mistake in them."""
     reading = _SettingsReading(path)
     if text is not None:
         reading.take_file(text)
@@ -53,7 +53,7 @@ def load_settings(text: str | None, environ: Mapping[str, str], *, path: str = "
 
 
 def read_settings(world: World, environ: Mapping[str, str], path: str | None = None) -> Effective:
-    """The settings from the file at `path`, or the one that HOLDFAST_CONFIG names, or none."""
+    """Return the settings from the file at `path`, or the one that HOLDFAST_CONFIG names, if any."""
     path = path or environ.get(FILE_VARIABLE) or None
     return load_settings(None if path is None else _text_of(world, path), environ, path=path or "")
 
@@ -61,7 +61,7 @@ def read_settings(world: World, environ: Mapping[str, str], path: str | None = N
 def _text_of(world: World, path: str) -> str:
     try:
         content = read_file(world.disk, path)
-    except (OSError, ValueError) as error:  # a folder, no right to read it, a name that no file can have
+    except (OSError, ValueError) as error:  # a folder, no permission, a name that no file can have
         reason = getattr(error, "strerror", None) or error
         raise BadSettings(f"the settings file {shown_name(path)} cannot be read: {reason}") from None
     if content is None:
@@ -74,7 +74,7 @@ def _text_of(world: World, path: str) -> str:
 
 
 class _Given(msgspec.Struct, frozen=True):
-    """A value that somebody set."""
+    """A value that was set, and where."""
 
     knob: Knob
     value: Any
@@ -90,7 +90,7 @@ class _SettingsReading:
         self._given: dict[str, _Given] = {}
         self._problems: list[str] = []
         self._topics: list[str] = []
-        self._spoiled: set[str] = set()  # parts and topics that are not looked at as a whole any more
+        self._spoiled: set[str] = set()  # parts and topics with a mistake, which are not checked as a whole any more
         self._lines: Mapping[Path, int] = {}
 
     def take_file(self, text: str) -> None:
@@ -115,7 +115,7 @@ class _SettingsReading:
                     self._take(ours, name, value, self._origin(section, name), said=f"[{section}] {shown_name(name)}")
 
     def take_environment(self, environ: Mapping[str, str]) -> None:
-        """Variables of our sections must be known; others that begin with HOLDFAST_ are not settings."""
+        """Read the variables of our sections, which must be known; others with our prefix are not settings."""
         sections = {section.upper(): section for section in (*SECTIONS, *FOREIGN_SECTIONS, *ABSENT_SECTIONS, TOPICS)}
         before = self._given
         self._given = {}
@@ -128,7 +128,7 @@ class _SettingsReading:
             elif section in ABSENT_SECTIONS:
                 self._problem(where, ABSENT_SECTIONS[section].replace("the section", "it"))
             elif section == TOPICS:
-                self._problem(where, f"settings of single topics stand in the file, as [{TOPICS}.NAME]; take it out")
+                self._problem(where, f"settings of single topics belong in the file, as [{TOPICS}.NAME]; remove it")
             else:
                 name = rest[len(section) + 1 :].lower()
                 ours = FOREIGN_SECTIONS.get(section, section)
@@ -139,7 +139,7 @@ class _SettingsReading:
         for topic, table in topics.items() if isinstance(topics, dict) else [("NAME", None)]:
             where = self._origin(TOPICS, topic)
             if not isinstance(table, dict):
-                self._problem(where, f"settings of a topic stand in a section of its own: [{TOPICS}.{topic}]")
+                self._problem(where, f"settings of a topic go in a section of their own: [{TOPICS}.{topic}]")
                 continue
             try:
                 check_topic_name(topic)
@@ -179,7 +179,7 @@ class _SettingsReading:
         self._given[knob.path] = _Given(knob, self._from_here(knob, read, where), where, said)
 
     def _from_here(self, knob: Knob, value: Any, where: Origin) -> Any:
-        """A path in a file is meant from where the file is, one in a variable from where we are."""
+        """Resolve a path in a file against the folder of that file; one in a variable stays as it is."""
         if knob.path not in PATHS or value is None or where.kind != "file":
             return value
         return posixpath.normpath(posixpath.join(posixpath.dirname(self._path), value))
@@ -187,14 +187,14 @@ class _SettingsReading:
     def _unknown_section(self, where: Origin, section: str, table: Any) -> None:
         if not isinstance(table, dict):
             home = next((each for each in SECTIONS if section in names_of(each)), None)
-            words = f"write it below [{home}]" if home else f"settings stand in sections: {', '.join(SECTIONS)}"
-            return self._problem(where, f"{shown_name(section)} stands outside of every section; {words}")
+            words = f"write it below [{home}]" if home else f"settings go in sections: {', '.join(SECTIONS)}"
+            return self._problem(where, f"{shown_name(section)} is outside of any section; {words}")
         near = get_close_matches(section, (*SECTIONS, TOPICS), n=1)
         words = f"did you mean [{near[0]}]?" if near else f"there are {', '.join((*SECTIONS, f'{TOPICS}.NAME'))}"
         return self._problem(where, f"there is no section [{shown_name(section)}]; {words}")
 
     def _near_miss(self, where: Origin, key: str) -> None:
-        """A slip in the section's name is a slip, too; whatever is unlike every setting is somebody else's."""
+        """Report a variable that looks like a misspelled section; one that is unlike every setting is not ours."""
         near = get_close_matches(key, [*map(variable, KNOBS.values()), FILE_VARIABLE], n=1, cutoff=0.93)
         if near and key != FILE_VARIABLE:
             self._problem(where, f"there is no such setting; did you mean {near[0]}?")
@@ -233,7 +233,7 @@ class _SettingsReading:
         )
 
     def _whole(self, part: str, kind: Callable[..., Any], values: Mapping[str, Mapping[str, Any]]) -> Any:
-        """Settings that must fit each other; each by itself is known to be right."""
+        """Build settings whose fields must fit each other; each by itself is known to be valid."""
         if part in self._spoiled:
             return kind()
         try:
@@ -256,7 +256,7 @@ def _no_such(section: str, name: str, value: Any, *, as_variable: bool) -> str:
     if as_variable:
         return f"there is no such setting; did you mean {variable(near)}?"
     if near.section != section:
-        return f"there is no such setting; {near.name} belongs into [{near.section}]"
+        return f"there is no such setting; {near.name} belongs in [{near.section}]"
     return f"there is no such setting; did you mean {near.name}?"
 
 
@@ -265,7 +265,7 @@ def _own_names(section: str) -> list[str]:
 
 
 def _whole_of(knob: Knob) -> str:
-    """What a setting must fit into: a part of the broker's, or a topic."""
+    """Return what a setting must fit together with: a part of the broker's settings, or a topic."""
     return knob.section if knob.section.startswith(f"{TOPICS}.") else knob.part
 
 
@@ -275,11 +275,8 @@ def _told(problems: list[str]) -> str:
     return "\n- ".join([f"{len(problems)} settings cannot be used:", *problems])
 
 
-# The settings that are in force, each with where it comes from.
-
-
 class Origin(msgspec.Struct, frozen=True):
-    """Where a value comes from: for a file its path and line, for a variable its name, for a limit what it fits."""
+    """Where a value comes from: a file with path and line, a variable by name, or a limit that it was lowered to."""
 
     kind: Literal["default", "file", "environment", "folder", "limit"]
     where: str = ""
@@ -306,7 +303,7 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Effective(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in force, and where it comes from; `data_dir` is a path or None, `path` that of the file."""
+    """The settings in force, and where each comes from; `path` is that of the file."""
 
     broker: BrokerSettings
     server: ServerSettings = msgspec.field(default_factory=ServerSettings)
@@ -315,11 +312,11 @@ class Effective(msgspec.Struct, frozen=True, kw_only=True):
     origins: Mapping[str, Origin] = msgspec.field(default_factory=dict)
 
     def topic(self, name: str, kept: Mapping[str, Any] | None = None) -> TopicSettings:
-        """What a topic of this name follows, whose folder keeps these settings."""
+        """Return the settings of a topic whose folder stores these (`kept`)."""
         return self.broker.of_topic(name, kept)
 
     def settings(self) -> Iterator[Setting]:
-        """Every setting but those of single topics, in the order of the sections."""
+        """Yield every setting except those of single topics, in the order of the sections."""
         parts = {
             "place": self,
             "broker": self.broker,
@@ -332,7 +329,7 @@ class Effective(msgspec.Struct, frozen=True, kw_only=True):
             yield Setting(path, getattr(parts[knob.part], knob.field), self.origins.get(path, DEFAULT))
 
     def topic_settings(self, name: str, kept: Mapping[str, Any] | None = None, place: str = "") -> Iterator[Setting]:
-        """Those of a topic that are said of it alone, here or by what its folder keeps in `place`."""
+        """Yield the settings made for this topic alone, here or in its folder (`place`)."""
         own = self.broker.topics.get(name, {})
         for field, value in msgspec.structs.asdict(self.topic(name, kept)).items():
             if field in own:
@@ -341,16 +338,16 @@ class Effective(msgspec.Struct, frozen=True, kw_only=True):
                 yield Setting(field, value, Origin("folder", place))
 
 
-# On which line of a TOML file each of its names stands; the standard library's parser does not tell.
-
-
 Path: TypeAlias = tuple[str, ...]
 
 _PLACE: Final = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
 def parsed(text: str) -> tuple[dict[str, Any], dict[Path, int]]:
-    """What the text says, and the line of each name in it; ValueError that says where, if it is no TOML."""
+    """Parse TOML; returns its content and the line of each name, which the standard library's parser does not tell.
+
+    Raises ValueError that says where the text is not TOML.
+    """
     text = text.replace("\r\n", "\n")
     try:
         document, lines = tomllib.loads(text), list(_lines(text))
@@ -358,18 +355,18 @@ def parsed(text: str) -> tuple[dict[str, Any], dict[Path, int]]:
         raise ValueError(f"line {_unfinished(text)}: this is nested too deeply") from None
     except ValueError as error:
         found = _PLACE.search(str(error))
-        if found is None:  # a number that is too long to be read
+        if found is None:  # a number that is too long to parse
             raise ValueError(f"line {_unfinished(text)}: this is no TOML: {error}") from None
         line, column = found.groups()
         if line is None:
             last = text.split("\n")
             line, column = str(len(last)), str(len(last[-1]) + 1)
         raise ValueError(f"line {line}, column {column}: this is no TOML: {str(error)[: found.start()]}") from None
-    return document, dict(reversed(lines))  # a table may be gone on with: the first line of it counts
+    return document, dict(reversed(lines))  # a table may be continued: its first line counts
 
 
 def _lines(text: str) -> Iterator[tuple[Path, int]]:
-    """A statement ends with its line, so the first lines that are TOML by themselves are one."""
+    """Yield each name's path and line. Statements end with a line: the shortest run of lines that parses is one."""
     table: Path = ()
     statement: list[str] = []
     for number, line in enumerate(text.split("\n"), start=1):
@@ -388,7 +385,7 @@ def _lines(text: str) -> Iterator[tuple[Path, int]]:
 
 
 def _unfinished(text: str) -> int:
-    """The line on which that statement begins that is no TOML, however much of the rest is added to it."""
+    """Return the line of the statement that does not parse, however much of the rest is added to it."""
     lines = text.split("\n")
     first = 0
     for number in range(1, len(lines) + 1):
@@ -399,7 +396,7 @@ def _unfinished(text: str) -> int:
 
 
 def _paths(found: Any, above: Path = ()) -> Iterator[Path]:
-    """Every name, with those of the tables it is in."""
+    """Yield every name, with those of the tables it is in."""
     if isinstance(found, list):
         found = found[0] if len(found) == 1 else None  # [[name]]
     if not isinstance(found, dict):

@@ -1,8 +1,8 @@
-"""Which messages are next: by priority, oldest first within one; nobody waits for ever.
+"""Chooses the next messages: by priority, oldest first within one priority, and without starving any.
 
-Strict choice takes the most urgent lane that has a message. Whatever was published before `aged_below`
-counts as most urgent, so that a steady stream of urgent messages cannot starve the others. Fair choice
-shares the turns between the lanes by weights instead.
+Strict choice takes the most urgent lane that has a message. Whatever was published before `aged_below` counts as most
+urgent, so that a steady stream of urgent messages cannot starve the others. Fair choice shares the turns between the
+lanes by weights instead.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from holdfast.delivery.group import LEVELS, Group
 
 
 class Chosen(msgspec.Struct, frozen=True, gc=False):
-    """Offsets in order of delivery, and where the cursor stands once they are taken."""
+    """Offsets in order of delivery, and where the cursor is once they are taken."""
 
     offsets: Sequence[int]
     cursor: int
 
 
 class PriorityTurns:
-    """Weighted fair choice: each lane pays for a turn with the inverse of its weight; the cheapest is next."""
+    """Weighted fair choice: a lane pays the inverse of its weight for each turn, and who paid least is next."""
 
     def __init__(self, weights: Sequence[int]) -> None:
         self._prices = [1.0 / weight for weight in weights]
@@ -32,13 +32,13 @@ class PriorityTurns:
         self._now = 0.0
 
     def copy(self) -> PriorityTurns:
-        """For a look at what would be next, which costs nobody a turn."""
+        """Return a copy, for looking at what would be next without using up a turn."""
         turns = PriorityTurns(())
         turns._prices, turns._paid, turns._now = self._prices, list(self._paid), self._now
         return turns
 
     def next(self, levels: Sequence[int]) -> int:
-        """Whose turn it is among the lanes that have messages. A lane that was empty saves no turns up."""
+        """Return whose turn it is among the lanes that have messages. An empty lane saves up no turns."""
         start, level = min((max(self._paid[level], self._now), -level) for level in levels)
         level = -level
         self._now = start
@@ -47,7 +47,7 @@ class PriorityTurns:
 
 
 def choose(group: Group, count: int, end: int, *, aged_below: int = 0, turns: PriorityTurns | None = None) -> Chosen:
-    """The next messages, up to `count`, among those below `end`. Changes nothing."""
+    """Return the next messages below `end`, up to `count`. Changes nothing."""
     cursor = group.cursor
     if not group.lanes.filled and not group.ahead:
         stop = min(cursor + count, end)
@@ -63,7 +63,7 @@ def choose(group: Group, count: int, end: int, *, aged_below: int = 0, turns: Pr
 
 
 class _Picker:
-    """Takes from copies of the lanes' heads, so that choosing leaves the group as it is."""
+    """Takes from the lanes without changing them, so that choosing leaves the group as it is."""
 
     def __init__(self, group: Group, end: int, aged_below: int, turns: PriorityTurns | None) -> None:
         self._ahead = group.ahead
@@ -87,7 +87,7 @@ class _Picker:
         return self._take_from(max(heads), count, self._end)
 
     def _head(self, level: int) -> int | None:
-        """The first message of a lane that is left; lane 0 goes on at the cursor."""
+        """Return the first message left in a lane; lane 0 continues at the cursor."""
         offset = _first_from(self._ready[level], self._taken[level] + 1)
         if offset is not None and offset < self._end:
             return offset
@@ -121,7 +121,7 @@ class _Picker:
 
 
 def _first_absent(bitmap: BitMap64, start: int, end: int) -> int:
-    """The first offset from `start` on that is not in the bitmap, or `end`: by ever larger steps, not one by one."""
+    """Return the first offset from `start` on that is not in the bitmap, or `end`. Steps double and then halve."""
     step = 1
     while start < end and bitmap.range_cardinality(start, start + step) == step:
         start += step

@@ -1,4 +1,4 @@
-"""What follows from a command: events, or a refusal. A decision reads the state and changes nothing."""
+"""Decides a command: returns the events it leads to, or refuses it. Reads the state and changes nothing."""
 
 from __future__ import annotations
 
@@ -54,11 +54,9 @@ from holdfast.delivery.group import Group
 from holdfast.errors import Conflict, LeaseLost
 from holdfast.settings import QueueSettings
 
-# Is the receipt still good? And if not: who has the message now, since when, and why.
-
 
 class Claim(Protocol):
-    """What a receipt says."""
+    """The contents of a receipt."""
 
     @property
     def offset(self) -> int: ...
@@ -67,13 +65,13 @@ class Claim(Protocol):
 
 
 def held(group: Group, receipt: Claim) -> bool:
-    """Whether the receipt is of the delivery that holds the message now."""
+    """Whether the receipt belongs to the delivery that holds the message now."""
     lease = group.leases.get(receipt.offset)
     return lease is not None and lease.fence == receipt.fence
 
 
 def claim(group: Group, receipts: Sequence[Claim]) -> None:
-    """Raise LeaseLost unless every receipt is good, each for a message of its own."""
+    """Raise LeaseLost unless every receipt is valid, each for a different message."""
     for receipt in receipts:
         if not held(group, receipt):
             raise lost(group, receipt)
@@ -82,14 +80,14 @@ def claim(group: Group, receipts: Sequence[Claim]) -> None:
 
 
 def lost(group: Group, receipt: Claim) -> LeaseLost:
-    """The error that tells a holder what became of its message."""
+    """Build the error that tells a holder what became of its message: who has it now, since when, and why."""
     offset = receipt.offset
     lease = group.leases.get(offset)
     if lease is not None:
         attempt = group.attempts(offset) + 1
         return LeaseLost(
             f"message {offset} is no longer yours: {lease.holder or 'another consumer'} has it since "
-            f"{_time(lease.at_ms)} (attempt {attempt}), {_ending(group, offset)}. Nothing was changed by this call; "
+            f"{utc(lease.at_ms)} (attempt {attempt}), {_ending(group, offset)}. Nothing was changed by this call; "
             "what you did with the message may be done twice",
             offsets=(offset,),
             holder=lease.holder,
@@ -103,7 +101,7 @@ def lost(group: Group, receipt: Claim) -> LeaseLost:
         why = "it is done: acked, cancelled, expired or moved to the dead letters"
     elif history is not None and history.failures:
         last = history.failures[-1]
-        why = f"{last.why} at {_time(last.at_ms)} (held by {last.holder or 'you'}); it is {phase.value} now"
+        why = f"{last.why} at {utc(last.at_ms)} (held by {last.holder or 'you'}); it is {phase.value} now"
         since_ms = last.at_ms
     return LeaseLost(
         f"message {offset} is no longer yours: {why}. Nothing was changed",
@@ -114,26 +112,27 @@ def lost(group: Group, receipt: Claim) -> LeaseLost:
 
 
 def _ending(group: Group, offset: int) -> str:
-    """How the delivery before the present one ended."""
+    """Say how the delivery before the current one ended."""
     history = group.histories.get(offset)
     if history is None or not history.failures:
         return "after it was given back"
     last = history.failures[-1]
-    return f"after an earlier delivery ended: {last.why} at {_time(last.at_ms)}"
+    return f"after an earlier delivery ended: {last.why} at {utc(last.at_ms)}"
 
 
-def _time(ms: int) -> str:
+def utc(ms: int) -> str:
+    """Return the time in UTC, for error messages."""
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-# Why a message died.
+# Why a message became a dead letter.
 MAX_ATTEMPTS: Final = "MAX_ATTEMPTS"
 REJECTED: Final = "REJECTED"
 EXPIRED: Final = "EXPIRED"
 
 
 class Moment(msgspec.Struct, frozen=True, gc=False):
-    """What a decision may know of the world: both clocks, and where the dead letters' log ends."""
+    """What a decision may know of the outside world: both clocks, and where the dead letters' log ends."""
 
     wall_ms: int
     mono_ms: int
@@ -141,13 +140,13 @@ class Moment(msgspec.Struct, frozen=True, gc=False):
 
 
 def decide(group: Group, command: Command, policy: QueueSettings, now: Moment) -> list[Event]:
-    """The events that the command leads to; LeaseLost or Conflict where it must be refused."""
+    """Return the events that the command leads to; raises LeaseLost or Conflict if it must be refused."""
     return list(_events(command, group, policy, now))
 
 
 @singledispatch
 def _events(command: Command, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
-    raise TypeError(f"{command!r} is no command")
+    raise TypeError(f"{command!r} is not a command")
 
 
 @_events.register
@@ -239,13 +238,13 @@ def _(command: Tick, group: Group, policy: QueueSettings, now: Moment) -> Iterat
         yield from _give_back(group, offset, policy, now, delay_ms, LEASE_ENDED, "", counted=True)
     entries = group.timers.due(now.wall_ms)
     still = (offset for due_ms, offset in entries if group.waiting.get(offset) == due_ms)
-    due = set(islice(still, command.most - len(ended)))  # the rest comes with the next one
+    due = set(islice(still, command.most - len(ended)))  # the rest is left to the next tick
     if due:
         yield Released(runs_of(due))
 
 
 def _ended(group: Group, mono_ms: int, most: int) -> set[int]:
-    """Whose leases are over, as far as `most`."""
+    """Return the messages whose leases have ended, at most `most`."""
     found: set[int] = set()
     for start, stop in group.deadlines.due(mono_ms):
         for offset in range(start, stop):
@@ -258,7 +257,7 @@ def _ended(group: Group, mono_ms: int, most: int) -> set[int]:
 
 @_events.register
 def _(command: OpenGroup, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
-    # The fence knows of earlier sessions, too, even if a damaged journal has lost where they began.
+    # The fence also knows earlier sessions, even if a damaged journal has lost their beginning.
     session = max(group.session, group.fence >> SESSION_BITS) + 1
     yield Opened(session, command.boot_id, now.mono_ms, command.end)
 
@@ -274,7 +273,7 @@ def _(command: CloseGroup, group: Group, policy: QueueSettings, now: Moment) -> 
 def _(command: GiveUp, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
     for offset, lease in sorted(group.leases.items()):
         if lease.session not in (NO_SESSION, group.session):
-            # A move that did not take place was nobody's attempt.
+            # A move that did not happen was nobody's attempt.
             counted = lease.moving_to < 0
             yield from _give_back(group, offset, policy, now, 0, HOLDER_GONE, "", counted=counted)
 
@@ -292,13 +291,13 @@ def _give_back(
 
 
 def backoff_ms(policy: QueueSettings, offset: int, attempts: int) -> int:
-    """How long to wait after so many failed attempts: doubling (or so), bounded, spread by jitter."""
+    """Return the delay after this many failed attempts: exponential, bounded, spread by jitter."""
     try:
         growth = policy.backoff_factor ** (attempts - 1)
     except OverflowError:
         growth = 1e15
     full = min(policy.backoff_ms * min(growth, 1e15), policy.backoff_max_ms)
-    # Spread by the message's own numbers: as good as chance here, and the same at every replay.
+    # The jitter is a hash of the message's own numbers: as good as random here, and the same at every replay.
     mixed = (offset * 0x9E3779B97F4A7C15 + attempts * 0xBF58476D1CE4E5B9) % 2**64
     mixed = (mixed ^ mixed >> 31) * 0x94D049BB133111EB % 2**64
     share = (mixed >> 11) / 2**53

@@ -1,4 +1,7 @@
-"""What may be asked of a group on a partition, and the events that follow, as they stand in the journal."""
+"""The commands of a group on one partition, the events they lead to, and which event moves a message to which phase.
+
+Events are stored in the journal: a tag, once used, keeps its meaning, and fields are only added at the end.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,18 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-# Many offsets in few numbers: (start, stop, start, stop, ...), each run without its stop.
-
+# Many offsets in few numbers: (start, stop, start, stop, ...), where `stop` is not part of the run.
 
 Runs: TypeAlias = tuple[int, ...]
 
 
 def run(offset: int) -> Runs:
-    """The run of a single offset."""
+    """Return the run of a single offset."""
     return (offset, offset + 1)
 
 
 def runs_of(offsets: Iterable[int]) -> Runs:
-    """The runs of offsets in any order, each at most once."""
+    """Return the runs of offsets given in any order, each at most once."""
     if isinstance(offsets, range) and offsets.step == 1:
         return (offsets.start, offsets.stop) if offsets else ()
     in_order = sorted(offsets)
@@ -37,25 +39,22 @@ def runs_of(offsets: Iterable[int]) -> Runs:
 
 
 def pairs(runs: Runs) -> Iterator[tuple[int, int]]:
-    """Each run as (start, stop)."""
+    """Yield each run as (start, stop)."""
     return zip(runs[::2], runs[1::2], strict=True)
 
 
 def each(runs: Runs) -> Iterator[int]:
-    """Each offset, in order."""
+    """Yield each offset, in order."""
     for start, stop in pairs(runs):
         yield from range(start, stop)
 
 
 def size(runs: Runs) -> int:
-    """How many offsets there are."""
+    """Return the number of offsets."""
     return sum(runs[1::2]) - sum(runs[::2])
 
 
-# What may be asked of a group on a partition.
-
-
-# Why a message came back.
+# Why a message was returned.
 NACKED: Final = "nacked"
 DEFERRED: Final = "deferred"
 DROPPED: Final = "dropped unhandled"
@@ -68,14 +67,14 @@ NO_SESSION: Final = 0
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """The proof of a lease: which message, which delivery."""
+    """Proof of a lease: which message, and which delivery of it."""
 
     offset: int
     fence: int
 
 
 class Receive(msgspec.Struct, frozen=True, gc=False):
-    """Hand out the messages that `choose` has found."""
+    """Lease the messages that `choose` has found."""
 
     offsets: Sequence[int]
     cursor: int
@@ -92,7 +91,7 @@ class Ack(msgspec.Struct, frozen=True, gc=False):
 
 
 class Nack(msgspec.Struct, frozen=True, gc=False):
-    """Give a message back; `delay_ms` None stands for the queue's own backoff."""
+    """Return a message; with `delay_ms` None, after the queue's own backoff."""
 
     receipt: Receipt
     delay_ms: int | None = None
@@ -102,21 +101,21 @@ class Nack(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reject(msgspec.Struct, frozen=True, gc=False):
-    """A message can never be handled: straight to the dead letters."""
+    """A message can never be handled: move it to the dead letters."""
 
     receipt: Receipt
     error: str = ""
 
 
 class Extend(msgspec.Struct, frozen=True, gc=False):
-    """More time, from now on."""
+    """Extend leases to `lease_ms` from now."""
 
     receipts: Sequence[Receipt]
     lease_ms: int
 
 
 class Save(msgspec.Struct, frozen=True, gc=False):
-    """Leave a document with a leased message, if its version is still the expected one."""
+    """Store a document with a leased message, if its version is still the expected one."""
 
     receipt: Receipt
     expected: int
@@ -124,13 +123,13 @@ class Save(msgspec.Struct, frozen=True, gc=False):
 
 
 class Cancel(msgspec.Struct, frozen=True, gc=False):
-    """Take back a message that nobody works on."""
+    """Cancel a message that nobody is working on."""
 
     offset: int
 
 
 class Bury(msgspec.Struct, frozen=True, gc=False):
-    """Messages that are ready go straight to the dead letters."""
+    """Move ready messages to the dead letters."""
 
     runs: Runs
     reason: str
@@ -138,30 +137,30 @@ class Bury(msgspec.Struct, frozen=True, gc=False):
 
 
 class Seek(msgspec.Struct, frozen=True, gc=False):
-    """Go on from there: all before is passed over, all behind comes (again)."""
+    """Move the group's position: earlier messages are skipped, later ones are delivered (again)."""
 
     to: int
 
 
 class Tick(msgspec.Struct, frozen=True, gc=False):
-    """Time has passed. At most `most` leases and delays end by it; as long as so many do, the next is due at once."""
+    """Time has passed: end leases and delays that are over, at most `most`. If that many were, call again at once."""
 
     most: int = sys.maxsize
 
 
 class OpenGroup(msgspec.Struct, frozen=True, gc=False):
-    """An owner begins, and finds the log's end here."""
+    """An owner opens the group, and finds the end of the log here."""
 
     boot_id: int
     end: int
 
 
 class CloseGroup(msgspec.Struct, frozen=True, gc=False):
-    """The owner ends in order: what the holders of its session still have goes back, untouched so to speak."""
+    """The owner closes cleanly: messages held in its session go back, without counting an attempt."""
 
 
 class GiveUp(msgspec.Struct, frozen=True, gc=False):
-    """The holders of all earlier sessions are gone; what they held comes back at once."""
+    """The holders of all earlier sessions are gone: what they held is returned at once."""
 
 
 Command: TypeAlias = (
@@ -169,23 +168,21 @@ Command: TypeAlias = (
 )  # fmt: skip
 
 
-# Fencing numbers: each is higher than all before it, and tells in whose time it was given.
-#
-# Their bits from 40 up are the session of whoever gave them. The bit below says that the lease has a receipt which
-# nobody can make up: versions before that never set it, for they would have had to lease 2**39 times in one session.
-
+# Fencing numbers: each is higher than all before it. The bits from 40 up are the session that issued it. The bit below
+# says that the lease has a receipt that cannot be forged; older versions never set it, since for that they would have
+# had to lease 2**39 times in one session.
 
 SESSION_BITS: Final = 40
 PROVEN: Final = 1 << (SESSION_BITS - 1)
 
 
 def next_fence(last: int) -> int:
-    """The one after `last`."""
+    """Return the fence after `last`."""
     return (last + 1) | PROVEN
 
 
 class Phase(Enum):
-    """Where a message stands in one group."""
+    """The state of a message in one group."""
 
     READY = "ready"
     LEASED = "leased"
@@ -195,10 +192,10 @@ class Phase(Enum):
 
 
 class Leased(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
-    """Messages were handed to a holder, who has until `until_ms` of the boot's monotonic clock.
+    """Messages were leased to a holder until `until_ms` on the boot's monotonic clock.
 
-    `cursor` is where the group's cursor stands afterwards. `moving_to` is set for a move into another log,
-    which has an end of its own: it was there when the move began.
+    `cursor` is where the group's cursor is afterwards. `moving_to` is set for a move into another log: the end of that
+    log when the move began.
     """
 
     runs: Runs
@@ -219,7 +216,7 @@ class Acked(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
 
 
 class Returned(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
-    """A message came back, to be ready again at `due_ms`; `counted` if that was a failed attempt."""
+    """A message was returned, to be ready again at `due_ms`; `counted` if that was a failed attempt."""
 
     offset: int
     due_ms: int
@@ -236,7 +233,7 @@ class Released(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
 
 
 class Extended(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=5):
-    """Holders got more time."""
+    """Leases were extended."""
 
     runs: Runs
     lease_ms: int
@@ -244,7 +241,7 @@ class Extended(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=5):
 
 
 class Saved(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=6):
-    """A holder left a document with its message; None takes it away."""
+    """A holder stored a document with its message; None removes it."""
 
     offset: int
     version: int
@@ -252,7 +249,7 @@ class Saved(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=6):
 
 
 class Buried(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=7):
-    """A message is to become a dead letter; `dead_from` is where the dead letters' log ended then."""
+    """A message is to become a dead letter; `dead_from` is the end of the dead letters' log at that time."""
 
     offset: int
     reason: str
@@ -268,39 +265,39 @@ class Interred(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=8):
 
 
 class Expired(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=9):
-    """The time to live of messages was over before anybody took them."""
+    """The time to live of messages ended before they were leased."""
 
     runs: Runs
 
 
 class Cancelled(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=10):
-    """Messages were taken back before anybody took them."""
+    """Messages were cancelled before they were leased."""
 
     runs: Runs
 
 
 class Lost(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=11):
-    """The log has no whole messages there any more: damaged on disk, or trimmed away by force."""
+    """The log no longer has these messages: they are damaged on disk, or were trimmed by force."""
 
     runs: Runs
 
 
 class Skipped(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=12):
-    """A seek passed over all ready and delayed messages below `to`."""
+    """A seek skipped all ready and delayed messages below `to`."""
 
     to: int
 
 
 class Replayed(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=13):
-    """A seek made everything from `to` on ready again that is not leased or dead."""
+    """A seek made everything from `to` on ready again, except what is leased or dead."""
 
     to: int
 
 
 class Opened(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=14):
-    """An owner began: with the log's end as it found it, and its clocks.
+    """An owner opened the group: its clocks, and the end of the log as it found it.
 
-    What the group knows beyond that end belongs to a tail that is gone: other messages will stand there.
+    What the group knows past that end belongs to a lost tail: other messages will get those offsets.
     """
 
     session: int
@@ -312,7 +309,7 @@ class Opened(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=14):
 class BuriedReady(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=15):
     """Messages that nobody held are to become dead letters; `dead_from` is as in Buried.
 
-    A million of them may expire together: one event for a run of them costs no more than one for a message.
+    A million of them may expire together: one event for a whole run costs no more than one for a single message.
     """
 
     runs: Runs
@@ -329,7 +326,7 @@ Event: TypeAlias = (
 
 MOVES: Final[dict[tuple[Phase, type[msgspec.Struct]], Phase]] = {
     (Phase.READY, Leased): Phase.LEASED,
-    (Phase.READY, Buried): Phase.DEAD,  # as versions before BuriedReady wrote it
+    (Phase.READY, Buried): Phase.DEAD,  # written by versions before BuriedReady
     (Phase.READY, BuriedReady): Phase.DEAD,
     (Phase.READY, Expired): Phase.DONE,
     (Phase.READY, Cancelled): Phase.DONE,

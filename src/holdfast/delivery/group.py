@@ -1,12 +1,17 @@
 """What one group knows of one partition, in little memory: a deep backlog costs nothing.
 
-    below `floor`              done, every one
-    from `cursor` on           ready, unless `ahead` has it
-    `leases`, `waiting`,       the exceptions above the floor: leased, delayed, dead (to be moved into the dead
+    below `floor`              done, all of them
+    from `cursor` on           ready, unless listed in `ahead`
+    `leases`, `waiting`,       the exceptions above the floor: leased, delayed, dead (still to be moved to the dead
     `burials`, `done`          letters' log), done
-    all others                 ready; those that the cursor has passed, and those with a priority, stand in `lanes`
+    all others                 ready; those that the cursor has passed and those with a priority are in `lanes`
 
-State changes by `apply` only, live and at replay alike, so the two cannot differ.
+`ahead` holds the offsets from the cursor on that are not simply next: exceptions, and messages with a priority. It
+follows from the other fields (`not_at_cursor`), and exists so that choosing need not search them.
+
+State changes through `apply` only, live and at replay alike, so the two cannot differ. `apply` checks an event against
+the table of moves before it changes anything. `lease_one` and `ack_one` are fused forms for the commonest case; a
+property test holds them to `apply`.
 """
 
 from __future__ import annotations
@@ -45,104 +50,102 @@ from holdfast.delivery.events import (
 )
 from holdfast.delivery.timers import Deadlines, Timers
 
-# Ready messages in lanes by priority: 9 is the most urgent, 0 the usual one.
-#
-# Only what cannot be told from the cursor stands here, as roaring bitmaps of offsets: about two bytes for a
-# message with a priority, nothing for a message without one.
-
-
 LEVELS: Final = 10
-_FAR: Final = 2**63
+
+# Past every offset, which have 63 bits: the end of a range of a bitmap.
+FAR: Final = 2**63
 
 
 class Lanes:
-    """`levels`: who has which priority, until it is done. The lanes: who of them is ready; lane 0: who came back."""
+    """Ready messages by priority: 9 is the most urgent, 0 the default.
+
+    `levels` holds the messages with each priority until they are done, `ready` those of them that are ready. Lane 0 of
+    `ready` holds the returned messages without a priority; all others without one are found at the cursor, and cost
+    nothing here. The bitmaps take about two bytes per message.
+    """
 
     def __init__(self, scanned: int) -> None:
         self.levels = [BitMap64() for _ in range(LEVELS)]
         self.ready = [BitMap64() for _ in range(LEVELS)]
-        self.scanned = scanned  # priorities are known of all messages below
-        self.used = False  # nothing was ever put here: there is nothing to take away
+        self.scanned = scanned  # the priorities of all messages below are known
+        self.used = False  # whether anything was ever added: if not, there is nothing to remove
         self.filled = False  # whether any lane has a message
 
     def level(self, offset: int) -> int:
-        """The message's priority."""
+        """Return the message's priority."""
         if self.used:
             for level in range(LEVELS - 1, 0, -1):
                 if offset in self.levels[level]:
                     return level
         return 0
 
-    def know(self, offset: int, level: int) -> None:
-        """The message has this priority, above 0."""
+    def set_level(self, offset: int, level: int) -> None:
+        """Record that the message has this priority, above 0."""
         self.used = True
         self.levels[level].add(offset)
 
     def add(self, offset: int) -> None:
-        """The message is ready."""
+        """Add a message that is ready."""
         self.used = True
         level = self.level(offset)
         if level:
-            self.ready[0].discard(offset)  # it came back before its priority was known, at replay
+            self.ready[0].discard(offset)  # at replay, it was returned before its priority was known
         self.ready[level].add(offset)
         self.filled = True
 
-    def add_usual(self, offsets: BitMap64) -> None:
-        """These messages, of which no priority is known, are ready."""
+    def add_unranked(self, offsets: BitMap64) -> None:
+        """Add ready messages whose priority is not known."""
         self.used = True
         self.ready[0] |= offsets
-        self.look()
+        self.update_flags()
 
     def remove(self, start: int, stop: int) -> None:
-        """These are ready no more."""
+        """Remove messages that are no longer ready."""
         if self.filled:
             for lane in self.ready:
                 if lane:
                     lane.remove_range(start, stop)
-            self.look()
+            self.update_flags()
 
     def forget(self, start: int, stop: int) -> None:
-        """These are done."""
+        """Remove messages that are done."""
         for bitmap in (*self.levels, *self.ready):
             if bitmap:
                 bitmap.remove_range(start, stop)
-        self.look()
+        self.update_flags()
 
     def forget_below(self, to: int, held: BitMap64) -> None:
-        """All below `to` are done but those that somebody holds."""
+        """Remove all messages below `to`, which are done, except those that are held."""
         for level in self.levels:
             kept = level & held
             level.remove_range(0, to)
             level.update(kept)
         for lane in self.ready:
             lane.remove_range(0, to)
-        self.look()
+        self.update_flags()
 
     def clear_from(self, to: int) -> None:
-        """Nothing is known any more of the messages from `to` on."""
+        """Forget everything about the messages from `to` on."""
         for bitmap in (*self.levels, *self.ready):
-            bitmap.remove_range(to, _FAR)
+            bitmap.remove_range(to, FAR)
         self.scanned = min(self.scanned, to)
-        self.look()
+        self.update_flags()
 
-    def look(self) -> None:
-        """Bring `used` and `filled` in step with what is there."""
+    def update_flags(self) -> None:
+        """Update `used` and `filled`."""
         self.filled = any(self.ready)
         self.used = self.filled or any(self.levels)
 
 
-# Offsets have 63 bits; a bitmap's range needs an end.
-FAR: Final = 2**63
-
-# A message that is tried for ever must not fill the memory with its errors.
+# A message that is retried forever must not fill the memory with its errors.
 _MOST_FAILURES: Final = 100
 
-# Deadlines of leases that were settled stay until this many more than leases have gathered.
+# Deadlines of settled leases are kept until there are this many more of them than leases.
 _STALE_DEADLINES: Final = 1_000
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
-    """The right to work on messages for a time; those handed out together share one."""
+    """The right to work on messages for a time; messages leased together share one."""
 
     fence: int
     session: int
@@ -163,7 +166,7 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
 
 
 class History(msgspec.Struct, frozen=True, gc=False):
-    """What is remembered of a message that came back: it goes with it into the dead letters."""
+    """What is remembered of a returned message; it goes with the message into the dead letters."""
 
     attempts: int = 0
     first_ms: int = 0
@@ -172,7 +175,7 @@ class History(msgspec.Struct, frozen=True, gc=False):
 
 
 class Burial(msgspec.Struct, frozen=True, gc=False):
-    """A dead letter that is on its way."""
+    """A dead letter that is still to be moved to its log."""
 
     reason: str
     at_ms: int
@@ -182,7 +185,7 @@ class Burial(msgspec.Struct, frozen=True, gc=False):
 
 
 class HolderState(msgspec.Struct, frozen=True, gc=False):
-    """What a holder left with its message for the next one."""
+    """A document that a holder stored with its message for the next holder."""
 
     version: int
     content: bytes
@@ -216,7 +219,7 @@ class Group:
         self.documents: dict[int, HolderState] = {}
 
     def phase(self, offset: int) -> Phase:
-        """Where the message stands; offsets beyond the log's end count as ready."""
+        """Return the phase of a message; offsets past the end of the log count as ready."""
         if offset < self.floor or offset in self.done:
             return Phase.DONE
         if offset in self.leases:
@@ -226,14 +229,14 @@ class Group:
         return Phase.DEAD if offset in self.burials else Phase.READY
 
     def ready_count(self, end: int, lost: BitMap64 | None = None) -> int:
-        """How many messages below `end` are ready; those that are lost are not, whether or not it is their turn yet."""
+        """Return how many messages below `end` are ready, without lost ones, even those the cursor has not reached."""
         settled = self.floor + len(self.done) + len(self.leases) + len(self.waiting) + len(self.burials)
         if lost:
             settled += len(self.ready_of(lost))
         return max(end - settled, 0)
 
     def ready_of(self, offsets: BitMap64) -> BitMap64:
-        """Those of the messages that are ready."""
+        """Return those of the messages that are ready."""
         found = offsets - self.done
         found.remove_range(0, self.floor)
         for table in (self.leases, self.waiting, self.burials):
@@ -241,23 +244,23 @@ class Group:
         return found
 
     def all_ready(self, start: int, stop: int) -> bool:
-        """Whether each message from start to stop is ready."""
+        """Whether every message from start to stop is ready."""
         return self.phase(start) is Phase.READY and self._all_in(Phase.READY, start, stop)
 
     def attempts(self, offset: int) -> int:
-        """How often the message was handed out and not handled."""
+        """Return how often the message was leased and not handled."""
         history = self.histories.get(offset)
         return 0 if history is None else history.attempts
 
     def apply(self, event: Event) -> None:
-        """Let one event happen. It fits, or IllegalMove is raised and nothing has changed."""
+        """Apply one event; raises IllegalMove, with nothing changed, if it does not fit."""
         self._APPLY[type(event)](self, event)
 
     def arrive(self, first: int, levels: bytes | list[int]) -> None:
-        """Note the priorities of messages in the log from `first` on. They are no events: the log has them."""
+        """Record the priorities of messages in the log from `first` on. These are not events: the log has them."""
         for offset, level in enumerate(levels, first):
             if level and offset >= self.floor and offset not in self.done:
-                self.lanes.know(offset, level)
+                self.lanes.set_level(offset, level)
                 if self.phase(offset) is Phase.READY:
                     self.lanes.add(offset)
                 if offset >= self.cursor:
@@ -265,13 +268,13 @@ class Group:
         self.lanes.scanned = max(self.lanes.scanned, first + len(levels))
 
     def forget_ended(self, wall_ms: int, mono_ms: int) -> None:
-        """Look no more at deadlines and timers that have come, as far as what they were for has happened."""
+        """Drop deadlines and timers that have passed, as far as what they were for has happened."""
         leases, waiting = self.leases, self.waiting
         self.timers.forget(wall_ms, lambda due_ms, offset: waiting.get(offset) == due_ms)
         self.deadlines.forget(mono_ms, lambda offset: offset in leases and leases[offset].until_ms <= mono_ms)
 
     def not_at_cursor(self) -> BitMap64:
-        """The messages from the cursor on that it must pass over: exceptions, and those with a priority."""
+        """Return the messages from the cursor on that it must skip: exceptions, and those with a priority."""
         held = (*self.leases, *self.waiting, *self.burials)
         found = BitMap64([offset for offset in held if offset >= self.cursor])
         for bitmap in (self.done, *self.lanes.levels):
@@ -290,11 +293,11 @@ class Group:
             self._drop_stale_deadlines()
 
     def ack_one(self, offset: int) -> None:
-        """The fused form of `apply(Acked)` for one message that is leased."""
+        """The fused form of `apply(Acked)` for one leased message."""
         del self.leases[offset]
         self._settle(offset, offset + 1)
 
-    # Each phase has a way out of it and a way into it; an event only says which.
+    # A move leaves one phase and enters another. What each phase needs is said once, whichever event causes the move.
 
     def _move(self, event: Event, start: int, stop: int, value: Any = None) -> None:
         source = self._fitting(event, start, stop)
@@ -304,12 +307,12 @@ class Group:
     def _move_runs(self, event: Event, runs: Runs, value: Any = None) -> None:
         if len(runs) > 2:
             for start, stop in pairs(runs):
-                self._fitting(event, start, stop)  # all of them, before the first one moves
+                self._fitting(event, start, stop)  # check all of them before the first one moves
         for start, stop in pairs(runs):
             self._move(event, start, stop, value)
 
     def _fitting(self, event: Event, start: int, stop: int) -> Phase:
-        """The phase that the event takes them all out of."""
+        """Return the phase that the event moves all of them out of; raises IllegalMove if there is no such move."""
         source = self.phase(start)
         if (source, type(event)) not in MOVES or not self._all_in(source, start, stop):
             raise IllegalMove(f"{event!r} does not fit: {start} is {source.value} (floor {self.floor})")
@@ -327,7 +330,7 @@ class Group:
         return all(map(self._table(phase).__contains__, range(start, stop)))
 
     def _table(self, phase: Phase) -> dict[int, Any]:
-        """Who is leased, delayed or dead."""
+        """Return the table of leased, delayed or dead messages."""
         if phase is Phase.LEASED:
             return self.leases
         return self.waiting if phase is Phase.DELAYED else self.burials
@@ -339,10 +342,10 @@ class Group:
                 self.ahead.add_range(max(start, self.cursor), stop)
             return
         table = self._table(phase)
-        if len(table) == stop - start:  # those and no others
+        if len(table) == stop - start:  # these and no others
             table.clear()
         else:
-            deque(map(table.__delitem__, range(start, stop)), maxlen=0)  # a loop without Python in it
+            deque(map(table.__delitem__, range(start, stop)), maxlen=0)  # a loop that runs in C
 
     def _enter(self, phase: Phase, start: int, stop: int, value: Any) -> None:
         if phase is Phase.DONE:
@@ -396,15 +399,15 @@ class Group:
         self.cursor = cursor
 
     def _pass_to(self, cursor: int) -> None:
-        """Move the cursor over messages; whatever is still ready there gets into a lane, or nobody would find it.
+        """Move the cursor past messages. Those still ready on the way go into a lane, or nobody would find them again.
 
-        That happens at replay, with priorities that are not known yet, or behind events that were damaged.
+        That happens at replay, when priorities are not known yet, or after events that were damaged.
         """
         if self.ahead.range_cardinality(self.cursor, cursor) < cursor - self.cursor:
             left = BitMap64()
             left.add_range(self.cursor, cursor)
             left -= self.ahead
-            self.lanes.add_usual(left)
+            self.lanes.add_unranked(left)
         self._move_cursor(cursor)
 
     def _drop_stale_deadlines(self) -> None:
@@ -456,7 +459,7 @@ class Group:
 
     def _buried_ready(self, event: BuriedReady) -> None:
         self._move_runs(event, event.runs, Burial(event.reason, event.at_ms, event.dead_from, "", NO_HISTORY))
-        if self.histories:  # of those that were handed out before
+        if self.histories:  # of messages that were leased before
             for offset in [offset for offset in each(event.runs) if offset in self.histories]:
                 burial = self.burials[offset]
                 self.burials[offset] = msgspec.structs.replace(burial, history=self.histories[offset])
@@ -488,7 +491,7 @@ class Group:
         self.done.remove_range(to, FAR)
         self.lanes.clear_from(to)
         if to < self.floor:
-            self.done.clear()  # all of it lies above, and is ready again
+            self.done.clear()  # all of them are above, and ready again
             self.floor = to
         self.cursor = min(self.cursor, to)
         self.ahead = self.not_at_cursor()
@@ -503,7 +506,7 @@ class Group:
         self.lanes.clear_from(end)
         self.floor, self.cursor = min(self.floor, end), min(self.cursor, end)
         if event.boot_id != self.boot_id or not event.boot_id:
-            # Monotonic time means nothing after a reboot: whoever held a lease gets all of it once more.
+            # Monotonic time means nothing after a reboot, so every lease starts over with its full length.
             self.leases = {
                 offset: msgspec.structs.replace(lease, until_ms=event.mono_ms + lease.lease_ms)
                 for offset, lease in self.leases.items()
@@ -521,7 +524,7 @@ class Group:
     def _history_after(self, offset: int, lease: Lease, failure: Failure | None) -> History:
         before = self.histories.get(offset, NO_HISTORY)
         failures = before.failures if failure is None else (*before.failures, failure)
-        if len(failures) > _MOST_FAILURES:  # the first and the last ones tell the story
+        if len(failures) > _MOST_FAILURES:  # keep the first and the latest ones
             failures = (failures[0], *failures[2:])
         return History(before.attempts + (failure is not None), before.first_ms or lease.at_ms, lease.at_ms, failures)
 
@@ -545,14 +548,14 @@ class Group:
 
 
 def _is_apart(table: dict[int, Any], span: range) -> bool:
-    """Whether none of them is in the table; the shorter way round."""
+    """Whether none of them is in the table, by iterating over the smaller side."""
     if len(table) < len(span):
         return not any(offset in span for offset in table)
     return table.keys().isdisjoint(span)
 
 
 def _drop(table: dict[int, Any], start: int, stop: int) -> None:
-    """Forget the offsets from start to stop; the shorter way round."""
+    """Remove the offsets from start to stop, by iterating over the smaller side."""
     if not table:
         return
     if stop - start <= len(table):

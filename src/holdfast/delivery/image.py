@@ -1,4 +1,4 @@
-"""A group's state as one value for snapshots, and the invariants that it must satisfy."""
+"""A group's state as one value for snapshots, and the invariants that the state must satisfy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.delivery.group import Burial, Group, History, HolderState, Lease
 
 
 class GroupImage(msgspec.Struct, frozen=True, array_like=True):
-    """Everything that `apply` builds up. Timers and deadlines follow from it."""
+    """Everything that `apply` builds up. Timers and deadlines are derived from it."""
 
     floor: int
     cursor: int
@@ -33,7 +33,7 @@ class GroupImage(msgspec.Struct, frozen=True, array_like=True):
 
 
 def image_of(group: Group) -> GroupImage:
-    """A copy of the group's state."""
+    """Return a copy of the group's state."""
     held: defaultdict[Lease, list[int]] = defaultdict(list)
     for offset, lease in group.leases.items():
         held[lease].append(offset)
@@ -57,7 +57,7 @@ def image_of(group: Group) -> GroupImage:
 
 
 def group_of(image: GroupImage) -> Group:
-    """The group that the image was made of."""
+    """Rebuild the group that the image was made from."""
     group = Group()
     group.floor, group.cursor = image.floor, image.cursor
     group.session, group.boot_id, group.fence = image.session, image.boot_id, image.fence
@@ -73,7 +73,7 @@ def group_of(image: GroupImage) -> Group:
     group.lanes.levels = [BitMap64.deserialize(level) for level in image.levels]
     group.lanes.ready = [BitMap64.deserialize(lane) for lane in image.ready]
     group.lanes.scanned = image.scanned
-    group.lanes.look()
+    group.lanes.update_flags()
     group.deadlines.renew([(lease.until_ms, offset, offset + 1) for offset, lease in group.leases.items()])
     return group
 
@@ -82,11 +82,8 @@ encode_image = msgspec.msgpack.Encoder().encode
 decode_image = msgspec.msgpack.Decoder(GroupImage).decode
 
 
-# The invariants of a group's state: tests look at them after every step, `holdfast check` on real data.
-
-
 def check(group: Group) -> list[str]:
-    """What is wrong with the state; nothing, if all is well."""
+    """Return what is wrong with the state; empty if nothing is. Tests and `holdfast check` call it."""
     return [*_bounds(group), *_phases(group), *_clocks(group), *_lanes(group), *_priorities(group)]
 
 
@@ -123,7 +120,7 @@ def _phases(group: Group) -> list[str]:
 
 
 def _clocks(group: Group) -> list[str]:
-    """Nobody may be forgotten: each lease has a deadline that is not later, each delay a timer."""
+    """No message may be forgotten: each lease has a deadline that is not later, and each delay a timer."""
     wrong: list[str] = []
     earliest: dict[int, int] = {}
     for until_ms, start, stop in group.deadlines.entries():
@@ -143,7 +140,7 @@ def _clocks(group: Group) -> list[str]:
 
 
 def _lanes(group: Group) -> list[str]:
-    """Whatever is ready stands in exactly one lane, or at the cursor."""
+    """Every ready message is in exactly one lane, or at the cursor."""
     wrong: list[str] = []
     lanes = group.lanes
     for level, lane in enumerate(lanes.ready):
@@ -162,7 +159,7 @@ def _lanes(group: Group) -> list[str]:
 
 
 def _priorities(group: Group) -> list[str]:
-    """Who is known to have a priority has one, is not done, and stands in its lane when it is ready."""
+    """Every message known to have a priority is not done, and is in its lane if it is ready."""
     wrong: list[str] = []
     lanes = group.lanes
     if lanes.filled != any(lanes.ready):

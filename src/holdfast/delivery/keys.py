@@ -1,17 +1,25 @@
-"""Who may be next where keys decide: one message of a key at a time, and limits by key group.
+"""Which message is next when keys matter: one message per key at a time, and limits per key group.
 
     fed from the log ──► ready ──► offered ──► leased ──► settled: its place in the window is free
                            ▲       (its key is      │
                            │        idle)           ▼
                            └──────────────────── waiting for its retry: its key stays busy
 
-The gate knows a window of messages that are not settled, from the group's floor on; those behind it wait until
-there is room, and until nothing before them is on offer: so a run of expired ones is passed over before it is read.
-Nothing of it is kept on disk: it follows from the group's state and the keys in the log, and is fed anew at every
-opening and after every seek. Messages without a key are never held back.
+The gate knows a window of messages that are not settled, from the group's floor on. Those after it wait until there is
+room and nothing before them is on offer, so that a run of expired messages is skipped before it is read. Nothing of it
+is stored on disk: it follows from the group's state and the keys in the log, and is built again at every opening and
+after every seek. Messages without a key are never held back.
 
-A key group that has a message on offer, and is not at one of its limits, stands in line with the oldest of them.
-The line is in order of offsets; where groups share fairly, it goes by rounds, in which each has one turn.
+What must hold (`check` verifies it):
+
+- With key order, at most one message of a key is offered or leased, and it is the oldest one; a message that waits for
+  a retry still blocks its key. Without order, all ready messages of a key group are offered.
+- A key group that offers something and is below its limits is *in line* with its oldest offered message, its head. A
+  group whose rate is used up is *asleep* until its bucket has room. A group at its concurrency limit is neither, and
+  gets in line when a message is settled.
+
+The line is ordered by offset. With fair sharing it goes by rounds, in which each key group has one turn; a group that
+is new, or was away, joins at the current or next round and has not saved up turns.
 """
 
 from __future__ import annotations
@@ -49,28 +57,28 @@ from holdfast.settings import QueueSettings, TopicSettings
 
 _NOBODY: Final = -1
 _NO_LIMIT: Final = 2**63
-_IN_LINE: Final = -1  # not the messages of one key group, but the heads of several
+_IN_LINE: Final = -1  # an iterator over the heads of several key groups, not over the messages of one
 
 
-_Next: TypeAlias = tuple[int, int, Iterator[int], int]  # turn, offset, the ones behind it, how many of its group
+_Next: TypeAlias = tuple[int, int, Iterator[int], int]  # turn, offset, those after it, how many more of its key group
 
 
 class _KeyGroup:
-    """Keys that share limits, and a turn."""
+    """Keys that share limits and turns."""
 
     __slots__ = ("head", "leased", "name", "offered", "size", "turn")
 
     def __init__(self, name: bytes | None) -> None:
-        self.name = name  # None: no limits
+        self.name = name  # None: without limits
         self.offered = BitMap64()
-        self.size = 0  # messages in the window
+        self.size = 0  # number of messages in the window
         self.leased = 0
-        self.head = _NOBODY  # the offset with which it stands in line
-        self.turn = _NOBODY  # the round in which it is served next; a new one has none yet
+        self.head = _NOBODY  # the offset with which it is in line
+        self.turn = _NOBODY  # the round in which it is served next; a new group has none yet
 
 
 class _Key:
-    """The messages of one key; where keys have no order, all those of a key group."""
+    """The messages of one key or, without key order, of one whole key group."""
 
     __slots__ = ("busy", "group", "name", "offered", "ready", "size")
 
@@ -78,13 +86,13 @@ class _Key:
         self.name = name
         self.group = group
         self.ready = BitMap64() if ordered else None
-        self.busy = 0  # leased, or waiting for a retry
-        self.offered = _NOBODY  # where there is an order: the one message that is on offer
+        self.busy = 0  # messages leased or waiting for a retry
+        self.offered = _NOBODY  # with key order: the one message on offer
         self.size = 0
 
 
 class KeyGate:
-    """Chooses for one group on one partition. Pure: time is an argument; whoever uses it holds the group's lock."""
+    """Chooses for one group on one partition. Time is an argument; the caller holds the group's lock."""
 
     def __init__(self, limits: KeyLimits) -> None:
         self.limits = limits
@@ -94,24 +102,24 @@ class KeyGate:
         self._grouped = policy.limited or policy.key_group_fair
         self._fair = policy.key_group_fair
         self._now_ms = limits.since_ms
-        self._round = 0  # the last one in which somebody was served
+        self._round = 0  # the last round in which a key group was served
         self._groups: dict[bytes | None, _KeyGroup] = {}
         self.clear()
 
     def clear(self) -> None:
-        """Forget all messages: they have to be fed again from the group's floor on. Rates stay as they are."""
+        """Forget all messages; they must be fed again from the group's floor on. Rates are kept."""
         for name, group in self._groups.items():
             if name is not None:
                 self.limits.unwatch(name, self)
                 self.limits.give_back(name, group.leased, self)
         self._groups = {}
-        self.scanned = _NOBODY  # all messages below are known, or settled
+        self.scanned = _NOBODY  # all messages below are known or settled
         self._ready: dict[int, _Key] = {}
         self._leased: dict[int, _Key] = {}
         self._waiting: dict[int, _Key] = {}
         self._keys: dict[bytes | None, _Key] = {}
         self._line: dict[int, BitMap64] = {}  # turn -> the heads of the key groups that have it
-        self._asleep: dict[bytes, int] = {}  # key groups whose rate is used up, until when
+        self._asleep: dict[bytes, int] = {}  # key groups whose rate is used up -> until when
         self._alarms: list[tuple[int, bytes]] = []  # a heap of the same
 
     def __len__(self) -> int:
@@ -119,7 +127,7 @@ class KeyGate:
 
     @property
     def room(self) -> int:
-        """How many more messages the window takes."""
+        """How many more messages fit in the window."""
         return self.policy.key_lookahead - len(self)
 
     @property
@@ -128,16 +136,16 @@ class KeyGate:
         return len(self._ready)
 
     def begin(self, group: Group, key_of: Callable[[int], bytes | None]) -> None:
-        """Begin anew at the group's floor. Whatever is held keeps its key busy, were it far behind the window."""
+        """Start over at the group's floor. Held messages keep their key busy, even far outside the window."""
         self.clear()
         for offset in sorted((*group.leases, *group.waiting)):
             self._hold(offset, key_of(offset), group.phase(offset))
         self.scanned = group.floor
 
     def fill(self, group: Group, end: int, key_of: Callable[[int], bytes | None], most: int | None = None) -> bool:
-        """Read on in the log, `most` messages at most and as far as there is room; `end` is where it ends.
+        """Read at most `most` further messages of the log, which ends at `end`, as far as there is room.
 
-        Answers whether there was anything to read.
+        Returns whether there was anything to read.
         """
         if self.scanned == _NOBODY:
             self.begin(group, key_of)
@@ -153,7 +161,7 @@ class KeyGate:
         return offset > start
 
     def feed(self, offset: int, key: bytes | None, phase: Phase) -> None:
-        """The next message of the log that is not settled, and where it stands in the group."""
+        """Add the next message of the log that is not settled, with its phase in the group."""
         if offset not in self._leased and offset not in self._waiting:
             self._hold(offset, key, phase)
         self.scanned = offset + 1
@@ -174,7 +182,7 @@ class KeyGate:
         self._place(found.group)
 
     def choose(self, count: int, now_mono_ms: int) -> list[int]:
-        """The next messages, up to `count`, in order of delivery. Nothing is taken before its lease is noted."""
+        """Return the next messages in order of delivery, up to `count`. Only `note` of their lease takes them."""
         self._wake(now_mono_ms)
         heap: list[_Next] = []
         for turn, heads in self._line.items():
@@ -193,7 +201,7 @@ class KeyGate:
         return chosen
 
     def _add_rest(self, heap: list[_Next], head: int, turn: int) -> None:
-        """Behind the head of a key group come the others that it has on offer."""
+        """Push the other offered messages of a key group, whose head has just been chosen."""
         group = self._ready[head].group
         left = _NO_LIMIT if group.name is None else self.limits.left(group.name, self._now_ms) - 1
         rest = iter(group.offered)
@@ -208,7 +216,7 @@ class KeyGate:
         return bool(self._line)
 
     def next_ms(self, now_mono_ms: int) -> int | None:
-        """In how many ms a rate lets the next message through; None if nothing waits for that."""
+        """Milliseconds until a rate allows the next message; None if nothing waits for that."""
         self._wake(now_mono_ms)
         while self._alarms:
             at_ms, name = self._alarms[0]
@@ -221,7 +229,7 @@ class KeyGate:
         return None
 
     def note(self, event: Event) -> None:
-        """Something happened in the group."""
+        """Follow an event of the group."""
         match event:
             case Leased():
                 self._note_leased(event)
@@ -237,7 +245,7 @@ class KeyGate:
                 self.clear()
 
     def check(self) -> list[str]:
-        """What is wrong with the state; nothing, if all is well."""
+        """Return what is wrong with the state; empty if nothing is."""
         wrong: list[str] = []
         for name, key in self._keys.items():
             ready = sorted(offset for offset, of in self._ready.items() if of is key)
@@ -303,7 +311,7 @@ class KeyGate:
                 self.scanned = stop
 
     def _known_in(self, runs: Runs) -> Iterable[int]:
-        """The messages of the window among them, and maybe others; the shorter way round."""
+        """Return the messages of the window among them, and maybe others, by iterating over the smaller side."""
         if size(runs) <= len(self):
             return each(runs)
         tables = (self._ready, self._leased, self._waiting)
@@ -340,7 +348,7 @@ class KeyGate:
             key = self._waiting.pop(offset, None)
             if key is None:
                 continue
-            if offset >= self.scanned:  # older ones of its key may lie between: it is fed when its turn comes
+            if offset >= self.scanned:  # older messages of its key may come before it: it is fed in its turn
                 self._settle(offset, key, self._waiting)
             else:
                 key.busy -= 1
@@ -348,7 +356,7 @@ class KeyGate:
                 self._place(key.group)
 
     def _key(self, name: bytes | None) -> _Key:
-        """The key, or, where keys have no order, the one that stands for its key group."""
+        """Return the key or, without key order, the one that represents its whole key group."""
         group_name = self._group_name(name)
         ordered = self.policy.key_order and name is not None
         if not ordered:
@@ -368,7 +376,7 @@ class KeyGate:
             return None
         return key if self._separator is None else key.partition(self._separator)[0]
 
-    # A message is on offer if nothing but its key group's limits can keep it back.
+    # A message is offered if only the limits of its key group can hold it back.
 
     def _make_ready(self, offset: int, key: _Key) -> None:
         self._ready[offset] = key
@@ -379,7 +387,7 @@ class KeyGate:
             self._offer(key)
 
     def _withdraw(self, offset: int, key: _Key) -> None:
-        """It is ready no more."""
+        """Remove a message that is no longer ready."""
         if key.ready is None:
             key.group.offered.discard(offset)
         else:
@@ -387,7 +395,7 @@ class KeyGate:
             self._offer(key)
 
     def _offer(self, key: _Key) -> None:
-        """Where there is an order, the oldest message is on offer, if its key is idle."""
+        """With key order, offer the oldest message if its key is idle."""
         ready = key.ready
         if ready is None:
             return
@@ -399,10 +407,10 @@ class KeyGate:
                 key.group.offered.add(first)
             key.offered = first
 
-    # Where a key group stands: in line, asleep until its rate allows more, or nowhere.
+    # A key group is in line, asleep until its rate allows more, or neither.
 
     def _place(self, group: _KeyGroup) -> None:
-        """What it has on offer, or how many of it are leased, may have changed."""
+        """Update a key group's place after its offers or its number of leases have changed."""
         if group.head == _NOBODY:
             self._stand(group, self._first_turn(group))
         elif self._is_full(group) or not group.offered or group.offered.min() != group.head:
@@ -410,7 +418,7 @@ class KeyGate:
             self._stand(group, group.turn)
 
     def _stand(self, group: _KeyGroup, turn: int) -> None:
-        """Get in line with the oldest on offer, unless a limit is reached."""
+        """Get in line with the oldest offered message, unless a limit is reached."""
         if not group.offered or self._is_full(group):
             return
         if group.name is not None:
@@ -426,7 +434,7 @@ class KeyGate:
         heads.add(group.head)
 
     def _step_out(self, group: _KeyGroup) -> None:
-        """It is served, whether or not it stood in line."""
+        """Take the group out of line to serve it, whether or not it was in line."""
         if group.head == _NOBODY:
             group.turn = self._first_turn(group)
         else:
@@ -440,7 +448,7 @@ class KeyGate:
         group.head = _NOBODY
 
     def _first_turn(self, group: _KeyGroup) -> int:
-        """The earliest round that it may join. New ones join the next: or many new ones would keep this one going."""
+        """Return the earliest round it may join. New groups join the next one, or many would prolong this one."""
         if not self._fair:
             return 0
         return self._round + 1 if group.turn == _NOBODY else max(group.turn, self._round)
@@ -451,7 +459,7 @@ class KeyGate:
             heappush(self._alarms, (until_ms, name))
 
     def _wake(self, now_ms: int) -> None:
-        """Time has passed: key groups whose rate allows more get in line."""
+        """Put key groups in line whose rate allows more by now."""
         self._now_ms = max(self._now_ms, now_ms)
         while self._alarms and self._alarms[0][0] <= self._now_ms:
             at_ms, name = heappop(self._alarms)
@@ -462,7 +470,7 @@ class KeyGate:
                     self._place(group)
 
     def limit_changed(self, name: bytes) -> None:
-        """In another partition a message of the key group was leased or let go."""
+        """A message of the key group was leased or settled in another partition."""
         group = self._groups.get(name)
         if group is not None:
             if group.head != _NOBODY and self.limits.opens_ms(name) > self._now_ms:
@@ -484,7 +492,7 @@ class KeyGate:
 
 
 def _advance(heap: list[_Next], turn: int, rest: Iterator[int], left: int) -> None:
-    """Put the one behind the first into its place."""
+    """Replace the first entry of the heap by the one after it."""
     behind = next(rest, None) if left else None
     if behind is None:
         heappop(heap)
@@ -492,19 +500,14 @@ def _advance(heap: list[_Next], turn: int, rest: Iterator[int], left: int) -> No
         heapreplace(heap, (turn, behind, rest, left))
 
 
-# What a group's key policy says, and the limits that it sets to key groups, over all partitions together.
-
-
 _NS_PER_MS: Final = 1_000_000
 _NS_PER_S: Final = 1_000_000_000
-
-
-# Groups whose bucket is full again are forgotten when this many have gathered, or twice as many as were left.
+# Key groups whose bucket is full again are forgotten once there are this many, or twice as many as remained last time.
 _FORGET_FROM: Final = 1_000
 
 
 class KeyPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How the keys of messages decide who is next. The key group is the part of a key before the separator."""
+    """How keys decide which message is next. The key group is the part of a key before the separator."""
 
     key_order: bool = False
     key_group_separator: str | None = None
@@ -516,26 +519,27 @@ class KeyPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def of(settings: QueueSettings) -> KeyPolicy | None:
-        """What the settings ask for; None if keys decide nothing."""
+        """Return the policy in the settings; None if keys decide nothing."""
         if not isinstance(settings, TopicSettings) or not settings.keyed:
             return None
         return KeyPolicy(**{name: getattr(settings, name) for name in KeyPolicy.__struct_fields__})
 
     @property
     def limited(self) -> bool:
-        """Whether a key group can be at a limit of its own."""
+        """Whether a key group can have limits of its own."""
         return self.key_group_concurrency is not None or self.key_group_rate is not None
 
 
 class KeyRates:
-    """A bucket for each key group: so many messages at once, then as fast as the rate lets them through.
+    """A token bucket for each key group: a burst at once, then as fast as the rate allows.
 
-    A bucket is one number, the time at which it will be full again. One that is not known began, full or with
-    a single message in it, when the rates did.
+    A bucket is one number, the time at which it will be full again. A bucket that is not stored has been filling since
+    the rates began, when it was full or had a single token.
     """
 
     def __init__(self, rate: float, burst: int, *, since_ms: int, full: bool) -> None:
-        # Rounded up: the rate is a promise. The clock counts in ms, so a ms' worth must fit into the bucket.
+        # Rounded up, because the rate is a promise. The clock counts in ms, so the bucket must hold a ms' worth of
+        # tokens.
         self._interval_ns = max(-int(-_NS_PER_S // rate), 1)
         self._burst = max(burst, -int(-rate // 1_000))
         self._spare_ns = (self._burst - 1) * self._interval_ns
@@ -544,16 +548,16 @@ class KeyRates:
         self._forget_at = _FORGET_FROM
 
     def left(self, name: bytes, now_ms: int) -> int:
-        """How many messages of the key group may go now."""
+        """Return how many messages of the key group may go now."""
         room_ns = now_ms * _NS_PER_MS - self._full_at(name) + self._spare_ns
         return 0 if room_ns < 0 else min(room_ns // self._interval_ns + 1, self._burst)
 
     def opens_ms(self, name: bytes) -> int:
-        """When the next message of the key group may go."""
+        """Return when the next message of the key group may go."""
         return -((self._spare_ns - self._full_at(name)) // _NS_PER_MS)
 
     def take(self, name: bytes, now_ms: int) -> None:
-        """A message of the key group went."""
+        """Count a message of the key group."""
         now_ns = now_ms * _NS_PER_MS
         self._full_at_ns[name] = max(self._full_at(name), now_ns) + self._interval_ns
         if len(self._full_at_ns) > self._forget_at:
@@ -565,22 +569,22 @@ class KeyRates:
 
 
 class Watcher(Protocol):
-    """Whoever has messages of a key group."""
+    """A gate that has messages of a key group."""
 
     def limit_changed(self, name: bytes) -> None:
-        """Somebody else took or gave back a message of the key group."""
+        """Another gate leased or settled a message of the key group."""
 
 
 class KeyLimits:
     """How many messages of each key group are leased, and how fast they may go.
 
-    All partitions of a group share one: the keys of a key group may lie in any of them. Whoever uses it holds the
+    All partitions of a group share one, since the keys of a key group may be in any of them. The caller holds the
     group's lock.
     """
 
     def __init__(self, policy: KeyPolicy, *, now_mono_ms: int, new: bool) -> None:
-        """A new group begins with full buckets; after a restart there is one message in each, or many restarts
-        would let many bursts through."""
+        """A new group starts with full buckets. After a restart each has a single token: otherwise many restarts would
+        let many bursts through."""
         self.policy = policy
         self.since_ms = now_mono_ms
         self._most = policy.key_group_concurrency
@@ -600,27 +604,27 @@ class KeyLimits:
             del self._watchers[name]
 
     def is_full(self, name: bytes) -> bool:
-        """Whether as many messages of the key group are leased as may be."""
+        """Whether the key group is at its concurrency limit."""
         return self._most is not None and self._leased.get(name, 0) >= self._most
 
     def opens_ms(self, name: bytes) -> int:
-        """When the rate lets the next message of the key group go; that may be long ago."""
+        """Return when the rate allows the next message of the key group; this may be long ago."""
         return self.since_ms if self._rates is None else self._rates.opens_ms(name)
 
     def left(self, name: bytes, now_ms: int) -> int:
-        """How many messages of the key group may go now."""
+        """Return how many messages of the key group may go now."""
         left = _NO_LIMIT if self._most is None else self._most - self._leased.get(name, 0)
         return left if self._rates is None else min(left, self._rates.left(name, now_ms))
 
     def take(self, name: bytes, now_ms: int | None, who: Watcher) -> None:
-        """A message of the key group is leased: now, or, where there is no time, it was already."""
+        """Count a leased message of the key group; `now_ms` is None if it was leased before this process started."""
         self._leased[name] = self._leased.get(name, 0) + 1
         if self._rates is not None and now_ms is not None:
             self._rates.take(name, now_ms)
         self._tell(name, who)
 
     def give_back(self, name: bytes, count: int, who: Watcher) -> None:
-        """Messages of the key group are leased no more."""
+        """Uncount messages of the key group that are no longer leased."""
         left = self._leased.get(name, 0) - count
         if left > 0:
             self._leased[name] = left

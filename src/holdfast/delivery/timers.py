@@ -1,7 +1,7 @@
-"""What falls due when, for very many entries at little cost: ticks, arrays of numbers, a heap of ticks.
+"""What is due when, for very many entries at little cost: a heap of ticks, and an array of numbers for each tick.
 
-Entries are never searched for. Who takes one back simply forgets it, and is asked at the end whether it
-still counts.
+Entries are never searched for. To cancel one, its owner simply forgets it; when it comes due, the owner is asked
+whether it still counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Entry = TypeVar("_Entry")
 
 
 class Timers:
-    """Numbers by the millisecond in which they fall due."""
+    """Numbers by the millisecond in which they are due."""
 
     def __init__(self) -> None:
         self._ticks: dict[int, array[int]] = {}  # tick -> due, number, due, number, ...
@@ -35,16 +35,16 @@ class Timers:
         entries.append(number)
 
     def due(self, now_ms: int) -> Iterator[tuple[int, int]]:
-        """Each (due, number) that is due by now, tick after tick: whoever wants a few looks at no more than those."""
+        """Yield each (due, number) that is due, tick by tick; a caller that needs only a few looks at no more."""
         for tick in sorted(_down(self._heap, lambda tick: tick * _TICK_MS <= now_ms)):
             for due_ms, number in _pairs(self._ticks[tick]):
                 if due_ms <= now_ms:
                     yield due_ms, number
 
     def forget(self, now_ms: int, counts: Callable[[int, int], bool] | None = None) -> None:
-        """Those that are due by now have had their turn; where some still count, only those before the first of them.
+        """Drop the entries that are due. If some still count, drop only those before the first of them.
 
-        So a turn may be had in portions, and none of them looks again at what the others did.
+        So due entries can be handled in portions, and no portion looks at those of the others again.
         """
         while self._heap and self._heap[0] * _TICK_MS <= now_ms:
             entries, later, seen = self._ticks[self._heap[0]], array("q"), 0
@@ -57,23 +57,23 @@ class Timers:
             left = later + entries[seen:]
             if left:
                 self._ticks[self._heap[0]] = left
-                return  # what is left counts, or is of the tick in which we are
+                return  # what is left still counts, or belongs to the current tick
             del self._ticks[heappop(self._heap)]
 
     def next_ms(self) -> int | None:
-        """When the next entry falls due, whether or not it still counts."""
+        """Return when the next entry is due, whether or not it still counts."""
         if not self._heap:
             return None
         return min(self._ticks[self._heap[0]][::2])
 
     def entries(self) -> Iterator[tuple[int, int]]:
-        """Each (due, number), in no order."""
+        """Yield each (due, number), in no order."""
         for entries in self._ticks.values():
             yield from zip(entries[::2], entries[1::2], strict=True)
 
 
 class Deadlines:
-    """When runs of leases end. Most leases are equally long, so most deadlines come in order of time."""
+    """When runs of leases end. Most leases have the same length, so most deadlines are added in order of time."""
 
     def __init__(self) -> None:
         self._in_order: deque[tuple[int, int, int]] = deque()
@@ -87,12 +87,12 @@ class Deadlines:
             heappush(self._others, (until_ms, start, stop))
 
     def due(self, now_ms: int) -> list[tuple[int, int]]:
-        """Each run (start, stop) whose deadline has come."""
+        """Return each run (start, stop) whose deadline has passed."""
         in_order = takewhile(lambda entry: entry[0] <= now_ms, self._in_order)
         return [entry[1:] for entry in (*in_order, *_down(self._others, lambda entry: entry[0] <= now_ms))]
 
     def forget(self, now_ms: int, counts: Callable[[int], bool] | None = None) -> None:
-        """Those whose deadline has come have had their turn; where some still count, only those before them."""
+        """Drop the runs whose deadline has passed. If some still count, drop only those before the first of them."""
         while self._in_order and self._in_order[0][0] <= now_ms:
             entry = self._in_order.popleft()
             left = _from_first(entry, counts)
@@ -111,7 +111,7 @@ class Deadlines:
         return min(first, default=None)
 
     def entries(self) -> Iterator[tuple[int, int, int]]:
-        """Each (until, start, stop), in no order."""
+        """Yield each (until, start, stop), in no order."""
         yield from self._in_order
         yield from self._others
 
@@ -119,20 +119,20 @@ class Deadlines:
         return len(self._in_order) + len(self._others)
 
     def renew(self, entries: list[tuple[int, int, int]]) -> None:
-        """Keep only these (until, start, stop): the others have been settled long ago."""
+        """Keep only these (until, start, stop): the leases of the others were settled long ago."""
         self._in_order = deque(sorted(entries))
         self._others = []
 
 
 def _from_first(entry: tuple[int, int, int], counts: Callable[[int], bool] | None) -> tuple[int, int, int] | None:
-    """What is left of a run from the first that counts; None if none does."""
+    """Return the run from its first member that counts; None if none does."""
     until_ms, start, stop = entry
     first = None if counts is None else next(filter(counts, range(start, stop)), None)
     return None if first is None else (until_ms, first, stop)
 
 
 def _down(heap: list[_Entry], is_due: Callable[[_Entry], bool]) -> Iterator[_Entry]:
-    """Down the heap, as far as its entries are due, in no order."""
+    """Yield the entries of the heap that are due, in no order, without looking at the rest."""
     places = [0]
     while places:
         at = places.pop()

@@ -1,4 +1,4 @@
-r"""Which messages are meant: a `where` given as a function, or as an expression of a small language.
+r"""Selecting messages: a `where` given as a function, or as an expression in a small language.
 
     error ~ "Timeout|refused" and attempts >= 3
     json.user.id == 42 or header["x-tenant"] in ["acme", "globex"]
@@ -11,19 +11,19 @@ r"""Which messages are meant: a `where` given as a function, or as an expression
     value      = name { .part | [number] | ["text"] } | "text" | 'text' | number | duration | list | true | false | null
     list       = "[" value { "," value } "]"     of plain values, without names
 
-Names: see `NAMES`. What is missing is null; `json` is null where the body is not JSON. Bytes are read as
-UTF-8, and a byte that is not UTF-8 becomes one of U+DC80 to U+DCFF (Python's surrogateescape). Headers
-are text, and of a header that repeats the first counts. A time without a zone is UTC.
+Names: see `NAMES`. Anything missing is null; `json` is null if the body is not JSON. Bytes are read as UTF-8, and a
+byte that is not UTF-8 becomes one of U+DC80 to U+DCFF (Python's surrogateescape). Headers are text; of a repeated
+header the first counts. A time without a zone is UTC.
 
-A comparison of unlike things (text with a number, true with 1), or with null, is false, `!=` and
-`not in` included; only a written null may be asked for, with == and !=. Lists and objects are compared
-with nothing: use `in`, an index or a part. A value alone counts unless it is null, false, 0 or empty.
+A comparison of different types (text with a number, true with 1), or with null, is false, even with `!=` and `not in`;
+only a literal null may be compared, with == and !=. Lists and objects cannot be compared: use `in`, an index or a part.
+A value on its own counts as true unless it is null, false, 0 or empty.
 
-`~` searches with RE2 (see `expressions`), and `!~` is true for a text in which nothing is found. In a text, \\ \" \'
-\n \r \t are the usual characters and every other backslash stands for itself, so "\d+" needs no doubling.
+`~` searches with RE2 (see `Expression`), and `!~` is true for a text without a match. In a text, \\ \" \' \n \r \t have
+their usual meaning and every other backslash stands for itself, so "\d+" needs no doubling.
 
-Nothing here is evaluated as Python. Length and nesting are limited, and all of it runs in a time linear in the
-message, regular expressions included: a condition may come from somebody whom you do not trust.
+Nothing is evaluated as Python. Length and nesting are limited, and everything runs in time linear in the message,
+regular expressions included, so a condition may come from someone you do not trust.
 """
 
 from __future__ import annotations
@@ -38,31 +38,25 @@ import msgspec
 
 from holdfast.errors import InvalidRequest
 
-# What an expression can know of a message, and how two values compare: never with an error.
-#
-# Bytes are read as UTF-8, and a byte that is not UTF-8 becomes one of U+DC80 to U+DCFF (Python's
-# surrogateescape). What is missing is None. Unlike values do not compare: text with a number, true with 1.
-
-
 _UNITS_MS: Final = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 _DURATION: Final = re.compile("".join(rf"(?:([0-9]+(?:\.[0-9]+)?){unit})?" for unit in _UNITS_MS))
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-# Made once: `int | float` in a function is built anew with each call.
+# Defined once: `int | float` inside a function would be built again at every call.
 _NUMBERS: Final = (int, float)
 _PLAIN_FACTS: Final = (str, int, float)
 _BYTES: Final = (bytes, bytearray, memoryview)
 
 
 class Facts:
-    """One message while it is looked at: its body is parsed as JSON at most once."""
+    """One message while it is examined; its body is parsed as JSON at most once."""
 
     __slots__ = ("_tree", "_tree_known", "message", "steps")
 
     def __init__(self, message: Any) -> None:
         self.message = message
         self._tree_known = False
-        self.steps = 0  # of regular expressions, so far
+        self.steps = 0  # taken by regular expressions so far
 
     def plain(self, name: str) -> Any:
         return _plain(getattr(self.message, name, None))
@@ -100,7 +94,7 @@ class Facts:
 
 
 def seconds_of(text: str) -> float | None:
-    """Seconds of a duration such as `1h30m`, `500ms` or `7d`, largest unit first; None if it is none."""
+    """Return the seconds of a duration such as `1h30m`, `500ms` or `7d`, largest unit first; None if it is not one."""
     found = _DURATION.fullmatch(text)
     if found is None or not text:
         return None
@@ -108,7 +102,7 @@ def seconds_of(text: str) -> float | None:
 
 
 def compared(holds: Callable[[Any, Any], bool], left: Any, right: Any) -> bool:
-    """Whether the relation holds; False for unlike values. A text beside a time is read as one."""
+    """Whether the relation holds; False for different types. Text compared with a time is parsed as a time."""
     if isinstance(left, datetime) and isinstance(right, str):
         right = moment_of(right)
     elif isinstance(right, datetime) and isinstance(left, str):
@@ -127,7 +121,7 @@ def _alike(left: Any, right: Any) -> bool:
 
 
 def contains(container: Any, value: Any) -> bool | None:
-    """Whether it holds the value; None where that cannot be asked."""
+    """Whether the container holds the value; None if the question makes no sense for these types."""
     if isinstance(container, list):
         if value is None:
             return True if None in container else None
@@ -155,7 +149,7 @@ def _parsed(body: Any) -> Any:
 
 
 def moment_of(text: str) -> datetime | None:
-    """The moment of an ISO 8601 time, in UTC where it names no zone; None if it is none."""
+    """Parse an ISO 8601 time, in UTC if it has no zone; None if it is not one."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -163,27 +157,26 @@ def moment_of(text: str) -> datetime | None:
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
-# Regular expressions that cannot be made to run for ever: RE2, whose time grows with the text and no faster.
+# Regular expressions use RE2, whose time grows linearly with the text. Python's `re` backtracks: a pattern such as
+# `(a+)+$` takes twice as long for every letter more. RE2 follows all alternatives at once. In return it has no
+# look-arounds and no back-references; `\d`, `\w`, `\s` and `\b` are ASCII (`\pL` is any letter, `\pN` any digit), and
+# `$` is the very end of the text.
 #
-# Python's `re` tries one way after another, and a pattern such as `(a+)+$` has twice as many for each letter more. RE2
-# follows all ways at once. It has no look-arounds and no back-references, which need the other kind of engine; `\d`,
-# `\w`, `\s` and `\b` mean ASCII (`\pL` is any letter, `\pN` any digit), and `$` is the very end of the text.
-#
-# Each letter of the text costs at most one step for each instruction of the program that a pattern is made into. Both
-# are limited, so that one search ends within a second whatever it is given; and so are those in one message together.
-
+# Each byte of the text costs at most one step for each instruction of the compiled pattern. Both are limited, so that a
+# search ends within a second whatever it is given; so is the total for one message.
 
 MAX_PATTERN_CHARACTERS: Final = 1_000
 MAX_INSTRUCTIONS: Final = 2_000
-# Instructions times bytes of the text, for all that is looked for in one message.
+# Instructions times bytes of text, for all searches in one message.
 MAX_STEPS: Final = 25_000_000
 
 _MEMORY_BYTES: Final = 1 << 20
 _ESCAPE_EXPRESSIONS: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
-# RE2 reads UTF-8, which has no surrogates; they stand for bytes that are not UTF-8. So they are moved, in text and
-# pattern alike, to where nothing else is: the end of the last private plane.
+# RE2 reads UTF-8, which has no surrogates; here they represent bytes that are not UTF-8. So they are mapped, in text
+# and
+# pattern alike, to code points that nothing else uses: the end of the last private plane.
 _SURROGATES: Final = {0xD800 + number: 0x10F800 + number for number in range(0x800)}
-# What RE2 says of a part, and what that is called.
+# Syntax that RE2 rejects, and what to call it.
 _LACKING: Final = (
     (r"\(\?<?[=!]", "look-arounds"),
     (r"\\[1-9]|\(\?P=", "back-references"),
@@ -195,7 +188,7 @@ _LACKING: Final = (
 
 
 class Expression:
-    """A regular expression, ready for use."""
+    """A compiled regular expression."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern: Final = pattern
@@ -203,7 +196,7 @@ class Expression:
         self._most_bytes = MAX_STEPS // self._compiled.programsize
 
     def steps(self, text: str) -> int:
-        """How many steps a search in the text may take."""
+        """Return how many steps a search in the text may take."""
         return int(self._compiled.programsize) * len(_encoded(text))
 
     def found_in(self, text: str) -> bool:
@@ -225,11 +218,11 @@ class Expression:
 
 
 def _compiled(pattern: str) -> Any:
-    import re2  # takes a while, and few need it
+    import re2  # slow to import, and rarely needed
 
     if len(pattern) > MAX_PATTERN_CHARACTERS:
         raise InvalidRequest(f"it has {len(pattern)} characters, at most {MAX_PATTERN_CHARACTERS} are allowed")
-    if number := re.search(r"\{[0-9]{10,}", pattern):  # RE2 takes it for plain text
+    if number := re.search(r"\{[0-9]{10,}", pattern):  # RE2 takes it for literal text
         raise InvalidRequest(f"no repetition can be as large as {_shown(number[0])}")
     options = re2.Options()
     options.log_errors = False
@@ -248,7 +241,7 @@ def _compiled(pattern: str) -> Any:
 
 
 def _escape(found: re.Match[str]) -> str:
-    """What Python's `re` writes otherwise than RE2: characters by number, and the end of the text."""
+    """Translate what Python's `re` writes differently from RE2: characters by number, and the end of the text."""
     text = found[1]
     if text[0] in "uU" and len(text) > 1:
         code = int(text[1:], 16)
@@ -313,10 +306,10 @@ _ORDER: Final[dict[str, Callable[[Any, Any], bool]]] = {
 
 
 def compile_where(where: str | Callable[[Any], object] | None, *, now_ms: int) -> Callable[[Any], bool]:
-    """A predicate over messages; `age` is taken at `now_ms`. None stands for every message.
+    """Return a predicate over messages; `age` is relative to `now_ms`. None selects every message.
 
-    A message is any object with attributes of the plain names, `timestamp_ns` and `headers` (a mapping
-    or pairs); one that it lacks is null.
+    A message is any object with attributes of the plain names, `timestamp_ns` and `headers` (a mapping or pairs);
+    missing ones are null.
     """
     if where is None:
         return lambda _message: True
@@ -333,7 +326,7 @@ _Test: TypeAlias = Callable[[Facts], bool]
 
 
 class _Operand(NamedTuple):
-    """One side of a comparison; a literal has its value, a name is read from each message."""
+    """One side of a comparison: a literal with its value, or a name that is read from each message."""
 
     at: int
     read: Callable[[Facts], Any]
@@ -349,7 +342,7 @@ class _Token(NamedTuple):
 
 
 class _Parser:
-    """Recursive descent over the grammar above; each method takes what it names and answers with a test."""
+    """Recursive descent over the grammar above; each method consumes what it is named for and returns a test."""
 
     def __init__(self, source: str, now_ms: int) -> None:
         self._source = source
@@ -426,7 +419,7 @@ class _Parser:
         return lambda facts: compared(holds, left.read(facts), right.read(facts))
 
     def _fitted(self, operand: _Operand, other: _Operand) -> _Operand:
-        """The operand as the other side wants it: a comparison that can never be true is a slip of the writer."""
+        """Convert a literal to what the other side needs; fails if the comparison could never be true."""
         if not operand.literal or operand.value is None:
             return operand
         if other.name == "time":
@@ -537,7 +530,7 @@ class _Parser:
         return self._tokens[self._next]
 
     def _take(self, text: str) -> bool:
-        """Whether this word or sign comes next; then it is taken."""
+        """Consume this word or sign if it comes next; returns whether it did."""
         token = self._token
         if token.kind in {"name", "sign"} and token.text.lower() == text:
             self._next += 1
@@ -566,7 +559,7 @@ class _Parser:
     def _fail(self, what: str, at: int) -> NoReturn:
         first = max(0, at - 60)
         shown = self._source[first : at + 40]
-        # One column for each character, or the caret would not stand below its place.
+        # One column for each character, so that the caret is below its place.
         line = "".join(character if character.isprintable() else " " for character in shown)
         raise InvalidRequest(
             f"cannot read the expression: {what}\n  {line}\n  {' ' * (at - first)}^\n"

@@ -1,4 +1,4 @@
-"""The only doors to the outside world: clock, disk, ids, watch. Everything else is given them."""
+"""The only access to the outside world: clock, disk, ids, file watches. Everything else receives these as arguments."""
 
 from holdfast.env.disk import Disk, File, FolderLock, FolderLocked, OpenFolder, RealDisk
 from holdfast.env.process import OpenFiles, close_in_children, end_at_exit, refuse_to_pickle

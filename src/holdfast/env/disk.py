@@ -1,8 +1,8 @@
 """The disk: the few calls that storage makes, each of which a simulated disk can fail or forget.
 
-The words are chosen so that the promises are plain. After `write` or a store into a map the bytes are
-in the page cache: they survive the death of the process. After `File.sync` they survive a power cut,
-and so does the file's length. A new, renamed or removed name survives one only after `sync_folder`.
+What each call promises: after `write` or a store into a map, the bytes are in the page cache and survive the death of
+the process. After `File.sync` they survive a power cut, and so does the file's length. A new, renamed or removed name
+survives a power cut only after `sync_folder`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from holdfast.env.process import close_in_children
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 
-# The holder's note in a lock file: fixed, so that a new note always covers the old one.
+# Size of the holder's note in a lock file: fixed, so that a new note always covers the old one.
 NOTE_BYTES = 512
 
 # What a call may run out of before any byte is at stake: descriptors of the process or of the machine, memory.
 RAN_OUT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-# Where the folder above says so, it was none of us who made this one.
+# If syncing the parent folder fails with one of these, we did not create the folder, and need not sync it.
 _MADE_BY_OTHERS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _WRITING = os.O_RDWR | os.O_NOFOLLOW
 
-# Where a store into a map may need new blocks (and so fail as SIGBUS, not as an error).
+# Where a store into a map may have to allocate blocks, and so can fail as SIGBUS instead of an error.
 _COPY_ON_WRITE = frozenset({"btrfs", "zfs", "bcachefs", "fuse.zfs"})
 
 
@@ -49,47 +49,47 @@ class File(Protocol):
     """An open file. Positions are bytes from its start."""
 
     def size(self) -> int:
-        """Its length."""
+        """Return its length."""
 
     def read(self, position: int, length: int) -> bytes:
-        """Up to `length` bytes; fewer only where the file ends."""
+        """Return up to `length` bytes; fewer only at the end of the file."""
 
     def view(self, position: int, length: int) -> memoryview:
-        """The same without a copy where the disk can; valid for as long as someone holds it."""
+        """Like `read`, without a copy if possible; valid for as long as someone holds it."""
 
     def write(self, position: int, parts: Sequence[BytesLike]) -> int:
-        """Write the parts one behind the other; answers how many bytes were taken, maybe fewer."""
+        """Write the parts one after the other; returns how many bytes were written, maybe fewer."""
 
     def reserve(self, length: int) -> None:
-        """Allocate blocks, so that the first `length` bytes can be written without more room."""
+        """Allocate blocks, so that the first `length` bytes can be written even if the disk fills up."""
 
     def map(self, length: int) -> WritableMap:
-        """The first `length` bytes, which must have been reserved, for storing into."""
+        """Return the first `length` bytes, which must have been reserved, for storing into."""
 
     def words(self, count: int) -> MutableSequence[int]:
-        """The first `count` 64-bit words, little endian; each store is one, never torn."""
+        """Return the first `count` 64-bit words, little endian; each store is atomic."""
 
     def truncate(self, length: int) -> None:
-        """Cut or extend with zeros. Never on a file that others may have mapped."""
+        """Cut, or extend with zeros. Never on a file that others may have mapped."""
 
     def sync(self) -> None:
-        """Return when bytes and length are on stable storage. A failure is final: never retry."""
+        """Wait until bytes and length are on stable storage. A failure is final: never retry."""
 
     def close(self) -> None:
-        """Let go of it; views stay valid."""
+        """Close it; views stay valid."""
 
 
 class OpenFolder(Protocol):
-    """A folder whose names will have to be synced: opened before anything changes, so that only the sync can fail."""
+    """A folder whose names must be synced later; opened before anything changes, so that only the sync can fail."""
 
     def sync(self) -> None:
-        """Return when the names in it are on stable storage. A failure is final: never retry."""
+        """Wait until its names are on stable storage. A failure is final: never retry."""
 
     def close(self) -> None: ...
 
 
 class FolderLocked(Exception):
-    """Somebody else holds the lock; `note` is what the holder wrote about itself."""
+    """Another process holds the lock; `note` is what it wrote about itself."""
 
     def __init__(self, note: bytes) -> None:
         super().__init__("locked")
@@ -109,22 +109,22 @@ class Disk(Protocol):
         """Whether stores into a reserved map cannot fail here."""
 
     def kind(self, folder: str) -> str:
-        """The file system's name, for people."""
+        """Return the name of the file system, for people."""
 
     def mount_id(self, folder: str) -> int:
-        """Which mount it lies on; 0 where that is not known. One that is mounted anew has another number."""
+        """Identify the mount it is on; 0 if that is not known. Mounting again gives another number."""
 
     def names(self, folder: str) -> list[str]:
-        """What the folder holds, sorted; FileNotFoundError where there is no such folder."""
+        """Return the names in the folder, sorted; raises FileNotFoundError if there is no such folder."""
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a name; OSError where that cannot be found out just now."""
+        """Whether the name exists; raises OSError if that cannot be determined right now."""
 
     def make_folder(self, path: str) -> None:
-        """Make it and those above it, durably; no error where it is there already."""
+        """Create it and its parents, durably; no error if it exists."""
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
-        """Never writes to what a symbolic link points to: another user may have made that."""
+        """Open a file. Never writes through a symbolic link: another user may have created it."""
 
     def rename(self, old: str, new: str) -> None: ...
 
@@ -136,29 +136,44 @@ class Disk(Protocol):
         """Remove an empty folder."""
 
     def open_folder(self, folder: str) -> OpenFolder:
-        """For syncing its names later, without a descriptor that may be missing by then."""
+        """Open it for syncing its names later, when there may be no descriptor left."""
 
     def sync_folder(self, folder: str) -> None:
-        """Return when the names in it are on stable storage."""
+        """Wait until the names in it are on stable storage."""
 
     def free_bytes(self, folder: str) -> int:
-        """Room left for this user on the disk that holds the folder."""
+        """Return the room left for this user on the disk that holds the folder."""
 
     def lock(self, path: str, note: bytes) -> FolderLock:
-        """Take the lock or raise FolderLocked, at once."""
+        """Take the lock, or raise FolderLocked at once."""
 
     def exposure(self, folder: str, *, above: bool = False) -> str | None:
-        """Why other users could put something of theirs in the place of what is ours; None where they cannot.
+        """Say why other users could replace files in the folder; None if they cannot.
 
-        With `above` also why every user could put another folder in its place.
+        With `above`, also why any user could replace the folder itself.
         """
 
 
-class RealFile:
-    """A file of the operating system."""
+class _Descriptor:
+    """Owns a file descriptor, and closes it once: at the latest when nobody uses the object any more."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class RealFile(_Descriptor):
+    """A file of the operating system. A reader may still use it when a segment is let go: the last one closes it."""
 
     def __init__(self, fd: int, *, write: bool) -> None:
-        self._fd = fd
+        super().__init__(fd)
         self._protection = mmap.PROT_READ | mmap.PROT_WRITE if write else mmap.PROT_READ
         self._map: mmap.mmap | None = None
 
@@ -195,7 +210,7 @@ class RealFile:
         return self._mapped(length)
 
     def words(self, count: int) -> MutableSequence[int]:
-        # A native 8-byte item of an aligned map is stored by one instruction.
+        # A native 8-byte item in an aligned map is stored with a single instruction.
         return memoryview(mmap.mmap(self._fd, count * 8, prot=self._protection)).cast("Q")  # type: ignore[return-value]
 
     def truncate(self, length: int) -> None:
@@ -206,14 +221,8 @@ class RealFile:
         _refuse_read_only(self._fd)
 
     def close(self) -> None:
-        self._map = None  # unmapped when the last view of it is gone
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __del__(self) -> None:
-        # A reader may still be at work when a segment is let go: the last one out closes the file.
-        self.close()
+        self._map = None  # unmapped when its last view is gone
+        super().close()
 
     def _mapped(self, length: int) -> mmap.mmap:
         mapped = mmap.mmap(self._fd, length, prot=self._protection)
@@ -221,50 +230,30 @@ class RealFile:
         return mapped
 
 
-class RealFolderLock:
-    """An flock on a small file that says who holds it."""
+class RealFolderLock(_Descriptor):
+    """An flock on a small file that says who holds it. Dropping it without `release` gives up the lock, too."""
 
     def __init__(self, fd: int) -> None:
-        self._fd = fd
+        super().__init__(fd)
         close_in_children(self)
 
     def disown(self) -> None:
-        """In a child after a fork: it must not keep the lock when the owner is gone."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """After a fork, in the child: do not keep the lock after the owner is gone."""
+        self.close()
 
     def release(self) -> None:
         if self._fd >= 0:
             # Closing alone would leave the lock with a forked child, which shares the open file.
             fcntl.flock(self._fd, fcntl.LOCK_UN)
-            os.close(self._fd)
-            self._fd = -1
-
-    def __del__(self) -> None:
-        # A log that was dropped without closing lets go of its folder, too.
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            self.close()
 
 
-class RealOpenFolder:
-    """A folder that is open, as the operating system wants it for syncing its names."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+class RealOpenFolder(_Descriptor):
+    """An open folder, as the operating system needs it for syncing names."""
 
     def sync(self) -> None:
         os.fsync(self._fd)
         _refuse_read_only(self._fd)
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __del__(self) -> None:
-        self.close()
 
 
 class RealDisk:
@@ -286,31 +275,27 @@ class RealDisk:
         try:
             os.stat(path)
         except OSError as error:
-            if error.errno in RAN_OUT or error.errno == errno.EACCES:  # "no" would be taken for the truth
+            if error.errno in RAN_OUT or error.errno == errno.EACCES:  # returning False would be a wrong answer
                 raise
             return False
         return True
 
     def make_folder(self, path: str) -> None:
-        # Each new name must reach the disk through the folder above it.
-        missing = []
-        current = os.path.abspath(path)
-        while not os.path.isdir(current):
-            missing.append(current)
-            current = os.path.dirname(current)
-        # Whoever made the last one that is there may have died before its name was synced.
+        # Each new name reaches the disk through its parent folder.
+        existing, missing = _to_make(path)
+        # The creator of the last existing one may have died before its name was synced.
         try:
-            self.sync_folder(os.path.dirname(current))
+            self.sync_folder(os.path.dirname(existing))
         except OSError as error:
             if error.errno not in _MADE_BY_OTHERS:
                 raise
-        for folder in reversed(missing):
+        for folder in missing:
             try:
                 os.mkdir(folder, 0o700)
             except FileExistsError:
                 if not os.path.isdir(folder):
                     raise
-                # Somebody else has just made it, and may not have synced its name yet.
+                # Somebody else has just created it, and may not have synced its name yet.
             self.sync_folder(os.path.dirname(folder))
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
@@ -333,11 +318,8 @@ class RealDisk:
         return RealOpenFolder(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
     def sync_folder(self, folder: str) -> None:
-        opened = self.open_folder(folder)
-        try:
+        with contextlib.closing(self.open_folder(folder)) as opened:
             opened.sync()
-        finally:
-            opened.close()
 
     def free_bytes(self, folder: str) -> int:
         facts = os.statvfs(folder)
@@ -348,7 +330,7 @@ class RealDisk:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode):
             os.close(fd)
-            raise FileExistsError(errno.EEXIST, "it is no plain file", path)
+            raise FileExistsError(errno.EEXIST, "it is not a plain file", path)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -357,8 +339,8 @@ class RealDisk:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise FolderLocked(holder) from None
             raise
-        # The note is for people: a full disk must not keep the owner from opening its own log. And a file with a
-        # second name is perhaps somebody's, who would find the note in it.
+        # The note is for people: a full disk must not keep the owner from opening its own log. And a file with a second
+        # name may be somebody else's, who would find the note in it.
         if facts.st_nlink == 1:
             with contextlib.suppress(OSError):
                 os.pwrite(fd, note.ljust(NOTE_BYTES), 0)
@@ -368,22 +350,32 @@ class RealDisk:
         return exposure(folder, above=above)
 
 
-def _refuse_read_only(fd: int) -> None:
-    """Raise where the file system has become read-only while the file was open.
+def _to_make(path: str) -> tuple[str, list[str]]:
+    """Return the deepest folder on the path that exists, and those below it that do not, highest first."""
+    missing = []
+    current = os.path.abspath(path)
+    while not os.path.isdir(current):
+        missing.append(current)
+        current = os.path.dirname(current)
+    return current, missing[::-1]
 
-    After an error of the disk, or an emergency remount, many kernels answer a sync with success and write nothing,
-    while stores into a map go on. Asked after the sync: what was lost before it is noticed, too.
+
+def _refuse_read_only(fd: int) -> None:
+    """Raise if the file system has become read-only while the file was open.
+
+    After a disk error or an emergency remount, many kernels report a sync as successful and write nothing, while stores
+    into a map still work. Checked after the sync, so that what was lost before it is noticed, too.
     """
     if os.fstatvfs(fd).f_flag & os.ST_RDONLY:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
 def _file_system(folder: str) -> str:
-    """The type of the mount that holds the folder, from the kernel's own list."""
+    """Return the type of the mount that holds the folder, from the kernel's own list."""
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
-        if error.errno in RAN_OUT:  # "unknown" would be taken for a disk whose maps are safe to store into
+        if error.errno in RAN_OUT:  # "unknown" would mean that maps are safe to store into
             raise
         return "unknown"
     target = os.path.realpath(folder)
@@ -397,31 +389,23 @@ def _file_system(folder: str) -> str:
     return kind
 
 
-# The disk as tables need it: whole folders change places at once, and a file may stand under two names.
-
-
 _HERE: Final = -100  # AT_FDCWD
 _EXCHANGE: Final = 2  # RENAME_EXCHANGE
 _UNSUPPORTED: Final = frozenset({errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP})
 
 
 class LakeDisk(RealDisk):
-    """The disk of this machine, with the few calls more that tables of plain files need."""
+    """The disk of this machine with the extra calls for tables: exchanging folders at once, and hard links."""
 
     def make_folder(self, path: str) -> None:
-        """Open to those whom the process lets in, as what Spark writes is: tables are for others to read."""
-        missing = []
-        current = os.path.abspath(path)
-        while not os.path.isdir(current):
-            missing.append(current)
-            current = os.path.dirname(current)
-        for folder in reversed(missing):
-            with contextlib.suppress(FileExistsError):  # somebody else has just made it
+        """Create folders with the process's default permissions, as Spark does: tables are for others to read."""
+        for folder in _to_make(path)[1]:
+            with contextlib.suppress(FileExistsError):  # somebody else has just created it
                 os.mkdir(folder)
             self.sync_folder(os.path.dirname(folder))
 
     def exchange(self, one: str, other: str) -> bool:
-        """Let two names change places in one step, as every reader sees it; False where this disk cannot do that."""
+        """Exchange two names atomically, also for readers; returns False if this disk cannot do that."""
         library = ctypes.CDLL(None, use_errno=True)
         if not hasattr(library, "renameat2"):
             return False
@@ -433,22 +417,19 @@ class LakeDisk(RealDisk):
         raise OSError(code, os.strerror(code), one)
 
     def link(self, old: str, new: str) -> None:
-        """A second name for the same file."""
+        """Create a second name for the same file."""
         os.link(old, new)
 
     def size(self, path: str) -> int:
         return os.stat(path).st_size
 
     def sync_file(self, path: str) -> None:
-        """Return when a file that somebody else wrote is on stable storage."""
-        file = self.open(path)
-        try:
+        """Wait until a file that somebody else wrote is on stable storage."""
+        with contextlib.closing(self.open(path)) as file:
             file.sync()
-        finally:
-            file.close()
 
     def files_below(self, folder: str) -> list[str]:
-        """Every file below the folder, by its path from there, sorted; nothing where there is no such folder."""
+        """Return every file below the folder by its relative path, sorted; empty if there is no such folder."""
         found = []
         for place, _, names in os.walk(folder):
             below = os.path.relpath(place, folder)
@@ -456,23 +437,16 @@ class LakeDisk(RealDisk):
         return sorted(found)
 
 
-# What is known of a file or folder besides its bytes: its state, who may change it, which mount it lies on.
-
-
-# Who else may change what a folder holds: other users of this machine, by its mode, its group or its place.
-#
-# Whoever may make names in a folder can take the owner's socket, or put a link where we write. Root can do that
-# everywhere, so that root's folders are as good as our own.
-
-
+# Who else may change the contents of a folder? Anyone who may create names in it can take over the owner's socket, or
+# place a link where we write. Root can do that everywhere, so root's folders are as good as our own.
 ROOT: Final = 0
 _ACCESS_LIST: Final = "system.posix_acl_access"
 
 
 def exposure(folder: str, *, above: bool = False) -> str | None:
-    """Why other users could put something of theirs in the place of what is ours; None where they cannot.
+    """Say why other users could replace files in the folder; None if they cannot.
 
-    With `above` also why every user could put another folder in its place.
+    With `above`, also why any user could replace the folder itself.
     """
     uid = os.geteuid()
     path = os.path.abspath(folder)
@@ -484,7 +458,7 @@ def exposure(folder: str, *, above: bool = False) -> str | None:
     if facts.st_uid not in (uid, ROOT):
         return f"it belongs to {user_name(facts.st_uid)}, and this process runs as {user_name(uid)}"
     if facts.st_mode & stat.S_IWOTH:
-        return "every user may write to it"  # and make names there, whether or not it is sticky
+        return "every user may write to it"  # and create names in it, even if it is sticky
     if facts.st_mode & stat.S_IWGRP:
         others = (
             "an access control list lets others write to it" if _has_list(real) else shared_group(facts.st_gid, uid)
@@ -495,7 +469,7 @@ def exposure(folder: str, *, above: bool = False) -> str | None:
 
 
 def replaceable(path: str) -> str | None:
-    """Why every user could put something else in the place of the path; None where they cannot."""
+    """Say why any user could replace what is at the path; None if they cannot."""
     folder = Path(os.path.realpath(os.path.dirname(os.path.abspath(path))))
     for above in (folder, *folder.parents):
         mode = os.stat(above).st_mode
@@ -505,10 +479,10 @@ def replaceable(path: str) -> str | None:
 
 
 def shared_group(gid: int, uid: int) -> str | None:
-    """Which others are in the group, as far as this machine knows; None where it is the user's own, or root's.
+    """Say which other users are in the group, as far as this machine knows; None if it is the user's own, or root's.
 
-    Most users have a group of their own, and make folders that it may write to. A group that the machine does not
-    know was given to this process by whoever started it: a container's.
+    Most users have a group of their own, and create folders that it may write to. A group unknown to this machine was
+    given to the process by whoever started it, as in a container.
     """
     if gid == ROOT:
         return None
@@ -528,7 +502,7 @@ def shared_group(gid: int, uid: int) -> str | None:
 
 
 def user_name(uid: int) -> str:
-    """What the user is called here."""
+    """Return the user's name on this machine."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -536,7 +510,7 @@ def user_name(uid: int) -> str:
 
 
 def _has_list(path: str) -> bool:
-    """Whether the folder's mode tells only a part: its group's bits are then the most that anybody in a list gets."""
+    """Whether an access control list applies: then the group's bits are only the maximum of what the list grants."""
     try:
         return bool(os.getxattr(path, _ACCESS_LIST))
     except OSError:
@@ -545,7 +519,7 @@ def _has_list(path: str) -> bool:
 
 @dataclass(frozen=True)
 class FileFacts:
-    """A file that was changed, or another one under its name, differs in one of these."""
+    """Facts that show whether a file was changed or replaced: then at least one of them differs."""
 
     inode: int
     size: int
@@ -555,17 +529,17 @@ class FileFacts:
 
     @property
     def others_may_read(self) -> bool:
-        """Whether every user of the machine may; the file's group may have been given it on purpose."""
+        """Whether every user of the machine may read it. Its group may have been given access on purpose."""
         return bool(self.mode & stat.S_IROTH)
 
     @property
     def others_may_write(self) -> bool:
-        """Whether anybody but its owner may."""
+        """Whether anyone except its owner may write to it."""
         return bool(self.mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 def file_facts(path: str) -> FileFacts | None:
-    """Those of the file that the name leads to now; None where there is none that could be looked at."""
+    """Return the facts of the file at the path; None if there is none, or it cannot be examined."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
@@ -573,24 +547,21 @@ def file_facts(path: str) -> FileFacts | None:
     return FileFacts(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, stat.S_IMODE(found.st_mode))
 
 
-# Which mount a folder lies on. A file system that is unmounted and mounted anew forgets what was never synced,
-# as a restart of the machine does: without a restart, that is what a failed disk leaves behind.
-
-
-_AT_FDCWD: Final = -100
-_UNIQUE_ID: Final = 0x4000  # STATX_MNT_ID_UNIQUE: never given to another mount until the machine restarts
+# Which mount a folder is on. A file system that is unmounted and mounted again forgets what was never synced, like a
+# reboot of the machine; without a reboot, this is what happens after a disk failure.
+_UNIQUE_ID: Final = 0x4000  # STATX_MNT_ID_UNIQUE: not reused until the machine reboots
 _STATX_BYTES: Final = 256
 _MASK_AT: Final = 0
 _MOUNT_ID_AT: Final = 144
 
 
 def mount_id(folder: str) -> int:
-    """A number that no other mount has had since the machine was started; 0 where the kernel cannot tell (< 6.8)."""
+    """Return a number that no other mount has had since the machine booted; 0 if the kernel cannot tell (< 6.8)."""
     statx = _statx()
     if statx is None:
         return 0
     answer = ctypes.create_string_buffer(_STATX_BYTES)
-    if statx(_AT_FDCWD, folder.encode("utf-8", "surrogateescape"), 0, _UNIQUE_ID, answer) != 0:
+    if statx(_HERE, folder.encode("utf-8", "surrogateescape"), 0, _UNIQUE_ID, answer) != 0:
         return 0
     mask = int.from_bytes(answer.raw[_MASK_AT : _MASK_AT + 4], "little")
     known = answer.raw[_MOUNT_ID_AT : _MOUNT_ID_AT + 8] if mask & _UNIQUE_ID else b""

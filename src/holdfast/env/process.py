@@ -1,4 +1,4 @@
-"""This process: the variables it was started with, its descriptors, and how it forks, is told to end, and ends."""
+"""This process: its environment, descriptors and signals, and what happens when it forks or exits."""
 
 from __future__ import annotations
 
@@ -15,30 +15,27 @@ from weakref import WeakSet, ref
 
 
 def environment() -> Mapping[str, str]:
-    """As they are now; later changes do not show."""
+    """Return a copy of the environment variables."""
     return dict(os.environ)
 
 
 def set_variable(name: str, value: str) -> None:
-    """For this process and those that it starts."""
+    """Set a variable for this process and those it starts."""
     os.environ[name] = value
 
 
-# File descriptors of this process: how many it may have, and how many it has.
-
-
-# Where the system names no limit, one that nobody reaches.
+# Stands for "no limit"; a number that nobody reaches.
 _UNLIMITED: Final = 1 << 30
 
 
 def descriptor_limit() -> int:
-    """How many descriptors this process may have open."""
+    """Return how many descriptors this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _UNLIMITED if soft == resource.RLIM_INFINITY else soft
 
 
 def raise_descriptor_limit() -> int:
-    """As many as the system lets this process ask for; answers how many that are."""
+    """Raise the limit as far as the system allows; returns the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):  # then it stays as it is
@@ -47,33 +44,30 @@ def raise_descriptor_limit() -> int:
 
 
 def open_descriptors() -> int:
-    """How many this process has open now."""
-    return len(os.listdir("/proc/self/fd")) - 1  # without the one of this look
+    """Return how many descriptors this process has open."""
+    return len(os.listdir("/proc/self/fd")) - 1  # without the one for listing them
 
 
-# A fork copies every object, but a file has one writer: in the child, what the parent owns is closed.
-#
-# Without this a child would write into the parent's files from a state of its own, and messages that both
-# acknowledged would lie on top of each other.
-
-
+# A fork copies every object, but a file must have only one writer, so what the parent owns is closed in the child.
+# Otherwise a child would write to the parent's files from a state of its own, and messages that both acknowledged would
+# overwrite each other.
 class Owner(Protocol):
     """Something that owns files."""
 
     def disown(self) -> None:
-        """The owner is another process now. Locks may be held by threads that do not exist here: take none."""
+        """Give up ownership in the child. Must take no locks: threads that do not exist here may hold them."""
 
 
 _owners: WeakSet[Owner] = WeakSet()
 
 
 def close_in_children(owner: Owner) -> None:
-    """Let every child that is forked from now on find the object closed."""
+    """Have the object's `disown` called in every child forked from now on."""
     _owners.add(owner)
 
 
 def refuse_to_pickle(opened: object) -> NoReturn:
-    """Say what to do instead, where a program hands something that it has opened to a process that is spawned."""
+    """Raise a TypeError that says what to do instead of passing an open object to a spawned process."""
     raise TypeError(
         f"{opened!r} cannot be pickled: it has files or connections, which belong to one process. Give the other "
         "process the path or the address, and open it there"
@@ -89,21 +83,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_disown_all)
 
 
-# What must be ended in order before the interpreter goes: it ends its threads without asking them.
-
-
 class Ending(Protocol):
-    """Something with work in hand."""
+    """Something with work in progress, to be ended before the interpreter kills its threads."""
 
     def end(self) -> None:
-        """Finish now; called when the program ends in order, by whatever way but a kill."""
+        """Finish now; called when the program exits by any way except a kill."""
 
 
 _endings: WeakSet[Ending] = WeakSet()
 
 
 def end_at_exit(ending: Ending) -> None:
-    """See to it that `end` is called, unless nobody has the object any more by then."""
+    """Have `end` called at exit, if the object still exists then."""
     _endings.add(ending)
 
 
@@ -115,18 +106,15 @@ def _end_all() -> None:
 atexit.register(_end_all)
 
 
-# Being told to end.
-
-
 ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
 def first_signal(tell: Callable[[int], object]) -> Iterator[None]:
-    """Inside, the first SIGTERM or SIGINT is told of, and from then on one ends the process as if nobody listened.
+    """Inside the block, the first SIGTERM or SIGINT calls `tell`; a second one ends the process as it would by default.
 
-    `tell` is called at any point of the main thread: it must take no lock. In another thread signals cannot be
-    heard, and nothing happens.
+    `tell` may be called at any point of the main thread, so it must take no lock. Outside the main thread signals
+    cannot be handled, and nothing happens.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -145,36 +133,33 @@ def first_signal(tell: Callable[[int], object]) -> Iterator[None]:
             signal.signal(each, handler)
 
 
-# How many files may be open at a time, and who is to close some so that others can open theirs.
-
-
 _AGAIN_MS: Final = 100
 
 
 class Opener(Protocol):
-    """Somebody with files open who can do without them until it needs them again."""
+    """Something that has files open and can do without them for a while."""
 
     def used(self) -> bool:
-        """Whether it was used since it was last asked."""
+        """Whether it was used since the last call."""
 
     def rest(self, *, wait: bool) -> bool:
-        """Close its files for now; False where they are needed. Without `wait` it never waits for anybody.
+        """Close its files for now; returns False if they are in use. Without `wait`, it never blocks.
 
-        It says itself that it `gave` them, before it can have opened them again.
+        It calls `gave` itself, before it could have opened them again.
         """
 
 
 class OpenFiles:
-    """Counts descriptors. Where they are too many, those who were not used for longest close theirs.
+    """Counts open descriptors. When there are too many, the least recently used openers close theirs.
 
-    Safe to use from any thread, with whatever locks held: nobody is waited for. Who was used since the last look is
-    passed over once. Whoever is just at work keeps its files, so that there may be more for a moment.
+    May be called from any thread and with any locks held, since it never waits. Openers used since the last look are
+    spared once, and those at work keep their files, so the limit may be exceeded for a moment.
     """
 
     def __init__(self, most: int | None = None) -> None:
-        self.most = most  # None: there is no limit, and nobody is counted
+        self.most = most  # None: no limit, and nothing is counted
         self.count = 0
-        self.on_too_many: Callable[[], None] = lambda: None  # somebody should call `rest_idle` who can wait
+        self.on_too_many: Callable[[], None] = lambda: None  # asks a thread that can wait to call `tick`
         self._told = False
         self._lock = threading.Lock()
         self._openers: OrderedDict[int, tuple[ref[Opener], int]] = OrderedDict()
@@ -184,7 +169,7 @@ class OpenFiles:
         return self.most is not None and self.count > self.most
 
     def took(self, opener: Opener, descriptors: int) -> None:
-        """It has so many open now."""
+        """Record how many descriptors the opener has now; closes others if that is too many."""
         if self.most is None:
             return
         with self._lock:
@@ -200,21 +185,21 @@ class OpenFiles:
             self._told = False
 
     def gave(self, opener: Opener) -> None:
-        """It has none open any more."""
+        """Record that the opener has no descriptors any more."""
         with self._lock:
             self._drop(id(opener))
 
     def tick(self) -> int | None:
-        """Have files closed where there are too many, also of those for whom one must wait; in how many ms again."""
+        """Close files if there are too many, waiting where necessary; returns the ms until the next look, or None."""
         if not self.too_many:
             self._told = False
-            if not self.too_many:  # otherwise somebody came in between, who took us for told
+            if not self.too_many:  # otherwise an opener came in between, and did not report because of the flag
                 return None
         self.rest_idle(wait=True)
         return _AGAIN_MS
 
     def rest_idle(self, *, but: Opener | None = None, wait: bool = False) -> None:
-        """Have files closed until there are few enough, or all that are left are in use."""
+        """Close files until there are few enough, or all that remain are in use."""
         for _ in range(2 * len(self._openers)):
             opener = self._next()
             if opener is None:
@@ -223,7 +208,7 @@ class OpenFiles:
                 opener.rest(wait=wait)
 
     def _next(self) -> Opener | None:
-        """The one that was longest not looked at; None where there are few enough."""
+        """Return the opener that was not looked at for longest; None if there are few enough."""
         with self._lock:
             while self.too_many and self._openers:
                 key, (known, _) = next(iter(self._openers.items()))
@@ -231,7 +216,7 @@ class OpenFiles:
                 if opener is not None:
                     self._openers.move_to_end(key)
                     return opener
-                self._drop(key)  # it was dropped without being closed
+                self._drop(key)  # it was garbage collected without being closed
         return None
 
     def _drop(self, key: int) -> None:

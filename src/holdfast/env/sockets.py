@@ -1,4 +1,4 @@
-"""Connections to servers over TCP, TLS and Unix sockets: the one door to them."""
+"""Connections over TCP, TLS and Unix sockets."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 _CREDENTIALS: Final = Struct("iII")  # process, user, group
 _COUNT: Final = Struct("i")
-_PATH_BYTES: Final = 107  # what a Unix socket's name may have, without the zero byte behind it
+_PATH_BYTES: Final = 107  # the longest name of a Unix socket, without its terminating zero
 
 
 def connect_tcp(host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None = None) -> socket.socket:
-    """A connection to a server; small messages go out at once."""
+    """Connect to a server; small messages are sent without delay."""
     made = socket.create_connection((host, port), timeout_s)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if tls is None:
@@ -40,7 +40,7 @@ def connect_tcp(host: str, port: int, timeout_s: float, tls: ssl.SSLContext | No
 
 
 def connect_unix(path: str, timeout_s: float) -> socket.socket:
-    """A connection to a server on this machine; Unauthenticated where it is a stranger's."""
+    """Connect to a server on this machine; raises Unauthenticated if it belongs to another user."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         made.settimeout(timeout_s)
@@ -54,15 +54,15 @@ def connect_unix(path: str, timeout_s: float) -> socket.socket:
 
 
 def listen_unix(path: str) -> socket.socket:
-    """Listen at a Unix socket that only this user may connect to; one that a dead process left is replaced.
+    """Listen on a Unix socket that only this user may connect to.
 
-    Nothing but a socket is.
+    A socket left by a dead process is replaced; anything else with that name raises FileExistsError.
     """
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with short_name(path) as name:
             _make_room(name, path)
-            os.fchmod(made.fileno(), 0o600)  # before it has a name: at no time others may connect
+            os.fchmod(made.fileno(), 0o600)  # before it has a name, so that others can never connect
             made.bind(name)
         made.listen(128)
     except BaseException:
@@ -77,33 +77,33 @@ def _make_room(name: str, path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise FileExistsError(errno.EEXIST, "there is something that is no socket, and it is not replaced", path)
+        raise FileExistsError(errno.EEXIST, "something that is not a socket has this name, and is not replaced", path)
     os.unlink(name)
 
 
 def check_listener(descriptor: int, path: str) -> None:
-    """Raise Unauthenticated if whoever listens at the path is a stranger: then nothing must be said to him.
+    """Raise Unauthenticated if the process listening at the path belongs to another user: it must get no data.
 
-    It may be this user, root, or the owner of the folder that the socket is in: where that is somebody else, a folder
-    of his was named, and all that is in it is his.
+    Allowed are this user, root, and the owner of the socket's folder: the caller named that folder, and everything in
+    it is its owner's anyway.
     """
     uid = peer_uid(descriptor)
     if uid is None or uid in (os.geteuid(), ROOT) or uid == os.stat(os.path.dirname(path) or ".").st_uid:
         return
     raise Unauthenticated(
-        f"the process that listens at {path} is a stranger's: it runs as {user_name(uid)}, this one as "
+        f"the process that listens at {path} belongs to another user: it runs as {user_name(uid)}, this one as "
         f"{user_name(os.geteuid())}. Nothing was sent. See who may write to the folder, and remove the socket"
     )
 
 
 def is_own_peer(connection: Any) -> bool:
-    """Whether whoever has connected to a Unix socket of ours is this user, or root."""
+    """Whether the peer on one of our Unix sockets runs as this user or as root."""
     uid = None if connection is None else peer_uid(connection.fileno())
     return uid is None or uid in (os.geteuid(), ROOT)
 
 
 def peer_uid(descriptor: int) -> int | None:
-    """Whose process is at the other end of a Unix socket; None where this system does not tell."""
+    """Return the user of the process at the other end of a Unix socket; None if the system does not say."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
     seen = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=descriptor)
@@ -115,7 +115,7 @@ def peer_uid(descriptor: int) -> int | None:
 
 
 def someone_calls(listening: socket.socket) -> bool:
-    """Wait for the first one who connects; False where it was hung up instead."""
+    """Wait for the first connection; returns False if the socket was shut down instead."""
     poll = select.poll()
     try:
         poll.register(listening, select.POLLIN)
@@ -125,19 +125,19 @@ def someone_calls(listening: socket.socket) -> bool:
 
 
 def hang_up(listening: socket.socket) -> None:
-    """Let nobody in any more, and wake whoever waits for somebody."""
+    """Accept no more connections, and wake the thread that waits for one."""
     with suppress(OSError):
         listening.shutdown(socket.SHUT_RDWR)
 
 
 def remove_socket(path: str) -> None:
-    """Take the name of a socket away, if it is there."""
+    """Remove a socket's name if it exists."""
     with suppress(OSError):
         Path(path).unlink(missing_ok=True)
 
 
 def answers_at(path: str, timeout_s: float = 1.0) -> bool:
-    """Whether somebody listens there; Unauthenticated where it is a stranger."""
+    """Whether a server listens there; raises Unauthenticated if it belongs to another user."""
     try:
         connect_unix(path, timeout_s).close()
     except OSError:
@@ -146,9 +146,9 @@ def answers_at(path: str, timeout_s: float = 1.0) -> bool:
 
 
 def close_in_child(sockets: Iterable[Any]) -> None:
-    """After a fork: let go of what the parent goes on with, or nobody would notice its end.
+    """After a fork: release the parent's connections, or their peers would not notice when the parent closes them.
 
-    The numbers stay in use, by nothing: their objects here will close them once more.
+    The descriptor numbers stay in use, pointing to /dev/null, because the objects here will close them again.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for each in sockets:
@@ -158,13 +158,13 @@ def close_in_child(sockets: Iterable[Any]) -> None:
 
 
 def absolute(path: str) -> str:
-    """The path from the root on: it holds when the process goes to another folder."""
+    """Return the absolute path, which stays valid when the process changes its folder."""
     return os.path.abspath(path)
 
 
 @contextmanager
 def short_name(path: str) -> Iterator[str]:
-    """A name for the path that is short enough for a socket: by way of its folder, opened, where it is too long."""
+    """Yield a name for the path that is short enough for a socket; too long ones go through the opened folder."""
     if len(os.fsencode(path)) <= _PATH_BYTES:
         yield path
         return
@@ -177,7 +177,7 @@ def short_name(path: str) -> Iterator[str]:
 
 
 def unacknowledged(connection: Any) -> int:
-    """How many bytes the system has taken for a connection, and the other end has not got; 0 where nobody can tell."""
+    """Return how many bytes were sent but not yet acknowledged by the peer; 0 if that is not known."""
     try:
         (count,) = _COUNT.unpack(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(_COUNT.size)))
     except (AttributeError, OSError, ValueError):
@@ -186,7 +186,7 @@ def unacknowledged(connection: Any) -> int:
 
 
 def has_ended(connection: socket.socket) -> bool:
-    """Whether a connection that rests is of no use any more: the other end has closed it, or said something."""
+    """Whether an idle connection is of no more use: the peer has closed it, or sent something unasked."""
     poll = select.poll()
     try:
         poll.register(connection, select.POLLIN | select.POLLHUP | select.POLLERR)

@@ -1,7 +1,7 @@
-"""Being told of changes by the kernel, instead of looking for them: inotify, where there is one.
+"""Change notifications from the kernel instead of polling: inotify, where it exists.
 
-The kernel tells of calls (a write, a new name), never of stores into a map; and only of calls on this machine, so
-that files of a network file system cannot be watched.
+The kernel reports system calls (a write, a new name), never stores into a map, and only those made on this machine. So
+files on a network file system cannot be watched.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from struct import Struct
 from typing import Final, Protocol
 
 _MODIFY: Final = 0x002
-_ATTRIBUTES: Final = 0x004  # also when another file takes its name
+_ATTRIBUTES: Final = 0x004  # also reported when another file takes its name
 _MOVED_TO: Final = 0x080
 _CREATED: Final = 0x100
 _SELF_GONE: Final = 0x400 | 0x800
@@ -28,7 +28,7 @@ _EVENT: Final = Struct("iIII")
 _BUFFER_BYTES: Final = 64 << 10
 _MOST_MS: Final = 2**31 - 1
 
-# File systems whose files others may change without this kernel's knowledge.
+# File systems on which other machines may change files without this kernel's knowledge.
 _REMOTE: Final = frozenset(
     {"9p", "afs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "smbfs", "vboxsf", "virtiofs"}
 )
@@ -36,37 +36,37 @@ _REMOTE_PREFIX: Final = "fuse."
 
 
 class WatchRefused(Exception):
-    """The kernel cannot or will not tell of changes here; the text says why."""
+    """The kernel cannot or will not report changes here; the text says why."""
 
 
 class FolderWatch(Protocol):
-    """Something that waits for changes of files and folders. For one thread at a time."""
+    """Waits for changes to files and folders. For one thread at a time."""
 
     def add_file(self, path: str) -> None:
-        """Watch what is written into the file from now on, and whether its name passes to another; twice is fine."""
+        """Watch for writes to the file, and for its name passing to another file. May be called twice."""
 
     def add_folder(self, path: str) -> None:
-        """Watch which names come into the folder; twice is fine. FileNotFoundError where there is none."""
+        """Watch for new names in the folder. May be called twice. Raises FileNotFoundError if there is no folder."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until something has changed since the last call, or the time is over; answers which."""
+        """Block until something has changed since the last call; returns False if the time is over first."""
 
     def close(self) -> None:
-        """End it. Closing twice is fine."""
+        """Stop watching. May be called twice."""
 
 
 def is_remote(kind: str) -> bool:
-    """Whether files of this kind of file system may be changed by other machines."""
+    """Whether files on this kind of file system may be changed by other machines."""
     return kind in _REMOTE or kind.startswith(_REMOTE_PREFIX)
 
 
 def no_watch() -> FolderWatch:
-    """Where nobody tells of changes: simulations that do not bring their own."""
+    """Raise WatchRefused: for simulations that do not bring a watch of their own."""
     raise WatchRefused("nothing here tells of changes")
 
 
 class InotifyWatch:
-    """Linux's way, by its C library."""
+    """A watch with Linux's inotify, through the C library."""
 
     def __init__(self) -> None:
         self._fd = -1
@@ -113,13 +113,13 @@ class InotifyWatch:
             if code in (errno.ENOENT, errno.ENOTDIR):
                 raise FileNotFoundError(code, os.strerror(code), path)
             raise _refusal(f"inotify_add_watch of {path}", code, "max_user_watches")
-        # The same file by another way, or one that had the number before: the latest path counts.
+        # The same file by another path, or a file that reuses the number: the latest path counts.
         self._watched.discard(self._paths.get(number, ""))
         self._paths[number] = path
         self._watched.add(path)
 
     def _drain(self) -> None:
-        """Take what is told: all that matters is that there was something, and whose watch ended with its file."""
+        """Read the pending events. Only two things matter: that there were some, and which watches ended."""
         with contextlib.suppress(BlockingIOError):
             content = os.read(self._fd, _BUFFER_BYTES)
             position = 0
@@ -129,7 +129,7 @@ class InotifyWatch:
                 if mask & _OVERFLOW:
                     continue
                 if mask & (_ATTRIBUTES | _SELF_GONE | _IGNORED):
-                    # Perhaps another file has its name now: the next `add` looks.
+                    # Another file may have its name now: the next `add` watches that one.
                     self._watched.discard(self._paths.get(number, ""))
                 if mask & _IGNORED:
                     self._paths.pop(number, None)

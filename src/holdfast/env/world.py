@@ -1,4 +1,4 @@
-"""The world as an argument: time, ids and the disk in one value, and checkpoints where long loops let others in."""
+"""The outside world as an argument: time, ids and the disk in one value, and checkpoints for long loops."""
 
 from __future__ import annotations
 
@@ -23,57 +23,54 @@ from holdfast.env.watch import FolderWatch, InotifyWatch, no_watch
 
 
 class MakeSpace(Protocol):
-    """Who is asked where fewer bytes of the disk are free than so many; answers whether some have become free.
+    """Called when fewer than `wanted_bytes` are free on the disk; returns whether some were freed.
 
-    So many of them are `urgent_bytes`: not for a new message, but for what must go on when the disk is full.
+    Of these, `urgent_bytes` are not for a new message but for what must continue on a full disk.
     """
 
     def __call__(self, wanted_bytes: int, *, urgent_bytes: int = 0) -> bool: ...
 
 
 def no_space(wanted_bytes: int, *, urgent_bytes: int = 0) -> bool:
-    """For logs that nobody can remove anything from."""
+    """For logs from which nothing can be removed: always False."""
     return False
 
 
 @dataclass(frozen=True)
 class World:
-    """All that storage may know of what lies outside the process."""
+    """Everything that storage may know of what is outside the process."""
 
     clock: Clock
     disk: Disk
     ids: Ids
-    watch: Callable[[], FolderWatch] = no_watch  # or WatchRefused: then one looks from time to time
+    watch: Callable[[], FolderWatch] = no_watch  # raises WatchRefused if there is none: callers poll instead
     open_files: OpenFiles = field(default_factory=OpenFiles)  # of all logs that share this world
     make_space: MakeSpace = no_space
 
 
 def real_world() -> World:
-    """This machine."""
+    """Return this machine's clock, disk and ids."""
     return World(clock=SystemClock(), disk=RealDisk(), ids=SystemIds(), watch=InotifyWatch)
 
 
-# Time, as an argument: wall time for people and retention, monotonic time for durations.
-
-
-# However sure we are that everybody is woken: nobody sleeps longer than this without a look.
+# Waiting threads look at least this often, in case a wake-up was missed despite all care.
 _SAFETY_S: Final = 5.0
 
 
 class Clock(Protocol):
-    """Where the time comes from."""
+    """Where time comes from: wall time for people and retention, monotonic time for durations."""
 
     def now_ns(self) -> int:
-        """Wall time in nanoseconds since 1970; may step back or forward."""
+        """Wall time in nanoseconds since 1970; may jump back or forward."""
 
     def monotonic_ns(self) -> int:
-        """Nanoseconds since some fixed moment of this boot; never steps back."""
+        """Nanoseconds since a fixed moment of this boot; never goes back."""
 
     def wait(self, event: threading.Event, timeout_s: float | None) -> bool:
-        """Block the thread until the event is set or the time is over, or return early; answers whether it is set."""
+        """Block until the event is set or the time is over, possibly returning early; returns whether it is set."""
 
     async def wait_async(self, event: asyncio.Event, timeout_s: float | None) -> bool:
-        """The same for a task."""
+        """Async version of `wait`."""
 
 
 class SystemClock:
@@ -87,7 +84,7 @@ class SystemClock:
 
     async def wait_async(self, event: asyncio.Event, timeout_s: float | None) -> bool:
         try:
-            # Not `wait_for`, which may lose a cancel that comes as the event is set.
+            # Not `wait_for`, which may swallow a cancellation that arrives just as the event is set.
             async with asyncio.timeout(_short(timeout_s)):
                 await event.wait()
         except TimeoutError:
@@ -96,7 +93,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to: for simulations and tests. Whoever waits for a time makes it move."""
+    """A clock for simulations and tests: it moves only when advanced, or when something waits for a time."""
 
     def __init__(self, now_ns: int = 1_700_000_000_000_000_000) -> None:
         self._now_ns = now_ns
@@ -109,7 +106,7 @@ class ManualClock:
         return self._monotonic_ns
 
     def advance(self, *, seconds: float = 0, ms: int = 0, ns: int = 0) -> None:
-        """Let both clocks run on."""
+        """Advance both clocks."""
         step_ns = round(seconds * 1_000_000_000) + ms * 1_000_000 + ns
         if step_ns < 0:
             raise ValueError("time does not run backwards; use step_wall for a clock that is set back")
@@ -117,7 +114,7 @@ class ManualClock:
         self._monotonic_ns += step_ns
 
     def wait(self, event: threading.Event, timeout_s: float | None) -> bool:
-        """Nothing happens by itself here: what is not there now comes with time, or from another thread."""
+        """Advance the clock by the timeout at once. Without a timeout, give other threads a moment to set the event."""
         if timeout_s is None:
             return event.wait(0.05)
         if not event.is_set():
@@ -131,7 +128,7 @@ class ManualClock:
         return event.is_set()
 
     def step_wall(self, *, seconds: float = 0, ms: int = 0, ns: int = 0) -> None:
-        """Set the wall clock forward or back, as an administrator or NTP does."""
+        """Set the wall clock forward or back, as an administrator or NTP would."""
         self._now_ns += round(seconds * 1_000_000_000) + ms * 1_000_000 + ns
 
 
@@ -139,23 +136,20 @@ def _short(timeout_s: float | None) -> float:
     return _SAFETY_S if timeout_s is None else min(timeout_s, _SAFETY_S)
 
 
-# Numbers that must not repeat, and the facts that name this process and this boot.
-
-
 class Ids(Protocol):
     """Where randomness and identity come from."""
 
     def random_u32(self) -> int:
-        """A number from 1 to 2**32 - 1."""
+        """Return a random number from 1 to 2**32 - 1."""
 
     def random_bytes(self, count: int) -> bytes:
-        """So many bytes that nobody can guess."""
+        """Return `count` bytes that nobody can guess."""
 
     def boot_id(self) -> int:
-        """A 64-bit number that changes whenever the machine starts anew; 0 where it cannot be known."""
+        """Return a 64-bit number that changes whenever the machine boots; 0 if it is not known."""
 
     def process_note(self) -> dict[str, str | int]:
-        """Who we are, for the one who finds our lock: pid, host, command."""
+        """Describe this process to whoever finds its lock: pid, host, command."""
 
 
 class SystemIds:
@@ -179,7 +173,7 @@ class SystemIds:
 
 
 class SeededIds:
-    """The same numbers for the same seed; `reboot` stands for a machine that starts anew."""
+    """The same numbers for the same seed; `reboot` simulates a restart of the machine."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
@@ -209,11 +203,10 @@ def _read_boot_id() -> int:
         return 0
 
 
-# Long loops let others in: they pass a checkpoint with every step, and whoever runs them decides what happens there.
-#
-# Reading a log, message by message, may take minutes, and so may making a topic, partition by partition, on a thread
-# beside others that have a call to answer. Who starts such a loop may hang something into its thread's checkpoints: a
-# pause, or an end. Elsewhere they cost next to nothing.
+# Long loops call `checkpoint` at every step, and the caller of such a loop decides what happens there. Reading a log
+# message by message may take minutes, and so may making a topic partition by partition, on a thread next to others that
+# have calls to answer. The caller can install a hook in its thread, to pause or to end the loop. Elsewhere checkpoints
+# cost next to nothing.
 
 
 _Result = TypeVar("_Result")
@@ -222,7 +215,7 @@ _local = threading.local()
 
 
 def checkpoint() -> None:
-    """A long loop is about to take its next step."""
+    """Mark a step of a long loop; runs the thread's hook, if there is one."""
     hook: Callable[[], None] | None = getattr(_local, "hook", None)
     if hook is not None:
         hook()
@@ -230,7 +223,7 @@ def checkpoint() -> None:
 
 @contextmanager
 def checkpoints(hook: Callable[[], None]) -> Iterator[None]:
-    """Call the hook at every checkpoint of this thread; what it raises ends the loop."""
+    """Call the hook at every checkpoint of this thread; an exception from it ends the loop."""
     _local.hook = hook
     try:
         yield

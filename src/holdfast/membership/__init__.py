@@ -1,1 +1,1 @@
-"""Who of a group works on which partitions. Pure: no clock, no disk, no chance, no threads; time is an argument."""
+"""Which members of a group work on which partitions. Pure: no clock, disk, randomness or threads."""

@@ -1,11 +1,11 @@
-"""Which member gets which partition: pure functions of who wants what, and of who has what now.
+"""Which member gets which partition: pure functions of what members want, and of what they have now.
 
-    range        each topic by itself: a run of neighbouring partitions for each member that wants it
+    range        topic by topic: a run of neighbouring partitions for each member that wants the topic
     round_robin  all partitions in order, dealt to one member after the other
-    sticky       as even as can be, and as much as can be stays where it is
+    sticky       as even as possible, and as few moves as possible
 
-Every partition that somebody wants has exactly one member. The answer depends on the names alone, not on the
-order in which they come.
+Every partition that somebody wants gets exactly one member. The result depends on the names alone, not on the order in
+which they are given.
 """
 
 from __future__ import annotations
@@ -15,15 +15,12 @@ from collections.abc import Collection, Iterator, Mapping
 from heapq import heapify, heapreplace
 from typing import Final, Literal, TypeAlias
 
-# What the members of a group want, in one fixed order.
-
-
 TopicPartition: TypeAlias = tuple[str, int]
 Target: TypeAlias = dict[str, tuple[TopicPartition, ...]]
 
 
 class Wishes:
-    """Members and topics in order of their names; a topic without partitions or without takers is no topic."""
+    """Members and topics in order of their names; topics without partitions or takers are left out."""
 
     def __init__(self, wants: Mapping[str, Collection[str]], counts: Mapping[str, int]) -> None:
         self.members = sorted(wants)
@@ -34,13 +31,13 @@ class Wishes:
         }
 
     def partitions(self) -> Iterator[TopicPartition]:
-        """Every partition that somebody wants."""
+        """Yield every partition that somebody wants."""
         for topic in self.takers:
             for partition in range(self.counts[topic]):
                 yield topic, partition
 
     def kept(self, current: Mapping[str, Collection[TopicPartition]]) -> dict[TopicPartition, str]:
-        """Who has each partition now and still wants it; of two who claim it the first by name."""
+        """Return who has each partition now and still wants it; if two claim it, the first by name."""
         owners: dict[TopicPartition, str] = {}
         for member in self.members:
             for topic, partition in current.get(member, ()):
@@ -49,20 +46,18 @@ class Wishes:
         return owners
 
 
-# Sticky assignment: the best balance there is, and among those the one that moves the fewest partitions.
+# Sticky assignment: the best possible balance, and among those the assignment that moves the fewest partitions.
 #
-# Where all members want the same, quotas tell. Where they do not, a chain may be needed: ann gives one to bob, so
-# that bob can give another to eve, who does not want ann's. Such chains are paths in a graph:
+# If all members want the same topics, quotas are enough. Otherwise a chain may be needed: ann gives one to bob, so that
+# bob can give another to eve, who does not want ann's. Such chains are paths in a graph:
 #
-#     member -> topic   gives up one of that topic's partitions: costs 1 move if it has only its own ones, else 0
+#     member -> topic   gives up a partition of that topic: costs 1 move if all it has of it are its own, else 0
 #     topic -> member   takes it
-#     member -> member  gives a partition back to the one who had it: wins a move
-#     pool -> member, member -> pool   the ends of a chain: what one partition fewer wins and one more costs in balance
+#     member -> member  gives a partition back to the member that had it: saves a move
+#     pool -> member, member -> pool   the ends of a chain: the gain of one partition fewer, the cost of one more
 #
-# A cycle whose costs add up to less than nothing is an improvement; when there is none left, there is no better
-# assignment (the optimality criterion of minimum cost flows). Balance counts for more than any number of moves.
-
-
+# A cycle with negative total cost is an improvement; when there is none left, there is no better assignment (the
+# optimality criterion of minimum cost flows). Balance outweighs any number of moves.
 # Members, topics and the pool are nodes of one graph; a name may be both a member's and a topic's.
 _Node: TypeAlias = tuple[str, str]
 _Edge: TypeAlias = tuple[_Node, _Node, int]
@@ -72,7 +67,7 @@ _POOL: Final[_Node] = ("pool", "")
 
 
 def sticky(wishes: Wishes, current: Mapping[str, Collection[TopicPartition]]) -> Target:
-    """As even as can be, and as much as can be stays where it is."""
+    """Assign as evenly as possible, and let as much as possible stay where it is."""
     owners = wishes.kept(current)
     if len(set(wishes.topics.values())) <= 1:
         held = _by_quota(wishes, owners)
@@ -82,7 +77,7 @@ def sticky(wishes: Wishes, current: Mapping[str, Collection[TopicPartition]]) ->
 
 
 def _by_quota(wishes: Wishes, owners: Mapping[TopicPartition, str]) -> dict[str, list[TopicPartition]]:
-    """All want the same: whoever has most may keep one more."""
+    """All members want the same: those that have most may keep one more."""
     held: dict[str, list[TopicPartition]] = {member: [] for member in wishes.members}
     for place in wishes.partitions():
         if place in owners:
@@ -95,7 +90,7 @@ def _by_quota(wishes: Wishes, owners: Mapping[TopicPartition, str]) -> dict[str,
 
 
 def _deal(wishes: Wishes, held: dict[str, list[TopicPartition]]) -> None:
-    """Give what nobody has to the one who has least; all members want the same."""
+    """Give each free partition to the member that has least; all members want the same."""
     taken = {place for places in held.values() for place in places}
     line = [(len(places), member) for member, places in held.items()]
     heapify(line)
@@ -107,7 +102,7 @@ def _deal(wishes: Wishes, held: dict[str, list[TopicPartition]]) -> None:
 
 
 def _by_chains(wishes: Wishes, owners: Mapping[TopicPartition, str]) -> dict[str, list[TopicPartition]]:
-    """Members want different topics: begin with what each has, then improve while that can be done."""
+    """Members want different topics: start with what each has, then improve as long as possible."""
     holdings = _Holdings(wishes, owners)
     for place in sorted(wishes.partitions(), key=lambda place: (place[1], place[0])):  # loads rise evenly: few chains
         if place not in owners:
@@ -127,7 +122,7 @@ class _Holdings:
         self.load = dict.fromkeys(wishes.members, 0)
         self._own: dict[tuple[str, str], list[TopicPartition]] = defaultdict(list)  # by member and topic
         self._foreign: dict[tuple[str, str], list[TopicPartition]] = defaultdict(list)
-        self._balance = len(wishes.members) + 1  # no chain has more moves than members
+        self._balance = len(wishes.members) + 1  # outweighs any chain, which has at most one move per member
         for place in sorted(owners):
             self.give(owners[place], place)
 
@@ -161,7 +156,7 @@ class _Holdings:
                     yield node, (_MEMBER, owner), -1
 
     def turn(self, cycle: list[_Node]) -> None:
-        """Make the moves of a cycle; what moves is chosen before anything moves."""
+        """Make the moves of a cycle; all are chosen before the first is made."""
         after = dict(zip(cycle, cycle[1:] + cycle[:1], strict=True))
         moves: list[tuple[str, TopicPartition]] = []
         for node in cycle:
@@ -188,7 +183,7 @@ class _Holdings:
 
 
 def _improvement(holdings: _Holdings) -> list[_Node]:
-    """A cycle that costs less than nothing, or nothing (Bellman and Ford)."""
+    """Return a cycle with negative cost, or an empty list if there is none (Bellman-Ford)."""
     edges = list(holdings.edges())
     cost: dict[_Node, int] = defaultdict(int)
     before: dict[_Node, _Node] = {}
@@ -206,7 +201,7 @@ def _improvement(holdings: _Holdings) -> list[_Node]:
 
 
 def _cycle(before: Mapping[_Node, _Node]) -> list[_Node]:
-    """A cycle among steps back, in the order of going forward."""
+    """Return a cycle among the backward steps, in forward order."""
     done: set[_Node] = set()
     for first in before:
         path: list[_Node] = []
@@ -231,7 +226,7 @@ def assign(
     counts: Mapping[str, int],
     current: Mapping[str, Collection[TopicPartition]] | None = None,
 ) -> Target:
-    """For each member its partitions, in order; `wants` are each member's topics, `counts` the topics' partitions."""
+    """Return each member's partitions in order; `wants` has each member's topics, `counts` the partitions of topics."""
     wishes = Wishes(wants, counts)
     if how == "range":
         return by_range(wishes)
@@ -241,7 +236,7 @@ def assign(
 
 
 def by_range(wishes: Wishes) -> Target:
-    """The first members by name get one more where a topic's partitions do not divide evenly."""
+    """If a topic's partitions do not divide evenly, the first members by name get one more."""
     found: dict[str, list[TopicPartition]] = {member: [] for member in wishes.members}
     for topic, members in wishes.takers.items():
         share, more = divmod(wishes.counts[topic], len(members))
@@ -254,7 +249,7 @@ def by_range(wishes: Wishes) -> Target:
 
 
 def round_robin(wishes: Wishes) -> Target:
-    """A member that does not want the next partition is passed over, and stays next for another."""
+    """A member that does not want the next partition is skipped, and stays first in line."""
     found: dict[str, list[TopicPartition]] = {member: [] for member in wishes.members}
     line = list(wishes.members)
     for topic, partition in wishes.partitions():

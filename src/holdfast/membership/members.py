@@ -1,4 +1,14 @@
-"""The members of one stream group: who is there, who shall have which partition, and who has it now."""
+"""The members of one stream group: who is a member, which partitions each should have, and which it has now.
+
+How one partition moves from ann to bob when bob joins (cooperative):
+
+    Joined bob  ->  Targeted: it is meant for bob  ->  ann learns it and stops: GaveBack  ->  bob asks: Granted
+
+A partition never has two owners: it is granted only after its previous owner has given it back or has Left. Ann keeps
+working on the partitions that stay with her. A member that does not give back in time is removed (Left).
+
+As in `delivery`, commands are decided into events, and only events change the state.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +22,9 @@ import msgspec
 from holdfast.errors import Fenced, InvalidRequest
 from holdfast.membership.assignment import Assignor, Target, TopicPartition, Wishes, assign
 
-# What happens to the membership of a group.
-#
-# The way of one partition from ann to bob, when bob joins (cooperative):
-#
-#     Joined bob  ->  Targeted: it shall be bob's  ->  ann is told, gives it back: GaveBack  ->  bob asks: Granted
-#
-# What ann keeps she works on all the time. Whoever does not give back in time has Left.
-
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True):
-    """A member began, with this epoch; or the next incarnation of the member `replaces`, whose share it takes over."""
+    """A member joined with this epoch, or as the next incarnation of member `replaces`, whose share it takes over."""
 
     member: str
     topics: tuple[str, ...]
@@ -36,7 +38,7 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Heard(msgspec.Struct, frozen=True):
-    """A member showed that it is alive; it knows all up to this epoch now."""
+    """A member sent a heartbeat; it knows everything up to this epoch now."""
 
     member: str
     epoch: int
@@ -44,20 +46,20 @@ class Heard(msgspec.Struct, frozen=True):
 
 
 class Left(msgspec.Struct, frozen=True):
-    """A member ended, of itself or not; what it had is free."""
+    """A member left or was removed; its partitions are free."""
 
     member: str
     why: str
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """The topics have so many partitions."""
+    """The number of partitions of each topic."""
 
     counts: dict[str, int]
 
 
 class Targeted(msgspec.Struct, frozen=True):
-    """Who shall have what from now on."""
+    """Which partitions each member should have from now on."""
 
     epoch: int
     target: Target
@@ -65,14 +67,14 @@ class Targeted(msgspec.Struct, frozen=True):
 
 
 class GaveBack(msgspec.Struct, frozen=True):
-    """A member has stopped working on these."""
+    """A member has stopped working on these partitions."""
 
     member: str
     partitions: tuple[TopicPartition, ...]
 
 
 class Granted(msgspec.Struct, frozen=True):
-    """A member may work on these."""
+    """A member may work on these partitions."""
 
     member: str
     partitions: tuple[TopicPartition, ...]
@@ -83,33 +85,48 @@ Event: TypeAlias = Joined | Heard | Left | Counted | Targeted | GaveBack | Grant
 
 Rebalance: TypeAlias = Literal["cooperative", "eager"]
 
-# Of so many former members it is known how they ended.
+# For how many former members it is remembered how they ended.
 _REMEMBERED: Final = 1_000
 
 
 class Member(msgspec.Struct, kw_only=True):
-    """One who works on partitions of the group."""
+    """A member that works on partitions of the group."""
 
     id: str
     topics: tuple[str, ...]
-    instance_id: str = ""  # static, if not empty
+    instance_id: str = ""  # not empty for a static member
     session_ms: int
     rebalance_ms: int
     holder: str = ""
     joined_epoch: int
-    epoch: int  # the last that it was told
+    epoch: int  # the last one it was told
     heard_ms: int
-    asked_ms: int | None = None  # since when it has something to give back
+    asked_ms: int | None = None  # since when it has partitions to give back
     owned: dict[TopicPartition, int] = msgspec.field(default_factory=dict)  # with the epoch of the grant
+
+    @staticmethod
+    def of(joined: Joined) -> Member:
+        """Return the member as it is when it has just joined."""
+        return Member(
+            id=joined.member,
+            topics=joined.topics,
+            instance_id=joined.instance_id,
+            session_ms=joined.session_ms,
+            rebalance_ms=joined.rebalance_ms,
+            holder=joined.holder,
+            joined_epoch=joined.epoch,
+            epoch=joined.epoch,
+            heard_ms=joined.at_ms,
+        )
 
     @property
     def name(self) -> str:
-        """The name by which shares are dealt: that of a static member outlives its incarnations."""
+        """The name used for assignment; that of a static member outlives its incarnations."""
         return f"static:{self.instance_id}" if self.instance_id else f"member:{self.id}"
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What a member is told: its epoch, what to work on, and what to give back before anybody else may have it."""
+    """What a member is told: its epoch, what to work on, and what to give back before others may have it."""
 
     epoch: int
     partitions: tuple[TopicPartition, ...]
@@ -117,7 +134,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Members:
-    """The state of a group's membership; changed by events only."""
+    """The membership of a group; changed by events only."""
 
     def __init__(self, assignor: Assignor = "sticky", rebalance: Rebalance = "cooperative", *, epoch: int = 0) -> None:
         self.assignor: Assignor = assignor
@@ -131,31 +148,33 @@ class Members:
         self.gone: OrderedDict[str, str] = OrderedDict()  # former members, and how they ended
 
     def share(self, member: str) -> Share:
-        """What the member should be told now."""
+        """Return what the member should be told now."""
         known = self.members[member]
         stale = set(self.stale(known))
         kept = tuple(sorted(place for place in known.owned if place not in stale))
         return Share(known.epoch, kept, tuple(sorted(stale)))
 
     def stale(self, member: Member) -> list[TopicPartition]:
-        """What the member has and must give back; in an eager group that is all it had before the target changed."""
+        """Return what the member must give back; in an eager group, all it had before the target changed."""
         target = set(self.target[member.id])
         oldest = self.target_epoch if self.rebalance == "eager" else 0
         return [place for place, epoch in member.owned.items() if place not in target or epoch < oldest]
 
     def known(self, member: str, epoch: int) -> Member:
-        """The member, if this is its present incarnation; else Fenced."""
+        """Return the member if this is its current incarnation; raises Fenced otherwise."""
         found = self.members.get(member)
         if found is None:
             self._refuse(member, self.gone.get(member, "is not a member"))
         if epoch < found.joined_epoch:
-            self._refuse(member, f"has begun anew with epoch {found.joined_epoch}, and this is its epoch {epoch}")
+            self._refuse(
+                member, f"has restarted with epoch {found.joined_epoch}, and this call is from its epoch {epoch}"
+            )
         if epoch > self.epoch:
             self._refuse(member, f"shows epoch {epoch}, which the group has not reached")
         return found
 
     def may_commit(self, member: str, epoch: int, topic: str, partition: int) -> None:
-        """Return if the member may say how far it came with the partition; else raise Fenced, with the reason."""
+        """Raise Fenced, with the reason, unless the member may commit an offset of the partition."""
         found = self.known(member, epoch)
         if epoch != found.epoch:
             self._refuse(member, f"shows the old epoch {epoch} instead of {found.epoch}")
@@ -165,42 +184,32 @@ class Members:
             self._refuse(member, f"does not own partition {partition} of {topic} any more ({now})")
 
     def due_ms(self) -> int | None:
-        """When the next member must be taken for gone, if nothing is heard until then."""
+        """Return when the next member must be removed if nothing is heard from it."""
         times = [member.heard_ms + member.session_ms for member in self.members.values()]
         times += [m.asked_ms + m.rebalance_ms for m in self.members.values() if m.asked_ms is not None]
         return min(times, default=None)
 
     def lateness(self, member: Member, now_ms: int) -> str:
-        """Why the member must go; nothing, if it may stay."""
+        """Return why the member must be removed; empty if it may stay."""
         if now_ms >= member.heard_ms + member.session_ms:
-            return f"was not heard for {member.session_ms} ms, its session, and was taken for gone"
+            return f"sent no heartbeat for {member.session_ms} ms, its session, and was removed"
         if member.asked_ms is not None and now_ms >= member.asked_ms + member.rebalance_ms:
-            return f"gave nothing back within {member.rebalance_ms} ms, when others should have it, and was put out"
+            return f"did not give back its partitions within {member.rebalance_ms} ms, and was removed"
         return ""
 
     @singledispatchmethod
     def apply(self, event: Event) -> None:
-        """Make it so; an event that does not fit is a mistake of ours."""
-        raise TypeError(f"{event!r} is no event")
+        """Apply an event; one that does not fit is a bug."""
+        raise TypeError(f"{event!r} is not an event")
 
     @apply.register
     def _(self, event: Joined) -> None:
         assert event.epoch > self.epoch
         self.epoch = event.epoch
-        member = Member(
-            id=event.member,
-            topics=event.topics,
-            instance_id=event.instance_id,
-            session_ms=event.session_ms,
-            rebalance_ms=event.rebalance_ms,
-            holder=event.holder,
-            joined_epoch=event.epoch,
-            epoch=event.epoch,
-            heard_ms=event.at_ms,
-        )
+        member = Member.of(event)
         target: tuple[TopicPartition, ...] = ()
         if event.replaces:
-            # The new incarnation holds nothing yet, so it has nothing to give back.
+            # The new incarnation is working on nothing yet, so it has nothing to give back.
             before = self.members[event.replaces]
             self._free(before, self.stale(before))
             member.owned = before.owned
@@ -273,16 +282,11 @@ class Members:
             self.gone.popitem(last=False)
 
     def _refuse(self, member: str, why: str) -> NoReturn:
-        raise Fenced(
-            f"member {member} {why}. What it did since then counts for nothing: join again and go on from there"
-        )
-
-
-# Static members, as they are remembered beyond a restart: whoever comes back in time finds its share untouched.
+        raise Fenced(f"member {member} {why}. Nothing it did since then counts: join again and continue from there")
 
 
 class StaticMember(msgspec.Struct, frozen=True, array_like=True):
-    """One static member, and what it had."""
+    """A static member and its partitions, as stored across a restart: if it comes back in time, it keeps its share."""
 
     id: str
     instance_id: str
@@ -294,7 +298,7 @@ class StaticMember(msgspec.Struct, frozen=True, array_like=True):
 
 
 def statics_of(members: Members) -> tuple[StaticMember, ...]:
-    """The static members, and what each keeps."""
+    """Return the static members and the partitions each keeps."""
     return tuple(
         StaticMember(
             m.id,
@@ -311,9 +315,9 @@ def statics_of(members: Members) -> tuple[StaticMember, ...]:
 
 
 def remembered(statics: Sequence[StaticMember], counts: Mapping[str, int], epoch: int, now_ms: int) -> Iterator[Event]:
-    """What brings a new group, at this epoch, to where its static members left it; sessions begin anew.
+    """Yield the events that bring a new group, at this epoch, to where its static members left it; sessions restart.
 
-    What the other members had is meant for the static ones now, until others join again.
+    The partitions of other members are meant for the static ones now, until others join again.
     """
     yield Counted(dict(counts))
     if not statics:
@@ -338,11 +342,8 @@ def remembered(statics: Sequence[StaticMember], counts: Mapping[str, int], epoch
             yield Granted(static.id, kept)
 
 
-# The invariants of a group's membership: tests look at them after every step.
-
-
 def check(members: Members) -> list[str]:
-    """What is wrong with the state; nothing, if all is well."""
+    """Return what is wrong with the state; empty if nothing is. Tests call it after every step."""
     return [*_owners(members), *_target(members), *_epochs(members), *_names(members)]
 
 
@@ -399,16 +400,10 @@ def _names(members: Members) -> list[str]:
     return wrong + [f"{name} is kept as {member.id}" for name, member in members.members.items() if name != member.id]
 
 
-# What follows from a command: events, or a refusal. A decision reads the members and changes nothing.
-
-
-# What may be asked of the membership of a group.
-
-
 class Join(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody wants a share of these topics' partitions.
+    """A client wants a share of these topics' partitions.
 
-    With an `instance_id` it is a static member: whoever joins with the same one takes its place, and its share.
+    With an `instance_id` it is a static member: a client that joins with the same one takes its place and its share.
     """
 
     member: str
@@ -420,7 +415,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
-    """A member is alive; `owned` is what it works on now, None if it does not say and wants nothing new."""
+    """A member is alive; `owned` is what it works on now, or None if it does not say and wants nothing new."""
 
     member: str
     epoch: int
@@ -428,14 +423,14 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 
 class Leave(msgspec.Struct, frozen=True):
-    """A member has stopped working on all it had."""
+    """A member has stopped working on everything it had."""
 
     member: str
     epoch: int
 
 
 class Partitions(msgspec.Struct, frozen=True):
-    """How many partitions each topic has now; a topic that is not named is gone."""
+    """How many partitions each topic has now; topics not named are gone."""
 
     counts: dict[str, int]
 
@@ -451,16 +446,16 @@ LEFT: Final = "has left"
 
 
 def decide(members: Members, command: Command, now_ms: int) -> list[Event]:
-    """The events that the command leads to; Fenced where it comes from somebody who is no member any more.
+    """Return the events that the command leads to; raises Fenced if the caller is no longer a member.
 
-    Whoever joins gets its share with its first heartbeat.
+    A member that joins gets its share with its first heartbeat.
     """
     return list(_events(command, members, now_ms))
 
 
 @singledispatch
 def _events(command: Command, members: Members, now_ms: int) -> Iterator[Event]:
-    raise TypeError(f"{command!r} is no command")
+    raise TypeError(f"{command!r} is not a command")
 
 
 @_events.register
@@ -479,22 +474,13 @@ def _(command: Join, members: Members, now_ms: int) -> Iterator[Event]:
     )
     yield joined
     if before is None or before.topics != joined.topics:
-        newcomer = Member(
-            id=joined.member,
-            topics=joined.topics,
-            instance_id=joined.instance_id,
-            session_ms=joined.session_ms,
-            rebalance_ms=joined.rebalance_ms,
-            joined_epoch=joined.epoch,
-            epoch=joined.epoch,
-            heard_ms=now_ms,
-        )
+        newcomer = Member.of(joined)
         there = {name: member for name, member in members.members.items() if member is not before}
         there[newcomer.id] = newcomer
         current = _current(members)
         if before is not None:
             current[newcomer.id] = current.pop(before.id)
-        yield Targeted(joined.epoch, _target_decide(members, there, members.counts, current), now_ms)
+        yield Targeted(joined.epoch, _new_target(members, there, members.counts, current), now_ms)
 
 
 @_events.register
@@ -525,7 +511,7 @@ def _(command: Partitions, members: Members, now_ms: int) -> Iterator[Event]:
     if command.counts == members.counts:
         return
     yield Counted(dict(command.counts))
-    target = _target_decide(members, members.members, command.counts, _current(members))
+    target = _new_target(members, members.members, command.counts, _current(members))
     if target != members.target:
         yield Targeted(members.epoch + 1, target, now_ms)
 
@@ -538,7 +524,7 @@ def _(_: Tick, members: Members, now_ms: int) -> Iterator[Event]:
 
 
 def _incarnation(members: Members, command: Join) -> Member | None:
-    """The member that the newcomer takes the place of."""
+    """Return the member whose place the new one takes."""
     same_name = members.members.get(command.member)
     if not command.instance_id:
         return same_name
@@ -558,16 +544,16 @@ def _without(members: Members, leavers: Mapping[str, str], now_ms: int) -> Itera
         yield Left(name, why)
     there = {name: member for name, member in members.members.items() if name not in leavers}
     current = _current(members, leavers)
-    yield Targeted(members.epoch + 1, _target_decide(members, there, members.counts, current), now_ms)
+    yield Targeted(members.epoch + 1, _new_target(members, there, members.counts, current), now_ms)
 
 
-def _target_decide(
+def _new_target(
     members: Members,
     there: Mapping[str, Member],
     counts: Mapping[str, int],
     current: Mapping[str, list[TopicPartition]],
 ) -> Target:
-    """Who shall have what; each member goes by the name that it would have after a restart."""
+    """Return which partitions each member should have, assigned by the names that members have after a restart."""
     found = assign(
         members.assignor,
         {member.name: member.topics for member in there.values()},
@@ -578,7 +564,7 @@ def _target_decide(
 
 
 def _current(members: Members, leavers: Container[str] = ()) -> dict[str, list[TopicPartition]]:
-    """What each member has, and what is meant for it and free, or will be when those are gone."""
+    """Return what each member has, and what is meant for it and is free, or will be when the leavers are gone."""
     current = {name: list(member.owned) for name, member in members.members.items()}
     owned = {place for place, owner in members.owners.items() if owner not in leavers}
     for name, places in members.target.items():
@@ -587,9 +573,9 @@ def _current(members: Members, leavers: Container[str] = ()) -> dict[str, list[T
 
 
 def _grant(members: Members, member: Member, given: set[TopicPartition]) -> tuple[TopicPartition, ...]:
-    """What is meant for the member and free, now that it has given those back."""
+    """Return what is meant for the member and free, now that it has given those back."""
     if members.rebalance == "eager" and any(
         set(members.stale(other)) - (given if other is member else set()) for other in members.members.values()
     ):
-        return ()  # first all give back
+        return ()  # in an eager group, everyone gives back first
     return tuple(p for p in members.target[member.id] if p not in members.owners or p in given)

@@ -4,7 +4,7 @@ All calls run on one event loop, and what waits for the disk on a few threads. B
 caller with sixty connections would be served sixty times before the next one. Hence three rules for callers with a
 token:
 
-- In one round of the loop so many calls of a caller begin; more of them begin in the next rounds (`PriorityTurns`). A call
+- In one round of the loop so many calls of a caller begin; more of them begin in the next rounds (`CallTurns`). A call
   that has begun is never held up, so that many may still wait for one sync of the disk together.
 - A call with much to do does it in slices, and gives the others their turn in between. In one round of the loop one
   slice is done for a caller, however many such calls it makes (`other_turns`).

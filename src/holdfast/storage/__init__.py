@@ -1,4 +1,4 @@
-"""The segmented log: what it acknowledged it never lets go of."""
+"""The segmented log: appends, syncs, reads, recovers, and never loses what it has acknowledged."""
 
 from holdfast.storage.keeper import open_log
 from holdfast.storage.log import Log

@@ -1,4 +1,10 @@
-"""From what a caller hands over to bodies that can be stored; a large message waits in a file until it is complete."""
+"""Turns what a caller appends into bodies that can be stored, and collects large messages in a file.
+
+A large message waits in a temporary file next to the log until it is complete. Its value is at the position that it
+will have in a segment, after room for the frame header and the message's other fields. So the file itself can become a
+segment by being renamed, and nothing is copied. Until then the log knows nothing of it: the file is removed when the
+spool is closed, or at the next opening if the process died.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +28,7 @@ from holdfast.storage.opening import ran_out, room, shortage
 
 
 class Encoder:
-    """Checks and encodes batches by a log's settings."""
+    """Checks and encodes batches according to a log's settings."""
 
     def __init__(self, settings: LogSettings) -> None:
         self._settings = settings
@@ -38,7 +44,7 @@ class Encoder:
         kind: Kind,
         any_size: bool = False,
     ) -> list[Body]:
-        """The bodies of the batch; none for an empty one. `any_size`: it was accepted before, in another log."""
+        """Return the bodies of the batch, none if it is empty. `any_size`: it was already accepted by another log."""
         packing = self._packing(codec or self._settings.codec)
         try:
             if isinstance(messages, Batch):
@@ -59,7 +65,7 @@ class Encoder:
             raise InvalidRequest(f"the batch cannot be stored: {error}. Nothing of it was kept") from error
 
     def encode_arrow(self, values: Any, now_ns: int) -> list[Body]:
-        """The bodies of an Arrow array of binary or text values."""
+        """Return the bodies of an Arrow array of binary or text values."""
         from holdfast.codec.arrow import encode_arrow
 
         settings = self._settings
@@ -74,7 +80,7 @@ class Encoder:
         return bodies
 
     def _encode_values(self, values: Sequence[bytes], now_ns: int, packing: Packing, kind: Kind) -> Body | None:
-        """The short way for plain values that fit in one frame; None where it does not lead there."""
+        """Fast path for plain values that fit in one frame; None if it does not apply."""
         try:
             ends = list(accumulate(map(len, values), initial=0))
             if not values or ends[-1] + 4 * len(ends) > self._settings.frame_bytes:
@@ -83,7 +89,7 @@ class Encoder:
                 self._check_sizes([end - start for start, end in pairwise(ends)])
             return encode_values(values, ends, now_ns, packing=packing, kind=kind)
         except TypeError:
-            return None  # the long way says what is wrong
+            return None  # the general path says what is wrong
 
     def _check_sizes(self, sizes: list[int]) -> None:
         limit = self._settings.max_message_bytes
@@ -117,12 +123,12 @@ class Encoder:
 
 
 def most_plain_bytes(settings: LogSettings) -> int:
-    """Up to how many bytes a single value goes the short way."""
+    """Return the size up to which a single value can take the fast path."""
     return min(settings.max_message_bytes, LARGE_BYTES) if settings.codec == "none" else -1
 
 
 def check_origin(kind: Kind, producer: Producer) -> None:
-    """Refuse what no frame can say of its messages."""
+    """Raise InvalidRequest for a kind or producer that a frame cannot express."""
     if kind not in (Kind.DATA, Kind.CONTROL, Kind.JOURNAL):
         raise InvalidRequest(f"kind={kind!r} cannot be appended; use Kind.DATA, Kind.CONTROL or Kind.JOURNAL")
     if producer is not NO_PRODUCER:
@@ -162,31 +168,22 @@ def _require(what: str, column: Sequence[object], allowed: set[type]) -> None:
         raise TypeError(f"{what}, not {wrong.pop().__name__}")
 
 
-# Where a large message waits until all of it is there: a temporary file beside the log, void until it is appended.
-#
-# The value stands in the file where it will stand in a segment, behind room for a header and for what else the message
-# has. So the file itself can become a segment, by its name, and nothing is copied.
-#
-# Whatever happens on the way, the log knows nothing of it. The file goes when the spool is closed; one that a dead
-# process left behind goes at the next opening, like every temporary file.
-
-
 _LOOK_EVERY_BYTES: Final = 16 << 20
 _GIVEN_UP: Final = "a large message was given up while it was stored"
 
 
 class LaidOut:
-    """A temporary file with a frame that lacks its header; `take` gives it a name in a log, `close` removes it."""
+    """A temporary file with a frame except for its header; `take` moves it into a log, `close` removes it."""
 
     def __init__(self, world: World, folder: str) -> None:
         self._world = world
         self._path = join(folder, f"spool-{world.ids.random_u32():08x}{world.ids.random_u32():08x}.tmp")
-        self._lock = threading.Lock()  # a task that is cancelled closes while a thread still writes for it
-        self._file: File | None = None  # only when there is something to write
+        self._lock = threading.Lock()  # a cancelled task closes this while a thread may still be writing for it
+        self._file: File | None = None  # created at the first write
         self._closed = False
 
     def write(self, position: int, parts: Sequence[BytesLike]) -> None:
-        """Put bytes in their place; OSError where the disk does not take them."""
+        """Write bytes at this position; raises OSError if the disk is full, and Closed after `close`."""
         with self._lock:
             if self._closed:
                 raise Closed(_GIVEN_UP)
@@ -195,20 +192,20 @@ class LaidOut:
             write_fully(self._file, position, parts)
 
     def sync(self) -> None:
-        """Return when it is on disk, but for its name."""
+        """Make the contents durable, but not the name."""
         with self._lock:
             if self._file is not None and not self._closed:
                 self._file.sync()
 
     def view(self, position: int, length: int) -> memoryview:
-        """Bytes of it, which stay readable whatever becomes of the file."""
+        """Return some of its bytes, which stay readable whatever happens to the file."""
         with self._lock:
             if self._closed or self._file is None:
                 raise Closed(_GIVEN_UP)
             return self._file.view(position, length)
 
     def take(self, path: str) -> File:
-        """Give it this name; it is the caller's then, still open: to open it again might need what is not there."""
+        """Move it to this path; the caller owns the open file then. Reopening might fail for want of a descriptor."""
         with self._lock:
             if self._closed or self._file is None:
                 raise Closed(_GIVEN_UP)
@@ -218,7 +215,7 @@ class LaidOut:
             return file
 
     def close(self) -> None:
-        """Remove the file, unless it was taken; what is still read of it stays readable."""
+        """Remove the file unless it was taken; views of it stay readable."""
         with self._lock:
             if self._closed:
                 return
@@ -231,10 +228,9 @@ class LaidOut:
 
 
 class Spool(LaidOut):
-    """Takes one value in, piece by piece; for one caller at a time, who may change threads.
+    """Collects one value piece by piece; for one caller at a time, in any thread.
 
-    `head_bytes` is how much will stand between the frame's header and the value. What has fewer than `file_bytes`
-    needs no file.
+    `head_bytes` is the room between the frame's header and the value. A value below `file_bytes` needs no file.
     """
 
     def __init__(
@@ -263,7 +259,7 @@ class Spool(LaidOut):
             self._check_free(size_hint)
 
     def add(self, piece: object) -> bool:
-        """Take the next piece; True when enough are gathered for `write_gathered`."""
+        """Add the next piece; returns True when it is time for `write_gathered`."""
         if not isinstance(piece, (bytes, bytearray, memoryview)):
             raise InvalidRequest(f"a stream must give bytes, not {type(piece).__name__}. Nothing was stored")
         content = bytes(piece)
@@ -273,7 +269,7 @@ class Spool(LaidOut):
         return self._gathered_bytes >= self._file_bytes
 
     def write_gathered(self) -> None:
-        """Write what is gathered."""
+        """Write the pieces collected so far to the file."""
         content, self._gathered, self._gathered_bytes = b"".join(self._gathered), [], 0
         if not content:
             return
@@ -287,11 +283,11 @@ class Spool(LaidOut):
 
     @property
     def in_memory(self) -> bool:
-        """Whether what came so far is small."""
+        """Whether everything so far is small enough to stay in memory."""
         return not self._written and self._gathered_bytes < self._file_bytes
 
     def value(self) -> Value:
-        """All that came: in memory where it is small, else in the file, with the checksum of what was given."""
+        """Return the value: in memory if it is small, otherwise in the file, with the checksum of what was added."""
         if self.in_memory:
             return b"".join(self._gathered)
         self.write_gathered()
@@ -349,7 +345,7 @@ class Spool(LaidOut):
 
 
 def lay_out(world: World, folder: str, body: Body) -> LaidOut:
-    """A file with the frame of this body, but for its header: the one that its value came in, or a copy."""
+    """Return a file with this body's frame except for its header: the one it was collected in, or a copy."""
     home = body.home
     if isinstance(home, Spool) and len(body.parts[0]) == home.head_bytes:
         head, value, behind = body.parts
@@ -365,11 +361,7 @@ def lay_out(world: World, folder: str, body: Body) -> LaidOut:
     return copy
 
 
-# Messages that are moved from one log to another, a bearable number of bytes at a time.
-#
-# What is written at once must fit into one segment, and those who write beside it wait that long.
-
-
+# What is written at once must fit into one segment, and other writers have to wait for it.
 PORTION_BYTES: Final = 16 << 20
 
 _Item = TypeVar("_Item")
@@ -378,7 +370,7 @@ _Item = TypeVar("_Item")
 def portions(
     items: Iterable[_Item], size_of: Callable[[_Item], int], most_bytes: int = PORTION_BYTES
 ) -> Iterator[Sequence[_Item]]:
-    """The items in their order, in parts of at most so many bytes, or of one that is larger; no more is held."""
+    """Split the items into parts of at most `most_bytes`, or of a single larger item; holds one part at a time."""
     part: list[_Item] = []
     total = 0
     for item in items:

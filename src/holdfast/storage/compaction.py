@@ -1,14 +1,15 @@
-"""Key compaction: of each key the last message stays, offsets never change, and readers go on meanwhile.
+"""Key compaction: only the last message of each key stays, offsets never change, and readers continue meanwhile.
 
-Sealed segments below a floor are written anew, one by one, oldest first:
+One pass over the keys of the log finds out which messages may go, in bounded memory. Then sealed segments below a floor
+are rewritten one by one, oldest first:
 
-    1. look at all keys up to the synced end: only what is on disk may take the place of something else
+    1. look at all keys up to the synced end: only a message that is on disk may replace another
     2. write what stays of a segment to a temporary file, sync it, and read it back
-    3. under the writer's lock, if nothing has changed the segment meanwhile: put the file in the segment's place
+    3. under the writer's lock, if nothing has changed the segment meanwhile: rename the file to the segment's name
     4. sync the folder, write the index
 
-A crash at any point leaves the old file or the new one; a temporary file is removed by the next opening. Who has
-the old file mapped goes on with it. A message without a key always stays.
+A crash at any point leaves either the old file or the new one; a temporary file is removed by the next opening. Readers
+that have the old file mapped continue with it. A message without a key always stays.
 """
 
 from __future__ import annotations
@@ -37,11 +38,9 @@ from holdfast.storage.segment import Segment
 from holdfast.storage.state import Epochs
 from holdfast.storage.writer import Writer
 
-# Which messages key compaction may remove: found by one pass over the keys of a log, in bounded memory.
-#
-# A key is held as it is, or as a digest of 16 bytes where it is longer, with the offset of its last message: about
-# 150 bytes for each. Where there are more keys than may be held, the pass is made several times, each for a part of
-# the keys. What was found is kept as bitmaps of offsets, a few bytes for each.
+# A key is held as it is, or as a 16-byte digest if it is longer, together with the offset of its last message: about
+# 150 bytes each. With more keys than may be held, the pass is made several times, each for a part of the keys. The
+# result is kept as bitmaps of offsets, a few bytes each.
 
 
 MOST_KEYS: Final = 500_000
@@ -49,20 +48,20 @@ _DIGEST_BYTES: Final = 16
 
 
 class CompactionSource:
-    """One segment as far as an offset: what a pass looks at."""
+    """One segment up to an offset, as seen by a pass."""
 
     def __init__(self, segment: Segment, upto: int, epochs: Epochs, go_on: Callable[[], None]) -> None:
         self.segment = segment
         self.upto = upto
         self._epochs = epochs
-        self._go_on = go_on  # raises where nobody wants it any more
+        self._go_on = go_on  # raises if the log was closed
 
     def frames(self) -> Iterator[tuple[Frame, memoryview] | None]:
-        """Its frames, each with its stored bytes behind the header; None where something is not as it was written."""
+        """Yield its frames, each with its stored bytes after the header; None for a stretch that is damaged."""
         segment = self.segment
         try:
             _, data, _ = segment.opened(self.upto)
-        except FileNotFoundError:  # trimmed away meanwhile, or taken: readers will be told
+        except FileNotFoundError:  # trimmed meanwhile, or removed by somebody: readers will get an error
             yield None
             return
         for found in self.frames_in(data):
@@ -70,7 +69,7 @@ class CompactionSource:
             yield found
 
     def frames_in(self, data: memoryview) -> Iterator[tuple[Frame, memoryview] | None]:
-        """The same from bytes that are to be the segment's."""
+        """Yield frames like `frames`, from bytes that are to become the segment's."""
         reached = self.segment.base_offset
         for found in walk(data, FrameRules(self.segment.log_id, reached, epochs=self._epochs)):
             if not isinstance(found, FrameHeader):
@@ -88,28 +87,28 @@ class CompactionSource:
 
 
 class KeyFacts:
-    """What a pass found."""
+    """The result of a pass."""
 
     def __init__(self) -> None:
         self.superseded = BitMap64()  # a later message has the same key
-        self.alone = BitMap64()  # tombstones with no other message of their key before or behind them
-        self.young = BitMap64()  # those of them that are not old enough to go
-        self.damaged: set[int] = set()  # bases of segments of which not all could be read
+        self.alone = BitMap64()  # tombstones with no other message of their key before or after them
+        self.young = BitMap64()  # those among `alone` that are too young to be removed
+        self.damaged: set[int] = set()  # base offsets of segments that could not be read completely
 
     def removable(self) -> BitMap64:
         return self.superseded | (self.alone - self.young)
 
 
 class _TooManyKeys(Exception):
-    """More keys than may be held at once."""
+    """There are more keys than may be held at once."""
 
 
 def look_at_keys(
     sources: Sequence[CompactionSource], *, old_ns: int, apart_header: str | None = None, most_keys: int = MOST_KEYS
 ) -> KeyFacts:
-    """Go over the log, oldest first. A tombstone of `old_ns` or before is old enough to go.
+    """Read the keys of the log, oldest first. A tombstone from `old_ns` or before is old enough to be removed.
 
-    Messages with the header `apart_header` stay and take no other's place, as if they had no key.
+    Messages with the header `apart_header` stay and replace no others, as if they had no key.
     """
     parts = 1
     while True:
@@ -136,7 +135,7 @@ class _KeyPass:
         self._apart_header = apart_header
         self._most_keys = most_keys
         self._last: dict[bytes, int] = {}
-        self._blind = False  # messages came by whose keys are not known
+        self._blind = False  # whether some messages could not be read, so that their keys are not known
 
     def run(self, sources: Sequence[CompactionSource]) -> None:
         for source in sources:
@@ -148,7 +147,7 @@ class _KeyPass:
                     raise _TooManyKeys
 
     def _look_at(self, frame: Frame) -> bool:
-        """Note the frame's keys; False where they cannot be read."""
+        """Record the frame's keys; returns False if they cannot be read."""
         header = frame.header
         if header.kind != Kind.DATA or not header.columns & KEYS:
             return True
@@ -175,7 +174,7 @@ class _KeyPass:
     def _note(
         self, offset: int, keys: Sequence[bytes | None], flags: Sequence[int] | None
     ) -> tuple[list[int], list[int]]:
-        """Which offsets have a later message of their key now, and which are tombstones of a key not seen before."""
+        """Return the offsets that are now superseded, and those of tombstones of a key not seen before."""
         last, parts = self._last, self._parts
         superseded, alone = [], []
         for at, key in enumerate(keys, offset):
@@ -193,7 +192,7 @@ class _KeyPass:
 
 
 def _forget_apart(keys: list[bytes | None], columns: Columns, name: str) -> None:
-    """Take the keys of messages with this header for none."""
+    """Clear the keys of messages with this header."""
     span = columns.span(HEADERS)
     if span is None or name.encode() not in bytes(span):
         return
@@ -202,21 +201,18 @@ def _forget_apart(keys: list[bytes | None], columns: Columns, name: str) -> None
             keys[i] = None
 
 
-# A segment's file written anew: frames put one behind the other, each with its offsets, its epoch and its producer.
-
-
 _CHUNK: Final = 1 << 20
 _MOST_U32: Final = 2**32 - 1
-_MOST_TIMES: Final = 255  # what the first frame of a segment can say; then it begins again with 1
+_MOST_TIMES: Final = 255  # the largest count that a segment's first frame can hold; after it comes 1 again
 
 
 def messages_in(frame: Frame) -> int:
-    """How many messages a frame holds."""
+    """Return the number of messages in a frame."""
     return 0 if frame.header.kind == Kind.GAP else len(frame.offsets())
 
 
 class _Placed(msgspec.Struct, frozen=True, gc=False):
-    """A body and what its header says, but for its position."""
+    """A body and the contents of its header, except for its position."""
 
     body: Body
     offset: int
@@ -225,7 +221,7 @@ class _Placed(msgspec.Struct, frozen=True, gc=False):
     producer: Producer
 
     def joined(self, other: _Placed) -> _Placed | None:
-        """One hole for two that touch, if nothing is lost by it of who wrote the messages; else None."""
+        """Merge two adjacent holes into one if this loses nothing about who wrote the messages; otherwise None."""
         body, behind = self.body, other.body
         count = body.count + behind.count
         if (
@@ -241,7 +237,7 @@ class _Placed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Output:
-    """Frames put one behind the other into a new file; holes that touch become one. Every frame is its own batch."""
+    """Writes frames one after the other to a new file; adjacent holes are merged. Every frame is its own batch."""
 
     def __init__(self, file: File, log_id: int) -> None:
         self._file = file
@@ -254,7 +250,7 @@ class Output:
         self.messages = 0
 
     def put(self, body: Body, origin: FrameHeader, row: int = 0) -> None:
-        """The next body, made of a frame from this row on."""
+        """Add the next body, made from a frame from this row on."""
         if self._rewritten is None:
             self._rewritten = origin.flags % _MOST_TIMES + 1
         producer = Producer(origin.producer_id, origin.producer_epoch, origin.first_sequence).after(row)
@@ -279,7 +275,7 @@ class Output:
         place = FramePlace(self._log_id, placed.epoch, at, placed.offset, placed.synced_offset)
         flags = 0 if at else self._rewritten or 0
         header = header_for(placed.body, place, batch_remaining=0, producer=placed.producer, flags=flags)
-        if placed.body.frame_bytes >= _CHUNK:  # not copied into memory
+        if placed.body.frame_bytes >= _CHUNK:  # written directly, without a copy in memory
             self._store()
             write_fully(self._file, self._position, [header, *placed.body.parts])
             self._position += placed.body.frame_bytes
@@ -301,7 +297,7 @@ Progress = Callable[[int, int], None]
 
 
 class KeysCompacted(msgspec.Struct, frozen=True, gc=False):
-    """What a key compaction did: segments written anew, messages removed, bytes freed."""
+    """The result of a key compaction: segments rewritten, messages removed, bytes freed."""
 
     segments: int
     removed_messages: int
@@ -310,9 +306,9 @@ class KeysCompacted(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class CompactionLimits:
-    """What is asked of a compaction. Everything below `floor` has been passed by all who read.
+    """What a compaction may do. All readers of this process have passed everything below `floor`.
 
-    `needed_outside` tells from where on somebody in another process has not; one may come at any time.
+    `needed_outside` returns the first offset that a reader in another process still needs; one may appear at any time.
     """
 
     floor: int
@@ -331,7 +327,7 @@ def compact_keys(
     limits: CompactionLimits,
     progress: Progress | None = None,
 ) -> KeysCompacted:
-    """Write the sealed segments anew in which it pays. One at a time on a log; the caller has synced."""
+    """Rewrite the sealed segments for which it pays. Only one at a time per log; the caller has synced."""
     return _Compaction(world, writer, folder, settings, limits).run(progress or (lambda done, total: None))
 
 
@@ -374,12 +370,12 @@ class _Compaction:
         return KeysCompacted(segments, removed, freed)
 
     def _sources(self) -> list[CompactionSource]:
-        """All segments up to the end that counts, the active one last."""
+        """Return all segments up to the synced end, the active one last."""
         ends = [segment.base_offset for segment in self._segments[1:]] + [self._end]
         go_on = self._writer.check_usable
         return [
             CompactionSource(segment, min(end, self._end), self._epochs, go_on)
-            for segment, end in zip(self._segments, ends, strict=False)  # one end too many where there is no segment
+            for segment, end in zip(self._segments, ends, strict=False)  # without segments there is one end too many
         ]
 
     def _look(self, sources: list[CompactionSource]) -> KeyFacts:
@@ -388,7 +384,7 @@ class _Compaction:
         return look_at_keys(sources, old_ns=old_ns, apart_header=limits.apart_header, most_keys=limits.most_keys)
 
     def _pays(self, source: CompactionSource, gone: BitMap64, facts: KeyFacts) -> bool:
-        """Whether enough of the segment can go, or all of its tombstones that nothing holds any more."""
+        """Whether enough of the segment can be removed, or all its tombstones that are no longer needed."""
         if facts.alone & gone and not facts.alone & facts.young & _between(source):
             return True
         used, saved = 0, 0.0
@@ -403,7 +399,7 @@ class _Compaction:
         return saved * 100 >= self._limits.min_saving_percent * used
 
     def _rewrite(self, source: CompactionSource, gone: BitMap64) -> int | None:
-        """Put a new file in the segment's place and answer the bytes that this freed; None where it must stay."""
+        """Replace the segment's file and return the bytes this freed; None if the segment must stay as it is."""
         segment = source.segment
         temporary = join(self._folder, rewritten_name(segment.base_offset))
         with contextlib.ExitStack() as opened:
@@ -427,9 +423,8 @@ class _Compaction:
         return floor is not None and source.upto > floor
 
     def _write(self, source: CompactionSource, gone: BitMap64, temporary: str) -> SegmentIndex:
-        """What stays of the segment, durable under the temporary name; answers its index."""
-        file = self._world.disk.open(temporary, write=True, create=True)
-        try:
+        """Write what stays of the segment to the temporary name and sync it; returns its index."""
+        with contextlib.closing(self._world.disk.open(temporary, write=True, create=True)) as file:
             file.truncate(0)
             output = Output(file, self._writer.log_id)
             for found in source.frames():
@@ -439,8 +434,6 @@ class _Compaction:
             output.finish()
             file.sync()
             return self._proven(file.view(0, file.size()), source, output.messages)
-        finally:
-            file.close()
 
     def _copy(self, frame: Frame, stored: memoryview, gone: BitMap64, output: Output) -> None:
         header = frame.header
@@ -466,7 +459,7 @@ class _Compaction:
         )
 
     def _proven(self, data: memoryview, source: CompactionSource, messages: int) -> SegmentIndex:
-        """The index of the new file, which is read back before it may take the place of the old one."""
+        """Return the index of the new file, which is read back completely before it may replace the old one."""
         segment = source.segment
         index = SegmentIndex(segment.base_offset, self._settings.index_bytes)
         found_messages = 0
@@ -480,7 +473,7 @@ class _Compaction:
         return index
 
     def _put_in_place(self, segment: Segment, temporary: str, index: SegmentIndex) -> bool:
-        """Rename, unless the segment was trimmed away, or the messages that take the place of others were cut off."""
+        """Rename the file, unless the segment was trimmed, or messages that replace others were truncated."""
         writer, disk = self._writer, self._world.disk
         with writer.lock:
             writer.check_usable()
@@ -502,7 +495,7 @@ class _Compaction:
 
     @contextlib.contextmanager
     def _or_nothing(self, segment: Segment, temporary: str) -> Iterator[None]:
-        """Whatever fails before the rename leaves the segment as it was."""
+        """If anything fails before the rename, leave the segment as it was."""
         try:
             yield
         except BaseException as error:
@@ -518,14 +511,14 @@ class _Compaction:
 
 
 def _between(source: CompactionSource) -> BitMap64:
-    """The offsets of a source."""
+    """Return the offsets of a source."""
     offsets = BitMap64()
     offsets.add_range(source.segment.base_offset, source.upto)
     return offsets
 
 
 def _marks(frame: Frame, gone: BitMap64) -> list[bool] | None:
-    """For each row of a frame whether it is gone, now or before; None where nothing new goes."""
+    """Return for each row of a frame whether it is removed, now or before; None if nothing new is."""
     first, stop = frame.base_offset, frame.next_offset
     if frame.header.kind != Kind.DATA or not gone.range_cardinality(first, stop):
         return None
@@ -537,7 +530,7 @@ def _marks(frame: Frame, gone: BitMap64) -> list[bool] | None:
 
 
 def _share(frame: Frame, marks: Sequence[bool]) -> float:
-    """About what part of a frame's bytes goes with the marked messages."""
+    """Return roughly which part of a frame's bytes belongs to the marked messages."""
     if all(marks):
         return 1.0
     columns = frame.columns()

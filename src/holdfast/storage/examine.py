@@ -1,14 +1,14 @@
-"""What state is a log in? Looks, decides what opening would do, and changes nothing.
+"""Finds out what state a log is in and what opening it would do, without changing anything.
 
-Two things look alike and must never be confused. A *torn tail* is what a crash leaves of writes that
-were not yet synced: it may be cut. *Damage* is synced data that is no longer what was written: it is
-reported, and everything behind it stays. What tells them apart:
+Two things look alike and must never be confused. A *torn tail* is what a crash leaves of writes that were not yet
+synced; it may be cut off. *Damage* is synced data that is no longer what was written; it is reported, and everything
+after it is kept. What tells them apart:
 
-- Without a restart of the machine the page cache lost nothing, and the owner writes front to back. So
-  whatever lies behind a bad frame was written after it, and the frame was whole once: damage. But a file system
-  that was mounted anew, as it must be after its disk failed, has lost its cache as in a restart.
-- After a restart, what was known to be synced (the state file says so, and so does every later frame)
-  and is bad now is damage. Anything else bad is torn, and what follows it was never promised.
+- Without a reboot, the page cache has lost nothing, and the owner writes front to back. So anything found after a bad
+  frame was written later, and the bad frame was once intact: damage. The exception is a file system that was mounted
+  again, as it must be after its disk failed: it has lost its cache as in a reboot.
+- After a reboot, what is bad now but was known to be synced (the state file says so, and so does every later frame) is
+  damage. Anything else that is bad is torn, and what follows it was never acknowledged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from holdfast.storage.state import NO_EPOCHS, Epochs, Identity, LogState, load_e
 
 @dataclass(frozen=True)
 class Cut:
-    """Where the log ends: `position` in segment `base`; bytes up to `used_end` and later segments go."""
+    """Where the log ends: `position` in segment `base`. Bytes up to `used_end` and later segments are removed."""
 
     base: int
     position: int
@@ -43,7 +43,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class SegmentDamage:
-    """Damage and the segment it lies in. `next_offset` is always known here."""
+    """Damage, and the segment it is in. Here `next_offset` is always known."""
 
     base: int
     position: int
@@ -53,14 +53,14 @@ class SegmentDamage:
     reason: str
 
 
-# Columns that somebody may look for in the tail behind us; nearly every frame may have the others.
+# Columns that others look for in the tail after opening; the remaining ones may be in nearly every frame.
 _NOTED: Final = HEADERS | PRIORITIES | EXPIRY | DUE | FLAGS | REMOVED
 
 
 class ScannedTail:
-    """The offsets [first, end) that were walked through at opening, and what is in their frames besides bodies.
+    """The offsets [first, end) that opening has scanned, and which columns their frames have.
 
-    Whoever looks for messages of some kind, as groups do for priorities, need not read the same bytes again.
+    Groups look for priorities, for example; with this they need not read the same bytes again.
     """
 
     def __init__(self, first: int) -> None:
@@ -73,14 +73,14 @@ class ScannedTail:
         self._columns.append(columns)
 
     def frames_with(self, columns: int, offset: int) -> list[int]:
-        """The first offsets of frames that have one of these columns, from the one that may hold `offset` on."""
+        """Return the first offsets of frames with one of these columns, from the frame that may hold `offset` on."""
         known = [at for at, had in zip(self._offsets, self._columns, strict=True) if had & columns and at < self.end]
         return known[max(bisect_right(known, offset) - 1, 0) :]
 
 
 @dataclass
 class Findings:
-    """All that opening needs to know."""
+    """Everything that opening needs to know."""
 
     log_id: int | None
     identity: Identity | None
@@ -92,7 +92,7 @@ class Findings:
     published_end: int
     clean: bool
     same_boot: bool
-    cache_kept: bool  # what was written is there, synced or not: neither the machine nor the mount was begun anew
+    cache_kept: bool  # everything written is there, synced or not: neither a reboot nor a new mount since
     end: int
     last_epoch: int
     active_base: int = 0
@@ -104,12 +104,12 @@ class Findings:
     scanned: ScannedTail | None = None
 
 
-# A place where the log could end: (segment base, position, offset). A bare tuple, made for every frame.
+# A place where the log could end: (segment base, position, offset). A plain tuple, since one is made for every frame.
 _End: TypeAlias = tuple[int, int, int]
 
 
 class _Hole(msgspec.Struct, frozen=True, gc=False):
-    """A stretch that should be frames and is not, with where the log could end before it."""
+    """A stretch that should be frames but is not, and where the log could end before it."""
 
     base: int
     position: int
@@ -121,7 +121,7 @@ class _Hole(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Scan:
-    """One pass over segments: holes, indexes, and where the last frame and the last whole batch end."""
+    """One pass over segments: finds holes, builds indexes, and notes where the last frame and last whole batch end."""
 
     def __init__(self, findings: Findings, bases: list[int], index_bytes: int) -> None:
         self._findings = findings
@@ -129,10 +129,10 @@ class _Scan:
         self._wanted = FrameRules(findings.log_id or 0, bases[0], epochs=findings.epochs)
         self.frame_end = self.batch_end = (bases[0], 0, bases[0])
         self.holes: list[_Hole] = []
-        self.good_after: list[int | None] = []  # for each hole, the first good offset behind it
+        self.good_after: list[int | None] = []  # for each hole, the first good offset after it
         self.indexes: dict[int, SegmentIndex] = {}
         self.tail = ScannedTail(bases[0])
-        self._open_holes = False  # bad bytes with nothing good behind them so far
+        self._open_holes = False  # whether there are holes with nothing good after them so far
 
     def run(self, world: World, folder: str, base: int) -> None:
         expected = self._wanted.offset
@@ -182,7 +182,7 @@ class _Scan:
 def examine(
     world: World, folder: str, state: LogState | None, *, index_bytes: int, everything: bool = False
 ) -> Findings:
-    """Look at the tail (or at everything) and say what opening the log would do."""
+    """Scan the tail (or everything) and return what opening the log would find and do."""
     findings = _known_facts(world, folder, state)
     if findings.log_id is None:
         findings.log_id = _log_id_of_frames(world, folder, findings.bases)
@@ -196,7 +196,7 @@ def examine(
     for base in to_scan:
         scan.run(world, folder, base)
     frame_end, batch_end, reason = _judge(findings, scan)
-    # A batch counts only when its last frame is there; but what is synced is never given up.
+    # A batch counts only if its last frame is there; but nothing that was synced is ever given up.
     half = findings.known_synced <= batch_end[2] < frame_end[2]
     end = batch_end if half else frame_end
     _settle_end(world, folder, findings, end, reason or ("a batch was not written to its end" if half else ""))
@@ -237,7 +237,7 @@ def _known_facts(world: World, folder: str, state: LogState | None) -> Findings:
 
 
 def same_mount(world: World, folder: str, state: LogState) -> bool:
-    """Whether the log lies on the mount that its last owner found it on, as far as that can be told."""
+    """Whether the log is on the mount that its last owner found it on, as far as that is known."""
     before, now = state.mount_id, world.disk.mount_id(folder)
     return not before or not now or before == now
 
@@ -253,7 +253,7 @@ def _data(world: World, folder: str, base: int) -> memoryview:
 
 
 def _trust_index(world: World, folder: str, findings: Findings, index_bytes: int) -> bool:
-    """After an orderly end the saved index of the last segment saves reading it again."""
+    """After a clean end, use the saved index of the last segment instead of scanning it."""
     base = findings.bases[-1]
     segment = Segment(world.disk, folder, base, log_id=findings.log_id or 0, index_bytes=index_bytes)
     index = segment.load_index()
@@ -268,22 +268,22 @@ def _trust_index(world: World, folder: str, findings: Findings, index_bytes: int
 
 
 def _to_scan(findings: Findings, *, everything: bool) -> list[int]:
-    """Segments whose tail may be unsynced; the others are checked when they are read."""
+    """Return the segments whose tail may be unsynced; the others are checked when they are read."""
     bases = findings.bases
     if everything or findings.identity is None:
         return bases
-    # What was synced needs no look after a restart. Without one, nothing but the last segment does: the last that
-    # can hold a message, for a file of any name may have been put behind it.
+    # After a reboot, synced segments need no scan. Without one, only the last segment that can hold a message does;
+    # not simply the last file, since a file of any name may have been added after it.
     restarted = not findings.cache_kept and findings.identity.clean_end is None
     trusted = findings.end if restarted else max(findings.end, findings.published_end)
     if findings.identity.epoch != findings.epochs.last:
-        trusted = min(trusted, findings.epochs.last_first_offset)  # somebody died while cutting the tail off there
+        trusted = min(trusted, findings.epochs.last_first_offset)  # an owner died while truncating at that offset
     first = max((i for i, base in enumerate(bases) if base <= trusted), default=0)
     return bases[first:]
 
 
 def _judge(findings: Findings, scan: _Scan) -> tuple[_End, _End, str]:
-    """Where the log ends, by frames and by whole batches; holes that stay inside it are damage."""
+    """Return where the log ends, by frames and by whole batches; holes that stay inside it are recorded as damage."""
     for hole, follower in zip(scan.holes, scan.good_after, strict=True):
         promised = findings.cache_kept or hole.first_offset < findings.known_synced
         if follower is None or not promised:
@@ -295,10 +295,10 @@ def _judge(findings: Findings, scan: _Scan) -> tuple[_End, _End, str]:
 
 
 def _settle_end(world: World, folder: str, findings: Findings, end: _End, reason: str) -> None:
-    """Which segment is the active one, and what must go."""
+    """Record which segment is the active one, and what must be removed."""
     base, position, offset = end
     if offset in findings.bases and offset > base:
-        base, position = offset, 0  # the segment that was begun last, still without a frame
+        base, position = offset, 0  # the segment that was started last and has no frame yet
     findings.active_base, findings.active_position, findings.end = base, position, offset
     later = tuple(b for b in findings.bases if b > base)
     used = used_end(_data(world, folder, base), position)
@@ -311,7 +311,7 @@ def _settle_end(world: World, folder: str, findings: Findings, end: _End, reason
 def _kept_indexes(
     world: World, folder: str, findings: Findings, indexes: dict[int, SegmentIndex]
 ) -> dict[int, SegmentIndex]:
-    """Indexes of the segments that stay; the active one may end earlier than was scanned."""
+    """Return the indexes of the segments that stay; the active one may end earlier than was scanned."""
     base, position = findings.active_base, findings.active_position
     kept = {b: index for b, index in indexes.items() if b <= base}
     if base not in kept or kept[base].end != position:

@@ -1,11 +1,11 @@
-"""The files of a log: their names, the few ways in which they are written, and the quarantine for bytes cut off."""
+"""The files of a log: their names, how they are written, and the quarantine for bytes that were cut off."""
 
 from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing
 from typing import Final
 
 import msgspec
@@ -35,12 +35,12 @@ def index_name(base_offset: int) -> str:
 
 
 def rewritten_name(base_offset: int) -> str:
-    """What will take a segment's place. Not the name that other copies of it have: both may be written at a time."""
+    """Temporary name of a compacted segment, different from that of other copies, which may exist at the same time."""
     return f"{base_offset:020d}.keys.tmp"
 
 
 def segment_bases(names: Sequence[str]) -> list[int]:
-    """Base offsets of the segments among the names; foreign names are left alone."""
+    """Return the base offsets of the segments among the names, sorted; other names are ignored."""
     return sorted(int(match[1]) for name in names if (match := _SEGMENT.fullmatch(name)))
 
 
@@ -53,7 +53,7 @@ def join(folder: str, name: str) -> str:
 
 
 def write_fully(file: File, position: int, parts: Sequence[BytesLike]) -> None:
-    """Write every byte or raise; a full disk shows itself first as a short write."""
+    """Write every byte or raise. A full disk first shows as a short write, and as an error only on the next one."""
     wanted = sum(map(len, parts))
     done = file.write(position, parts)
     if done == wanted:
@@ -84,7 +84,7 @@ def write_zeros(file: File, position: int, end: int) -> None:
 
 
 def write_again(file: File, position: int, end: int) -> None:
-    """Write what stands at [position, end) in its own place, so that the kernel takes it for new."""
+    """Write the bytes at [position, end) again in place, so that the kernel treats the pages as new."""
     while position < end:
         part = file.read(position, min(_CHUNK, end - position))
         if not part:
@@ -94,43 +94,32 @@ def write_again(file: File, position: int, end: int) -> None:
 
 
 def durable_replace(disk: Disk, folder: str, name: str, content: BytesLike) -> None:
-    """Put a file in place so that after a crash the old or the new one is there, whole."""
+    """Replace a file atomically: after a crash either the old or the new content is there, complete."""
     temporary = join(folder, name + ".tmp")
     with opened_folder(disk, folder) as opened:
-        file = disk.open(temporary, write=True, create=True)
-        try:
+        with closing(disk.open(temporary, write=True, create=True)) as file:
             file.truncate(0)
             write_fully(file, 0, [content])
             file.sync()
-        finally:
-            file.close()
         disk.rename(temporary, join(folder, name))
         opened.sync()
 
 
-@contextmanager
-def opened_folder(disk: Disk, folder: str) -> Iterator[OpenFolder]:
-    """The folder, opened before anything in it changes: if no descriptor is left, nothing has happened yet."""
-    opened = disk.open_folder(folder)
-    try:
-        yield opened
-    finally:
-        opened.close()
+def opened_folder(disk: Disk, folder: str) -> AbstractContextManager[OpenFolder]:
+    """Open a folder before anything in it changes: if no descriptor is left, nothing has happened yet."""
+    return closing(disk.open_folder(folder))
 
 
 def read_file(disk: Disk, path: str) -> bytes | None:
-    """The whole content, or None where there is no such file."""
+    """Return the whole content, or None if there is no such file."""
     if not disk.exists(path):
         return None
-    file = disk.open(path)
-    try:
+    with closing(disk.open(path)) as file:
         return file.read(0, file.size())
-    finally:
-        file.close()
 
 
 def remove_tree(disk: Disk, path: str) -> None:
-    """Remove a folder and all in it, as far as it is there: the next try finishes what a crash cut short."""
+    """Remove a folder and everything in it. May be repeated: a second try finishes what a crash cut short."""
     if not disk.exists(path):
         return
     if not disk.is_folder(path):
@@ -141,14 +130,12 @@ def remove_tree(disk: Disk, path: str) -> None:
     disk.remove_folder(path)
 
 
-# Bytes that are no longer part of the log are kept here, for a person to look at: nothing is thrown away.
-#
-# Each finding is a pair of files in `quarantine/`: the bytes, and a note in JSON that says where they lay,
-# which offsets they held and why they were taken out.
-
-
 class QuarantineNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about quarantined bytes."""
+    """Describes bytes in quarantine: where they were, which offsets they held and why they were removed.
+
+    Bytes that are removed from a log are kept for a person to look at. Each finding is a pair of files in
+    `quarantine/`: the bytes, and this note as JSON.
+    """
 
     segment: str
     position: int
@@ -160,7 +147,7 @@ class QuarantineNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def keep_bytes(disk: Disk, folder: str, content: memoryview, note: QuarantineNote) -> None:
-    """Store a copy durably before anybody overwrites the original; the same finding is kept once."""
+    """Store a durable copy before the original is overwritten; the same finding is stored only once."""
     quarantine = join(folder, QUARANTINE)
     stem = f"{note.segment.removesuffix('.log')}-{note.position:010d}-{note.bytes}"
     disk.make_folder(quarantine)
@@ -176,7 +163,7 @@ def keep_bytes(disk: Disk, folder: str, content: memoryview, note: QuarantineNot
 
 
 def move_segment(disk: Disk, folder: str, base_offset: int, note: QuarantineNote) -> None:
-    """Take a whole segment out of the log; its file moves, it is not copied."""
+    """Move a whole segment out of the log into quarantine."""
     quarantine = join(folder, QUARANTINE)
     disk.make_folder(quarantine)
     present = set(disk.names(quarantine))
@@ -189,8 +176,5 @@ def move_segment(disk: Disk, folder: str, base_offset: int, note: QuarantineNote
 
 
 def _same(disk: Disk, path: str, content: memoryview) -> bool:
-    file = disk.open(path)
-    try:
+    with closing(disk.open(path)) as file:
         return file.size() == len(content) and file.view(0, len(content)) == content
-    finally:
-        file.close()

@@ -1,10 +1,11 @@
-"""Frames in a segment's bytes: from one to the next, past damage to the next good one, and by the sparse index."""
+"""Frames in a segment's bytes: walking from one to the next, skipping damage, and the sparse index."""
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from struct import Struct
 from typing import Final
 
@@ -29,7 +30,7 @@ _CHUNK: Final = 1 << 20
 
 
 class Damage(msgspec.Struct, frozen=True, gc=False):
-    """Bytes [position, end) that are no frame; `next_offset` is known where a good frame follows."""
+    """Bytes [position, end) that are not a frame; `next_offset` is known if a good frame follows."""
 
     position: int
     end: int
@@ -39,10 +40,9 @@ class Damage(msgspec.Struct, frozen=True, gc=False):
 
 
 class FrameRules:
-    """What the next frame of a log must be like to be part of it, however whole its bytes are.
+    """What the next frame must be like to belong to the log, however intact its bytes are.
 
-    Its offset and epoch never run backwards, and it must not be void: left over from an epoch that
-    was cut off before it.
+    Offset and epoch never decrease, and it must not be void: left over from an epoch that was cut off before it.
     """
 
     __slots__ = ("_void_epoch", "_void_from", "epoch", "epochs", "log_id", "offset")
@@ -72,9 +72,9 @@ class FrameRules:
 def walk(
     data: memoryview, wanted: FrameRules, *, position: int = 0, bodies: bool = True
 ) -> Iterator[FrameHeader | Damage]:
-    """Each good frame, and one Damage for each stretch of bytes that is not one.
+    """Yield each good frame, and one Damage for each stretch of bytes that is not one.
 
-    `data` is the whole segment as far as it may be looked at. Zeros up to its end are no damage.
+    `data` is the segment up to where it may be read. Zeros up to the end are not damage.
     """
     end = len(data)
     while position < end:
@@ -82,7 +82,7 @@ def walk(
         try:
             header = _good_frame(data, position, wanted, bodies=bodies)
         except UnknownFormat:
-            raise  # whole, but written by a newer release: neither torn nor damaged
+            raise  # intact, but written by a newer release: neither torn nor damaged
         except CorruptData as error:
             found = find_frame(data, position + ALIGNMENT, wanted)
             if found is None:
@@ -102,26 +102,31 @@ def walk(
 
 
 def find_frame(data: memoryview, position: int, wanted: FrameRules) -> FrameHeader | None:
-    """The first whole frame at or behind `position`."""
-    end = len(data)
-    while position < end:
-        chunk = bytes(data[position : position + _CHUNK + len(MAGIC_PREFIX)])
-        at = chunk.find(MAGIC_PREFIX)
-        while at >= 0:
-            if (position + at) % ALIGNMENT == 0:
-                try:
-                    return _good_frame(data, position + at, wanted, bodies=True)
-                except UnknownFormat:
-                    raise
-                except CorruptData:
-                    pass
-            at = chunk.find(MAGIC_PREFIX, at + 1)
-        position += _CHUNK
+    """Return the first intact frame at or after `position`."""
+    for at in _candidates(data, position):
+        try:
+            return _good_frame(data, at, wanted, bodies=True)
+        except UnknownFormat:
+            raise
+        except CorruptData:
+            pass
     return None
 
 
+def _candidates(data: memoryview, position: int) -> Iterator[int]:
+    """Yield the aligned positions from `position` on at which a frame could begin."""
+    while position < len(data):
+        chunk = bytes(data[position : position + _CHUNK + len(MAGIC_PREFIX)])
+        at = chunk.find(MAGIC_PREFIX)
+        while 0 <= at < _CHUNK:
+            if (position + at) % ALIGNMENT == 0:
+                yield position + at
+            at = chunk.find(MAGIC_PREFIX, at + 1)
+        position += _CHUNK
+
+
 def used_end(data: memoryview, position: int) -> int:
-    """Position behind the last byte that is not zero, or `position` where there is none."""
+    """Return the position after the last byte that is not zero; `position` if all are zero."""
     end = len(data)
     while end > position:
         start = max(position, end - _CHUNK)
@@ -148,43 +153,32 @@ def _good_frame(data: memoryview, position: int, wanted: FrameRules, *, bodies: 
 
 
 def first_log_id(data: memoryview) -> int | None:
-    """The log id of the first frame whose header is whole, for a log whose state file is gone."""
-    position = 0
-    while position + HEADER_BYTES <= len(data):
-        chunk = bytes(data[position : position + _CHUNK + HEADER_BYTES])
-        at = chunk.find(MAGIC_PREFIX)
-        while at >= 0:
-            if (position + at) % ALIGNMENT == 0:
-                try:
-                    return read_header(data, position + at, position + at).log_id
-                except CorruptData:
-                    pass
-            at = chunk.find(MAGIC_PREFIX, at + 1)
-        position += _CHUNK
+    """Return the log id of the first frame with an intact header, for a log whose state file is missing."""
+    for at in _candidates(data, 0):
+        with suppress(CorruptData):
+            return read_header(data, at, at).log_id
     return None
 
 
-# The sparse index of one segment: about one entry for each 4 KiB, by offset and by time.
+# The sparse index of a segment: about one entry per 4 KiB, by offset and by time.
 #
 #     at  size  field
 #     0   8     magic         "HFINDEX" and the version, 1
 #     8   4     log_id
 #     12  4     count         entries
 #     16  8     base_offset   of the segment
-#     24  8     next_offset   behind the segment's last message
-#     32  4     end           position behind its last frame
-#     36  4     rewritten     how often the segment had been rewritten, as its first frame says
+#     24  8     next_offset   after the segment's last message
+#     32  4     end           position after its last frame
+#     36  4     rewritten     how often the segment was rewritten, as stored in its first frame
 #     40  8     max_time_ns   latest time in it
 #     48  8*n   offsets       first offset of an entry's frame
 #     ..  8*n   times         latest time of all frames before it
 #     ..  4*n   positions     where the frame starts
 #     ..  4     check         CRC32C of all bytes before it
 #
-# An index is a cache: absent or damaged, it is rebuilt from the log. Times are running maxima, so that
-# they never fall even when the clock did, and a search by time finds the first message at or after it.
-# `rewritten` tells an index of the file that is there from one of a file that stood there before.
-
-
+# An index is a cache: if missing or damaged, it is rebuilt from the log. Times are running maxima, so they never
+# decrease even if the clock did, and a search by time finds the first message at or after it. `rewritten` tells the
+# index of the current file from that of a file it has replaced.
 _MAGIC: Final = b"HFINDEX\x01"
 _HEAD: Final = Struct("<8sIIQQIIq")
 _CHECK: Final = Struct("<I")
@@ -195,7 +189,7 @@ NO_TIME: Final = -(2**63)
 
 
 class SegmentIndex:
-    """Where to start looking. The owner adds while others search: offsets grow last."""
+    """Where to start looking. The owner adds entries while others search in `offsets`, which therefore grows last."""
 
     __slots__ = (
         "base_offset",
@@ -223,7 +217,7 @@ class SegmentIndex:
         self.positions = array("I")
 
     def add(self, position: int, end: int, base_offset: int, next_offset: int, max_time_ns: int) -> None:
-        """A frame was written, or found, behind all earlier ones."""
+        """Add a frame that was written, or found, after all earlier ones."""
         if position >= self.next_entry_at:
             self.add_entry(position, base_offset)
         self.end = end
@@ -232,7 +226,7 @@ class SegmentIndex:
             self.max_time_ns = max_time_ns
 
     def add_entry(self, position: int, base_offset: int) -> None:
-        """Make the frame at the position one that a search may start from."""
+        """Make the frame at this position one that a search can start from."""
         self.next_entry_at = position + self.spacing_bytes
         self.positions.append(position)
         self.times.append(self.max_time_ns)
@@ -244,23 +238,23 @@ class SegmentIndex:
         self.add(header.position, header.end, header.base_offset, header.next_offset, header.max_time_ns)
 
     def fits(self, data: memoryview) -> bool:
-        """Whether it can be of a segment with these bytes, and not of one that stood in its place before."""
-        if not self.end:  # no frame yet; zeros may stand where the first will, for a torn one was there
+        """Whether it matches these bytes, and not those of a file that was replaced since."""
+        if not self.end:  # no frame yet; where a torn one was removed there are zeros
             return not any(data[:HEADER_BYTES])
         return self.rewritten == times_rewritten(data)
 
     @property
     def first_time_ns(self) -> int:
-        """About when the segment was begun."""
+        """Roughly when the segment was started."""
         return self.times[1] if len(self.times) > 1 else self.max_time_ns
 
     def position_before(self, offset: int) -> int:
-        """Start of a frame at or before the one that holds `offset`."""
+        """Return the start of a frame at or before the one that holds `offset`."""
         i = bisect_right(self.offsets, offset) - 1
         return self.positions[i] if i >= 0 else 0
 
     def position_before_time(self, time_ns: int) -> int:
-        """Start of a frame at or before the first that holds a message of this time or later."""
+        """Return the start of a frame at or before the first one with a message of this time or later."""
         i = bisect_left(self.times, time_ns, hi=len(self.offsets)) - 1
         return self.positions[i] if i >= 0 else 0
 
@@ -286,7 +280,7 @@ class SegmentIndex:
 
 
 def parse_index(content: bytes, log_id: int, base_offset: int, spacing_bytes: int) -> SegmentIndex | None:
-    """The index in these bytes, or None where they are not a whole index of this segment."""
+    """Parse an index; None unless the bytes are an intact index of this segment."""
     if len(content) < _HEAD.size + _CHECK.size:
         return None
     magic, found_id, count, found_base, next_offset, end, rewritten, max_time_ns = _HEAD.unpack_from(content)
@@ -308,7 +302,7 @@ def parse_index(content: bytes, log_id: int, base_offset: int, spacing_bytes: in
 
 
 def times_rewritten(data: memoryview) -> int | None:
-    """How often a segment of these bytes was rewritten; None where its first frame cannot tell."""
+    """Return how often the segment was rewritten; None if its first frame cannot be read."""
     if len(data) < HEADER_BYTES:
         return 0
     try:

@@ -1,4 +1,15 @@
-"""Group commit: one sync serves every caller who waits for it, threads and tasks alike."""
+"""Group commit: one sync serves every caller that waits for it, threads and tasks alike.
+
+A sync covers everything written before it began. A caller that arrives while one is running cannot know whether that
+sync covers its bytes, so it waits for the next one; all callers that arrive during one sync share the next. There are
+no timers and no batching delay: under load the syncs themselves form the batches.
+
+A waiting thread whose turn it is runs the sync itself (it *leads*). Tasks cannot block, so a helper thread leads for
+them. Whoever leads must call `_finish`, whatever happens, or all others would wait forever.
+
+After one failed sync nothing more is promised: the kernel may have dropped the dirty pages and report success the next
+time. So a failure is final, and every caller from then on gets it.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +25,16 @@ from holdfast.errors import Closed, DiskFailed, HoldfastError, Unavailable
 _Waiting = tuple[int, asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 _Settled = tuple["asyncio.Future[None]", HoldfastError | None]
 
-# A sync covers everything written before it began, so this is the only way not to be covered.
+# A sync covers everything written before it began, so truncation is the only reason for not being covered.
 _TRUNCATED = "the message was truncated away before it was synced; it is not in the log"
 _CLOSED = "the log was closed before the message was synced"
 
 
 class SyncGate:
-    """Callers wait here until their end is durable; one of them does the sync for all.
+    """Callers wait here until their bytes are durable; one of them syncs for all.
 
-    `sync` makes everything written so far durable and answers its end. It raises DiskFailed at most
-    once: after that the gate stays shut and every waiter gets that error.
+    `sync` makes everything written so far durable and returns the offset it reached. When it raises DiskFailed,
+    the gate stays shut and every waiter gets that error.
     """
 
     def __init__(self, sync: Callable[[], int], synced_end: int) -> None:
@@ -31,7 +42,7 @@ class SyncGate:
         self._lock = threading.Lock()
         self._turn = threading.Condition(self._lock)
         self._syncing = False
-        self._reached, self._served = synced_end, 0  # by the sync under way: its end, and how many tasks it serves
+        self._reached, self._served = synced_end, 0  # of the sync under way: its end, and how many tasks it serves
         self._waiting_tasks: list[_Waiting] = []
         self._starting: set[asyncio.AbstractEventLoop] = set()
         self._pool: ThreadPoolExecutor | None = None
@@ -40,10 +51,10 @@ class SyncGate:
         self._closed = False
 
     def wait(self, end: int) -> None:
-        """Block the thread until all below `end` is durable."""
+        """Block the thread until everything below `end` is durable; raises DiskFailed, Closed or Unavailable."""
         while True:
             leads = False
-            try:  # around all of it: whoever is interrupted on the way must not leave the gate shut
+            try:  # around everything: a thread interrupted on the way must not leave the gate shut
                 with self._turn:
                     while self._syncing and self.synced_end < end:
                         self._turn.wait()
@@ -57,20 +68,20 @@ class SyncGate:
                 if leads:
                     try:
                         self._finish()
-                    except BaseException:  # a signal, just now: once more
+                    except BaseException:  # a signal at this very moment: once more
                         self._finish()
                         raise
             if self.synced_end < end and self.failure is None:
                 raise Unavailable(_TRUNCATED)
 
     async def wait_async(self, end: int) -> None:
-        """Suspend the task until all below `end` is durable; the loop is never blocked."""
+        """Suspend the task until everything below `end` is durable; never blocks the loop."""
         done = self.promise(end)
         if done is not None:
             await done
 
     def promise(self, end: int) -> asyncio.Future[None] | None:
-        """What a task may wait for until all below `end` is durable; None where it is already."""
+        """Return a future that is done when everything below `end` is durable; None if it already is."""
         loop = asyncio.get_running_loop()
         with self._lock:
             if self.synced_end >= end:
@@ -79,13 +90,13 @@ class SyncGate:
             done = loop.create_future()
             self._waiting_tasks.append((end, loop, done))
             if not self._syncing and loop not in self._starting:
-                # After the tasks that are ready now have had their turn: one sync is to serve them all.
+                # Start after the tasks that are ready now have run: they may append, too, and share this sync.
                 self._starting.add(loop)
                 loop.call_soon(self._start, loop)
         return done
 
     def close(self) -> None:
-        """Let the helper thread go, if there ever was one; who still waits for another sync is sent away."""
+        """Stop the helper thread, if there is one. Callers still waiting for another sync get Closed."""
         with self._turn:
             self._closed = True
             while self._syncing:
@@ -114,19 +125,19 @@ class SyncGate:
             self._finish()
 
     def _begin(self) -> None:
-        """Be the one who syncs. The caller holds the lock, and calls `_finish` whatever happens."""
+        """Become the leader. The caller holds the lock, and calls `_finish` whatever happens."""
         self._reached, self._served = self.synced_end, 0
         self._syncing = True
 
     def _sync_once(self) -> None:
-        """Sync; whoever came in the meantime is served by the next sync."""
+        """Sync once. Tasks that arrive meanwhile are not served: their bytes may have been written after it began."""
         served = len(self._waiting_tasks)
         try:
             self._reached, self._served = self._sync(), served
         except DiskFailed as failure:
-            self.failure = DiskFailed(str(failure))  # without its frames, which may hold files
-        except Exception as error:  # whatever it was, nobody may be told that the bytes are safe
-            self.failure = DiskFailed(f"a sync did not finish: {error!r}; open the log anew")
+            self.failure = DiskFailed(str(failure))  # a copy without traceback: its frames may hold files open
+        except Exception as error:  # whatever it was: nobody may be told that the bytes are safe
+            self.failure = DiskFailed(f"a sync did not finish: {error!r}; open the log again")
             raise
 
     def _finish(self) -> None:
@@ -139,7 +150,7 @@ class SyncGate:
             self._turn.notify_all()
 
     def _release_tasks(self, waiting: int) -> None:
-        """Wake the tasks that the sync has served, and those that no sync ever will."""
+        """Wake the tasks that the sync served, and those that no sync ever will. The caller holds the lock."""
         ready: defaultdict[asyncio.AbstractEventLoop, list[_Settled]] = defaultdict(list)
         later: list[_Waiting] = []
         for i, (end, loop, done) in enumerate(self._waiting_tasks):
@@ -155,7 +166,7 @@ class SyncGate:
                 later.append((end, loop, done))
         self._waiting_tasks = later
         for loop, settled in ready.items():
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: its tasks are gone
                 loop.call_soon_threadsafe(_settle, settled)
 
     def _refuse(self) -> None:
@@ -166,7 +177,7 @@ class SyncGate:
 
 
 def _settle(settled: list[_Settled]) -> None:
-    """One call into the loop wakes every task that a sync has served."""
+    """Complete the futures of all served tasks of one loop, in a single call into that loop."""
     for done, failure in settled:
         if done.done():
             continue

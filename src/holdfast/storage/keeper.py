@@ -1,4 +1,4 @@
-"""A thread that gives a log or a queue its ticks: whatever falls due by time. It sleeps when nothing is due."""
+"""The keeper: a thread that ticks a log or a queue when something is due, and sleeps otherwise."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _OVER = -1.0
 
 
 class Kept(Protocol):
-    """What a keeper looks after."""
+    """What a keeper ticks."""
 
     folder: str
     on_attention: Callable[[], None]
     before_close: Callable[[], None]
 
     def tick(self) -> int | None:
-        """Do what is due; answers in how many ms more will be due."""
+        """Do what is due; returns the milliseconds until more is due, or None."""
 
 
 def soonest(*due_ms: int | None) -> int | None:
-    """The first of several answers of that kind."""
+    """Return the smallest of several `tick` results."""
     return min((ms for ms in due_ms if ms is not None), default=None)
 
 
@@ -47,16 +47,17 @@ def _tick(kept: Kept) -> int | None:
 
 
 class Keeper(Generic[_Kept]):
-    """Ticks one log or queue until it is stopped or that one ends."""
+    """Ticks one log or queue until it is stopped or the log or queue is gone."""
 
     def __init__(
         self, kept: _Kept, *, at_most_ms: int | None = None, tick: Callable[[_Kept], int | None] = _tick
     ) -> None:
         self._at_most_ms = at_most_ms
         self._tick_it = tick
-        # Not an Event: this may be called from a finalizer, at any point of any thread, the keeper's own included.
+        # Not an Event: a finalizer may call this at any point of any thread, even while that thread holds the
+        # Event's lock.
         self._wake: SimpleQueue[None] = SimpleQueue()
-        # Weakly: what nobody holds any more must end, though a thread looks after it.
+        # A weak reference: what nobody else holds must be collected, although a thread ticks it.
         self._kept = weakref.ref(kept, lambda _: self._wake.put(None))
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
@@ -68,7 +69,7 @@ class Keeper(Generic[_Kept]):
         self._thread.start()
 
     def stop(self) -> None:
-        """Let the thread end; returns when it has."""
+        """Stop the thread and wait until it has ended."""
         self._stopping = True
         self._wake.put(None)
         if self._thread is not threading.current_thread():
@@ -94,7 +95,7 @@ class Keeper(Generic[_Kept]):
             return self._tick_it(kept)
         except Closed:
             return _OVER
-        except Exception as error:  # whatever it was: without its keeper a queue would stand still, and nobody knew
+        except Exception as error:  # keep ticking whatever it was: without its keeper a queue would silently stop
             logger.warning("a tick failed", extra={"folder": kept.folder, "error": str(error)}, exc_info=True)
             return _AFTER_ERROR_MS
 
@@ -106,9 +107,9 @@ def open_log(
     create: bool = True,
     trust_folder: bool = False,
 ) -> Log:
-    """Own the log in the folder, with a keeper: the way to open one in a program.
+    """Open the log in the folder and start a keeper for it: the usual way to open a log in a program.
 
-    A folder that other users may write to is refused, unless you trust them: trust_folder=True.
+    Raises InvalidRequest for a folder that other users may write to, unless you trust them: trust_folder=True.
     """
     folder, world = fspath(folder), real_world()
     with translated(folder):

@@ -1,10 +1,10 @@
 """The log: append a batch, read from an offset, find by time, trim the head, truncate the tail.
 
-Durability is chosen by name, for the log and for a single call, and the answer says which one it got:
+Durability is chosen by name, for the log or for a single call, and the result says which one applied:
 
-    fsync     the call returns when the bytes are on disk; one sync serves all who wait
+    fsync     the call returns when the bytes are on disk; one sync serves all callers that wait
     interval  the call returns at once; a sync follows within `sync_interval_ms`
-    os        the call returns when the kernel has the bytes: they survive kill -9, not a power cut
+    os        the call returns when the kernel has the bytes: they survive kill -9 but not a power cut
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What opening may write, where there is little to repair: enough to begin with what frees more.
+# Space that opening may use when the disk is full: enough to get to where something can be removed.
 _TO_OPEN_BYTES = 64 * 1024
 _DURABILITIES = frozenset(get_args(Durability))
 
 
 class Log:
-    """A log in a folder, owned by this object until it is closed. Safe to use from any thread."""
+    """A log in a folder, owned by this object until it is closed. Every method may be called from any thread."""
 
     def __init__(
         self,
@@ -64,12 +64,12 @@ class Log:
         self.settings = settings
         self.report: OpenReport = recovered.report
         self.on_attention: Callable[[], None] = lambda: None  # something is due soon: call `tick`
-        self.on_readable: Callable[[int], None] = lambda count: None  # a sync has let so many be seen that were held
-        self.on_synced: Callable[[int], None] = lambda ns: None  # a sync of the disk has taken so long
+        self.on_readable: Callable[[int], None] = lambda count: None  # a sync made this many held messages readable
+        self.on_synced: Callable[[int], None] = lambda ns: None  # a sync took this long
         self.before_close: Callable[[], None] = lambda: None
-        # The first offset that somebody outside needs; asked whenever something could go, and not before.
+        # The first offset that somebody outside this process needs; asked at each removal, since it may change.
         self.needed_outside: Callable[[], int | None] = lambda: None
-        # Below this offset every message is handled, and kept only to be replayed; None where nobody can say so.
+        # Every message below this offset is handled, and kept only for replay; None if that is not known.
         self.done_before: Callable[[], int | None] = lambda: None
         self._writer = Writer(world, folder, settings, recovered, kind)
         self._writer.on_segment = self._call_attention
@@ -82,7 +82,7 @@ class Log:
         )
         for found in recovered.report.damage:
             self._view.note_damage(found.first_offset, found.next_offset)
-        self._scanned = recovered.scanned  # until the first tick: those who open with us look through the tail
+        self._scanned = recovered.scanned  # until the first tick: those who open with us scan the tail
         self._files = LogFiles(world, folder, lock, self._writer, self._view, self.sync)
         self._lock: LogFiles | None = self._files
         self._write_one = self._writer.append_one
@@ -95,7 +95,7 @@ class Log:
         self._compacting = threading.RLock()
         self._unsynced_since_ns: int | None = None
         close_in_children(self)
-        # Not at once: whoever needs old messages must have time to pin them.
+        # Not at once: those who need old messages must have time to pin them.
         self._retention_due_ns = world.clock.monotonic_ns() + settings.retention_check_ms * 1_000_000
 
     @staticmethod
@@ -107,7 +107,7 @@ class Log:
         create: bool = True,
         kind: Kind = Kind.DATA,
     ) -> Log:
-        """Own the log in the folder; made where there is none, recovered where it did not end in order."""
+        """Open the log in the folder and own it; it is created if missing, and recovered after an unclean end."""
         folder = fspath(folder)
         world = world or real_world()
         settings = settings or LogSettings()
@@ -129,12 +129,12 @@ class Log:
 
     @property
     def start(self) -> int:
-        """Offset of the first message that is kept."""
+        """Offset of the first message still kept."""
         return self._view.start()
 
     @property
     def end(self) -> int:
-        """The readable end: offset behind the last message that readers may see."""
+        """Offset after the last message that readers may see."""
         return self._writer.readable_end
 
     @property
@@ -144,7 +144,7 @@ class Log:
 
     @property
     def synced_end(self) -> int:
-        """Offset behind the last message known to be on disk."""
+        """Offset after the last message known to be on disk."""
         return self._writer.synced_end
 
     @property
@@ -157,11 +157,11 @@ class Log:
 
     @property
     def usable(self) -> bool:
-        """Whether it still takes messages: not after it was closed, nor after the disk failed."""
+        """Whether it still accepts messages: not after it was closed or the disk failed."""
         return self._writer.failure is None
 
     def change(self, settings: LogSettings) -> None:
-        """Go on with other settings; what is stored stays as it is."""
+        """Continue with other settings; what is stored stays as it is."""
         self.settings = settings
         self._writer.change(settings)
         self._encoder = Encoder(settings)
@@ -169,13 +169,13 @@ class Log:
         self._most_plain_bytes = most_plain_bytes(settings)
 
     def segments(self) -> list[SegmentFacts]:
-        """The segments, oldest first; the last one is the active one."""
+        """Return the segments, oldest first; the last one is active."""
         with suppress(FileNotFoundError):
             return self._view.facts()
-        return self._open_view().facts()  # or Closed: it may have been deleted meanwhile
+        return self._open_view().facts()  # raises Closed if the log was deleted meanwhile
 
     def damaged(self) -> BitMap64:
-        """The messages that are kept and known to be damaged, by opening or by a reader who came across them."""
+        """Return the offsets still kept that are known to be damaged, found on opening or by a reader."""
         return self._view.damaged()
 
     def append(
@@ -187,13 +187,13 @@ class Log:
         kind: Kind | None = None,
         producer: Producer = NO_PRODUCER,
     ) -> Appended:
-        """Append messages as one batch: all of them or none. Returns when they are as durable as asked."""
+        """Append messages as one batch, all or none. Returns when they are as durable as requested."""
         appended = self.write(messages, durability=durability, codec=codec, kind=kind, producer=producer)
         self.wait(appended)
         return appended
 
     def append_one(self, value: bytes, durability: Durability | None = None) -> Appended:
-        """The same as `append([value])`, faster: the way of a single put."""
+        """Same as `append([value])`, but faster: used for a single put."""
         chosen = self._default_durability if durability is None else self._durability(durability)
         if type(value) is not bytes or len(value) > self._most_plain_bytes:
             return self.append([value], durability=chosen)
@@ -208,13 +208,13 @@ class Log:
         return Appended(offset, offset + 1, chosen)
 
     def write_one(self, value: bytes, now_ns: int) -> None:
-        """Append one small value to a log whose policy is not `fsync`: the way of a journal."""
+        """Append one small value to a log whose durability is not `fsync`: used for journals."""
         self._write_one(value, now_ns, False)
         if self._unsynced_since_ns is None:
             self._note_unsynced()
 
     async def append_one_async(self, value: bytes, durability: Durability | None = None) -> Appended:
-        """The same for a task."""
+        """Async version of `append_one`."""
         chosen = self._default_durability if durability is None else self._durability(durability)
         if type(value) is not bytes or len(value) > self._most_plain_bytes:
             return await self.append_async([value], durability=chosen)
@@ -236,7 +236,7 @@ class Log:
         kind: Kind | None = None,
         producer: Producer = NO_PRODUCER,
     ) -> Appended:
-        """The same for a task: it waits, the event loop does not."""
+        """Async version of `append`."""
         appended = self.write(messages, durability=durability, codec=codec, kind=kind, producer=producer)
         await self.wait_async(appended)
         return appended
@@ -251,7 +251,7 @@ class Log:
         producer: Producer = NO_PRODUCER,
         any_size: bool = False,
     ) -> Appended:
-        """The first half of `append`, which never waits; `wait` makes the batch as durable as its answer says."""
+        """First half of `append`, which never waits; `wait` then makes the batch as durable as the result says."""
         chosen = self._durability(durability)
         kind = self._kind if kind is None else kind
         check_origin(kind, producer)
@@ -260,21 +260,21 @@ class Log:
         return self._write(bodies, now_ns, chosen, producer)
 
     def write_bodies(self, bodies: Sequence[Body], producer: Producer = NO_PRODUCER) -> Appended:
-        """Append bodies that were made elsewhere, by this log's limits, as one batch; nobody sees it before a sync."""
+        """Append bodies encoded elsewhere, within this log's limits, as one batch. Readers see it after a sync."""
         return self._write(bodies, self._now_ns(), "fsync", producer)
 
     def wait(self, appended: Appended) -> None:
-        """Return when what was written is as durable as its answer says."""
+        """Wait until what was written is as durable as the result says."""
         if appended.durability == "fsync":
             self._gate.wait(appended.next_offset)
 
     async def wait_async(self, appended: Appended) -> None:
-        """The same for a task."""
+        """Async version of `wait`."""
         if appended.durability == "fsync":
             await self._gate.wait_async(appended.next_offset)
 
     def append_arrow(self, values: pa.Array[Any], *, durability: Durability | None = None) -> Appended:
-        """Append an Arrow array of binary or text values as one batch, without touching a message."""
+        """Append an Arrow array of binary or text values as one batch, without creating objects for messages."""
         chosen = self._durability(durability)
         now_ns = self._now_ns()
         bodies = self._encoder.encode_arrow(values, now_ns)
@@ -283,17 +283,17 @@ class Log:
         return appended
 
     def sync(self) -> None:
-        """Return when everything appended so far is on disk."""
+        """Wait until everything appended so far is on disk."""
         self._gate.wait(self._writer.end)
 
     def read(self, offset: int, *, on_damage: OnDamage = "raise") -> Iterator[Frame]:
-        """Frames from the one that holds `offset` on, up to the readable end."""
+        """Yield frames from the one that holds `offset` to the readable end."""
         return self._open_view().read(offset, on_damage=on_damage)
 
     def frames_with(self, columns: int, offset: int) -> Iterator[Frame]:
-        """Frames from the one that holds `offset` on that have one of these columns; what is damaged is passed over.
+        """Yield frames that have one of these columns, from the one that holds `offset` on; damaged ones are skipped.
 
-        The tail that opening has walked through is not read again but for the frames that are wanted.
+        In the tail that opening has scanned, only the frames that match are read again.
         """
         view, scanned = self._open_view(), self._scanned
         if scanned is not None and scanned.first < scanned.end and offset < scanned.end:
@@ -305,7 +305,7 @@ class Log:
             for at in scanned.frames_with(columns, offset):
                 with suppress(DamagedRange):
                     frame = view.locate(max(at, offset))[0]
-                    if frame.base_offset == at:  # or the one before the offset ends before it, too
+                    if frame.base_offset == at:  # otherwise the frame at `at` ends before `offset`
                         yield frame
             offset = scanned.end
         for frame in view.read(offset, on_damage="skip"):
@@ -313,19 +313,19 @@ class Log:
                 yield frame
 
     def records(self, offset: int, *, on_damage: OnDamage = "raise", whole: bool = True) -> Iterator[Record]:
-        """Messages from `offset` on, up to the readable end; large values stay in the file unless `whole`."""
+        """Yield messages from `offset` to the readable end; large values stay in the file unless `whole`."""
         return self._open_view().records(offset, on_damage=on_damage, whole=whole)
 
     def follower(self) -> Follower:
-        """A reader for one thread at a time that goes on from message to message at little cost."""
+        """Return a reader, for one thread at a time, that moves from message to message at little cost."""
         return self._files.follower(self._open_view())
 
     def find_time(self, time_ns: int) -> int:
-        """Offset of the first message of this time or later; the end if there is none."""
+        """Return the offset of the first message with this timestamp or a later one; the end if there is none."""
         return self._open_view().find_time(time_ns)
 
     def position(self, offset: int) -> LogPosition:
-        """The offset with its epoch, for keeping outside the log."""
+        """Return the offset with its epoch, to be stored outside the log."""
         return LogPosition(self._writer.epochs.at(offset), offset)
 
     def check_position(self, position: LogPosition) -> None:
@@ -333,7 +333,7 @@ class Log:
         self._writer.epochs.check(position)
 
     def pin(self, name: str, offset: int) -> None:
-        """Keep everything from `offset` on, whatever retention says, until `unpin` or a later offset."""
+        """Keep everything from `offset` on, whatever retention says, until `unpin` or a later `pin`."""
         self._pins[name] = offset
 
     def unpin(self, name: str) -> None:
@@ -344,17 +344,17 @@ class Log:
         return dict(self._pins)
 
     def roll(self) -> None:
-        """Seal the active segment, so that it can be trimmed; the new one's name is durable then."""
+        """Seal the active segment so that it can be trimmed; the name of the new one is durable afterwards."""
         self._writer.roll()
         self._writer.sync_names()
 
     def trim(self, before: int) -> Trimmed:
-        """Drop whole segments that lie below `before`; what is pinned and the active segment stay."""
+        """Remove whole segments below `before`; pinned messages and the active segment stay."""
         floor = min([before, *self._pins.values()])
         return self._remove_head(self._unneeded([s for s in self.segments()[:-1] if s.next_offset <= floor]))
 
     def retain(self) -> Trimmed:
-        """Apply the retention settings now; answers with what was freed."""
+        """Apply the retention settings now; returns what was freed."""
         self._seal_aged()
         floor = min(self._pins.values(), default=None)
         segments, now_ns = self.segments(), self._now_ns()
@@ -365,19 +365,19 @@ class Log:
         return self._remove_head([s.base_offset for s in going] if forced else self._unneeded(going))
 
     def done_segments(self) -> list[SegmentFacts]:
-        """The segments that hold nothing but handled messages, oldest first; the active one never counts."""
+        """Return the segments that hold only handled messages, oldest first; never the active one."""
         segments, keep = self.segments(), self.settings.retention_min_segments
         return done_segments(segments, self._done_before())[: max(len(segments) - keep, 0)]
 
     def drop_done(self, segment: SegmentFacts) -> Trimmed:
-        """Remove a segment of `done_segments`, if it is the oldest by now, and nobody needs it after all."""
+        """Remove a segment of `done_segments` if it is now the oldest and still not needed."""
         done_before = self._done_before()
         done = done_before is not None and segment.next_offset <= done_before
         return self._remove_head(self._unneeded([segment] if done else []))
 
     @property
     def all_done(self) -> bool:
-        """Whether the active segment holds messages, and all of them are handled."""
+        """Whether the active segment holds messages and all of them are handled."""
         active, done_before = self._writer.active, self._done_before()
         held = active is not None and active.position > 0
         return held and done_before is not None and done_before >= self._writer.end
@@ -391,11 +391,11 @@ class Log:
         apart_header: str | None = None,
         progress: Progress | None = None,
     ) -> KeysCompacted:
-        """Of each key keep the last message, in sealed segments below `before` and every pin; offsets never change.
+        """Keep only the last message of each key, in sealed segments below `before` and all pins; offsets never change.
 
-        A tombstone goes once it is older than `tombstone_ms` and nothing of its key is left before it. A segment is
-        written anew where that saves enough. Messages with the header `apart_header` stay and take no other's place.
-        `progress` is told of segments done and to do.
+        A tombstone is removed once it is older than `tombstone_ms` and no earlier message of its key is left. A segment
+        is rewritten only if that saves enough. Messages with the header `apart_header` are kept and replace no others.
+        `progress` is called with the segments done and to do.
         """
         if before < 0 or tombstone_ms < 0 or not 0 <= min_saving_percent <= 100:
             raise InvalidRequest(
@@ -409,11 +409,11 @@ class Log:
             limits = CompactionLimits(
                 floor, tombstone_ms, min_saving_percent, apart_header, needed_outside=self.needed_outside
             )
-            self._scanned = None  # frames may begin elsewhere from now on
+            self._scanned = None  # frames may start at other offsets from now on
             return compact_keys(self._world, self._writer, self.folder, self.settings, limits, progress)
 
     def truncate(self, offset: int) -> None:
-        """Drop every message from `offset` on, which must lie between two frames; a new epoch begins."""
+        """Remove every message from `offset` on, which must be on a frame boundary; a new epoch begins."""
         self._writer.check_usable()
         self.sync()
         start, end = self.start, self._writer.end
@@ -426,19 +426,19 @@ class Log:
             )
         limits = SegmentLimits(self.settings.index_bytes, self.settings.segment_bytes)
         truncate_tail(self._world, self._writer, self.folder, limits, offset)
-        self._view.forget_damage(offset)  # others will stand there
+        self._view.forget_damage(offset)  # new messages will get these offsets
         self._scanned = None
         self._gate.synced_end = self._writer.synced_end
 
     def tick(self) -> int | None:
-        """Do what is due by now: syncs, rolls by age, retention. Answers in how many ms more will be due."""
+        """Do what is due: syncs, rolls by age, retention. Returns the milliseconds until more is due, or None."""
         self._writer.check_usable()
         self._scanned = None
         due_ms = [*self._tick_sync(), *self._tick_roll(), *self._tick_retention()]
         return min(due_ms, default=None)
 
     def close(self) -> None:
-        """Sync, note the orderly end, let go of the folder. Closing twice is fine."""
+        """Sync, record the clean end, release the folder. May be called twice."""
         lock, self._lock = self._lock, None
         if lock is None:
             return
@@ -446,7 +446,7 @@ class Log:
         writer = self._writer
         failed = writer.failure is not None
         writer.stop()
-        with self._compacting:  # one that is under way notices, and leaves
+        with self._compacting:  # a compaction under way notices the stop and ends
             pass
         try:
             if not failed:
@@ -458,7 +458,7 @@ class Log:
             lock.release()
 
     def disown(self) -> None:
-        """In a child after a fork: the parent owns the files, and goes on with them."""
+        """After a fork, in the child: the parent owns the files and continues with them."""
         self._lock = None
         self._writer.disown(
             f"the log in {self.folder} was opened before a fork, by the parent; open it in this process"
@@ -480,7 +480,7 @@ class Log:
         return Appended(offset, next_offset, chosen)
 
     def _open_view(self) -> LogView:
-        """Reading goes on after the disk failed, but not after closing."""
+        """Return the view for reading, which works after the disk failed but not after closing."""
         if self._lock is None:
             raise Closed(f"the log in {self.folder} is closed; open it again to use it")
         return self._view
@@ -544,22 +544,22 @@ class Log:
         return [(self._retention_due_ns - now_ns) // 1_000_000 + 1]
 
     def _seal_aged(self) -> None:
-        """Seal the active segment where its first message is so old that retention by age must soon be able to drop it.
+        """Seal the active segment if its first message is so old that retention by age will soon want to remove it.
 
-        Not while messages are appended: then it is looked at for each of them, which costs time there.
+        Not done while appending, where it would cost a check for every message.
         """
         after_ms, since_ns = seal_after_ms(self.settings), self._active_since_ns()
         if after_ms is not None and since_ns is not None and self._now_ns() - since_ns >= after_ms * 1_000_000:
             self.roll()
 
     def _active_since_ns(self) -> int | None:
-        """The time of the active segment's first message; None where it has none yet."""
+        """Time of the active segment's first message; None if it has none yet."""
         active = self._writer.active
         if active is None or active.base_offset >= self._writer.readable_end:
             return None
         base, since_ns = self._first_of_active
         if base != active.base_offset:
-            # From the file: its index knows when a small segment was last written to, not when it was begun.
+            # Read from the file: the index of a small segment knows its last write, not its first.
             first = next(self.read(active.base_offset, on_damage="skip"), None)
             since_ns = active.created_ns if first is None else first.header.max_time_ns
             self._first_of_active = active.base_offset, since_ns
@@ -570,9 +570,9 @@ class Log:
         return None if done_before is None else min([done_before, *self._pins.values()])
 
     def _unneeded(self, segments: Sequence[SegmentFacts]) -> Iterator[int]:
-        """Of each its base offset, when it is its turn: somebody outside may have come meanwhile who needs it."""
+        """Yield base offsets, each checked just before its removal: a reader may have appeared meanwhile."""
         for segment in segments:
-            # Before we ask: who comes behind that finds what is said here, and does not begin with the segment.
+            # Announce before asking: a reader that starts after the answer sees the announcement and keeps off.
             self._writer.announce_removal(segment.next_offset)
             floor = self.needed_outside()
             if floor is not None and segment.next_offset > floor:
@@ -586,7 +586,7 @@ class Log:
         return remove_head(self._world, self._writer, self.folder, bases)
 
     def _note_orderly_end(self) -> None:
-        """So that the next opening need not look for one. All messages are synced."""
+        """Record the clean end, so that the next opening need not scan for it. All messages are synced."""
         writer = self._writer
         try:
             with writer.lock:

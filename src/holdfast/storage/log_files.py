@@ -1,12 +1,12 @@
-"""The files that an open log has, and how it does without them while nobody uses it.
+"""The files that an open log holds, and how it does without them while it is idle.
 
-A log that rests has no descriptor: neither of its last segment nor of its state, nor the folder's lock. (Sealed
-segments that are read are counted in `kept_open`.) In memory it is open, and its owner sees no difference: the next
-write opens them again, and whoever reads opens what it reads. All it wrote is synced before, so that a crash finds it
-as it would find a log that is open and idle.
+A resting log holds no descriptors: not for its last segment, its state or the folder's lock. (Sealed segments that are
+being read are counted by `kept_open`.) In memory it stays open and its owner sees no difference: the next write opens
+the files again, and readers open what they read. Everything is synced before it rests, so a crash finds it as it would
+find a log that is open and idle.
 
-Somebody else could own the folder meanwhile, which only a person can bring about: its owner has the lock of the whole
-data folder. The state file tells, and then the log takes no more writes.
+While the lock is released, another process could take the folder, but only if a person brings it about: the owner still
+holds the lock of the whole data folder. The state file shows it, and then the log accepts no more writes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from holdfast.storage.writer import Writer
 
 logger = logging.getLogger(__name__)
 
-# The lock; the state and the active segment, each with its map, which has a descriptor of its own.
+# The lock, and the state file and active segment, each with a map that has a descriptor of its own.
 DESCRIPTORS: Final = 5
 
 
 class LogFiles:
-    """Opens and closes the files of one log. It stands for the folder's lock: `release` ends it."""
+    """Opens and closes the files of one log. Takes the place of the folder's lock: `release` gives it up."""
 
     def __init__(
         self, world: World, folder: str, lock: FolderLock, writer: Writer, view: LogView, sync: Callable[[], None]
@@ -43,16 +43,16 @@ class LogFiles:
         self._writer = writer
         self._view = view
         self._sync = sync
-        self._left: tuple[int, Identity | None] = (0, None)  # what the state said when the log went to rest
+        self._left: tuple[int, Identity | None] = (0, None)  # what the state file said when the log went to rest
         self._mark = (0, 0)
         self._followers: WeakSet[Follower] = WeakSet()
-        self._following = threading.Lock()  # around that set: whoever goes through it must not meet another who adds
+        self._following = threading.Lock()  # guards the set: it must not change while another thread iterates
         writer.wake = self.wake
         view.on_open = self._count
         self._count()
 
     def follower(self, view: LogView) -> Follower:
-        """A reader that lets go of what it has mapped when the log goes to rest."""
+        """Return a reader that unmaps its files when the log goes to rest."""
         follower = Follower(view)
         with self._following:
             self._followers.add(follower)
@@ -84,19 +84,19 @@ class LogFiles:
         self._count()
 
     def used(self) -> bool:
-        """Whether something was written or looked up since the last time that this was asked."""
+        """Whether anything was written or looked up since the last call."""
         mark = (self._writer.end, self._view.opened)
         used, self._mark = mark != self._mark, mark
         return used
 
     def rest(self, *, wait: bool) -> bool:
-        """Close all files until they are needed; False where something is not synced, or somebody is at work."""
+        """Close all files until they are needed; returns False if something is not synced or the log is in use."""
         writer = self._writer
         if wait and writer.failure is None:
-            with suppress(HoldfastError):  # whoever uses it is told
+            with suppress(HoldfastError):  # the log's next user gets the error
                 if writer.end != writer.synced_end:
                     self._sync()
-                writer.sync_names()  # a roll by age leaves them, and with them an open folder, to the next message
+                writer.sync_names()  # a roll by age leaves the folder open and unsynced until the next message
         if not writer.lock.acquire(blocking=False):
             return False
         try:
@@ -108,7 +108,7 @@ class LogFiles:
                 lock, self._lock = self._lock, None
                 if lock is not None:
                     lock.release()
-            # Before anybody can wake it, or its new files would be taken for those that are closed now.
+            # Under the lock: once others can wake the log, its new files would be taken for the ones just closed.
             self._world.open_files.gave(self)
         finally:
             writer.lock.release()
@@ -116,7 +116,7 @@ class LogFiles:
         return True
 
     def release(self) -> None:
-        """The log is closed."""
+        """Give up the folder's lock: the log is closed."""
         self._world.open_files.gave(self)
         lock, self._lock = self._lock, None
         if lock is not None:
@@ -132,7 +132,7 @@ class LogFiles:
             return list(self._followers)
 
     def _count(self) -> None:
-        own = 1 if self._writer.resting else DESCRIPTORS  # 1: whoever is about to read maps something
+        own = 1 if self._writer.resting else DESCRIPTORS  # 1: this is called just before a reader maps a file
         maps = {follower.mapped for follower in self._all_followers()} - {0}
         descriptors = own + len(maps)
         self._mark = (self._writer.end, self._view.opened)

@@ -1,4 +1,10 @@
-"""What may stand in the way of opening a folder, in words."""
+"""Opening a folder: who may own it, and errors that say what stands in the way.
+
+A call can run out of descriptors, memory or maps before any byte is at stake. That is not a disk failure: the call is
+refused, what it had begun is undone, and the next one may succeed. Only a failed write or sync of data stops a log for
+good, because nobody can know what it left on disk. To keep the two apart, everything that a sync will need is opened
+before there is anything to sync.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +24,7 @@ TRUST: Final = "HOLDFAST_BROKER_TRUST_FOLDER"
 
 
 def require_own(world: World, folder: str, *, trusted: bool) -> None:
-    """Raise InvalidRequest where other users could change what is in the folder, unless somebody trusts them."""
+    """Raise InvalidRequest if other users could change what is in the folder, unless it is `trusted`."""
     why = None if trusted else world.disk.exposure(folder)
     if why is not None:
         raise InvalidRequest(
@@ -30,7 +36,7 @@ def require_own(world: World, folder: str, *, trusted: bool) -> None:
 
 
 def require_log(world: World, folder: str) -> None:
-    """Raise NotALog unless the folder holds a log."""
+    """Raise NotALog unless the folder contains a log."""
     try:
         names = world.disk.names(folder)
     except FileNotFoundError:
@@ -42,17 +48,17 @@ def require_log(world: World, folder: str) -> None:
 
 
 def is_log(world: World, folder: str) -> bool:
-    """Whether a log was opened here before; its folder is durable then."""
+    """Whether a log was opened here before; if so, the folder itself is durable."""
     return world.disk.exists(join(folder, STATE))
 
 
 def open_error(folder: str, error: OSError) -> HoldfastError:
-    """The error of the disk as one that says what to do."""
+    """Translate a disk error into one of ours that says what to do."""
     why = error.strerror or str(error)
     if error.errno in FULL_DISK:
         return DiskFull(f"cannot open {folder}: {why}. Free some space; it can still be read with LogReader")
     if ran_out(error):
-        return shortage(f"cannot open {folder}", error, "Nothing was lost by trying")
+        return shortage(f"cannot open {folder}", error, "Nothing was lost")
     if error.errno == errno.ELOOP:
         return InvalidRequest(
             f"cannot open {folder}: {error.filename or 'a file in it'} is a symbolic link, and those are not followed "
@@ -62,7 +68,7 @@ def open_error(folder: str, error: OSError) -> HoldfastError:
         return InvalidRequest(f"cannot open {folder}: {why}. Its owner must be able to write there")
     if isinstance(error, (NotADirectoryError, FileExistsError)):
         return NotALog(f"cannot open {folder}: {why}; a log lives in a folder")
-    return Unavailable(f"cannot open {folder}: {why}. Nothing was lost by trying; look at the disk and try again")
+    return Unavailable(f"cannot open {folder}: {why}. Nothing was lost; look at the disk and try again")
 
 
 def is_of_its_files(error: HoldfastError) -> bool:
@@ -75,21 +81,18 @@ def is_of_its_files(error: HoldfastError) -> bool:
 
 @contextmanager
 def translated(folder: str) -> Iterator[None]:
-    """An error of the disk becomes one that says what to do."""
+    """Translate disk errors raised inside the block with `open_error`."""
     try:
         yield
     except OSError as error:
         raise open_error(folder, error) from error
 
 
-# One owner for a folder, and an error that names the one who has it.
-
-
 READ_IT = "Close it there, or read it from here without owning it: holdfast.storage.LogReader"
 
 
 def take_lock(world: World, folder: str, advice: str = READ_IT) -> FolderLock:
-    """Own the folder, or raise Busy at once. The lock ends with the process, however that ends."""
+    """Take ownership of the folder, or raise Busy, naming the owner. The OS releases the lock if the process dies."""
     since = datetime.fromtimestamp(world.clock.now_ns() / 1e9, UTC).isoformat(timespec="seconds")
     note = json.dumps({**world.ids.process_note(), "since": since}).encode()[:500]
     try:
@@ -108,13 +111,6 @@ def _holder(note: bytes) -> str:
         return "another process that left no readable note"
 
 
-# What a call may run out of before any byte is at stake: descriptors, memory, maps.
-#
-# That is no failure of the disk. The call is refused, what it had begun is undone, and the next one may succeed; only
-# a write or a sync of data that fails ends a log, because nobody can know what it has left. To keep the two apart,
-# whatever a sync will need is opened before there is anything to sync.
-
-
 _Answer = TypeVar("_Answer")
 
 _WHAT_TO_DO: Final = {
@@ -127,7 +123,7 @@ _WHAT_TO_DO: Final = {
 
 
 def with_space(world: World, urgent_bytes: int, attempt: Callable[[], _Answer]) -> _Answer:
-    """Do what must be possible on a full disk, too: where it is not, have some space made, and try once more."""
+    """Call `attempt`; if the disk is full, have some space freed and try once more."""
     try:
         return attempt()
     except OSError as error:
@@ -137,21 +133,21 @@ def with_space(world: World, urgent_bytes: int, attempt: Callable[[], _Answer]) 
 
 
 def ran_out(error: OSError) -> bool:
-    """Whether something was missing that may be there again at the next try."""
+    """Whether the error means a shortage (descriptors, memory, maps) that may be over at the next try."""
     return error.errno in RAN_OUT
 
 
 def shortage(what: str, error: OSError, state: str) -> Unavailable:
-    """The error for one call: what could not be done, why, what is with the rest, what to do."""
+    """Build the error for a call refused by a shortage: what failed, why, what state things are in, what to do."""
     return Unavailable(f"{what}: {advice(error)}. {state}; try again")
 
 
 def advice(error: OSError) -> str:
-    """What ran out, and what to do about it; of any other error what the system calls it."""
+    """Say what ran out and what to do about it; for other errors, the system's own text."""
     return _WHAT_TO_DO.get(error.errno or 0) or error.strerror or str(error)
 
 
 def room(free: int, needed: int, min_free_bytes: int) -> str:
-    """Why there is too little on the disk, with the setting that is mostly the cause."""
+    """Say why there is too little room on the disk, naming the setting that is usually the cause."""
     kept = f", {min_free_bytes:,} must stay free (min_free_bytes)" if min_free_bytes else ""
     return f"{free:,} bytes are free, {needed:,} are needed{kept}"

@@ -1,8 +1,13 @@
-"""A log read by somebody who does not own it: another process, a Spark executor, the command line.
+"""Reading a log without owning it: from another process, a Spark executor, the command line.
 
-Opens the files read-only, takes no lock and writes nothing. It sees what the owner has published; where
-there is no owner, or the machine was restarted since, only what is known to be on disk. Only one that waits for
-more (`follow`) stores a word: it asks the owner for a sign, where it may.
+A reader opens the files read-only, takes no lock and writes nothing. It sees what the owner has published; without an
+owner, or after a reboot, only what is known to be on disk.
+
+Waiting for new messages (`follow`) is the exception: it stores one word in the state file, to ask the owner for a
+signal (see `state`), which the kernel reports through a watch. Nobody can be asked if the file is not writable, if
+there is no owner, or if other machines write to the file system. Then the reader polls every few seconds, with jitter
+so that many readers do not poll at once. In both cases it now and then opens everything again, relying on nothing it
+knew.
 """
 
 from __future__ import annotations
@@ -30,21 +35,13 @@ from holdfast.storage.segment import Segment
 from holdfast.storage.state import NO_EPOCHS, Epochs, Identity, LogState, load_epochs
 from holdfast.storage.view import LogView, OnDamage
 
-# Waiting for a log to grow that somebody else owns: told by the kernel where that works, looking where it does not.
-#
-# The owner gives a sign when it is asked for one (see `state`), and the kernel tells of it. Nobody can be asked where
-# the files may not be written, where there is no owner, or where other machines write. Then a look every few seconds,
-# with jitter, so that many readers do not look at once. In both cases a look from time to time takes nothing for
-# granted, and opens everything anew.
-
-
 logger = logging.getLogger(__name__)
 
 _NEVER_NS: Final = 2**62
 
 
 class FollowSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How readers wait: by a watch if that can be had; otherwise a look every interval plus up to the jitter."""
+    """How readers wait: with a watch if possible; otherwise by polling at this interval plus up to the jitter."""
 
     watch: bool = True
     poll_interval_ms: int = 3_000
@@ -59,23 +56,23 @@ class FollowSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Followed(Protocol):
-    """A log that is read beside its owner."""
+    """A log that is read by someone other than its owner."""
 
     folder: str
 
     @property
     def state_path(self) -> str:
-        """The file that an owner's sign is an event of."""
+        """The file that changes when the owner gives a signal."""
 
     def ask_for_sign(self) -> bool:
-        """Ask the owner to make its next change an event; False where that is in vain."""
+        """Ask the owner for a signal at its next change; False if there will be none."""
 
     def look_anew(self) -> None:
-        """Take nothing for granted that was known; raises where it is gone."""
+        """Open everything again; raises if the log is gone."""
 
 
 class Arrivals:
-    """Waits for news of some logs. For one thread at a time."""
+    """Waits for changes to some logs. For one thread at a time."""
 
     def __init__(self, world: World, settings: FollowSettings | None = None) -> None:
         self._world = world
@@ -89,7 +86,7 @@ class Arrivals:
 
     @property
     def watching(self) -> bool:
-        """Whether the kernel tells of changes."""
+        """Whether the kernel reports changes."""
         return self._watch is not None
 
     def wait(
@@ -100,14 +97,14 @@ class Arrivals:
         folders: Iterable[str] = (),
         timeout_s: float | None = None,
     ) -> bool:
-        """Return when there is news, or when the time is over; answers which.
+        """Wait until `news` returns true; returns False if the time is over first.
 
-        `folders` are those in which a new name would be news.
+        A new name in one of `folders` also counts as a change that is worth a look.
         """
         logs, folders = list(logs), list(folders)
         stop_ns = None if timeout_s is None or timeout_s == math.inf else self._now_ns() + round(timeout_s * 1e9)
         while True:
-            # In this order: whatever changes after the look is told.
+            # Watch first, then look: any change after the look is reported.
             will_be_told = self._expect(logs, folders)
             self.looks += 1
             if news():
@@ -122,7 +119,7 @@ class Arrivals:
             self._check(logs, woken=woken, news=news)
 
     def close(self) -> None:
-        """Let go of the watch. Closing twice is fine."""
+        """Close the watch. May be called twice."""
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.close()
@@ -134,7 +131,7 @@ class Arrivals:
         self.close()
 
     def _expect(self, logs: list[Followed], folders: list[str]) -> bool:
-        """Watch all of it and ask for signs; answers whether every change will be told."""
+        """Watch everything and ask for signals; returns whether every change will be reported."""
         told = self._watch_all(logs, folders)
         asked = [log.ask_for_sign() for log in logs] if told else []
         return told and all(asked)
@@ -151,7 +148,7 @@ class Arrivals:
             for log in logs:
                 self._watch.add_file(log.state_path)
         except FileNotFoundError:
-            return False  # gone just now: the next look will tell
+            return False  # it has just gone: the next look will show
         except (WatchRefused, OSError) as error:
             self._fall_back(error)
             return False
@@ -164,7 +161,7 @@ class Arrivals:
                 raise WatchRefused(f"{folder} is on {kind}, where other machines may write")
 
     def _pause(self, most_ns: int) -> bool:
-        """Sleep until something is told, at most so long; answers whether something was."""
+        """Sleep until a change is reported, for at most this long; returns whether one was."""
         if self._watch is not None:
             try:
                 return self._watch.wait(most_ns / 1e9)
@@ -184,7 +181,7 @@ class Arrivals:
         return min(safety_ns, self._settings.poll_interval_ms * 1_000_000 + jitter_ns)
 
     def _check(self, logs: list[Followed], *, woken: bool, news: Callable[[], bool]) -> None:
-        """Open all anew where it is time for that, or where something changed that is no news."""
+        """Open everything again if that is due, or if something changed that `news` does not explain."""
         overdue = self._now_ns() - self._checked_ns >= self._safety_ns
         if overdue:
             self._checked_ns = self._now_ns()
@@ -196,13 +193,13 @@ class Arrivals:
         self._refused = True
         self.close()
         logger.warning(
-            "watching refused: looking from time to time instead",
+            "watching refused: polling instead",
             extra={"error": str(error), "poll_interval_ms": self._settings.poll_interval_ms},
         )
 
 
 class LogReader:
-    """The read side of a log in a folder. Call `refresh` to see segments that came or went."""
+    """The read side of a log in a folder. Call `refresh` to see segments that were added or removed."""
 
     def __init__(
         self,
@@ -212,7 +209,7 @@ class LogReader:
         *,
         end: int | None = None,
     ) -> None:
-        """`end` is for who knows better than the state file how far the log goes: nobody owns it, and it was judged."""
+        """`end` overrides the state file, for a log without an owner that the caller has examined."""
         self._world = world or real_world()
         self._settings = settings or LogSettings()
         folder = fspath(folder)
@@ -240,38 +237,38 @@ class LogReader:
 
     @property
     def start(self) -> int:
-        """Offset of the first message that is kept."""
+        """Offset of the first message still kept."""
         end = self.end
-        self._find_segments()  # the first ones may be gone since
+        self._find_segments()  # the first ones may have been removed since
         return self._segments[0].base_offset if self._segments else end
 
     @property
     def lasting_start(self) -> int:
-        """Where somebody can begin who has said that the messages are needed: behind those that are being removed."""
+        """Where a reader can start that has announced its need: after the messages that are being removed."""
         end = self.end
-        # First: whatever is removed between the two looks, one of them tells of it.
+        # The word first, then the names: whatever is removed in between shows in one of the two.
         removing_end = 0 if self._state is None else self._state.removing_end
         return min(max(removing_end, self.start), end)
 
     @property
     def end(self) -> int:
-        """The readable end."""
+        """Offset after the last message that readers may see."""
         if self._changed_hands():
-            self.refresh()  # nothing that was known need be true any more
+            self.refresh()  # nothing known so far need be true any more
         if self._given_end is not None:
             return self._given_end
         if self._state is None:
             return self._fixed_end
         end = self._state.synced_end if self._restarted else self._state.readable_end
         if end > self._seen_end:
-            # The owner may have begun new segments for what it published since.
+            # The owner may have started new segments for what it published since.
             self._find_segments()
             self._seen_end = end
         return end
 
     @property
     def identity(self) -> Identity | None:
-        """What the owner says of itself; None where the state file is gone."""
+        """What the owner says about itself; None if the state file is missing."""
         return None if self._state is None else self._state.identity
 
     @property
@@ -281,11 +278,11 @@ class LogReader:
 
     @property
     def state_path(self) -> str:
-        """The file that an owner's sign is an event of."""
+        """The file that changes when the owner gives a signal."""
         return join(self.folder, STATE)
 
     def ask_for_sign(self) -> bool:
-        """Ask the owner to make its next change an event; False where it cannot be asked, or nobody would answer."""
+        """Ask the owner for a signal at its next change; False if it cannot be asked or would not answer."""
         if not self._asks:
             self._asks = True
             self.refresh()
@@ -295,19 +292,19 @@ class LogReader:
         return state.ask_for_sign()
 
     def look_anew(self) -> None:
-        """Take nothing for granted that was known; NotALog where the log is gone."""
+        """Open everything again; raises NotALog if the log is gone."""
         with translated(self.folder):
             require_log(self._world, self.folder)
             self.refresh()
 
     def _changed_hands(self) -> bool:
-        """Whether another owner or another epoch came, or the first owner that notes a state."""
+        """Whether there is another owner or epoch, or a state file where there was none."""
         if self._state is None:
             return LogState.open(self._world.disk, self.folder, write=False) is not None
         return self._state.sequence != self._seen_sequence
 
     def refresh(self) -> None:
-        """Look again which segments there are, and who owns the log."""
+        """Look again at which segments exist and who owns the log."""
         self._seen_end = 0  # the log may be shorter now
         self._state = self._open_state()
         for segment in self._segments:
@@ -315,7 +312,7 @@ class LogReader:
         self._segments = ()
         identity = None if self._state is None else self._state.identity
         if identity is None or self._state is None:
-            # Without the owner's word, what an opening would keep is what there is to read.
+            # Without a state file, what an opening would keep is what there is to read.
             findings = examine(self._world, self.folder, None, index_bytes=self._settings.index_bytes)
             self.log_id, self._fixed_end = findings.log_id or 0, findings.end
         else:
@@ -327,7 +324,7 @@ class LogReader:
     def _open_state(self) -> LogState | None:
         self._may_ask = False
         if self._asks:
-            with suppress(OSError):  # it is another user's, or lies on a read-only mount
+            with suppress(OSError):  # it belongs to another user, or the mount is read-only
                 state = LogState.open(self._world.disk, self.folder, write=True)
                 self._may_ask = state is not None
                 return state
@@ -347,11 +344,11 @@ class LogReader:
         return self._view.facts()
 
     def read(self, offset: int, *, on_damage: OnDamage = "raise") -> Iterator[Frame]:
-        """Frames from the one that holds `offset` on, up to the readable end."""
+        """Yield frames from the one that holds `offset` to the readable end."""
         return self._view.read(offset, on_damage=on_damage)
 
     def records(self, offset: int, *, on_damage: OnDamage = "raise", whole: bool = True) -> Iterator[Record]:
-        """Messages from `offset` on, up to the readable end; large values stay in the file unless `whole`."""
+        """Yield messages from `offset` to the readable end; large values stay in the file unless `whole`."""
         return self._view.records(offset, on_damage=on_damage, whole=whole)
 
     def follow(
@@ -362,9 +359,9 @@ class LogReader:
         on_damage: OnDamage = "raise",
         settings: FollowSettings | None = None,
     ) -> Iterator[Record]:
-        """Messages from `offset` on, or from now on, and then those that come: waits for them.
+        """Yield messages from `offset` on (by default, from now on), and wait for new ones.
 
-        Ends when nothing has come for `timeout` seconds; without one, never.
+        Ends when none has come for `timeout` seconds; without a timeout, never.
         """
         return self._follow(self.end if offset is None else offset, timeout, on_damage, settings)
 
@@ -374,7 +371,7 @@ class LogReader:
         with Arrivals(self._world, settings) as arrivals:
             while True:
                 end = self.end
-                if end != at:  # below it lies a log that was cut: `records` says so
+                if end != at:  # an end below `at` means that the log was truncated: `records` raises
                     for record in self.records(at, on_damage=on_damage):
                         at = record.offset + 1
                         yield record
@@ -383,23 +380,23 @@ class LogReader:
                     return
 
     def find_time(self, time_ns: int) -> int:
-        """Offset of the first message of this time or later; the end if there is none."""
+        """Return the offset of the first message of this time or later; the end if there is none."""
         return self._view.find_time(time_ns)
 
     def weigh(self, start: int, stop: int) -> int:
-        """About how many bytes the messages [start, stop) take on disk."""
+        """Return roughly how many bytes the messages [start, stop) take on disk."""
         return self._view.weigh(start, stop)
 
     def stretches(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The messages [start, stop) by segment: where each part begins, and about how many bytes it takes."""
+        """Split [start, stop) by segment: where each part begins and roughly how many bytes it takes."""
         return self._view.stretches(start, stop)
 
     def reach(self, offset: int, max_bytes: int) -> int:
-        """How far one comes from `offset` with about so many bytes: at least one step, at most to the readable end."""
+        """Return the offset reached from `offset` within about `max_bytes`: at least one step, if any is left."""
         return self._view.reach(offset, max_bytes)
 
     def position(self, offset: int) -> LogPosition:
-        """The offset with its epoch, for keeping outside the log."""
+        """Return the offset with its epoch, to be stored outside the log."""
         return LogPosition(self.epochs.at(offset), offset)
 
     def check_position(self, position: LogPosition) -> None:

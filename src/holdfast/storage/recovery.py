@@ -1,18 +1,24 @@
-"""Opening a log for its owner: what `examine` found is carried out, in an order that any crash may cut.
+"""Opening a log for its owner: repair what `examine` found, in an order that survives a crash at any point.
 
-    1. keep a copy of the bytes that will go, in quarantine
-    2. enter the new epoch in the table: from now on the bytes behind the end are void
-    3. zero those bytes, take out segments behind the end
-    4. write again what was never known to be synced, and sync it
-    5. say in the state file who owns the log now
+    1. copy the bytes that will be removed into quarantine
+    2. write the new epoch to the epoch table: from now on, bytes after the end are void
+    3. zero those bytes, move segments after the end to quarantine
+    4. write everything again that was not known to be synced, and sync it
+    5. write to the state file who owns the log now
 
-Step 4 is there because a failed sync may have left pages that look written and are not on disk:
-writing the same bytes once more makes the kernel take them seriously. Each step may be repeated.
+Nothing is overwritten before there is a durable copy (1 before 3). The epoch table says where the log ends before the
+bytes behind that are touched (2 before 3), so that a crash in between cannot bring half of them back to life: frames of
+the old epoch past that offset are ignored. The state file comes last, so that until all is done the next opening starts
+from the beginning. Every step may be repeated.
+
+Step 4 exists because a failed sync can leave pages that look written (they read back fine and count as clean) but never
+reached the disk. Writing the same bytes again makes the kernel treat them as dirty.
 """
 
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -41,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OpenReport:
-    """What opening found and did; empty after an orderly end."""
+    """What opening found and did; empty if the log had been closed cleanly."""
 
     clean: bool = True
     epoch: int = 1
@@ -67,14 +73,14 @@ class Recovered:
 
 @dataclass(frozen=True)
 class SegmentLimits:
-    """What segments need to know of the settings."""
+    """The settings that segments need."""
 
     index_bytes: int
     segment_bytes: int
 
 
 def recover(world: World, folder: str, limits: SegmentLimits) -> Recovered:
-    """Make the log whole and take it over. The caller holds the folder's lock."""
+    """Repair the log and take it over. The caller holds the folder's lock."""
     state = LogState.open(world.disk, folder, write=True)
     try:
         findings = examine(world, folder, state, index_bytes=limits.index_bytes)
@@ -94,7 +100,7 @@ def _take_over(
         _log_findings(folder, findings)
         _quarantine(world, folder, findings)
         epoch = findings.last_epoch + 1
-        # A lost table begins anew: an entry made up for an older epoch would make the frames before it void.
+        # A lost table starts anew: an invented entry for an older epoch would make the frames before it void.
         epochs = findings.epochs.begin(epoch, findings.end)
         epochs.save(world.disk, folder, log_id)
         _remove_cut(world, folder, findings)
@@ -123,13 +129,13 @@ def _take_over(
 def _quarantine(world: World, folder: str, findings: Findings) -> None:
     cut = findings.cut
     if cut is not None and cut.used_end > cut.position:
-        _keep(world, folder, cut.base, cut.position, cut.used_end, cut.offset, None, cut.reason)
+        keep_stretch(world, folder, cut.base, cut.position, cut.used_end, cut.offset, None, cut.reason)
     for d in findings.damage:
         if d.end > d.position:
-            _keep(world, folder, d.base, d.position, d.end, d.first_offset, d.next_offset, d.reason)
+            keep_stretch(world, folder, d.base, d.position, d.end, d.first_offset, d.next_offset, d.reason)
 
 
-def _keep(
+def keep_stretch(
     world: World,
     folder: str,
     base: int,
@@ -139,9 +145,9 @@ def _keep(
     next_offset: int | None,
     reason: str,
 ) -> None:
-    file = world.disk.open(join(folder, segment_name(base)))
-    content = file.view(position, end - position)  # valid for as long as we hold it
-    file.close()
+    """Copy the bytes [position, end) of a segment into quarantine, before they are overwritten."""
+    with closing(world.disk.open(join(folder, segment_name(base)))) as file:
+        content = file.view(position, end - position)  # valid for as long as we hold it
     note = QuarantineNote(
         segment=segment_name(base),
         position=position,
@@ -155,14 +161,13 @@ def _keep(
 
 
 def _remove_cut(world: World, folder: str, findings: Findings) -> None:
-    """Last first, so that a crash on the way never leaves a hole that was not there before."""
+    """Remove what lies after the end, last segment first, so that a crash never leaves a hole in the middle."""
     cut = findings.cut
     if cut is None:
         return
     for base in reversed(cut.later_bases):
-        file = world.disk.open(join(folder, segment_name(base)))
-        size = file.size()
-        file.close()
+        with closing(world.disk.open(join(folder, segment_name(base)))) as file:
+            size = file.size()
         note = QuarantineNote(
             segment=segment_name(base),
             position=0,
@@ -173,7 +178,7 @@ def _remove_cut(world: World, folder: str, findings: Findings) -> None:
             at_ns=world.clock.now_ns(),
         )
         move_segment(world.disk, folder, base, note)
-    # The index of a segment that was sealed once knows frames that will not be there any more.
+    # A segment that was once sealed has an index, which lists frames that are now gone.
     index_path = join(folder, index_name(cut.base))
     if world.disk.exists(index_path):
         world.disk.remove(index_path)
@@ -183,16 +188,13 @@ def _remove_cut(world: World, folder: str, findings: Findings) -> None:
 
 def zero(world: World, folder: str, base: int, position: int, end: int) -> None:
     """Overwrite with zeros and sync. Never shortens the file: readers may have it mapped."""
-    file = world.disk.open(join(folder, segment_name(base)), write=True)
-    try:
+    with closing(world.disk.open(join(folder, segment_name(base)), write=True)) as file:
         write_zeros(file, position, end)
         file.sync()
-    finally:
-        file.close()
 
 
 def _remove_strays(world: World, folder: str) -> None:
-    """Half-written temporary files, and indexes whose segment is gone."""
+    """Remove half-written temporary files, and indexes without a segment."""
     names = world.disk.names(folder)
     orphans = [index_name(base) for base in index_bases(names) if segment_name(base) not in names]
     for name in [*orphans, *(name for name in names if name.endswith(".tmp"))]:
@@ -210,9 +212,9 @@ def _open_active(
 def _fill_lost_tail(
     world: World, folder: str, active: ActiveSegment | None, log_id: int, epoch: int, findings: Findings
 ) -> int:
-    """Synced messages of which nothing is left: their offsets are never used again.
+    """Reserve the offsets of synced messages of which nothing is left; returns the new end.
 
-    A gap frame stands in their place, so that a reader is told instead of finding other messages there.
+    A gap frame takes their place, so that readers get an error there instead of different messages.
     """
     assert findings.lost_tail is not None
     first, next_offset = findings.lost_tail
@@ -229,19 +231,16 @@ def _fill_lost_tail(
 
 
 def _sync_again(world: World, folder: str, findings: Findings, active: ActiveSegment | None) -> None:
-    """Make durable what this opening keeps, page by page where a failed sync may have lied."""
+    """Make what this opening keeps durable; pages are written again where an earlier sync may have failed."""
     if active is None:
         return
     bases = [base for base in findings.bases if base <= active.base_offset]
     unsynced = [base for base, next_base in pairwise(bases) if next_base > findings.synced_end]
     for base in unsynced:
-        file = world.disk.open(join(folder, segment_name(base)), write=True)
-        try:
+        with closing(world.disk.open(join(folder, segment_name(base)), write=True)) as file:
             if findings.same_boot:
                 write_again(file, 0, file.size())
             file.sync()
-        finally:
-            file.close()
     if findings.same_boot:
         write_again(active.file, active.index.position_before(findings.synced_end), active.position)
     active.file.sync()
@@ -267,12 +266,12 @@ def open_segment(
     index: SegmentIndex,
     laid_out: LaidOut | None = None,
 ) -> ActiveSegment:
-    """The segment of this index, for appending; a new one's name is durable only after the folder's next sync.
+    """Open the segment of this index for appending. The name of a new one is durable after the folder's next sync.
 
-    Its file is the one that was laid out for it, or its own, made where it holds nothing yet.
+    Its file is the one in `laid_out`, if given, or else its own, which is created if the index is empty.
     """
     path = join(folder, segment_name(index.base_offset))
-    mapped = world.disk.can_map(folder)  # before there is a file: this may fail, and none must be left behind then
+    mapped = world.disk.can_map(folder)  # before the file exists: this may fail, and must not leave one behind
     opened = laid_out.take(path) if laid_out else world.disk.open(path, write=True, create=not index.offsets)
     return ActiveSegment(
         world.disk,
@@ -289,7 +288,7 @@ def open_segment(
 
 
 def _log_findings(folder: str, findings: Findings) -> None:
-    """One line for each thing that an operator should know."""
+    """Log one line for each thing that an operator should know."""
     if findings.cut is not None and findings.cut.used_end > findings.cut.position:
         logger.info(
             "torn tail cut",

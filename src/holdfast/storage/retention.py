@@ -1,9 +1,9 @@
-"""Which of the oldest segments may go, and trimming and truncating in steps that a crash may interrupt anywhere."""
+"""Which of the oldest segments may be removed, and trimming and truncating in steps that a crash may interrupt."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -19,15 +19,13 @@ from holdfast.storage.segment import Segment
 from holdfast.storage.state import Identity
 from holdfast.storage.writer import Writer
 
-# Trimming the head and truncating the tail, in steps that a crash may interrupt anywhere.
-
 
 def remove_head(world: World, writer: Writer, folder: str, bases: Iterable[int]) -> Trimmed:
-    """Remove these segments, the oldest of the log, which are sealed.
+    """Remove these segments, which are sealed and the oldest of the log.
 
-    One by one, each made durable before the next: after a crash an oldest part is gone, never a middle.
-    They are named by their base offsets, so that two who trim at once do not remove twice as much. Each name is
-    asked for when the segments before it are gone.
+    One by one, each made durable before the next: after a crash the oldest part is gone, never the middle. They are
+    given by base offset, so that two concurrent trims do not remove twice as much. The iterable is advanced only when
+    the segments before are gone.
     """
     removed, freed = 0, 0
     for base in bases:
@@ -36,8 +34,13 @@ def remove_head(world: World, writer: Writer, folder: str, bases: Iterable[int])
             if segment is writer.active or segment.base_offset != base:
                 continue
             size = segment.size()
-            with _or_left_alone(segment, removed):
+            try:
                 opened = world.disk.open_folder(folder)
+            except OSError as error:
+                raise Unavailable(
+                    f"{segment.path} could not be removed: {advice(error)}. {removed} segments before it are gone; it "
+                    "stays as it was, and goes with the next try"
+                ) from error
             writer.replace(writer.segments[1:], writer.active)
         try:
             _remove_index(world, folder, base)
@@ -46,7 +49,7 @@ def remove_head(world: World, writer: Writer, folder: str, bases: Iterable[int])
         except OSError as error:
             raise Unavailable(
                 f"{segment.path} could not be removed: {error.strerror or error}. {removed} segments before it "
-                "are gone; it is no longer used, and comes back if the log is opened anew"
+                "are gone; it is no longer used, and comes back when the log is opened again"
             ) from error
         finally:
             opened.close()
@@ -57,11 +60,11 @@ def remove_head(world: World, writer: Writer, folder: str, bases: Iterable[int])
 
 
 def truncate_tail(world: World, writer: Writer, folder: str, limits: SegmentLimits, offset: int) -> None:
-    """Drop all messages from `offset` on.
+    """Remove all messages from `offset` on.
 
-    The new epoch is in the table before a byte is destroyed: if we die on the way, the next opening
-    finds the rest void and finishes. The caller has synced; what came since must not be taken for synced.
-    What runs out before that refuses the call; any error after it ends the log, which is half cut then.
+    The new epoch is in the table before any byte is destroyed: after a crash, the next opening finds the rest void and
+    finishes the job. The caller has synced; messages appended since must not be taken for synced. A shortage before
+    that point refuses the call. Any error after it ends the log, which is then half cut.
     """
     epoch = writer.epoch
     try:
@@ -96,17 +99,17 @@ def _truncate_tail(world: World, writer: Writer, folder: str, limits: SegmentLim
         _remove_index(world, folder, last.base_offset)
         world.disk.sync_folder(folder)
         if used_end > index.end:
-            # A new file: readers may have the old one mapped, and hold frames of it that must not change.
+            # A new file: readers may have the old one mapped, and hold frames in it that must not change.
             kept_bytes = last.file.read(0, index.end)
             durable_replace(world.disk, folder, segment_name(last.base_offset), kept_bytes)
-        # Only now: while table and state name different epochs, the next opening looks from the cut on.
+        # Only now: while table and state name different epochs, the next opening scans from the cut on.
         writer.state.set_identity(Identity(writer.log_id, epoch, world.ids.boot_id()))
         active = open_segment(world, folder, limits, writer.log_id, index)
         writer.replace((*kept[:-1], active), active)
 
 
 def _index_up_to(segment: Segment, used_end: int, log_id: int, offset: int, index_bytes: int) -> SegmentIndex:
-    """The segment's index as if it ended at the offset, which must not lie inside a batch."""
+    """Return the segment's index as if it ended at the offset, which must not be inside a batch."""
     index = SegmentIndex(segment.base_offset, index_bytes)
     batch_start = segment.base_offset
     for found in walk(segment.data()[:used_end], FrameRules(log_id, segment.base_offset), bodies=False):
@@ -124,24 +127,13 @@ def _index_up_to(segment: Segment, used_end: int, log_id: int, offset: int, inde
     return index
 
 
-@contextlib.contextmanager
-def _or_left_alone(segment: Segment, removed: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise Unavailable(
-            f"{segment.path} could not be removed: {advice(error)}. {removed} segments before it are gone; it stays "
-            "as it was, and goes with the next try"
-        ) from error
-
-
 def _remove_index(world: World, folder: str, base_offset: int) -> None:
     with contextlib.suppress(FileNotFoundError):
         world.disk.remove(join(folder, index_name(base_offset)))
 
 
 class SegmentFacts(msgspec.Struct, frozen=True, gc=False):
-    """What retention must know of a segment."""
+    """What retention needs to know about a segment."""
 
     base_offset: int
     next_offset: int
@@ -150,7 +142,7 @@ class SegmentFacts(msgspec.Struct, frozen=True, gc=False):
 
 
 def seal_after_ms(settings: LogSettings) -> int | None:
-    """How old the first message of the active segment may be, so that retention by age finds segments to drop."""
+    """Return how old its first message may get before the active segment is sealed, so that retention can remove it."""
     return None if settings.retention_ms is None else settings.retention_ms // 10
 
 
@@ -162,11 +154,11 @@ def expired(
     floor: int | None,
     done_before: int | None = None,
 ) -> int:
-    """How many of the sealed segments, oldest first, the settings let go.
+    """Return how many of the sealed segments, oldest first, the settings allow to remove.
 
-    The last one given is the active segment; it always stays. `floor` is the lowest offset that somebody
-    still needs: a segment that reaches beyond it stays, unless the settings say otherwise by name. Below `done_before`
-    every message is handled: that part alone has a limit of its own, which no setting lets go beyond it.
+    The last segment given is the active one and always stays. `floor` is the lowest offset that somebody still needs: a
+    segment reaching past it stays, unless `retention_ignores_pins`. Below `done_before` every message is handled: that
+    part has a limit of its own, which never removes anything beyond it.
     """
     keep = max(settings.retention_min_segments, 1)
     most = max(len(segments) - keep, 0)
@@ -190,7 +182,7 @@ def expired(
 
 
 def done_segments(segments: Sequence[SegmentFacts], done_before: int | None) -> list[SegmentFacts]:
-    """The sealed segments, oldest first, in which every message is handled."""
+    """Return the sealed segments, oldest first, in which every message is handled."""
     if done_before is None:
         return []
     return [segment for segment in segments[:-1] if segment.next_offset <= done_before]

@@ -1,4 +1,10 @@
-"""One file of the log. A sealed segment never changes; the active one grows at its end."""
+"""One file of the log: a sealed segment never changes, the active one grows at its end.
+
+Sealed segments that are open for reading cost two descriptors, a map and an index each. Mapped pages that were read
+count as memory of the process, in `ps` and against `ulimit -v`, although the kernel may take them back at any time. So
+`KEPT_OPEN` limits their number and bytes for all logs of the process, and closes the least recently used. A reader that
+is using one at that moment keeps it alive; the next one opens it again.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,7 @@ import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Final
 
 from holdfast.codec.frame import FrameHeader
@@ -19,37 +25,30 @@ from holdfast.storage.files import index_name, join, read_file, segment_name, wr
 from holdfast.storage.frames import FrameRules, SegmentIndex, parse_index, walk
 from holdfast.storage.opening import ran_out, shortage
 
-# Which sealed segments are open for reading: so many, and so many bytes, for all logs of this process together.
-#
-# Each costs two file descriptors, a map and its index. What is mapped and was read counts as memory of the process, in
-# `ps` and against `ulimit -v`, though the kernel may take it back at any time. Beyond a bound the one that was not used
-# for longest is let go; whoever reads it at that moment goes on, and the next one opens it again.
-
-
 DESCRIPTORS_EACH: Final = 2
 USUAL_MOST: Final = 128
 MOST_BYTES: Final = 256 << 20
 
 
 class KeptOpen:
-    """The segments that are open, the one that was used last at the end. Safe to use from any thread."""
+    """The segments that are open for reading, least recently used first. Every method may be called from any thread."""
 
     def __init__(self, most: int = USUAL_MOST, most_bytes: int = MOST_BYTES) -> None:
         self.most = most
         self.most_bytes = most_bytes
-        # Weakly: a reader that nobody holds any more must not keep its files.
+        # Weak references: a reader that nobody holds any more must not keep its files open.
         self._segments: OrderedDict[int, weakref.ref[Segment]] = OrderedDict()
         self._gone: deque[int] = deque()
         self._lock = threading.Lock()
         close_in_children(self)
 
     def disown(self) -> None:
-        """In a child after a fork: the lock may be held by a thread that this process does not have."""
+        """After a fork, in the child: a thread that does not exist here may hold the lock, so make a new one."""
         self._lock = threading.Lock()
         self._segments = OrderedDict()
 
     def touch(self, segment: Segment) -> Segment:
-        """Remember that it is in use."""
+        """Note that the segment is in use."""
         if segment.is_active:
             return segment
         name = id(segment)
@@ -59,7 +58,7 @@ class KeptOpen:
                 self._forget(self._gone.popleft())
             known = self._segments.pop(name, None)
             if known is None:
-                # What is called at the end of a segment may be called at any moment: it takes no lock.
+                # The callback of a weak reference may run at any moment, even while this lock is held: it takes none.
                 gone = self._gone
                 known = weakref.ref(segment, lambda _: gone.append(name))
             if not segment.held_bytes:
@@ -70,7 +69,7 @@ class KeptOpen:
         return segment
 
     def let_go_but(self, segment: Segment) -> None:
-        """Let go of all others: this one needs the memory."""
+        """Close all others: this one needs the memory."""
         with self._lock:
             known = self._segments.pop(id(segment), None)
             left, self._segments = self._segments, OrderedDict()
@@ -81,9 +80,9 @@ class KeptOpen:
                 each.let_go()
 
     def _make_room(self) -> list[Segment]:
-        """Take out those that must go before another is opened, the oldest first. The caller holds the lock.
+        """Remove and return those to be closed before another is opened, oldest first. The caller holds the lock.
 
-        How much that one will take is not known before: as much as the largest of those that are open.
+        How much the new one will take is not known yet; it is assumed to be the size of the largest that is open.
         """
         sizes = {key: 0 if (each := known()) is None else each.held_bytes for key, known in self._segments.items()}
         total = sum(sizes.values()) + max(sizes.values(), default=0)
@@ -98,7 +97,7 @@ class KeptOpen:
 
     def _forget(self, name: int) -> None:
         known = self._segments.get(name)
-        if known is not None and known() is None:  # otherwise another one has its name by now
+        if known is not None and known() is None:  # otherwise another segment has this id by now
             del self._segments[name]
 
 
@@ -107,18 +106,18 @@ KEPT_OPEN: Final = KeptOpen()
 
 logger = logging.getLogger(__name__)
 
-# Reserved blocks grow from small to large, so that a thousand quiet logs do not hold a disk between them.
+# Reservations grow from small to large, so that a thousand quiet logs do not take up a whole disk.
 _FIRST_RESERVE: Final = 64 * 1024
 TIGHT_RESERVE: Final = 16 * 1024
 MOST_RESERVE: Final = 16 * 1024 * 1024
-# From here on one system call beats a store into a map that must fault its pages in first.
+# From this size on, one system call is faster than storing into a map whose pages must be faulted in first.
 _LARGE_WRITE: Final = 16 * 1024
-# Pages are filled with zeros ahead of the stores: one write of many pages costs a fraction of the faults that
-# storing into each for the first time would, and syncing a page that has been written before is faster.
+# Pages are filled with zeros ahead of the stores: one large write costs a fraction of the page faults that storing into
+# each page for the first time would cost, and syncing a page that was written before is faster.
 _FIRST_FILL: Final = 16 * 1024
 _MOST_FILL: Final = 256 * 1024
 
-_ALL: Final = 2**63  # behind every offset
+_ALL: Final = 2**63  # past every offset
 
 
 class Segment:
@@ -135,30 +134,30 @@ class Segment:
         self._index_bytes = index_bytes
         self._file: File | None = None
         self._index: SegmentIndex | None = None
-        self.latest: tuple[int, int] | None = None  # up to an offset: the latest time in it
-        self._proven: tuple[File, SegmentIndex] | None = None  # an index that is known to be of that file
-        # Its bytes up to an offset, where they could not be mapped.
+        self.latest: tuple[int, int] | None = None  # the latest time in it, up to an offset: (offset, time)
+        self._proven: tuple[File, SegmentIndex] | None = None  # an index that is known to match that file
+        # Its bytes up to an offset, if they could not be mapped: (file, offset, bytes).
         self._copy: tuple[File, int, memoryview] | None = None
-        self.held_bytes = 0  # of it in memory, mapped or copied
+        self.held_bytes = 0  # of this segment in memory, mapped or copied
 
     @property
     def file(self) -> File:
-        file = self._file  # taken once: another thread may let go of it
+        file = self._file  # read once: another thread may clear it
         if file is None:
             file = self._file = self._disk.open(self.path)
         return file
 
     @property
     def is_closed(self) -> bool:
-        """Whether it has no file at this moment."""
+        """Whether its file is closed at the moment."""
         return self._file is None
 
     def index_to(self, next_offset: int) -> SegmentIndex:
-        """The index as far as an offset that may be read: from its file, and from the frames that it does not know.
+        """Return the index up to an offset that may be read: from its file, extended by frames it does not know yet.
 
-        For what it says of the segment as a whole. Positions are good only in the bytes that `opened` gives.
+        Use it for facts about the whole segment. Its positions are valid only in the bytes returned by `opened`.
         """
-        index = self._index  # taken once, like the file
+        index = self._index  # read once, like the file
         if index is None:
             index = self._index = self.load_index()
         if index is None or index.next_offset < next_offset:
@@ -166,7 +165,7 @@ class Segment:
         return index
 
     def opened(self, next_offset: int) -> tuple[File, memoryview, SegmentIndex]:
-        """The file, all its bytes and their index: of one file, though another may take its place at any moment."""
+        """Return the file, all its bytes and their index, which belong together even if the file is replaced now."""
         with self._reading():
             file = self.file
             data = self._bytes_of(file, next_offset)
@@ -184,7 +183,7 @@ class Segment:
         return file, data, index
 
     def _index_of(self, data: memoryview) -> SegmentIndex:
-        """The index that we have, or the one beside the segment, if it is of these bytes; else an empty one."""
+        """Return the index in memory or on disk if it matches these bytes; otherwise an empty one."""
         index = self._index
         if index is not None and index.fits(data):
             return index
@@ -198,28 +197,25 @@ class Segment:
         return join(self.folder, index_name(self.base_offset))
 
     def size(self) -> int:
-        """Bytes on disk. A file that is not open is not kept open for this."""
+        """Return its size on disk. Does not keep the file open."""
         with self._reading():
             file = self._file
             if file is not None:
                 return file.size()
-            file = self._disk.open(self.path)
-            try:
+            with closing(self._disk.open(self.path)) as file:
                 return file.size()
-            finally:
-                file.close()
 
     def data(self) -> memoryview:
-        """All its bytes."""
+        """Return all its bytes."""
         with self._reading():
             data = self._bytes_of(self.file, _ALL)
-            self._copy = None  # it may grow
+            self._copy = None  # the file may grow
             return data
 
     def _bytes_of(self, file: File, next_offset: int) -> memoryview:
-        """All bytes of the file: mapped, or read where there is no room for a map.
+        """Return all bytes of the file: mapped, or read into memory if there is no room for a map.
 
-        What was read is kept for as long as nobody wants to see further: unlike a map, it does not grow with the file.
+        A copy is kept until somebody wants to read further: unlike a map, it does not grow with the file.
         """
         copy = self._copy
         if copy is not None and copy[0] is file and copy[1] >= next_offset:
@@ -247,24 +243,21 @@ class Segment:
         self._index = index
 
     def use_new_file(self, index: SegmentIndex) -> None:
-        """Another file has taken its place, with this index; who reads the old one goes on with that."""
+        """Switch to the file that has replaced the old one, with this index. Readers of the old file keep it alive."""
         self.let_go()
         self._index = index
         self.latest = None
 
     def save_index(self) -> None:
-        """Write the index beside the segment. It is a cache: a failure costs time later, nothing else."""
+        """Write the index next to the segment. It is a cache: a failure costs time later, nothing else."""
         index = self._index
         if index is None:
             return
         temporary = self.index_path + ".tmp"
         try:
-            file = self._disk.open(temporary, write=True, create=True)
-            try:
+            with closing(self._disk.open(temporary, write=True, create=True)) as file:
                 file.truncate(0)
                 write_fully(file, 0, [index.encode(self.log_id)])
-            finally:
-                file.close()
             self._disk.rename(temporary, self.index_path)
         except OSError as error:
             logger.warning("index not written", extra={"segment": self.path, "error": str(error)})
@@ -274,7 +267,7 @@ class Segment:
         try:
             yield
         except FileNotFoundError:
-            raise  # trimmed away: who reads must look again which segments there are
+            raise  # trimmed: the reader must look again which segments exist
         except OSError as error:
             if ran_out(error):
                 raise shortage(f"cannot read {self.path}", error, "Nothing was changed") from error
@@ -283,7 +276,7 @@ class Segment:
             ) from error
 
     def let_go(self) -> None:
-        """Forget file and index until they are needed again; who reads at this moment keeps them alive."""
+        """Close file and index until they are needed again; readers using them at the moment keep them alive."""
         self._file = None
         self._index = None
         self._proven = None
@@ -321,21 +314,21 @@ class ActiveSegment(Segment):
         self.created_ns = created_ns
         self.position = index.end
         self.next_offset = index.next_offset
-        self.reserved = 0  # though the file be longer: a copied file may have lost its blocks
+        self.reserved = 0  # even if the file is longer: in a copied file the blocks may be missing
         self.filled = 0
 
     def index_to(self, next_offset: int) -> SegmentIndex:
-        """The index, brought up to the last frame: single messages do not keep its end up to date."""
+        """Return the index after bringing its end up to date, which appending single messages does not do."""
         self.index.end, self.index.next_offset = self.position, self.next_offset
         return self.index
 
     @property
     def file(self) -> File:
-        """The file; while the log rests, one for whoever reads at this moment."""
+        """The file; while the log rests, a new one for this reader alone."""
         return self._file or self._disk.open(self.path)
 
     def reopen(self) -> None:
-        """The log is used again. What was reserved still is."""
+        """Open the file again for writing. What was reserved still is, unless the file got shorter."""
         file = self._disk.open(self.path, write=True)
         if file.size() < self.reserved:
             self.reserved = self.filled = 0
@@ -343,7 +336,7 @@ class ActiveSegment(Segment):
         self._file = file
 
     def opened(self, next_offset: int) -> tuple[File, memoryview, SegmentIndex]:
-        """The file, its bytes, and the index that grows with them."""
+        """Return the file, its bytes, and the index that grows with them."""
         with self._reading():
             file = self.file
             return file, self._bytes_of(file, next_offset), self.index_to(next_offset)
@@ -353,25 +346,25 @@ class ActiveSegment(Segment):
         super().save_index()
 
     def let_go(self) -> None:
-        """Never while it is written to."""
+        """Do nothing: its file stays open while it is written to."""
 
     def release(self) -> None:
-        """The log is closed, or rests: forget the file; who reads at this moment keeps it alive."""
+        """Close the file when the log is closed or rests; readers using it at the moment keep it alive."""
         self.map = None
         self._file = None
         self._copy = None
 
     def shortage(self, length: int) -> int:
-        """How many bytes must be reserved before `length` more can be stored; usually 0."""
+        """Return how many bytes must be reserved before `length` more can be stored; usually 0."""
         if not self.mapped:
             return length
         need = self.position + length
         return 0 if need <= self.reserved else self._next_reserve(need) - self.reserved
 
     def make_room(self, length: int, *, tight: bool = False) -> None:
-        """Make sure that `length` more bytes can be stored; OSError where the disk has no room, and nothing changes.
+        """Make sure that `length` more bytes can be stored; raises OSError, and changes nothing, if the disk is full.
 
-        `tight`: reserve no more than it takes, for little is left.
+        `tight` reserves no more than needed, because little is left.
         """
         self._scrub()
         need = self.position + length
@@ -386,7 +379,7 @@ class ActiveSegment(Segment):
             self._fill(need)
 
     def store(self, parts: Sequence[BytesLike], length: int) -> None:
-        """Put bytes behind the last frame. Room was made. All of them, or an OSError and none of them."""
+        """Append bytes after the last frame, all of them or, with an OSError, none. `make_room` was called before."""
         position = self.position
         if self.map is not None and length < _LARGE_WRITE:
             at = position
@@ -402,14 +395,14 @@ class ActiveSegment(Segment):
         self.position = position + length
 
     def sealed(self) -> Segment:
-        """The same file as a segment that only gets read; its index goes beside it."""
+        """Return the same file as a read-only segment; saves its index."""
         self.save_index()
         segment = Segment(self._disk, self.folder, self.base_offset, log_id=self.log_id, index_bytes=self._index_bytes)
         segment._file, segment._index = self._file, self._index  # noqa: SLF001  one of its own kind
         return segment
 
     def forget(self, position: int) -> None:
-        """Take back what was stored from the position on: a batch that did not become whole."""
+        """Take back everything stored from the position on: a batch that was not completed."""
         self._dirty_from = position
         self.position = position
 
@@ -433,7 +426,7 @@ class ActiveSegment(Segment):
 
 
 def _mapped(file: File, size: int) -> memoryview | None:
-    """Its bytes without a copy; None where there is no room for a map."""
+    """Return its bytes without a copy; None if there is no room for a map."""
     try:
         return file.view(0, size)
     except OSError as error:

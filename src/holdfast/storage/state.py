@@ -1,37 +1,37 @@
-"""The small mapped file beside the log: how far readers may read, and what is known to be on disk.
+"""The small mapped state file of a log: how far readers may read, and what is known to be on disk.
 
     word  field
     0     magic           "HFSTATE" and the version, 1
-    1     readable_end    offset behind the last message that readers may see
-    2     synced_end      offset behind the last message known to be on disk
+    1     readable_end    offset after the last message that readers may see
+    2     synced_end      offset after the last message known to be on disk
     3     synced_copy     the same again, stored after it
-    4     asked           1 where a reader waits for a sign of the owner
-    5     sign_giver      the sequence of the owner that gives signs; 0 once it has closed the log
-    6     mount_id        the mount that the owner found the log on; 0 where that was not known
-    7     removing_end    offset behind the segment that is about to be removed, where there is one; otherwise 0
+    4     asked           1 if a reader waits for a signal from the owner
+    5     sign_giver      sequence of the owner that gives signals; 0 once it has closed the log
+    6     mount_id        the mount that the owner found the log on; 0 if that was not known
+    7     removing_end    offset after the segment that is about to be removed; 0 if there is none
     8     slot A: sequence, then words 9 identity, 10 boot_id, 11 clean_end, 12 check
     16    slot B: the same
 
-Words are 64-bit little endian, each stored at once: into a map, or by a write of eight bytes where a store into a map
-may need new blocks, and so may fail as a signal that ends the process. `readable_end` is one store for each append, so
-that it costs next to nothing and readers in other processes never see half of it. `synced_end` is
-stored only after the sync it tells of; of the two copies the smaller is true whatever was torn. A slot
-is written as a whole behind the other's back: the valid one with the higher sequence counts, so a crash
-between two stores leaves the older one.
+Words are 64-bit little endian, and each is stored at once: into a map, or with an eight-byte write where a store into a
+map may have to allocate blocks, which on failure would kill the process by a signal. `readable_end` is one store per
+append, so it costs next to nothing, and readers in other processes never see half of it. `synced_end` is stored only
+after the sync it reports; whichever of the two copies was torn, the smaller one is true. Of the two slots, the valid
+one with the higher sequence counts, and only the other one is written. So a crash between two stores leaves the older
+one.
 
     identity   log_id in the low half, epoch in the high half
-    clean_end  0 while the log is open, otherwise 1 + its end: it was closed in order
+    clean_end  0 while the log is open, otherwise 1 + its end: the log was closed cleanly
     check      CRC32C of the four words before it
 
-A store into a map wakes nobody. A reader that wants to sleep stores `asked`, looks once more, and watches the
-file; the owner, when it moves the readable end and finds itself asked, clears the word by a write, which the
-kernel tells to whoever watches. Readers store nothing else, and those who may not store look from time to time.
+A store into a map wakes nobody. A reader that wants to sleep stores `asked`, looks once more, and watches the file.
+When the owner moves the readable end and finds `asked` set, it clears the word with a write, of which the kernel
+notifies the watchers. Readers store nothing else; those that may not write poll instead.
 
-Before the owner asks whether somebody outside needs a segment, it stores `removing_end`; only then may it remove it.
-Whoever begins to read says first that it needs everything, and looks at this word then. So one of the two sees the
-other: the segment stays, or the reader begins behind it. A word that a crash has left is cleared at the next opening.
+Before the owner asks whether somebody outside needs a segment, it stores `removing_end`; only then may it remove it. A
+reader that starts first announces that it needs everything, and then looks at this word. So one of the two sees the
+other: either the segment stays, or the reader starts after it. A word left by a crash is cleared at the next opening.
 
-The log can be opened without this file: all that is lost is the knowledge of what was synced.
+The log can be opened without this file. All that is lost is the knowledge of what was synced.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _SLOT: Final = Struct("<QQQQ")
 
 
 class Identity(msgspec.Struct, frozen=True, gc=False):
-    """Which log this is, in which epoch, since which boot; `clean_end` once it was closed in order."""
+    """Which log this is, in which epoch, since which boot; `clean_end` is set if it was closed cleanly."""
 
     log_id: int
     epoch: int
@@ -73,7 +73,7 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
 
 
 class StateWords(Protocol):
-    """The words of the file, by their numbers."""
+    """The words of the file, by number."""
 
     def __getitem__(self, index: int, /) -> int: ...
 
@@ -81,11 +81,10 @@ class StateWords(Protocol):
 
 
 class WrittenWords:
-    """The words where none may be stored into a map: looked at through it, each stored by a write.
+    """The words of a file that must not be stored through a map: read through it, each stored with a write.
 
-    Such a write may fail, most likely because the disk is full. Then the file goes on to tell an older end, which is
-    true, and nobody is refused anything for it: the word is written with the next one that is stored. Only who must
-    know that all of them are there, calls `require_all`.
+    Such a write may fail, most likely because the disk is full. Then the file keeps an older end, which is still true,
+    and no caller is refused: the word is written together with the next one. `require_all` raises if words are missing.
     """
 
     def __init__(self, file: File) -> None:
@@ -100,7 +99,7 @@ class WrittenWords:
     def __setitem__(self, index: int, value: int) -> None:
         missing = self._missing
         missing.pop(index, None)
-        missing[index] = value  # behind those that were stored before it: the order is a promise
+        missing[index] = value  # after those stored earlier: the order of stores is part of the format
         try:
             while missing:
                 first = next(iter(missing))
@@ -111,7 +110,7 @@ class WrittenWords:
             self._error = error
 
     def require_all(self) -> None:
-        """Raise the error that has kept a word from being written."""
+        """Raise the error that kept a word from being written, if there was one."""
         if self._error is not None:
             raise self._error
 
@@ -120,7 +119,7 @@ class WrittenWords:
 
 
 class LogState:
-    """The words. Only the owner stores into them, but for one: `ask_for_sign`."""
+    """The state file. Only its owner stores words, except for `ask_for_sign`."""
 
     def __init__(self, file: File, *, mapped: bool = True) -> None:
         self._file = file
@@ -128,7 +127,7 @@ class LogState:
 
     @staticmethod
     def create(disk: Disk, folder: str, identity: Identity, end: int) -> LogState:
-        """A new file, in place before anything is written into the log."""
+        """Create the file; it is in place before anything is written to the log."""
         words = [0] * WORDS
         words[0], words[READABLE], words[_SYNCED], words[_SYNCED_COPY] = MAGIC_WORD, end, end, end
         words[_SLOTS[0] : _SLOTS[0] + 5] = _slot_words(1, identity)
@@ -139,7 +138,7 @@ class LogState:
 
     @staticmethod
     def open(disk: Disk, folder: str, *, write: bool) -> LogState | None:
-        """The file that is there, or None where it is missing, too short or not ours."""
+        """Open the existing file; None if it is missing, too short or not a state file."""
         path = join(folder, STATE)
         if not disk.exists(path):
             return None
@@ -154,7 +153,7 @@ class LogState:
 
     @property
     def identity(self) -> Identity | None:
-        """What the newest valid slot says."""
+        """The identity in the newest valid slot."""
         slot = self._newest_slot()
         if slot is None:
             return None
@@ -163,7 +162,7 @@ class LogState:
 
     @property
     def sequence(self) -> int:
-        """Rises whenever the log gets another owner or another epoch."""
+        """Increases whenever the log gets another owner or another epoch."""
         return max(self.words[slot] for slot in _SLOTS)
 
     @property
@@ -184,19 +183,19 @@ class LogState:
         return self.words[_MOUNT]
 
     def set_mount(self, mount_id: int) -> None:
-        """Note the mount, to be made durable with the next identity."""
+        """Store the mount; it becomes durable with the next identity."""
         self.words[_MOUNT] = mount_id
 
     @property
     def removing_end(self) -> int:
-        """Offset behind the segment that is about to be removed; 0 where none is."""
+        """Offset after the segment that is about to be removed; 0 if there is none."""
         return self.words[_REMOVING]
 
     def set_removing(self, end: int) -> None:
         self.words[_REMOVING] = end
 
     def set_identity(self, identity: Identity) -> None:
-        """Write the slot that is not in use and make it durable, with all that was stored before it."""
+        """Write the slot that is not in use and sync it, together with everything stored before."""
         current = self._newest_slot()
         sequence = 1 if current is None else self.words[current] + 1
         slot = _SLOTS[0] if current != _SLOTS[0] else _SLOTS[1]
@@ -209,9 +208,9 @@ class LogState:
             self.give_sign()
 
     def ask_for_sign(self) -> bool:
-        """For a reader: the owner's next change is to be an event of this file. Look once more before sleeping.
+        """For a reader: have the owner turn its next change into an event of this file. Look once more before sleeping.
 
-        False where nobody will answer: there is no owner, or an older one, or the disk did not take the question.
+        Returns False if nobody will answer: no owner, an older release, or the word could not be written.
         """
         self.words[ASKED] = 1
         try:
@@ -221,14 +220,14 @@ class LogState:
         return self.words[_SIGN_GIVER] == self.sequence
 
     def give_sign(self) -> None:
-        """Wake whoever asked: once, however many they are."""
-        self.words[ASKED] = 0  # also where the write fails, lest it be tried for each message
+        """Wake all readers that asked, with one event."""
+        self.words[ASKED] = 0  # even if the write fails, so that it is not tried again for every message
         with contextlib.suppress(OSError):
             self._file.write(ASKED * 8, [bytes(8)])
 
     def close(self) -> None:
         release_words(self.words)
-        with contextlib.suppress(OSError):  # what had to be on disk was synced before
+        with contextlib.suppress(OSError):  # what had to be on disk was synced earlier
             self._file.close()
 
     def _require_written(self) -> None:
@@ -245,7 +244,7 @@ class LogState:
 
 
 def release_words(words: object) -> None:
-    """Let go of the map, where there is one."""
+    """Release the map, if there is one."""
     release = getattr(words, "release", None)
     if release is not None:
         release()
@@ -261,7 +260,7 @@ def _check(sequence: int, identity: int, boot_id: int, clean: int) -> int:
     return crc32c(_SLOT.pack(sequence, identity, boot_id, clean))
 
 
-# The table of epochs: from which offset on each owner wrote. It makes a lost tail noticeable.
+# The epoch table: the offset at which each owner began to write. It makes a lost tail noticeable.
 #
 #     at  size  field
 #     0   8     magic     "HFEPOCH" and the version, 1
@@ -270,12 +269,11 @@ def _check(sequence: int, identity: int, boot_id: int, clean: int) -> int:
 #     16  12*n  entries   epoch (4), first offset (8)
 #     ..  4     check     CRC32C of all bytes before it
 #
-# The epoch rises at every opening after which messages may be missing, and at every truncation. A
-# position (epoch, offset) is valid while the offset is not beyond the end of that epoch, which is where
-# the next one begins. A frame of an older epoch at or beyond that place is void: the entry is durable
-# before the first byte of such a frame is destroyed, so a half-done truncation finishes by itself.
-
-
+# The epoch increases at every opening after which messages may be missing, and at every truncation. A position (epoch,
+# offset) is valid while the offset is not past the end of that epoch, which is where the next one begins. A frame of an
+# older epoch at or past that offset is void: the entry is durable before the first byte of such a frame is destroyed,
+# so
+# the next opening finishes a truncation that was cut short.
 _MAGIC: Final = b"HFEPOCH\x01"
 _HEAD: Final = Struct("<8sII")
 _ENTRY: Final = Struct("<IQ")
@@ -285,7 +283,7 @@ assert _ENTRY.size == 12
 
 
 class Epochs:
-    """Epochs and their first offsets, both rising."""
+    """Epochs and their first offsets, both increasing."""
 
     def __init__(self, entries: list[tuple[int, int]] | None = None) -> None:
         self._entries = list(entries or [])
@@ -296,41 +294,41 @@ class Epochs:
 
     @property
     def last(self) -> int:
-        """The highest epoch, 0 before the first."""
+        """The highest epoch; 0 before the first."""
         return self._entries[-1][0] if self._entries else 0
 
     @property
     def last_first_offset(self) -> int:
-        """Where the highest epoch begins, 0 before the first."""
+        """Where the highest epoch begins; 0 before the first."""
         return self._entries[-1][1] if self._entries else 0
 
     def end_of(self, epoch: int) -> int | None:
-        """Offset at which what `epoch` wrote ends, or None while it goes on (or is not known)."""
+        """Return the offset at which `epoch` ends; None if it is still current, or not known."""
         return next((first for later, first in self._entries if later > epoch), None)
 
     def cap(self, epoch: int, offset: int) -> int:
-        """What is left of a claim that `epoch` made about everything below `offset`."""
+        """Limit a claim that `epoch` made about everything below `offset` to what is left of that epoch."""
         end = self.end_of(epoch)
         return offset if end is None else min(offset, end)
 
     def at(self, offset: int) -> int:
-        """The epoch in which the message at `offset` was written, 0 before the first."""
+        """Return the epoch in which the message at `offset` was written; 0 before the first."""
         return max((epoch for epoch, first in self._entries if first <= offset), default=0)
 
     def check(self, position: LogPosition) -> None:
-        """Raise TailLost if the position points beyond what its epoch left behind."""
+        """Raise TailLost if the position is past the end of its epoch."""
         end = self.end_of(position.epoch)
         if end is not None and position.offset > end:
             raise TailLost(
                 f"position {position.offset} of epoch {position.epoch} is gone: that epoch ends at {end}, "
-                f"what followed was lost in a power cut or truncated. Go on from {end}",
+                f"what followed was lost in a power cut or truncated. Continue from {end}",
                 epoch=position.epoch,
                 offset=position.offset,
                 epoch_end=end,
             )
 
     def begin(self, epoch: int, first_offset: int) -> Epochs:
-        """A table in which `epoch` begins at the offset; epochs that never got a message fall out."""
+        """Return a table in which `epoch` begins at the offset; epochs without any message are dropped."""
         kept = [(old, first) for old, first in self._entries if first < first_offset]
         return Epochs([*kept, (epoch, first_offset)])
 
@@ -343,12 +341,12 @@ NO_EPOCHS: Final = Epochs()
 
 
 def load_epochs(disk: Disk, folder: str) -> tuple[int, Epochs] | None:
-    """(log_id, table), or None where the file is missing or damaged: then the frames tell."""
+    """Return (log_id, table); None if the file is missing or damaged, in which case the frames have to tell."""
     return parse_epochs(read_file(disk, join(folder, EPOCHS)) or b"")
 
 
 def parse_epochs(content: bytes) -> tuple[int, Epochs] | None:
-    """The same from bytes; any bytes are taken."""
+    """Parse the bytes of the epoch table, as in `load_epochs`; accepts any bytes."""
     if len(content) < _HEAD.size + _CHECK.size:
         return None
     magic, log_id, count = _HEAD.unpack_from(content)

@@ -1,7 +1,7 @@
-"""Reading a log: from an offset, or from a time, frame by frame, up to the readable end.
+"""Reading a log frame by frame, from an offset or from a time, up to the readable end.
 
-Readers take no lock. They look at segments that only grow, and never beyond the readable end, so they
-neither block the writer nor see half of a batch.
+Readers take no lock. They look at segments that only grow, and never past the readable end, so they neither block the
+writer nor see half of a batch.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _Answer = TypeVar("_Answer")
 def _past_trims(
     method: Callable[Concatenate[LogView, _Given], _Answer],
 ) -> Callable[Concatenate[LogView, _Given], _Answer]:
-    """A segment that is trimmed away while the method looks at it makes it look again."""
+    """Repeat the method if a segment that it was reading has been trimmed meanwhile."""
 
     @wraps(method)
     def patient(view: LogView, /, *args: _Given.args, **options: _Given.kwargs) -> _Answer:
@@ -69,7 +69,7 @@ def _past_trims(
 
 
 class LogView:
-    """The read side of a log, for its owner and for readers in other processes alike."""
+    """The read side of a log, for its owner and for readers in other processes."""
 
     def __init__(
         self,
@@ -81,44 +81,44 @@ class LogView:
         self._look_again = look_again
         self._segments = segments
         self._readable_end = readable_end
-        self._damaged = BitMap64()  # what somebody came across and could not read
+        self._damaged = BitMap64()  # offsets that could not be read
         self._noting = threading.Lock()
-        self.opened = 0  # how often somebody had to open the last segment of a log that rests
+        self.opened = 0  # how often the last segment of a resting log had to be opened
         self.on_open: Callable[[], None] = lambda: None
 
     def start(self) -> int:
-        """The first offset that is kept."""
+        """Return the first offset still kept."""
         segments = self._segments()
         return segments[0].base_offset if segments else self._readable_end()
 
     def end(self) -> int:
-        """The readable end."""
+        """Return the readable end."""
         return self._readable_end()
 
     def note_damage(self, start: int, stop: int) -> None:
-        """Messages that cannot be read: whoever counts what there is leaves them out."""
+        """Record messages that cannot be read, so that they are left out of counts."""
         with self._noting:
             self._damaged.add_range(start, stop)
 
     def damaged(self) -> BitMap64:
-        """The messages that are kept and known to be damaged: nobody looks for what nobody has come across."""
+        """Return the offsets still kept that are known to be damaged: those that a read has come across."""
         if not self._damaged:
             return BitMap64()
         with self._noting:
-            self._damaged.remove_range(0, self.start())  # trimmed away since
+            self._damaged.remove_range(0, self.start())  # trimmed since
             return BitMap64(self._damaged)
 
     def forget_damage(self, start: int) -> None:
-        """Of the messages from there on nothing is known any more."""
+        """Forget what was recorded from this offset on."""
         with self._noting:
             self._damaged.remove_range(start, 2**63)
 
     def read(self, offset: int, *, on_damage: OnDamage = "raise") -> Iterator[Frame]:
-        """Frames from the one that holds `offset` on, up to the readable end of the moment.
+        """Yield frames from the one that holds `offset` to the current readable end.
 
-        The first may begin before the offset. Damaged messages raise DamagedRange, which says where to go
-        on; with on_damage="skip" they are passed over. Where messages were removed, frames cover offsets without
-        holding a message for each, or for any: `Frame.is_sparse`.
+        The first frame may begin before the offset. Damaged messages raise DamagedRange, which says where to continue;
+        with on_damage="skip" they are skipped. After key compaction, a frame may cover offsets without holding a
+        message for each, or for any: `Frame.is_sparse`.
         """
         while True:
             end = self._readable_end()
@@ -139,7 +139,7 @@ class LogView:
             offset = max(offset, segment_end)
 
     def locate(self, offset: int) -> tuple[Frame, memoryview]:
-        """The frame that holds the offset, and the bytes of its segment."""
+        """Return the frame that holds the offset, and the bytes of its segment."""
         while True:
             end = self._readable_end()
             segments = self._segments()
@@ -153,11 +153,11 @@ class LogView:
                 self._expect_trimmed(segments[i])
 
     def body_of(self, data: memoryview, header: FrameHeader) -> Frame:
-        """The frame of a header that was read and checked in a segment's bytes."""
+        """Return the frame of a header that was read and checked in a segment's bytes."""
         return self._frame(data, header)
 
     def records(self, offset: int, *, on_damage: OnDamage = "raise", whole: bool = False) -> Iterator[Record]:
-        """Messages from `offset` on, of every kind of frame but gaps; `whole`: with large values in memory, too."""
+        """Yield messages from `offset` on, from all frames except gaps; `whole` loads large values into memory."""
         for frame in self.read(offset, on_damage=on_damage):
             for record in frame.records():
                 if record.offset >= offset:
@@ -168,7 +168,7 @@ class LogView:
 
     @_past_trims
     def facts(self) -> list[SegmentFacts]:
-        """The segments, oldest first."""
+        """Return facts about the segments, oldest first."""
         end = self._readable_end()
         segments = self._segments()
         return [
@@ -177,7 +177,7 @@ class LogView:
         ]
 
     def _latest_ns(self, segment: Segment, next_offset: int) -> int:
-        """The latest time in it. Remembered: otherwise whoever counts bytes would open every segment for it."""
+        """Return the latest time in the segment. Cached: otherwise counting bytes would open every segment."""
         known = segment.latest
         if known is None or known[0] != next_offset:
             touched = segment if segment.is_active else self._touch(segment)
@@ -187,7 +187,7 @@ class LogView:
 
     @_past_trims
     def find_time(self, time_ns: int) -> int:
-        """Offset of the first message with this time or a later one; the readable end if there is none."""
+        """Return the offset of the first message of this time or later; the readable end if there is none."""
         end = self._readable_end()
         segments = self._segments()
         for segment, segment_end in zip(segments, _ends(segments, end), strict=True):
@@ -198,12 +198,12 @@ class LogView:
         return end
 
     def weigh(self, start: int, stop: int) -> int:
-        """About how many bytes the messages [start, stop) take on disk."""
+        """Return roughly how many bytes the messages [start, stop) take on disk."""
         return sum(size for _, size in self.stretches(start, stop))
 
     @_past_trims
     def stretches(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The messages [start, stop) by segment: where each part begins, and about how many bytes it takes."""
+        """Split [start, stop) by segment: where each part begins and roughly how many bytes it takes."""
         found = []
         for segment, first, last in self._stretches(start, stop):
             index = self._touch(segment).index_to(last)
@@ -214,7 +214,7 @@ class LogView:
 
     @_past_trims
     def reach(self, offset: int, max_bytes: int) -> int:
-        """How far one comes from `offset` with about so many bytes: at least one step, at most to the readable end."""
+        """Return the offset reached from `offset` within about `max_bytes`: at least one step, if any is left."""
         begin, left = offset, max_bytes
         for segment, first, last in self._stretches(offset, self._readable_end()):
             index = self._touch(segment).index_to(last)
@@ -231,7 +231,7 @@ class LogView:
         return offset
 
     def _stretches(self, start: int, stop: int) -> Iterator[tuple[Segment, int, int]]:
-        """The segments that hold [start, stop), each with its part of it."""
+        """Yield the segments that hold [start, stop), each with its part of the range."""
         segments = self._segments()
         for segment, segment_end in zip(segments, _ends(segments, self._readable_end()), strict=True):
             first, last = max(start, segment.base_offset), min(stop, segment_end)
@@ -276,7 +276,7 @@ class LogView:
     def _read_segment(
         self, segment: Segment, offset: int, end: int, on_damage: OnDamage
     ) -> Iterator[tuple[Frame, memoryview]]:
-        """The frames, each with the bytes that it lies in."""
+        """Yield the frames, each with the bytes that it is in."""
         file, data, index = self._touch(segment).opened(end)
         position = index.position_before(offset)
         while offset < end:
@@ -286,7 +286,7 @@ class LogView:
                     position = header.end
                     continue
                 if header.kind == Kind.GAP:
-                    raise CorruptData("the messages were lost to damage earlier; a gap frame stands in their place")
+                    raise CorruptData("the messages were lost to damage earlier; a gap frame is in their place")
                 if header.base_offset > offset:
                     raise CorruptData(f"offset {offset} is not where it should be")
                 check_body(data, position, header)
@@ -295,7 +295,7 @@ class LogView:
                 raise
             except CorruptData as error:
                 if len(data) < (size := file.size()):
-                    data = file.view(0, size)  # it has grown since
+                    data = file.view(0, size)  # the file has grown since
                     continue
                 offset, position = self._pass_damage(segment, data, offset, position, end, on_damage, error)
                 continue
@@ -312,13 +312,13 @@ class LogView:
         on_damage: OnDamage,
         error: Exception,
     ) -> tuple[int, int]:
-        """Where good frames go on: (offset, position); raises instead where the caller wants to know."""
+        """Return (offset, position) where good frames continue; raises DamagedRange unless damage is to be skipped."""
         wanted = FrameRules(segment.log_id, segment.base_offset)
         found = find_frame(data, position, wanted)
         while found is not None and found.kind == Kind.GAP:
             found = find_frame(data, found.end, wanted)
         if found is not None and found.base_offset <= offset:
-            return offset, found.position  # the damage lies before what was asked for
+            return offset, found.position  # the damage is before what was asked for
         next_offset = min(end, found.base_offset) if found is not None else end
         self.note_damage(offset, next_offset)
         if on_damage == "raise":
@@ -326,7 +326,7 @@ class LogView:
                 f"message {offset} is" if next_offset == offset + 1 else f"messages {offset} to {next_offset - 1} are"
             )
             raise DamagedRange(
-                f"{which} damaged in {segment.path}: {error}. The others are intact: read on from {next_offset}, "
+                f"{which} damaged in {segment.path}: {error}. The others are intact: continue from {next_offset}, "
                 "and run `holdfast check` on the folder",
                 first_offset=offset,
                 next_offset=next_offset,
@@ -334,13 +334,13 @@ class LogView:
         return next_offset, found.position if found is not None else position
 
     def _expect_trimmed(self, segment: Segment) -> None:
-        """A segment's file is gone: fine if it was trimmed away meanwhile, otherwise somebody took it."""
+        """Handle a missing segment file: fine if it was trimmed meanwhile, otherwise raise Unavailable."""
         self._look_again()
         if any(s.base_offset == segment.base_offset for s in self._segments()):
             raise Unavailable(f"{segment.path} is gone, and it was not trimmed; run `holdfast check` on the folder")
 
     def expect_trimmed_file(self, error: FileNotFoundError) -> None:
-        """The same where it is not known which segment it was."""
+        """Handle a missing file of an unknown segment: fine if the segments have changed, otherwise raise."""
         before = [segment.base_offset for segment in self._segments()]
         self._look_again()
         if before == [segment.base_offset for segment in self._segments()]:
@@ -359,7 +359,7 @@ class LogView:
             )
 
     def _touch(self, segment: Segment) -> Segment:
-        """Remember that it is in use. The file of the active one is the writer's, unless the log rests."""
+        """Note that it is in use. The file of the active one belongs to the writer, unless the log rests."""
         if segment.is_active and segment.is_closed:
             self.opened += 1
             self.on_open()
@@ -367,7 +367,7 @@ class LogView:
 
 
 def _ends(segments: Sequence[Segment], end: int) -> list[int]:
-    """For each segment the offset behind its last readable message."""
+    """Return the offset after the last readable message of each segment."""
     return [min(segment.base_offset, end) for segment in segments[1:]] + [end] * bool(segments)
 
 
@@ -385,16 +385,13 @@ def _first_at_time(frame: Frame, time_ns: int) -> int | None:
     return next((frame.base_offset + i for i in found), None)
 
 
-# Reading on from message to message: the way of a consumer, who mostly wants the next one.
-
-
 _OFFSET = attrgetter("offset")
 
 
 class Follower:
-    """Remembers the last frame. The next one is found behind it, any other one by the index.
+    """Reads message after message, as consumers do: remembers the last frame and finds the next one right after it.
 
-    For one thread at a time. Only for offsets below the readable end.
+    Any other offset is found through the index. For one thread at a time, and only below the readable end.
     """
 
     def __init__(self, view: LogView) -> None:
@@ -402,25 +399,25 @@ class Follower:
         self._frame: Frame | None = None
         self._records: list[Record] = []
         self._sparse = False
-        self.plain = True  # whether the last `records` found nothing but values
+        self.plain = True  # whether the frames of the last `records` had no columns besides values
         self._data = memoryview(b"")
         self._log_id = 0
-        self._next_offset = -1  # what stands at `_next_position` of the data
+        self._next_offset = -1  # the offset of the frame at `_next_position` in the data
         self._next_position = 0
 
     @property
     def mapped(self) -> int:
-        """Which map it holds, as a number; 0: none."""
+        """Identifies the map it holds; 0 if none."""
         return id(self._data.obj) if len(self._data) else 0
 
     def let_go(self) -> None:
-        """Let go of what is mapped. From any thread: whoever reads at this moment finds it again by the index."""
+        """Release what is mapped. From any thread: a read under way finds its place again through the index."""
         self._next_offset = -1
         self._data = memoryview(b"")
         self._frame = None
 
     def frame(self, offset: int) -> Frame:
-        """The frame that holds the offset; raises what `Log.read` does."""
+        """Return the frame that holds the offset; raises like `Log.read`."""
         frame = self._frame
         if frame is not None and frame.base_offset <= offset < frame.next_offset:
             return frame
@@ -432,7 +429,7 @@ class Follower:
         return self._keep(frame)
 
     def record(self, offset: int) -> Record:
-        """The message at the offset; raises what `Log.read` does, and Removed where there is none any more."""
+        """Return the message at the offset; raises like `Log.read`, or Removed if compaction has removed it."""
         if offset == self._next_offset:
             found = read_single(self._data, self._next_position, self._log_id)
             if found is not None and found[0].offset == offset:
@@ -447,7 +444,7 @@ class Follower:
         return self._records[offset - frame.base_offset]
 
     def records(self, start: int, stop: int) -> list[Record]:
-        """The messages from start to stop that are there, frame by frame."""
+        """Return the messages in [start, stop) that still exist."""
         found: list[Record] = []
         self.plain = True
         while start < stop:
@@ -477,7 +474,7 @@ class Follower:
         if i < len(records) and records[i].offset == offset:
             return records[i]
         raise Removed(
-            f"message {offset} was removed by key compaction; pass over it",
+            f"message {offset} was removed by key compaction; skip it",
             offset=offset,
             next_offset=records[i].offset if i < len(records) else frame.next_offset,
             start=self._view.start(),

@@ -1,9 +1,22 @@
-"""The one who writes: puts frames behind each other, rolls segments, syncs, and stops when the disk lies.
+"""The writer of a log: appends frames, rolls segments, syncs, and stops for good when the disk fails.
 
-All changes happen under one lock. Syncing happens outside it, so that appending goes on meanwhile.
+All state changes happen under one lock. Syncing happens outside it, so that appends continue meanwhile. Three offsets
+move forward in this order:
 
-What readers may see (`readable_end`) is a contiguous prefix: a message that asked for `fsync` holds back
-itself and everything behind it until a sync has covered it.
+    end           after the last message written; the next message gets this offset
+    readable_end  after the last message that readers may see
+    synced_end    after the last message known to be on disk
+
+Readers see a contiguous prefix. A message that asked for `fsync` holds back itself and everything after it until a sync
+covers it, so nobody acts on a message that a power cut could still take away. Messages with weaker durability are
+readable at once, and so `readable_end` may be ahead of `synced_end`.
+
+A batch is visible as a whole or not at all: a reader, and recovery after a crash, ignore the frames of a batch until
+its last one is there. If an append fails halfway, by an error or a signal, its bytes are wiped (`forget`) before the
+lock is released: the next append must not be preceded by frames that nobody acknowledged.
+
+A write or sync that fails with an I/O error ends the writer: any byte not yet synced may be affected, and later syncs
+may report success without having written it. A full disk, or a shortage of descriptors or memory, refuses one call.
 """
 
 from __future__ import annotations
@@ -35,10 +48,10 @@ logger = logging.getLogger(__name__)
 _MOST_SEGMENT_BYTES: Final = 2**32 - 1  # positions are stored in 32 bits
 _NO_LIMIT: Final = 2**63
 _MOST_UNSYNCED: Final = 16
-# A message of so many bytes gets a segment of its own: others would have to wait while it is written.
+# A message of at least this size gets a segment of its own, which is filled without holding the lock.
 _APART_BYTES: Final = 16 << 20
 
-# The header of a frame with one plain message, its constant fields taken together.
+# The header of a frame with a single plain message; its constant fields are packed together.
 _ONE_STRUCT: Final = Struct("<8sIII12sQqQ8s16sI")
 _ONE_COUNT: Final = Struct("<IBBHI")
 _NO_PRODUCER: Final = bytes(16)
@@ -53,7 +66,7 @@ _PADDING: Final = tuple(bytes(-n % 8) for n in range(8))
 
 
 class Writer:
-    """Appends for one log; every method may be called from any thread."""
+    """Appends for one log. Every method may be called from any thread."""
 
     def __init__(
         self, world: World, folder: str, settings: LogSettings, recovered: Recovered, kind: Kind = Kind.DATA
@@ -77,19 +90,19 @@ class Writer:
         self.synced_end = recovered.end
         self.failure: HoldfastError | None = None
         self.resting = False  # whether its files are closed until they are needed
-        self.wake: Callable[[], None] = lambda: None  # opens them; whoever calls it holds the lock
+        self.wake: Callable[[], None] = lambda: None  # opens them again; the caller holds the lock
         self.apart_bytes = _APART_BYTES
         self.on_segment: Callable[[], None] = lambda: None
         self.on_readable: Callable[[int], None] = lambda count: None
         self.on_synced: Callable[[int], None] = lambda ns: None
         self._words = recovered.state.words
-        # With the files that were written through: a segment may be let go, and a sync must see their errors.
+        # With the files they were written through: the segment may be closed, but a sync must see the file's errors.
         self._unsynced_sealed: list[tuple[Segment, File]] = []
-        # Opened before a segment gets its name: once messages wait for a sync, it must not need a descriptor more.
+        # Opened before a segment gets its name: once messages wait for a sync, it must not need a new descriptor.
         self._changed_folder: OpenFolder | None = None
-        self._held_from: int | None = None
-        self._held_since_sync: int | None = None
-        self._fast_until = 0  # position up to which a single message needs no more than a store
+        self._held_from: int | None = None  # the first message that readers may not see before a sync
+        self._held_since_sync: int | None = None  # the first such message appended since the last sync began
+        self._fast_until = 0  # position up to which a single message can be stored without checking any limit
         self._is_journal = kind is Kind.JOURNAL
         self._one_count = _ONE_COUNT.pack(1, kind, Codec.NONE, 0, 0)
         self._log_prefix = MAGIC + self.log_id.to_bytes(4, "little")
@@ -98,9 +111,9 @@ class Writer:
             self._use(self.active)
 
     def append_one(self, value: bytes, now_ns: int, hold: bool) -> int:  # noqa: FBT001  a keyword costs time here
-        """Append one plain message and answer its offset: `append` for the commonest case, without detours.
+        """Append one plain message and return its offset: a fast version of `append` for the most common case.
 
-        The fused form of encode, place, store and index; a property test holds it to the plain form.
+        It fuses encoding, placing, storing and indexing; a property test checks it against the plain version.
         """
         length = len(value)
         ends = _ENDS[length] if length < _SMALL else _ONE_VALUE(0, length)
@@ -122,7 +135,7 @@ class Writer:
                 self.synced_end, self._epoch_field, _NO_PRODUCER, crc,
             )  # fmt: skip
             if mapped is not None:
-                # Between this store and the new end nothing is called: no signal can come between the two.
+                # Nothing is called between this store and the new end, so no signal handler can run between the two.
                 mapped[position:stop] = checked + _CRC(crc32c(checked)) + body
                 segment.position = stop
             else:
@@ -147,7 +160,7 @@ class Writer:
             return offset
 
     def append(self, bodies: Sequence[Body], now_ns: int, *, producer: Producer, hold: bool) -> tuple[int, int]:
-        """Append a batch, wholly or not at all; answers its first offset and the one behind its last."""
+        """Append a batch, all or nothing; returns its first offset and the one after its last."""
         if len(bodies) == 1 and bodies[0].body_bytes >= self.apart_bytes:
             placed = self._append_apart(bodies[0], producer, hold=hold)
             if placed is not None:
@@ -169,7 +182,7 @@ class Writer:
                     position += body.frame_bytes
                     offset += body.count
                 segment.next_offset = self.end = offset
-            except BaseException:  # also a signal: what nobody was told of must not stand before what comes next
+            except BaseException:  # a signal, too: unacknowledged frames must not precede the next ones
                 segment.forget(start)
                 self._fast_until = 0
                 raise
@@ -178,9 +191,9 @@ class Writer:
             return base, offset
 
     def _append_apart(self, body: Body, producer: Producer, *, hold: bool) -> tuple[int, int] | None:
-        """Append a large frame as a segment of its own, filled while others append; None where that cannot be.
+        """Append a large frame as a segment of its own, filled while others append; None if that is not possible.
 
-        Only its header and its name are given while they wait, whatever its size is.
+        Others have to wait only while its header and its name are written, whatever its size.
         """
         laid_out = None
         try:
@@ -190,12 +203,12 @@ class Writer:
                     self._find_free(body.frame_bytes)
             laid_out = lay_out(self._world, self._folder, body)
             if hold:
-                laid_out.sync()  # or the next sync, for which others wait, would have all of it to do
+                laid_out.sync()  # outside the lock; otherwise the next sync, which others wait for, would have to do it
             with self.lock:
                 self.check_usable()
                 self.stir()
                 if self.active is not None and self.active.position == 0:
-                    return None  # an empty segment has the name that it would need
+                    return None  # an empty segment already has the name that this one would need
                 return self._take_apart(laid_out, body, producer, hold=hold)
         except OSError as error:
             raise self._refusal("a large message could not be written", error) from error
@@ -213,7 +226,7 @@ class Writer:
         try:
             self._begin_segment(index, laid_out)
             self.end = offset + 1
-        except BaseException:  # also a signal: what nobody was told of must not stand where another will
+        except BaseException:  # a signal, too: the name must not be taken when the next message needs it
             if self.end == offset and (self.active is None or self.active.base_offset < offset):
                 with suppress(OSError):
                     self._world.disk.remove(path)
@@ -222,7 +235,7 @@ class Writer:
         return offset, offset + 1
 
     def sync(self) -> int:
-        """Make all that is written durable and answer its end; raises DiskFailed, and then for ever."""
+        """Make everything written so far durable and return its end; raises DiskFailed, and from then on always."""
         with self.lock:
             if isinstance(self.failure, DiskFailed):
                 self.check_usable()
@@ -240,7 +253,7 @@ class Writer:
         except OSError as error:
             if changed is not None:
                 changed.close()
-            files.clear()  # this frame lives for as long as somebody keeps the exception
+            files.clear()  # the traceback keeps this frame, and with it the files, alive
             sealed.clear()
             raise self.fail("a sync failed", error) from error
         except BaseException:  # interrupted: the next sync must do all of it
@@ -252,8 +265,8 @@ class Writer:
             changed.close()
         with self.lock:
             readable_end = self.readable_end
-            # Otherwise the tail was truncated meanwhile, and what we synced is not the log; or another sync was first,
-            # and the log has gone to rest behind it.
+            # Otherwise the tail was truncated meanwhile, and what we synced is not the log any more; or another sync
+            # came first, and the log went to rest after it.
             if self.epoch == epoch and not self.resting:
                 self._note_synced(target, sealed)
             synced_end, count = self.synced_end, self.readable_end - readable_end
@@ -263,7 +276,7 @@ class Writer:
         return synced_end
 
     def roll(self) -> None:
-        """Seal the active segment, if it holds anything; the next append begins a new one."""
+        """Seal the active segment if it holds anything; the next append goes to a new one."""
         with self.lock:
             self.check_usable()
             if self.active is not None and self.active.position > 0:
@@ -271,12 +284,12 @@ class Writer:
                 try:
                     self._begin_segment()
                 except OSError as error:
-                    raise self._refusal("a segment could not be begun", error) from error
+                    raise self._refusal("a segment could not be started", error) from error
 
     def sync_names(self) -> None:
-        """Make the names of the segments durable, though nothing that they hold may be.
+        """Make the names of the segments durable, but not necessarily their contents.
 
-        Under the lock: a sync that came meanwhile would find no name left to sync, and say that its messages are safe.
+        Under the lock: a concurrent sync would find no name left to sync, and report its messages safe too early.
         """
         with self.lock:
             if self._changed_folder is None:
@@ -289,9 +302,9 @@ class Writer:
             self._changed_folder = None
 
     def announce_removal(self, end: int) -> None:
-        """Tell readers that the messages below `end` are about to be removed; 0: that none are."""
+        """Tell readers that messages below `end` are about to be removed; 0 means that none are."""
         with self.lock:
-            if self.failure is None:  # otherwise nothing is removed, and its files may be closed
+            if self.failure is None:  # otherwise nothing is removed, and the files may be closed
                 self.stir()
                 self.state.set_removing(end)
 
@@ -299,14 +312,14 @@ class Writer:
         return len(self._unsynced_sealed)
 
     def fail(self, what: str, error: OSError) -> DiskFailed:
-        """Stop for good: what the disk did once it may have done to any byte not yet synced."""
+        """Stop for good: the failure may affect any byte that is not yet synced. Returns the error to raise."""
         why = (
             f"{what} in {self._folder}: {error.strerror or error}. Messages not yet acknowledged may be lost; nothing "
-            "more is accepted. Reading goes on. Look at the disk (`dmesg`), then open the log anew: it recovers what "
+            "more is accepted. Reading goes on. Look at the disk (`dmesg`), then open the log again: it recovers what "
             "is there"
         )
-        # Of an exception that was raised we keep none, for its frames hold files: after a failure, too, closing the log
-        # must close them all, or the disk cannot be unmounted.
+        # Keep no exception that was raised: its frames hold files, and after a failure, too, closing the log must
+        # close them all, or the disk cannot be unmounted.
         error.__traceback__ = None
         if self.failure is None:
             self.failure = DiskFailed(why)
@@ -322,14 +335,13 @@ class Writer:
                 self.failure = Closed(f"the log in {self._folder} is closed; open it again to use it")
 
     def disown(self, why: str) -> None:
-        """Refuse everything; the lock may be held by a thread that this process does not have."""
+        """Refuse everything. Makes a new lock: after a fork, a thread that does not exist here may hold the old one."""
         self.failure = Closed(why)
         self._fast_until = 0
         self.lock = threading.Lock()
-        self._acquire, self._release = self.lock.acquire, self.lock.release
 
     def release(self) -> None:
-        """Let go of all files. Nobody syncs any more."""
+        """Close all files. No sync may be running or follow."""
         with self.lock:
             for segment in self.segments:
                 segment.let_go()
@@ -341,46 +353,46 @@ class Writer:
             self.state.close()
 
     def may_rest(self) -> bool:
-        """Whether nothing needs its files at this moment. The caller holds the lock."""
+        """Whether nothing needs the files at the moment. The caller holds the lock."""
         return self.failure is None and self.end == self.synced_end and self._changed_folder is None
 
     def rest(self) -> None:
-        """Close all files until `wake`, though nobody will notice. The caller holds the lock, and asked `may_rest`."""
+        """Close all files until `wake`; users notice nothing. The caller holds the lock and has checked `may_rest`."""
         self._fast_until = 0
         self.resting = True
         for segment, _ in self._unsynced_sealed:
             segment.let_go()
-        self._unsynced_sealed = []  # all that is written is synced
+        self._unsynced_sealed = []  # everything written is synced
         if self.active is not None:
             self.active.release()
         self.state.close()
 
     def reopen(self, state: LogState) -> None:
-        """Go on with this state, and with the segments as they were. The caller holds the lock."""
+        """Continue with this state and the segments as they were. The caller holds the lock."""
         if self.active is not None:
             self.active.reopen()
         self.state, self._words = state, state.words
         self.resting = False
 
     def stir(self) -> None:
-        """See to it that the files are open. The caller holds the lock."""
+        """Make sure that the files are open. The caller holds the lock."""
         if self.resting:
             self.wake()
 
     def change(self, settings: LogSettings) -> None:
-        """Go on with other settings. The segments' limits are looked at with the next message."""
+        """Continue with other settings; segment limits apply from the next message."""
         with self.lock:
             self._settings = settings
             self._limits = SegmentLimits(settings.index_bytes, settings.segment_bytes)
             self._fast_until = 0
 
     def begin_epoch(self, epoch: int, epochs: Epochs) -> None:
-        """Frames carry the new epoch from now on. The caller holds the lock."""
+        """Write frames with the new epoch from now on. The caller holds the lock."""
         self.epoch, self.epochs = epoch, epochs
         self._epoch_field = epoch.to_bytes(8, "little")
 
     def replace(self, segments: tuple[Segment, ...], active: ActiveSegment | None) -> None:
-        """After a trim or a truncation: what is left. The caller holds the lock."""
+        """Set the segments that are left after a trim or a truncation. The caller holds the lock."""
         self.segments = segments
         self._unsynced_sealed = [pair for pair in self._unsynced_sealed if pair[0] in segments]
         if active is not self.active:
@@ -388,14 +400,14 @@ class Writer:
             self._fast_until = 0
 
     def cut_to(self, end: int) -> None:
-        """Forget the messages from `end` on: readers first. All was synced. The caller holds the lock."""
+        """Forget the messages from `end` on, for readers first. Everything is synced. The caller holds the lock."""
         self._held_from = self._held_since_sync = None
         self._publish(min(self.readable_end, end))
         self.end = self.synced_end = end
         self.state.set_synced(end)
 
     def _note_changed(self, folder: OpenFolder | None) -> None:
-        if self._changed_folder is None:  # otherwise others have changed it since, and one sync is enough
+        if self._changed_folder is None:  # otherwise it was changed again since, and one sync is enough for both
             self._changed_folder = folder
 
     def _note_synced(self, end: int, sealed: list[tuple[Segment, File]]) -> None:
@@ -408,9 +420,9 @@ class Writer:
         self._publish(self.end if self._held_from is None else self._held_from)
 
     def _segment_for(self, total: int, now_ns: int) -> ActiveSegment:
-        """The active segment with room for `total` bytes, after rolling where a limit is reached.
+        """Return the active segment with room for `total` bytes, after rolling if a limit is reached.
 
-        The lock may be let go meanwhile: whatever the caller knows of the log it must learn behind this.
+        The lock may be released meanwhile, so the caller must read the log's state after this, not before.
         """
         if total > _MOST_SEGMENT_BYTES - HEADER_BYTES:
             raise MessageTooLarge(f"a batch of {total} bytes fits in no segment; split it")
@@ -422,9 +434,9 @@ class Writer:
         return self._prepared(total, now_ns)
 
     def _made_space(self, total: int) -> bool:
-        """Have handled messages removed; answers whether that is worth another try. The caller holds the lock.
+        """Have handled messages removed; returns whether another try is worthwhile. The caller holds the lock.
 
-        It is let go meanwhile: whoever removes something needs the locks of other logs, and others do so for them.
+        The lock is released meanwhile: removing takes the locks of other logs, which in turn may be doing the same.
         """
         self.lock.release()
         try:
@@ -441,7 +453,7 @@ class Writer:
             if segment is None or self._must_roll(segment, total, now_ns):
                 segment = self._begin_segment()
             shortage = segment.shortage(total)
-            # With nothing to be left free only the disk can say: a file that was opened anew may have its blocks.
+            # With min_free_bytes=0 only the disk can tell: a file that was reopened may already have its blocks.
             tight = segment.mapped and not self._settings.min_free_bytes and self._free() < shortage
             if not tight:
                 self._check_free(shortage)
@@ -470,7 +482,7 @@ class Writer:
                 folder.close()
             raise
         if self.active is None:
-            # Nothing else tells where a log begins: were this name lost, a later segment would seem to be the first.
+            # Nothing else says where a log begins: if this name were lost, a later segment would seem to be the first.
             folder.sync()
             folder.close()
             self.segments = (*self.segments, segment)
@@ -479,7 +491,7 @@ class Writer:
             sealed = self.active.sealed()
             self._unsynced_sealed.append((sealed, self.active.file))
             if len(self._unsynced_sealed) > _MOST_UNSYNCED:
-                # Nobody ticks this log: then whoever fills segments syncs them, lest files stay open without end.
+                # If nobody ticks this log, syncing falls to the one who fills segments; otherwise files would pile up.
                 try:
                     self._unsynced_sealed[0][1].sync()
                 except OSError as error:
@@ -492,9 +504,9 @@ class Writer:
         return segment
 
     def _use(self, segment: ActiveSegment) -> None:
-        """Work out how far single messages may go before a limit must be looked at again."""
+        """Compute how far single messages may go before a limit has to be checked again."""
         settings = self._settings
-        # Limits by count and by age are looked at for each message, on the slower path.
+        # Limits by count and age need a check for every message, on the slower path.
         limited = settings.segment_messages is not None or settings.segment_ms is not None
         self._fast_until = 0 if limited else min(segment.filled, settings.segment_bytes)
 
@@ -548,7 +560,7 @@ class Writer:
             self._check_free(total)
 
     def _refusal(self, what: str, error: OSError) -> HoldfastError:
-        """A full disk, or something that ran out, refuses one call; any other error ends the log."""
+        """Build the error for a failed write: a shortage refuses one call, any other error ends the log."""
         if error.errno in FULL_DISK:
             return self._disk_full(error.strerror or "no room")
         if ran_out(error):

@@ -1,10 +1,15 @@
-"""Steps of messages' lives as spans: what OpenTelemetry shows of them, without a word of its packages.
+"""The steps of a message's life as spans, independent of OpenTelemetry's packages, and their export.
 
-    publish orders   PRODUCER   published                       below the span of whoever sent it
-    process orders   CONSUMER   leased ... acked, nacked, ...   below publish, linked to it and to the attempt before
-    bury orders      INTERNAL   buried; so are released, redriven, expired, cancelled, skipped and lost
+    publish orders   PRODUCER   published                       below the sender's span
+    process orders   CONSUMER   leased ... acked, nacked, ...   below publish, linked to it and to the previous attempt
+    bury orders      INTERNAL   buried; also released, redriven, expired, cancelled, skipped and lost
 
-Ids are those of the steps: spans of another program that hands on the message's `traceparent` join them.
+Spans have the ids of the steps, so those of another program that passes on the message's `traceparent` join them.
+
+    publish, receive, ack   --steps-->   a bounded queue   --thread-->   spans, in batches   -->   an outlet
+
+Nobody waits for the export: if the outlet is slow or gone, the queue fills up, and further steps are dropped and
+counted.
 """
 
 from __future__ import annotations
@@ -44,7 +49,7 @@ Kind: TypeAlias = Literal["producer", "consumer", "internal"]
 
 _MOST_EVENTS: Final = 128
 
-# Each is a span of its own: what it is about has ended long ago, and a span that ended cannot be added to.
+# Each is a span of its own: the span it belongs to has ended long ago, and cannot be extended.
 _SHORT: Final = {
     RELEASED: "release",
     BURIED: "bury",
@@ -59,7 +64,7 @@ _UNHARMED: Final = frozenset({DEFERRED, CLOSED})
 
 
 class SpanLink(msgspec.Struct, frozen=True):
-    """Another span that this one has to do with, and why."""
+    """A related span, and how it is related."""
 
     trace_id: str
     span_id: str
@@ -67,7 +72,7 @@ class SpanLink(msgspec.Struct, frozen=True):
 
 
 class SpanEvent(msgspec.Struct, frozen=True):
-    """Something that happened on the way."""
+    """Something that happened during a span."""
 
     at_ns: int
     name: str
@@ -75,7 +80,7 @@ class SpanEvent(msgspec.Struct, frozen=True):
 
 
 class SpanFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """One span; `error` is None where nothing went wrong."""
+    """One span; `error` is None if nothing went wrong."""
 
     name: str
     kind: Kind
@@ -92,23 +97,23 @@ class SpanFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Delivery(msgspec.Struct):
-    """A message in somebody's hands."""
+    """A delivery that has not ended yet."""
 
     leased: TraceStep
     events: list[SpanEvent]
 
 
 class SpanMaker:
-    """Makes spans of steps, in the order in which they come. It knows the deliveries under way, up to a number."""
+    """Turns steps into spans, in the order in which they come. Remembers a limited number of open deliveries."""
 
     def __init__(self, most_open: int = 20_000) -> None:
         self._most_open = most_open
-        self._open: dict[str, _Delivery] = {}  # by their spans
-        self._failed: dict[tuple[str, str], str] = {}  # by message and group: the span of the attempt before
-        self.forgotten = 0  # deliveries of which nobody heard the end, and there were too many
+        self._open: dict[str, _Delivery] = {}  # by span id
+        self._failed: dict[tuple[str, str], str] = {}  # (message, group) -> span id of the previous attempt
+        self.forgotten = 0  # deliveries dropped before their end was seen, because there were too many
 
     def spans(self, steps: Sequence[TraceStep], written_ns: int) -> Iterator[SpanFacts]:
-        """The spans that end with these steps, which were written down at that time."""
+        """Yield the spans that end with these steps, which were recorded at that time."""
         dues_ms = {step.id: step.due_ms for step in steps if step.step == DELAYED}
         for step in steps:
             if step.step == PUBLISHED:
@@ -134,7 +139,7 @@ class SpanMaker:
     def _others(self, step: TraceStep) -> Iterator[SpanFacts]:
         if step.step in _ENDS and (step.step != BURIED or step.span_id in self._open):
             yield self._process(step)
-        # A retry that comes due is told by the gap between two attempts.
+        # A retry that becomes due needs no span: it shows as the gap between two attempts.
         if step.step in _SHORT and not (step.step == RELEASED and step.group):
             yield _short(step)
 
@@ -205,7 +210,7 @@ def _short(step: TraceStep) -> SpanFacts:
 
 
 def _attributes(step: TraceStep, operation: str, kind: str) -> Attributes:
-    """By the conventions for messaging, and what is only known here."""
+    """Return attributes by OpenTelemetry's conventions for messaging, and our own."""
     found: Attributes = {
         "messaging.system": "holdfast",
         "messaging.operation.name": operation,
@@ -230,13 +235,6 @@ def _error(step: TraceStep) -> str | None:
     return step.error or step.why or step.step
 
 
-# Traces on their way out: a thread makes spans of the steps and hands them on, and nobody waits for it.
-#
-#     publish, receive, ack   --steps-->   a queue with an end   --thread-->   spans, in batches   -->   an outlet
-#
-# Where the outlet is slow or gone the queue fills up, and what finds no place in it is dropped and counted.
-
-
 logger = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 20_000
@@ -248,14 +246,14 @@ class Outlet(Protocol):
     """Where spans go."""
 
     def send(self, spans: Sequence[SpanFacts]) -> bool:
-        """Hand them on; answers whether they arrived. It may take its time."""
+        """Send spans; returns whether they arrived. May take its time."""
 
     def shutdown(self) -> None:
-        """Give up whatever is under way."""
+        """Abort whatever is under way."""
 
 
 class TraceExport:
-    """Exports the traces of one engine until it is closed, or the engine is."""
+    """Exports the traces of one engine until it or the engine is closed."""
 
     def __init__(
         self,
@@ -272,9 +270,9 @@ class TraceExport:
         self._every_ns = round(every_s * _NS)
         self._close_s = close_s
         self._most_waiting = most_waiting
-        # Not a Queue: steps may come from a finalizer, at any point of any thread.
+        # Not a Queue: a finalizer may add steps at any point of any thread, even while that thread holds the lock.
         self._queue: SimpleQueue[tuple[Sequence[TraceStep], int] | None] = SimpleQueue()
-        self._put = self._taken = 0  # steps
+        self._put = self._taken = 0  # numbers of steps
         self._maker = SpanMaker(most_waiting)
         self._exported = self._failed = self._dropped = 0
         self._told = False
@@ -285,7 +283,7 @@ class TraceExport:
         engine.at_close(self.close)
 
     def counts(self) -> dict[str, int]:
-        """Spans that arrived, and that did not; steps that found no place, of which there are no spans."""
+        """Return how many spans arrived and how many did not, and how many steps were dropped without a span."""
         return {"exported": self._exported, "failed": self._failed, "dropped": self._dropped + self._maker.forgotten}
 
     def _listen(self, steps: Sequence[TraceStep]) -> None:
@@ -333,7 +331,7 @@ class TraceExport:
                 self._told = False
             else:
                 self._failed += len(some)
-                self._tell("they were not taken")
+                self._tell("they were not accepted")
 
     def _tell(self, error: str) -> None:
         if not self._told:  # once, until it works again
@@ -341,7 +339,7 @@ class TraceExport:
             logger.warning("spans of traces could not be exported", extra={"error": error})
 
     def close(self) -> None:
-        """Send what is there, for a few seconds at most, and end. Closing twice is fine."""
+        """Send what is pending, for a few seconds at most, and stop. May be called twice."""
         if self._closed:
             return
         self._closed = True

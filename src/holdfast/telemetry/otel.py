@@ -1,4 +1,4 @@
-"""Spans in OpenTelemetry's own words, for any of its exporters."""
+"""Export of spans through OpenTelemetry, with any of its exporters."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def export(
     exporter: SpanExporter | None = None,
     **options: Any,
 ) -> TraceExport:
-    """Export the traces of a broker or queue from now on, until it or the answer is closed.
+    """Export the traces of a broker or queue from now on, until it or the returned export is closed.
 
-    To an OTLP collector at `endpoint` ("http://localhost:4318"), or where OpenTelemetry's own variables say;
-    or with any exporter of OpenTelemetry.
+    They go to an OTLP collector at `endpoint` ("http://localhost:4318") or where OpenTelemetry's own variables point,
+    or to any OpenTelemetry exporter.
     """
     engine = _engine_of(of)
     engine.check_open()
@@ -65,7 +65,7 @@ def _otlp(endpoint: str | None, headers: Mapping[str, str] | None) -> SpanExport
 
 
 class OtelOutlet:
-    """Hands spans to an exporter of OpenTelemetry."""
+    """Sends spans through an OpenTelemetry exporter."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -75,7 +75,7 @@ class OtelOutlet:
         from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, detach, set_value
         from opentelemetry.sdk.trace.export import SpanExportResult
 
-        # Where HTTP calls are traced, those that bring traces must not be.
+        # If the program traces its HTTP calls, those that export traces must not be traced.
         token = attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, value=True))
         try:
             return (
@@ -89,7 +89,7 @@ class OtelOutlet:
 
 
 def _resource() -> Resource:
-    """Who we are: as the variables of OpenTelemetry say, or by our own name."""
+    """Describe this service: as OpenTelemetry's variables say, or by our own name."""
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 
     given = Resource.create()

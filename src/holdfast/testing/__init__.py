@@ -1,4 +1,4 @@
-"""A kit for the tests of programs that use a queue: the real engine, on a disk and a clock that you control.
+"""A test kit for programs that use a queue: the real engine on a simulated disk, with a clock that you control.
 
 ```python
 def test_a_payment_is_retried(holdfast_kit):
@@ -9,7 +9,7 @@ def test_a_payment_is_retried(holdfast_kit):
     assert kit.drain(handler).handled == 1
 ```
 
-`holdfast_kit` is a pytest fixture that comes with the package. Without pytest: `QueueKit(...)`.
+`holdfast_kit` is a pytest fixture that comes with the package. Without pytest, create a `QueueKit(...)` yourself.
 """
 
 from holdfast.testing.kit import Drained, QueueKit, VirtualClock

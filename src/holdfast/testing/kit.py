@@ -1,4 +1,4 @@
-"""A queue whose clock, disk and chance are yours: every run of a test is the same."""
+"""A queue with a simulated clock, disk and random numbers, so that every run of a test is the same."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from holdfast.local.aio.opening import queue_here_async
 from holdfast.storage.keeper import soonest
 
 _FOLDER: Final = "/queue"
-_MOST: Final = 100_000
+_MAX_DELIVERIES: Final = 100_000
 
 
 class Drained(msgspec.Struct, frozen=True, kw_only=True):
-    """What a drain came to: how many deliveries went well, how many failed, and the errors."""
+    """The result of a drain: how many deliveries succeeded, how many failed, and the errors."""
 
     handled: int
     failed: int
@@ -35,10 +35,10 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueKit:
-    """The real engine on a simulated disk, under a virtual clock.
+    """A queue on the real engine, with a simulated disk and a virtual clock.
 
-    `settings` are those of `holdfast.open`, such as max_attempts=3 or body_type=dict. Other openings of the same
-    folder are simulated by `reopen`, `kill` and `power_cut`; `queue` is always the one that is open now.
+    `settings` are those of `holdfast.open`, such as max_attempts=3 or body_type=dict. `reopen`, `kill` and `power_cut`
+    simulate restarts; `queue` is always the one that is open now.
     """
 
     def __init__(self, *, seed: int = 0, **settings: Any) -> None:
@@ -50,13 +50,13 @@ class QueueKit:
         self.queue: Queue[Any] = self._open()
 
     def drain(self, handler: Callable[[Message[Any]], object], *, advance: bool = False) -> Drained:
-        """Give every message that is ready to the handler: ack when it returns, nack with the error when it raises.
+        """Run the handler for every ready message: ack if it returns, nack with the error if it raises.
 
-        With `advance` time moves on to whatever is delayed or to be retried, until nothing is left.
+        With `advance`, time moves on to the next delayed or retried message, until nothing is left.
         """
         handled = 0
         errors: list[BaseException] = []
-        while handled + len(errors) < _MOST:
+        while handled + len(errors) < _MAX_DELIVERIES:
             try:
                 message = self.queue.get(timeout=0)
             except Empty:
@@ -69,10 +69,12 @@ class QueueKit:
                 handled += 1
             except Exception as error:
                 errors.append(error)
-        raise RuntimeError(f"drain gave up after {_MOST} deliveries: does the handler put messages for ever?")
+        raise RuntimeError(
+            f"drain gave up after {_MAX_DELIVERIES} deliveries: does the handler keep putting new messages?"
+        )
 
     def power_cut(self) -> Queue[Any]:
-        """The machine loses power and starts anew: all that was not synced may be gone. The queue is open again."""
+        """Simulate a power failure and reopen the queue: anything that was not synced may be lost."""
         self._leave()
         self.disk = self.disk.cut(self._random)
         self._ids.reboot()
@@ -80,21 +82,21 @@ class QueueKit:
         return self.queue
 
     def kill(self) -> Queue[Any]:
-        """The process dies as by kill -9 and another one opens the queue."""
+        """Simulate kill -9 of the process, then reopen the queue from another one."""
         self._leave()
         self.disk = self.disk.kill()
         self.queue = self._open()
         return self.queue
 
     def reopen(self) -> Queue[Any]:
-        """Close in order and open again."""
+        """Close the queue cleanly and open it again."""
         self.clock.detach(port_of(self.queue).engine)
         self.queue.close()
         self.queue = self._open()
         return self.queue
 
     def aio(self) -> AsyncQueue[Any]:
-        """The same queue as tasks see it."""
+        """Return the async API of the same queue."""
         port = port_of(self.queue)
         return queue_here_async(port.engine, port.queue_group, self._settings.get("body_type"), alone=True)
 
@@ -116,7 +118,7 @@ class QueueKit:
         return queue
 
     def _leave(self) -> None:
-        """The owner is gone; whatever it still has in hand reaches nobody."""
+        """Abandon the engine without closing it, as a crash does: nothing it has pending reaches the disk."""
         self.clock.detach(port_of(self.queue).engine)
         port_of(self.queue).engine.closed = True
 
@@ -133,25 +135,22 @@ class QueueKit:
         return True
 
 
-# A clock that stands still until it is told to move, and then lets everything happen that falls due on the way.
-
-
-# For a message that another thread puts while we wait; afterwards nobody will.
-_REALLY_S: Final = 10.0
+# How long to wait, in real time, for another thread to put a message; if none comes by then, none will.
+_REAL_WAIT_S: Final = 10.0
 
 
 class Attached(Protocol):
-    """A queue's engine, as the clock sees it."""
+    """The engine of a queue, as seen by the clock."""
 
     def tick(self) -> object:
         """Do what is due now."""
 
     def due_ms(self) -> int | None:
-        """In how many ms something happens to a message."""
+        """Milliseconds until the next change to a message, or None."""
 
 
 class VirtualClock(ManualClock):
-    """Moves when told to, or when somebody waits for a time. Delays, leases and retries fire in their order."""
+    """Moves when you advance it or when a call waits. Delays, leases and retries take effect in order on the way."""
 
     def __init__(self, now_ns: int = 1_700_000_000_000_000_000) -> None:
         super().__init__(now_ns)
@@ -159,11 +158,11 @@ class VirtualClock(ManualClock):
         self._moving = threading.RLock()
 
     def now(self) -> datetime:
-        """The time on this clock."""
+        """The current time on this clock."""
         return datetime.fromtimestamp(self.now_ns() / 1e9, UTC)
 
     def attach(self, attached: Attached) -> None:
-        """From now on let things happen there when they are due."""
+        """Run `attached.tick` from now on when it is due."""
         self._attached.append(attached)
 
     def detach(self, attached: Attached) -> None:
@@ -179,7 +178,7 @@ class VirtualClock(ManualClock):
         hours: float = 0,
         days: float = 0,
     ) -> None:
-        """Let time pass; whatever falls due on the way happens, each at its time."""
+        """Let time pass. Everything that becomes due on the way happens at its own time."""
         left_ns = round(_in_seconds(seconds, minutes, hours, days) * 1e9) + ms * 1_000_000 + ns
         if left_ns < 0:
             raise ValueError("time does not run backwards; use step_wall for a clock that is set back")
@@ -203,21 +202,21 @@ class VirtualClock(ManualClock):
         hours: float = 0,
         days: float = 0,
     ) -> None:
-        """Set the wall clock forward or back, as an administrator or NTP does; no time passes by it."""
+        """Set the wall clock forward or back, as an administrator or NTP would; no time passes."""
         super().step_wall(seconds=_in_seconds(seconds, minutes, hours, days), ms=ms, ns=ns)
 
     def settle(self) -> int | None:
-        """Do what is due now; answers in how many ms more will be."""
+        """Do what is due now; returns the milliseconds until more is due, or None."""
         for attached in list(self._attached):
             attached.tick()
         return soonest(*(attached.due_ms() for attached in list(self._attached)))
 
     def wait(self, event: threading.Event, timeout_s: float | None) -> bool:
-        """Time passes at once, up to what was waited for."""
+        """Wait without waiting: time passes at once, up to the timeout or until the event is set."""
         if timeout_s is None:
-            if not event.wait(_REALLY_S):
+            if not event.wait(_REAL_WAIT_S):
                 raise RuntimeError(
-                    "this would wait for ever: the queue is empty and its clock stands still. "
+                    "this would wait forever: the queue is empty and its clock does not move. "
                     "Put a message first, or give get() a timeout"
                 )
             return True
@@ -233,18 +232,18 @@ class VirtualClock(ManualClock):
         return event.is_set()
 
     async def wait_async(self, event: asyncio.Event, timeout_s: float | None) -> bool:
-        """The same for a task; the others get their turn first."""
+        """Async version of `wait`; other tasks run first."""
         for _ in range(5):
             await asyncio.sleep(0)
         if event.is_set():
             return True
         if timeout_s is None:
             try:
-                async with asyncio.timeout(_REALLY_S):
+                async with asyncio.timeout(_REAL_WAIT_S):
                     await event.wait()
             except TimeoutError:
                 raise RuntimeError(
-                    "this would wait for ever: the queue is empty and its clock stands still. "
+                    "this would wait forever: the queue is empty and its clock does not move. "
                     "Put a message first, or give get() a timeout"
                 ) from None
             return True

@@ -1,4 +1,4 @@
-"""The pytest fixture, found by pytest by itself where the package is installed."""
+"""The `holdfast_kit` fixture, which pytest finds through the entry point of the package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.testing.kit import QueueKit
 
 @pytest.fixture
 def holdfast_kit() -> Iterator[Callable[..., QueueKit]]:
-    """Makes queues for a test: `kit = holdfast_kit(max_attempts=3)`; they are closed when the test ends."""
+    """Factory of queue kits: `kit = holdfast_kit(max_attempts=3)`. They are closed when the test ends."""
     kits: list[QueueKit] = []
 
     def make(**settings: object) -> QueueKit:

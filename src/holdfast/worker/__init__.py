@@ -1,11 +1,11 @@
-"""The worker: takes messages from queues and gives them to a handler, until it is told to stop.
+"""The worker: receives messages from queues and runs a handler for each, until it is stopped.
 
 ```
- lane, one thread a queue       takes as many messages as slots are free; tries again after errors
+ lane, one thread per queue     receives as many messages as slots are free; retries after errors
         v
  crew (threads) or tasks        run the handler
         v
- handling                       what became of it: ack, nack, reject
+ handling                       settles the message: ack, nack, reject
  control, one thread            time limits, silence, drain
 ```
 """

@@ -1,4 +1,4 @@
-"""The one who looks after a running worker: time limits, silence, and an end in order."""
+"""Supervises a running worker: receives from its queues, enforces time limits, notices silence, shuts down in order."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ OK: Final = 0
 UNFINISHED: Final = 1
 SILENT: Final = 4
 
-# For what should take no time, but may hang: a disk, a server, an event loop.
+# Limits for steps that should take no time but may hang: on a disk, a server, an event loop.
 _PATIENCE_S: Final = 5.0
 _CLOSING_S: Final = 15.0
 
 
 class Control:
-    """A worker that runs. `run` is the life of its own thread; everything else may be called from others."""
+    """A running worker. `run` is the body of its thread; the other methods may be called from any thread."""
 
     def __init__(self, options: WorkerOptions, bridge: Bridge) -> None:
         self._options = options
         self._bridge = bridge
         self._clock = options.world.clock
-        self._look = threading.Event()
+        self._wake = threading.Event()
         self._stopping = False
         self._status = "starting"
         self._code = OK
-        self._asides: list[threading.Thread] = []
+        self._background: list[threading.Thread] = []
         self.error: Exception | None = None
         self.counts = WorkerCounts()
         self._hooks = Hooks(self.counts, options.on_start, options.on_stop, options.on_error)
-        self._runs = Runs(self._clock, options.time_limit_ms, self._look.set)
+        self._runs = Runs(self._clock, options.time_limit_ms, self._wake.set)
         self._handling = Handling(
             options.handler,
             runs=self._runs,
@@ -61,14 +61,14 @@ class Control:
         )
         self._crew: Crew
         if options.is_async:
-            self._crew = Tasks(self._handling.work_async, self._through, bridge)
+            self._crew = Tasks(self._handling.work_async, self._run_ended, bridge)
         else:
-            self._crew = Threads(self._handling.work, self._through)
+            self._crew = Threads(self._handling.work, self._run_ended)
         self._lanes = [self._lane(origin) for origin in options.origins]
         self._slots = Slots(options.concurrency, self._lanes)
 
     def run(self, over: Callable[[], None]) -> None:
-        """Live until told to stop, or until nothing can come any more; then call `over`."""
+        """Work until stopped, or until no more messages can come; then call `over`."""
         try:
             if self._started():
                 self._watch()
@@ -82,12 +82,12 @@ class Control:
                 over()
 
     def stop(self) -> None:
-        """Begin to end."""
+        """Begin to shut down."""
         self._stopping = True
-        self._look.set()
+        self._wake.set()
 
     def result(self) -> int:
-        """The exit code; raises what ended the worker."""
+        """Return the exit code; raises the error that ended the worker."""
         if self.error is not None:
             raise self.error
         return self._code
@@ -123,8 +123,8 @@ class Control:
         self._runs.add(run)
         self._crew.start(run)
 
-    def _through(self, run: HandlerRun) -> None:
-        """It is over, or nobody waits for it any more: the next one may come."""
+    def _run_ended(self, run: HandlerRun) -> None:
+        """Free the slot of a run that has ended or was given up; does nothing the second time."""
         if self._runs.remove(run):
             self._slots.give(run.lane)
 
@@ -133,7 +133,7 @@ class Control:
         self._hooks.report(error, None, self._bridge)
 
     def _broken(self, error: Exception) -> None:
-        """There is no way to go on."""
+        """End the worker: this error cannot be recovered from."""
         logger.error("worker ends: %s: %s", type(error).__name__, error, exc_info=_unexpected(error))
         if self.error is None:
             self.error = error
@@ -141,7 +141,7 @@ class Control:
         self.stop()
 
     def _started(self) -> bool:
-        """Tell the user that it begins, as often as it takes; then begin, unless it is to end already."""
+        """Call `on_start` until it succeeds, then start the lanes; returns False if stopped before that."""
         backoff = Backoff(self._options.world.ids)
         while not self._stopping:
             try:
@@ -161,60 +161,60 @@ class Control:
     def _pause(self, seconds: float) -> None:
         until_ns = self._until_ns(seconds)
         while not self._stopping and (left_s := self._left_s(until_ns)):
-            self._clock.wait(self._look, left_s)
+            self._clock.wait(self._wake, left_s)
 
     def _watch(self) -> None:
         limit_s = self._options.exit_after_silence_s
         while True:
-            self._look.clear()
+            self._wake.clear()
             self._check_time_limits()
             if limit_s is not None and (silent_s := max(lane.silent_s for lane in self._lanes)) > limit_s:
-                logger.error("worker ends: it could not ask for messages for %.1f s", silent_s)
+                logger.error("worker ends: it could not receive messages for %.1f s", silent_s)
                 self._code = SILENT
                 return
             if self._stopping:
                 return
             waits_s = (self._runs.next_s(), None if limit_s is None else limit_s / 4)
-            self._clock.wait(self._look, min((wait_s for wait_s in waits_s if wait_s is not None), default=None))
+            self._clock.wait(self._wake, min((wait_s for wait_s in waits_s if wait_s is not None), default=None))
 
     def _check_time_limits(self) -> None:
         for run in self._runs.overdue():
             first, run.overtime = not run.overtime, True
             if first and run.task is not None:
-                self._crew.stop(run)  # it may tidy up, and then ends as others do
+                self._crew.stop(run)  # a task is cancelled first, so that it can clean up and end like any other
             else:
                 error = self._handling.timeout()
                 if not self._give_up(run, Settlement("nack", error), error):
-                    continue  # it ended just now
+                    continue  # it has just ended
             if first:
                 self.counts.add("timed_out")
-                logger.warning("handler had its time", extra=facts(run))
+                logger.warning("handler exceeded its time limit", extra=facts(run))
 
     def _give_up(self, run: HandlerRun, settlement: Settlement, error: Exception | None = None) -> bool:
-        """Leave the handler alone with its work: its message goes to others, its slot to another message."""
+        """Give up on a handler: its message becomes available to others, its slot to another message."""
         if not run.claim("control"):
             return False
-        self._through(run)
+        self._run_ended(run)
         self._crew.stop(run)
 
         def settle() -> None:
             late = self._handling.settle(run, settlement)
-            for told in (error, late):
-                if told is not None:
-                    self._hooks.report(told, run.message, self._bridge)
+            for reported in (error, late):
+                if reported is not None:
+                    self._hooks.report(reported, run.message, self._bridge)
 
-        self._aside(settle)
+        self._in_background(settle)
         return True
 
-    def _aside(self, call: Callable[[], None]) -> threading.Thread:
-        """Something that may hang."""
-        thread = threading.Thread(target=call, name="holdfast-worker-aside", daemon=True)
-        self._asides = [*(each for each in self._asides if each.is_alive()), thread]
+    def _in_background(self, call: Callable[[], None]) -> threading.Thread:
+        """Run something that may hang in a thread of its own."""
+        thread = threading.Thread(target=call, name="holdfast-worker-background", daemon=True)
+        self._background = [*(each for each in self._background if each.is_alive()), thread]
         thread.start()
         return thread
 
     def _end(self) -> None:
-        """Take nothing more, let handlers finish, give back what is left, let go of everything."""
+        """Stop receiving, let handlers finish, give back the rest, release everything."""
         self._status = "draining"
         self._stopping = True
         for lane in self._lanes:
@@ -224,7 +224,7 @@ class Control:
         finished = self._drain(self._options.drain_s)
         if not finished:
             self._cut_off()
-        in_order = self._let_go() and finished
+        in_order = self._release() and finished
         self._crew.end()
         self._bridge.end()
         if self._code == OK and not in_order:
@@ -232,18 +232,20 @@ class Control:
         if self.error is None:  # else the error that `run` raises says how it ended
             logger.info("worker ended", extra={"code": self._code, "handled": self.counts["handled"]})
 
-    def _let_go(self) -> bool:
-        """Give back what is left, say good-bye, close what is ours; answers whether all of that went well."""
+    def _release(self) -> bool:
+        """Give back what is left, call `on_stop`, close what we opened; returns whether all of it succeeded."""
         until_ns = self._until_ns(self._options.poll_s + _PATIENCE_S)
         for lane in self._lanes:
-            if lane.given:
+            if lane.borrowed:
                 lane.join(self._left_s(until_ns))
-        finished = self._drain(self._left_s(until_ns))  # what was just being taken is given back
-        for thread in self._asides:
+        finished = self._drain(self._left_s(until_ns))  # a lane may have received messages while it was stopping
+        for thread in self._background:
             thread.join(self._left_s(until_ns))
             finished = finished and not thread.is_alive()
         stopped: list[bool] = []
-        self._aside(lambda: stopped.append(self._hooks.stop(self._bridge))).join(self._options.drain_s + _PATIENCE_S)
+        self._in_background(lambda: stopped.append(self._hooks.stop(self._bridge))).join(
+            self._options.drain_s + _PATIENCE_S
+        )
         in_order = finished and stopped == [True]
         return self._close(_CLOSING_S if in_order else 1.0) and in_order
 
@@ -254,17 +256,17 @@ class Control:
         return max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9)
 
     def _drain(self, seconds: float) -> bool:
-        """Wait until nothing runs any more, but not for ever; answers whether that is so."""
+        """Wait until no handler is running, for at most `seconds`; returns whether that was reached."""
         until_ns = self._until_ns(seconds)
         while self._runs:
-            self._look.clear()
+            self._wake.clear()
             self._check_time_limits()
             left_s = self._left_s(until_ns)
             if not left_s:
                 return not self._runs
             if self._runs:
                 next_s = self._runs.next_s()
-                self._clock.wait(self._look, left_s if next_s is None else min(left_s, next_s))
+                self._clock.wait(self._wake, left_s if next_s is None else min(left_s, next_s))
         return True
 
     def _cut_off(self) -> None:
@@ -278,7 +280,7 @@ class Control:
                 logger.error("handler did not end in time, its message is given back", extra=facts(run))
 
     def _close(self, seconds: float) -> bool:
-        """Let go of the queues that are ours; that also wakes those who still wait for a message."""
+        """Close the queues we opened, which also wakes lanes waiting for a message; returns whether it succeeded."""
         failures: list[Exception] = []
 
         def close() -> None:
@@ -290,7 +292,7 @@ class Control:
                     logger.error("queue could not be closed", extra={"queue": str(lane)}, exc_info=error)
 
         until_ns = self._until_ns(seconds)
-        thread = self._aside(close)
+        thread = self._in_background(close)
         thread.join(self._left_s(until_ns))
         for lane in self._lanes:
             lane.join(self._left_s(until_ns))
@@ -301,18 +303,18 @@ _NOT_COUNTED: Final = {"status", "seconds_since_last_receive", "silent_seconds",
 
 
 def _unexpected(error: Exception) -> Exception | None:
-    """An error that is none of ours has a story to tell."""
+    """Return the error if its traceback is worth logging: one of ours says all in its message."""
     return None if isinstance(error, HoldfastError) else error
 
 
-# One queue of a worker: a thread that takes messages whenever slots are free, and never gives up.
-
-
-_LOOK_FOR_QUEUE_S: Final = 5.0  # so long after it was made its first message may wait
+_LOOK_FOR_QUEUE_S: Final = 5.0  # the longest pause between two looks for a queue that does not exist yet
 
 
 class WorkerLane:
-    """Takes from one queue. `start_run` is given what was taken, `failed` every error, `broken` the last one."""
+    """Receives from one queue whenever slots are free, and retries after errors.
+
+    Calls `start_run` for each message, `failed` for each error it recovers from, and `broken` for one that it cannot.
+    """
 
     def __init__(
         self,
@@ -338,7 +340,7 @@ class WorkerLane:
         self._broken = broken
         self._backoff = Backoff(world.ids)
         self._missing = Backoff(world.ids, _LOOK_FOR_QUEUE_S)
-        self._told_missing = False
+        self._reported_missing = False
         self._stopping = threading.Event()
         self._source: WorkerQueue | None = None
         self._answered_ns = self._clock.monotonic_ns()
@@ -349,12 +351,12 @@ class WorkerLane:
         return self._origin.name
 
     def start(self, slots: Slots) -> None:
-        """Begin to take messages."""
+        """Start receiving."""
         self._slots = slots
         self._thread.start()
 
     def stop(self) -> None:
-        """Take nothing more; what is just being taken is given back."""
+        """Stop receiving. Messages that arrive in a call under way are given back."""
         self._stopping.set()
 
     def join(self, timeout_s: float) -> None:
@@ -362,22 +364,22 @@ class WorkerLane:
             self._thread.join(timeout_s)
 
     def close(self) -> None:
-        """Let go of the queue, if it is ours."""
+        """Close the queue, if we opened it."""
         self._origin.close(self._bridge)
 
     @property
-    def given(self) -> bool:
-        """Whether somebody else opened the queue, and will close it."""
-        return self._origin.given
+    def borrowed(self) -> bool:
+        """Whether the queue was opened by the caller, who will also close it."""
+        return self._origin.borrowed
 
     @property
     def unanswered_s(self) -> float:
-        """How long ago the queue answered, be it with nothing."""
+        """Seconds since the queue last answered, with or without messages."""
         return (self._clock.monotonic_ns() - self._answered_ns) / 1e9
 
     @property
     def silent_s(self) -> float:
-        """For how long it has been asked without an answer. While no slot is free it is not asked."""
+        """Seconds a receive has gone unanswered; 0 while all slots are in use, since then none is made."""
         since_ns = self._asking_since_ns
         return 0.0 if since_ns is None else (self._clock.monotonic_ns() - since_ns) / 1e9
 
@@ -387,7 +389,7 @@ class WorkerLane:
                 self._round()
             except Exception as error:
                 if self._stopping.is_set():
-                    return  # it was closed below us: that is how waiting ends
+                    return  # closing the queue is how a waiting receive is ended
                 if self._source is None and isinstance(error, UnknownTopic):
                     self._wait_for_queue(error)
                 elif self._is_final(error):
@@ -397,7 +399,7 @@ class WorkerLane:
                     self._wait_after(error)
 
     def _round(self) -> None:
-        """Take what is there, once; with several queues the shared slots are held only for what is there already."""
+        """Receive once. With several queues, a lane waits with one slot only, and takes more just for what is there."""
         source = self._open()
         if self._alone:
             self._take(source, self._slots.total, self._poll_s)
@@ -405,15 +407,15 @@ class WorkerLane:
             self._take(source, 1, self._poll_s)
 
     def _open(self) -> WorkerQueue:
-        if self._source is None or (self._source.closed and not self._origin.given):
+        if self._source is None or (self._source.closed and not self._origin.borrowed):
             self._source = self._origin.open(self._bridge)
         return self._source
 
     def _take(self, source: WorkerQueue, most: int, timeout_s: float) -> bool:
-        """Take messages for the slots that are free; answers whether there were any."""
+        """Receive messages for the free slots; returns whether there were any."""
         held = self._slots.take(self, most)
         if not held:
-            return True  # the end
+            return True  # the slots are closed: the worker is ending
         taken: list[Any] = []
         try:
             if self._asking_since_ns is None:
@@ -429,16 +431,16 @@ class WorkerLane:
         return bool(taken)
 
     def _is_final(self, error: Exception) -> bool:
-        """Whether no later try can go better: a mistake in the call, or a queue that somebody else has closed."""
+        """Whether retrying cannot help: the arguments are wrong, or the caller closed the queue."""
         if self._source is None:
             return not (isinstance(error, OSError) or (isinstance(error, HoldfastError) and error.retryable))
-        return self._origin.given and isinstance(error, (Closed, UnknownTopic)) and self._source.closed
+        return self._origin.borrowed and isinstance(error, (Closed, UnknownTopic)) and self._source.closed
 
     def _wait_for_queue(self, error: UnknownTopic) -> None:
-        """Whoever makes it, or sends its first message, may start after us; that is told once."""
-        if not self._told_missing:
-            self._told_missing = True
-            logger.warning("the queue is not there yet, waiting for it: %s", error, extra={"queue": str(self)})
+        """Wait for a queue that does not exist yet: its producer may start after us. Reported once."""
+        if not self._reported_missing:
+            self._reported_missing = True
+            logger.warning("the queue does not exist yet, waiting for it: %s", error, extra={"queue": str(self)})
             self._failed(error)
         self._pause(self._missing.next_s())
 

@@ -1,4 +1,4 @@
-"""Running the handler for one message, in a thread or as a task, and settling the message by how it ended."""
+"""Runs the handler for each message, in a thread or as a task, and settles the message by how the handler ended."""
 
 from __future__ import annotations
 
@@ -16,19 +16,16 @@ import msgspec
 
 from holdfast.env import Clock
 from holdfast.errors import InvalidRequest, LeaseLost
-from holdfast.worker.sources import DEFER, Bridge, Reject, Retry, Settlement, WorkerQueue, is_wish, settlement_after
-
-# Messages that a worker has in hand, and until when their handlers may run.
-
+from holdfast.worker.sources import DEFER, Bridge, Reject, Retry, Settlement, WorkerQueue, settlement_after
 
 Claimant = Literal["handler", "control"]
 
-# An async handler that was cancelled may tidy up for so long.
+# How long a cancelled async handler may take to clean up.
 _TIDY_NS: Final = 5_000_000_000
 
 
 class HandlerRun:
-    """One message on its way through the handler. Whoever claims it first settles it: the handler's end, or control."""
+    """One message being handled. Its handler and control may both want to settle it: the first to claim it does."""
 
     def __init__(self, message: Any, source: WorkerQueue, lane: Hashable) -> None:
         self.message = message
@@ -42,7 +39,7 @@ class HandlerRun:
         self._lock = threading.Lock()
 
     def claim(self, by: Claimant) -> bool:
-        """Whether it is for the caller to settle the message."""
+        """Claim the right to settle the message; returns False if the other side has it."""
         with self._lock:
             if self._claimed_by is None:
                 self._claimed_by = by
@@ -55,12 +52,12 @@ class HandlerRun:
 
     @property
     def abandoned(self) -> bool:
-        """Whether control has given up on the handler."""
+        """Whether control gave up waiting for the handler."""
         return self._claimed_by == "control"
 
 
 class Runs:
-    """All of them."""
+    """The messages a worker has received and not finished, and the time limits of their handlers."""
 
     def __init__(self, clock: Clock, time_limit_ms: int | None, wake: Callable[[], None]) -> None:
         self._clock = clock
@@ -75,7 +72,7 @@ class Runs:
 
     @property
     def running(self) -> int:
-        """How many handlers run."""
+        """Number of handlers that are running."""
         return sum(run.began_ns is not None for run in self.all())
 
     def all(self) -> list[HandlerRun]:
@@ -83,12 +80,12 @@ class Runs:
             return list(self._runs)
 
     def add(self, run: HandlerRun) -> None:
-        """It was taken."""
+        """Register a message that was just received."""
         with self._lock:
             self._runs.add(run)
 
     def begin(self, run: HandlerRun) -> bool:
-        """Its handler begins; False where it is too late for that."""
+        """Start the handler's time limit; returns False if the worker is ending and the handler must not start."""
         with self._lock:
             if self._closed:
                 return False
@@ -98,7 +95,7 @@ class Runs:
             return True
 
     def remove(self, run: HandlerRun) -> bool:
-        """It is over; False where it was before."""
+        """Forget a run that is over; returns False if it was already removed."""
         with self._lock:
             if run not in self._runs:
                 return False
@@ -109,12 +106,12 @@ class Runs:
         return True
 
     def close(self) -> None:
-        """No handler begins from now on."""
+        """Let no more handlers start."""
         with self._lock:
             self._closed = True
 
     def overdue(self) -> list[HandlerRun]:
-        """Those whose handlers had their time; each is given a last moment to tidy up."""
+        """Return the runs past their deadline. A task gets one extension to clean up after it was cancelled."""
         now_ns = self._clock.monotonic_ns()
         found = []
         for run in self.all():
@@ -124,7 +121,10 @@ class Runs:
         return found
 
     def next_s(self) -> float | None:
-        """In how many seconds one may have had its time: those that begin meanwhile have theirs later than that."""
+        """Seconds until the next deadline can pass; None without a time limit.
+
+        Handlers that start in the meantime have later deadlines, so it is enough to look again then.
+        """
         if self._limit_ns is None:
             return None
         now_ns = self._clock.monotonic_ns()
@@ -132,11 +132,8 @@ class Runs:
         return max(0, min(deadlines, default=now_ns + self._limit_ns) - now_ns) / 1e9
 
 
-# Those who run handlers: threads for plain functions, tasks for async ones. Both begin what they are given at once.
-
-
 class Crew(Protocol):
-    """Who runs handlers."""
+    """Runs handlers: plain functions in threads, async ones as tasks."""
 
     def start(self, run: HandlerRun) -> None:
         """Run the handler soon."""
@@ -145,19 +142,22 @@ class Crew(Protocol):
         """Stop the handler, if it can be stopped."""
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """Let the threads end: nothing more will be started."""
 
 
 class Threads:
-    """As many threads as were ever needed at once. They do not keep the process alive: a handler may hang for ever."""
+    """Runs handlers in threads, as many as were ever needed at once.
 
-    def __init__(self, work: Callable[[HandlerRun], None], through: Callable[[HandlerRun], None]) -> None:
+    They are daemon threads: a handler may hang forever, and must not keep the process alive.
+    """
+
+    def __init__(self, work: Callable[[HandlerRun], None], on_end: Callable[[HandlerRun], None]) -> None:
         self._work = work
-        self._through = through
+        self._on_end = on_end
         self._lock = threading.Lock()
         self._idle = 0
         self._count = 0
-        self._given: SimpleQueue[HandlerRun | None] = SimpleQueue()
+        self._pending: SimpleQueue[HandlerRun | None] = SimpleQueue()
 
     def start(self, run: HandlerRun) -> None:
         with self._lock:
@@ -166,34 +166,34 @@ class Threads:
             else:
                 self._count += 1
                 threading.Thread(target=self._live, name=f"holdfast-handler-{self._count}", daemon=True).start()
-        self._given.put(run)
+        self._pending.put(run)
 
     def stop(self, run: HandlerRun) -> None:
-        """A thread cannot be stopped: it is left behind, and ends with its handler."""
+        """Do nothing: a thread cannot be stopped. It is left behind and ends with its handler."""
 
     def end(self) -> None:
         for _ in range(self._count):
-            self._given.put(None)
+            self._pending.put(None)
 
     def _live(self) -> None:
-        while (run := self._given.get()) is not None:
+        while (run := self._pending.get()) is not None:
             self._work(run)
             if run.abandoned:
-                return  # another one is in its place
+                return  # another thread has taken its place
             with self._lock:
-                self._idle += 1  # first: whoever takes the free slot finds this thread
-            self._through(run)
-            del run  # not while waiting for the next one: the message may have to be dropped
+                self._idle += 1  # before the slot is freed, so that its next message reuses this thread
+            self._on_end(run)
+            del run  # do not keep the message alive while waiting: dropping it may have to return it to the queue
 
 
 class Tasks:
-    """A task for each handler that runs."""
+    """Runs each handler as a task."""
 
     def __init__(
-        self, work: Callable[[HandlerRun], Awaitable[None]], through: Callable[[HandlerRun], None], bridge: Bridge
+        self, work: Callable[[HandlerRun], Awaitable[None]], on_end: Callable[[HandlerRun], None], bridge: Bridge
     ) -> None:
         self._work = work
-        self._through = through
+        self._on_end = on_end
         self._bridge = bridge
 
     def start(self, run: HandlerRun) -> None:
@@ -203,26 +203,26 @@ class Tasks:
         self._bridge.loop.call_soon_threadsafe(self._cancel, run)
 
     def end(self) -> None:
-        """There is nobody who waits."""
+        """Do nothing: there are no idle threads."""
 
     def _begin(self, run: HandlerRun) -> None:
         run.task = self._bridge.loop.create_task(self._live(run))
 
     def _cancel(self, run: HandlerRun) -> None:
-        # On the loop: between the handler's end and its claim nothing else happens there.
+        # On the loop nothing can run between a handler's end and its claim, so a settling task is never cancelled.
         if run.task is not None and (not run.claimed or run.abandoned):
             run.task.cancel()
 
     async def _live(self, run: HandlerRun) -> None:
         await self._work(run)
-        self._through(run)
+        self._on_end(run)
 
 
 logger = logging.getLogger(__name__)
 
 
 class Handling:
-    """The handler, and all that is done around it."""
+    """Runs the user's handler and settles its message."""
 
     def __init__(
         self,
@@ -250,11 +250,11 @@ class Handling:
         if not run.claim("handler"):
             return
         late = self.settle(run, settlement_after(error))
-        for told in self._told(run, error, late):
-            self._hooks.report(told, run.message, self._bridge)
+        for reported in self._record_outcome(run, error, late):
+            self._hooks.report(reported, run.message, self._bridge)
 
     async def work_async(self, run: HandlerRun) -> None:
-        """Handle a message in this task."""
+        """Async version of `work`."""
         if not self._runs.begin(run):
             await self._give_back_async(run)
             return
@@ -267,11 +267,11 @@ class Handling:
                 await run.source.settle_async(run.message, settlement_after(error))
         except Exception as refused:
             late = refused
-        for told in self._told(run, error, late):
-            await self._hooks.report_async(told, run.message)
+        for reported in self._record_outcome(run, error, late):
+            await self._hooks.report_async(reported, run.message)
 
     def settle(self, run: HandlerRun, settlement: Settlement) -> Exception | None:
-        """Settle a message that its handler did not settle itself; answers with what went wrong."""
+        """Settle the message unless the handler already did; returns the error if that failed."""
         try:
             if not run.message.settled:
                 run.source.settle(run.message, settlement)
@@ -280,10 +280,10 @@ class Handling:
         return None
 
     def give_back(self, run: HandlerRun) -> None:
-        """The handler was not begun: as if the message had not been touched."""
+        """Return a message whose handler was not started, without counting an attempt."""
         if run.claim("handler"):
             self._counts.add("given_back")
-            self._log_not_told(run, self.settle(run, DEFER))
+            self._log_unsettled(run, self.settle(run, DEFER))
 
     async def _give_back_async(self, run: HandlerRun) -> None:
         if run.claim("handler"):
@@ -291,10 +291,10 @@ class Handling:
             try:
                 await run.source.settle_async(run.message, DEFER)
             except Exception as refused:
-                self._log_not_told(run, refused)
+                self._log_unsettled(run, refused)
 
     def _called(self, message: Any) -> BaseException | None:
-        """How the handler ended. Nothing that it raises may end the thread: `sys.exit` in a handler is a failure."""
+        """Run the handler and return its error. Nothing may end the thread: `sys.exit` in a handler is a failure."""
         try:
             answer = self._handler(message)
             if inspect.iscoroutine(answer):
@@ -312,12 +312,14 @@ class Handling:
         return None
 
     def timeout(self) -> TimeoutError:
-        """What a message is nacked with whose handler had its time."""
+        """The error that a message is nacked with after its time limit."""
         return TimeoutError(f"the handler ran for longer than its time limit of {self._limit}")
 
-    def _told(self, run: HandlerRun, error: BaseException | None, late: Exception | None) -> list[BaseException]:
-        """Count and log how it ended; answers with what the user is to be told of."""
-        told: list[BaseException] = []
+    def _record_outcome(
+        self, run: HandlerRun, error: BaseException | None, late: Exception | None
+    ) -> list[BaseException]:
+        """Count and log how a handler ended; returns the errors to report to the user's `on_error`."""
+        reported: list[BaseException] = []
         if error is None:
             if late is None:
                 self._counts.add("handled")
@@ -326,17 +328,16 @@ class Handling:
         elif isinstance(error, Retry):
             self._counts.add("retried")
         else:
-            if not run.overtime:  # that was counted when its time was over
+            if not run.overtime:  # else it was counted when its time limit passed
                 self._counts.add("failed")
                 logger.warning("handler failed", extra=facts(run), exc_info=error)
-            told.append(error)
+            reported.append(error)
         if late is not None:
-            self._log_not_told(run, late)
-            told.append(late)
-        assert not any(map(is_wish, told))
-        return told
+            self._log_unsettled(run, late)
+            reported.append(late)
+        return reported
 
-    def _log_not_told(self, run: HandlerRun, refused: Exception | None) -> None:
+    def _log_unsettled(self, run: HandlerRun, refused: Exception | None) -> None:
         if isinstance(refused, LeaseLost):
             self._counts.add("lost")
             logger.warning("lease lost before the handler ended: %s", refused, extra=facts(run))
@@ -346,16 +347,13 @@ class Handling:
 
 
 def facts(run: HandlerRun) -> dict[str, Any]:
-    """Which message, for the log."""
+    """Identify the message in log records."""
     message = run.message
     return {"queue": str(run.lane), "id": message.id, "attempt": message.attempt}
 
 
-# What the user wants to be told of. An error in a hook is told of, too, and never ends the worker.
-
-
 class Hooks:
-    """The functions of the user, plain or async."""
+    """The user's hooks, plain or async. An error in a hook is logged and counted, and never ends the worker."""
 
     def __init__(
         self,
@@ -370,7 +368,7 @@ class Hooks:
         self._on_error = on_error
 
     def start(self, bridge: Bridge) -> None:
-        """Raises what the hook raises: nothing may be taken before it went well."""
+        """Call `on_start`; raises its error, since nothing may be received before it succeeds."""
         try:
             if self._on_start is not None:
                 bridge.wait(self._on_start())
@@ -379,7 +377,7 @@ class Hooks:
             raise
 
     def stop(self, bridge: Bridge) -> bool:
-        """Answers whether it went well."""
+        """Call `on_stop`; returns whether it succeeded."""
         try:
             if self._on_stop is not None:
                 bridge.wait(self._on_stop())
@@ -390,7 +388,7 @@ class Hooks:
         return True
 
     def report(self, error: BaseException, message: Any, bridge: Bridge) -> None:
-        """Tell of an error, from a thread."""
+        """Call `on_error`, from a thread."""
         try:
             if self._on_error is not None:
                 bridge.wait(self._on_error(error, message))
@@ -398,7 +396,7 @@ class Hooks:
             self._failed("on_error", failure)
 
     async def report_async(self, error: BaseException, message: Any) -> None:
-        """The same from a task."""
+        """Async version of `report`."""
         try:
             if self._on_error is not None:
                 answer = self._on_error(error, message)
@@ -412,36 +410,33 @@ class Hooks:
         logger.error("hook %s failed", name, exc_info=error)
 
 
-# How a worker is, in numbers.
-
-
 class WorkerHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """What `worker.health()` answers. Counts are since the start."""
+    """The result of `worker.health()`. Counts are since the start."""
 
     status: str  # "starting", "running", "silent", "draining" or "stopped"
-    seconds_since_last_receive: float  # of the queue that has not answered for the longest time, empty or not
-    silent_seconds: float  # the same, but only as long as there was a free slot to ask with
+    seconds_since_last_receive: float  # since the slowest queue last answered, with or without messages
+    silent_seconds: float  # the same, counting only time in which a slot was free to receive with
     running: int
     handled: int
     failed: int  # the handler raised
     rejected: int  # the handler raised Reject
     retried: int  # the handler raised Retry
     timed_out: int  # the handler ran for longer than its time limit
-    lost: int  # the lease was gone when the handler ended
-    unsettled: int  # the handler ended, but the queue could not be told: the message comes again
-    given_back: int  # taken, and not begun before the end
-    cut_off: int  # still running at the end of the drain
-    restarts: int  # receiving failed, and was tried again
+    lost: int  # the lease had been lost when the handler ended
+    unsettled: int  # the handler ended but settling failed: the message will be redelivered
+    given_back: int  # received but not started before shutdown
+    cut_off: int  # still running when the drain time was over
+    restarts: int  # receiving failed and was retried
     hook_errors: int
 
     @property
     def ok(self) -> bool:
-        """Whether the worker does what it is there for."""
+        """Whether the worker is working as intended."""
         return self.status in {"starting", "running", "draining"}
 
 
 class WorkerCounts:
-    """What was counted; any thread may add to it."""
+    """Counters that any thread may increment."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -455,14 +450,14 @@ class WorkerCounts:
         return self._counts[name]
 
 
-# A small page for those who look after processes: GET /healthz says 200 or 503, and why, as JSON.
-
-
 _HOST: Final = "127.0.0.1"
 
 
 class HealthPage:
-    """The page, on a port of this machine only, in threads of its own: whatever the handlers do, it answers."""
+    """Serves GET /healthz (200 or 503, with the health as JSON) on loopback, in threads of its own.
+
+    It answers whatever the handlers do.
+    """
 
     def __init__(self, health: Callable[[], WorkerHealth], port: int) -> None:
         class Handler(_Handler):
@@ -488,7 +483,7 @@ class HealthPage:
 
 class _Handler(BaseHTTPRequestHandler):
     answer: Callable[[], WorkerHealth]
-    timeout = 5  # for those who connect and say nothing
+    timeout = 5  # seconds, for clients that connect and send nothing
     protocol_version = "HTTP/1.0"
 
     def do_GET(self) -> None:
@@ -506,4 +501,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *arguments: object) -> None:
-        """A line for each look would bury the others."""
+        """Do not log each request: probes would drown everything else."""

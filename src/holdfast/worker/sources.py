@@ -1,4 +1,4 @@
-"""What a worker was asked for, checked, and the queues it takes from, for threads or for tasks."""
+"""The arguments of a worker, checked, and the queues it receives from."""
 
 from __future__ import annotations
 
@@ -21,14 +21,11 @@ from holdfast.api.times import duration_ms
 from holdfast.env import Ids, World
 from holdfast.errors import InvalidRequest
 
-# From the threads of a worker to an event loop: its own, or the one that `run_async` was called in.
-
-
 _PATIENCE_S: Final = 1.0
 
 
 class Bridge:
-    """An event loop, and how threads have something awaited there."""
+    """Lets the worker's threads await coroutines in an event loop: its own, or the one `run_async` runs in."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._own = loop is None
@@ -38,7 +35,7 @@ class Bridge:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop; one of our own is made when it is first needed."""
+        """The event loop; the worker's own is started on first use."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -47,13 +44,13 @@ class Bridge:
             return self._loop
 
     def wait(self, answer: Any) -> Any:
-        """The answer of a call that may be for tasks; not to be called on the loop's own thread."""
+        """Return a call's result, awaiting it if it is awaitable. Must not be called in the loop's own thread."""
         if not inspect.isawaitable(answer):
             return answer
         return asyncio.run_coroutine_threadsafe(_awaited(answer), self.loop).result()
 
     def end(self) -> None:
-        """Stop a loop of our own; one that a handler blocks is left behind."""
+        """Stop the loop if it is our own. If a handler blocks it, leave it behind: its thread is a daemon."""
         loop, thread = self._loop, self._thread
         if not self._own or loop is None or thread is None:
             return
@@ -74,38 +71,35 @@ async def _end_tasks() -> None:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
     await asyncio.get_running_loop().shutdown_asyncgens()
-    # Threads of the loop that hang would keep the process: those that are idle end with it.
-
-
-# How a handler can end, and what is done with its message then.
+    # The loop's executor is not shut down: a thread that hangs there would keep the process alive.
 
 
 class Reject(Exception):
-    """Raise it in a handler: the message can never be handled, and goes straight to the dead letters."""
+    """Raise this in a handler to send the message straight to the dead letters: it can never be handled."""
 
     def __init__(self, reason: object = "") -> None:
         super().__init__(reason)
 
 
 class Retry(Exception):
-    """Raise it in a handler: try again after `delay`, or after the queue's backoff. It counts as an attempt."""
+    """Raise this in a handler to retry after `delay`, or after the queue's backoff. It counts as an attempt."""
 
     def __init__(self, reason: object = "", *, delay: Seconds | None = None) -> None:
         super().__init__(reason)
         if delay is not None:
-            duration_ms(delay, "delay")  # refused where it is written
+            duration_ms(delay, "delay")  # raises here, where the mistake is, and not when the message is nacked
         self.delay = delay
 
 
 class Settlement(msgspec.Struct, frozen=True):
-    """The last thing to do with a message."""
+    """How to settle a message."""
 
     verb: Literal["ack", "nack", "defer", "reject"]
     error: Any = None
     delay: Seconds | None = None
 
     def on(self, message: Any) -> Any:
-        """Do it; a message of a face for tasks answers with something to be awaited."""
+        """Settle the message; for an async message, returns an awaitable."""
         if self.verb == "nack":
             return message.nack(delay=self.delay, error=self.error)
         if self.verb == "reject":
@@ -118,7 +112,7 @@ DEFER: Final = Settlement("defer")
 
 
 def settlement_after(error: BaseException | None) -> Settlement:
-    """What to do with a message whose handler ended so."""
+    """Return how to settle a message whose handler ended with this error, or None."""
     if error is None:
         return ACK
     if isinstance(error, Reject):
@@ -128,13 +122,8 @@ def settlement_after(error: BaseException | None) -> Settlement:
     return Settlement("nack", error)
 
 
-def is_wish(error: BaseException | None) -> bool:
-    """Whether the handler asked for what happens, so that nobody needs to be told of an error."""
-    return isinstance(error, (Reject, Retry))
-
-
 def _reason(error: BaseException) -> object:
-    """What led to the wish says more than the wish."""
+    """The exception that led to Reject or Retry says more than their own text."""
     return error.__cause__ or str(error)
 
 
@@ -142,7 +131,7 @@ _DEFAULT_GROUP: Final = "default"
 
 
 class WorkerQueue:
-    """An open queue, as the threads of a worker and the tasks of its handlers see it."""
+    """An open queue, usable from a worker's threads and from async handlers."""
 
     def __init__(self, face: Any, bridge: Bridge) -> None:
         self.face = face
@@ -154,17 +143,17 @@ class WorkerQueue:
         return bool(self.face.closed)
 
     def take(self, count: int, *, timeout_s: float, lease: Seconds | None) -> list[Any]:
-        """Messages, whose leases renew themselves for as long as they are in hand; for threads."""
+        """Receive up to `count` messages; their leases are renewed until they are settled. For threads."""
         answer = self.face.receive_many(count, timeout=timeout_s, lease=lease, renew=True)
         taken: list[Any] = self._bridge.wait(answer)
         return taken
 
     def settle(self, message: Any, settlement: Settlement) -> None:
-        """The last thing with a message; for threads."""
+        """Settle a message. For threads."""
         self._bridge.wait(settlement.on(message))
 
     async def settle_async(self, message: Any, settlement: Settlement) -> None:
-        """The same for tasks: the loop never waits for a disk."""
+        """Async version of `settle`; never blocks the loop on disk."""
         if self._for_tasks:
             await settlement.on(message)
         else:
@@ -172,25 +161,25 @@ class WorkerQueue:
 
 
 class QueueOrigin:
-    """Where a queue comes from."""
+    """Where a queue comes from: it opens the queue, and closes what it opened."""
 
-    given = False  # whether it was open when we got it: then it is not ours to close, or to open again
+    borrowed = False  # whether the queue was already open: then we neither close nor reopen it
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def open(self, bridge: Bridge) -> WorkerQueue:
-        """The open queue; called again when it has closed."""
+        """Open the queue, or open it again after it was closed."""
         raise NotImplementedError
 
     def close(self, bridge: Bridge) -> None:
-        """Let go of what was opened."""
+        """Close what `open` opened."""
 
 
-class Given(QueueOrigin):
-    """A queue that was open when we got it."""
+class BorrowedQueue(QueueOrigin):
+    """A queue that the caller had already opened."""
 
-    given = True
+    borrowed = True
 
     def __init__(self, face: Any) -> None:
         super().__init__(str(getattr(face, "name", face)))
@@ -201,7 +190,7 @@ class Given(QueueOrigin):
 
 
 class OpenedQueue(QueueOrigin):
-    """A queue that we open: a folder, or the URL of a queue."""
+    """A queue that the worker opens, from a folder or a queue's URL."""
 
     def __init__(self, name: str, open_it: Callable[[Any], Any], *, as_kept: bool) -> None:
         super().__init__(name)
@@ -222,8 +211,8 @@ class OpenedQueue(QueueOrigin):
             bridge.wait(self._face.close())
 
 
-class Data:
-    """A data folder or a server that several queues of a worker lie in: opened once for all of them."""
+class SharedBroker:
+    """A data folder or a server shared by several queues of a worker; opened once."""
 
     def __init__(self, open_it: Callable[[], Any]) -> None:
         self._open = open_it
@@ -243,9 +232,9 @@ class Data:
 
 
 class NamedQueue(QueueOrigin):
-    """A queue by its name, in a data folder or at a server."""
+    """A queue given by name, in a data folder or on a server."""
 
-    def __init__(self, name: str, data: Data, group: str, body_type: Any) -> None:
+    def __init__(self, name: str, data: SharedBroker, group: str, body_type: Any) -> None:
         super().__init__(name)
         self._data = data
         self._group = group
@@ -264,14 +253,14 @@ class NamedQueue(QueueOrigin):
 
 
 def origins_of(queue: object, *, at: object, group: str | None, body_type: Any, for_tasks: bool) -> list[QueueOrigin]:
-    """The queues that a worker was given: open faces, folders, URLs, or names of queues `at` a place."""
+    """Resolve the `queue` argument: open queues, folders, URLs, or names of queues at the place `at`."""
     wanted = list(queue) if isinstance(queue, (list, tuple)) else [queue]
     if not wanted:
         raise InvalidRequest("the list of queues is empty: give at least one")
     opener = _Opener(body_type, for_tasks=for_tasks)
     if at is not None:
         place = _path(at, "at")
-        data = Data(lambda: opener.broker(place))
+        data = SharedBroker(lambda: opener.broker(place))
         found: list[QueueOrigin] = [
             NamedQueue(_path(name, "queue"), data, group or _DEFAULT_GROUP, body_type) for name in wanted
         ]
@@ -279,7 +268,7 @@ def origins_of(queue: object, *, at: object, group: str | None, body_type: Any, 
         raise InvalidRequest(f"group={group!r} is for queues by name: say where they are with at=...")
     else:
         found = [_origin(each, opener) for each in wanted]
-    names = [origin.name for origin in found if not origin.given]
+    names = [origin.name for origin in found if not origin.borrowed]
     if len(set(names)) < len(names):
         raise InvalidRequest(f"a queue is named twice: {', '.join(names)}")
     return found
@@ -287,7 +276,7 @@ def origins_of(queue: object, *, at: object, group: str | None, body_type: Any, 
 
 def _origin(queue: object, opener: _Opener) -> QueueOrigin:
     if hasattr(queue, "receive_many"):
-        return Given(queue)
+        return BorrowedQueue(queue)
     path = _path(queue, "queue")
     return OpenedQueue(path, lambda kept: opener.queue(path, kept), as_kept=not opener.typed)
 
@@ -301,7 +290,7 @@ def _path(value: object, name: str) -> str:
 
 
 class _Opener:
-    """Opens folders and URLs with the face that suits the handler."""
+    """Opens folders and URLs with the sync or the async API, whichever the handler needs."""
 
     def __init__(self, body_type: Any, *, for_tasks: bool) -> None:
         self.typed = body_type is not None
@@ -316,40 +305,31 @@ class _Opener:
         return import_module(self._package).open_broker(place, create=False, **self._options)
 
 
-# What a worker was asked for, checked.
-
-
-# How long to wait before something that failed is tried again.
-
-
 _FIRST_S: Final = 0.1
-_MOST_S: Final = 30.0
+_MAX_S: Final = 30.0
 
 
 class Backoff:
-    """Twice as long each time, up to a limit; up to a half of it by chance, so that many do not come back at once."""
+    """Exponential backoff with a limit. Up to half of each pause is random, so that many workers spread out."""
 
-    def __init__(self, ids: Ids, most_s: float = _MOST_S) -> None:
+    def __init__(self, ids: Ids, max_s: float = _MAX_S) -> None:
         self._ids = ids
-        self._most_s = most_s
+        self._most_s = max_s
         self._tries = 0
 
     def next_s(self) -> float:
-        """How long to wait this time."""
+        """Return the next pause in seconds."""
         full_s = min(math.ldexp(_FIRST_S, min(self._tries, 20)), self._most_s)
         self._tries += 1
         return full_s * (1 - self._ids.random_u32() / 2**33)
 
     def reset(self) -> None:
-        """It went well."""
+        """Start over after a success."""
         self._tries = 0
 
 
-# How many handlers may run at once, shared by the queues of a worker.
-
-
 class Slots:
-    """Each lane has one slot of its own, so that a busy queue cannot keep the others waiting; the rest is shared."""
+    """Limits how many handlers run at once. Each lane has a slot of its own, so a busy queue cannot starve others."""
 
     def __init__(self, total: int, lanes: Iterable[Hashable]) -> None:
         self.total = total
@@ -358,7 +338,7 @@ class Slots:
         self._closed = False
 
     def take(self, lane: Hashable, most: int) -> int:
-        """Hold up to so many slots; waits for the first one. None where nothing is taken any more."""
+        """Wait for a free slot, then take up to `most`; returns how many, 0 after `close`."""
         with self._changed:
             while not self._closed:
                 count = min(most, self._free(lane))
@@ -369,27 +349,28 @@ class Slots:
             return 0
 
     def give(self, lane: Hashable, count: int = 1) -> None:
-        """They are free again."""
+        """Return slots that are no longer used."""
         with self._changed:
             self._used[lane] -= count
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Nobody takes one from now on."""
+        """Wake all waiting lanes; `take` returns 0 from now on."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def _free(self, lane: Hashable) -> int:
+        # One slot stays reserved for each lane that uses none at the moment.
         shared = self.total - sum(max(used, 1) for used in self._used.values())
         return shared if self._used[lane] else shared + 1
 
 
-_MOST_AT_ONCE: Final = 10_000
+_MAX_CONCURRENCY: Final = 10_000
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of a worker."""
+    """The checked arguments of a worker."""
 
     handler: Callable[[Any], Any]
     is_async: bool
@@ -408,7 +389,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_async(handler: object) -> bool:
-    """Whether the handler is to be awaited; InvalidRequest where it is no handler at all."""
+    """Whether the handler is async; raises InvalidRequest if it cannot be a handler."""
     if not callable(handler):
         raise InvalidRequest(f"handler={handler!r} cannot be used: give a function that takes a message")
     inner: Any = handler
@@ -421,9 +402,9 @@ def is_async(handler: object) -> bool:
 
 
 def checked_concurrency(value: object, queues: int) -> int:
-    """How many handlers may run at once: at least one for each queue, which it waits with."""
-    if type(value) is not int or not 1 <= value <= _MOST_AT_ONCE:
-        raise InvalidRequest(f"concurrency={value!r} cannot be used: give a whole number from 1 to {_MOST_AT_ONCE}")
+    """Return the number of handlers that may run at once; at least one per queue."""
+    if type(value) is not int or not 1 <= value <= _MAX_CONCURRENCY:
+        raise InvalidRequest(f"concurrency={value!r} cannot be used: give a whole number from 1 to {_MAX_CONCURRENCY}")
     if value < queues:
         raise InvalidRequest(f"concurrency={value} is too little for {queues} queues: each needs a handler of its own")
     return value

@@ -1,4 +1,4 @@
-"""The worker as its users see it."""
+"""The public Worker class."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ from holdfast.worker.sources import (
 
 
 class Worker:
-    """Gives the messages of queues to a handler: ack when it returns, nack with the error when it raises.
+    """Runs a handler for each message of one or more queues.
 
-    `queue` is an open queue or group, a folder, a URL, or a list of them; with `at`, a data folder or the URL of a
-    server, it is the name of a queue there. A worker runs once.
+    If the handler returns, the message is acked. If it raises, the message is nacked with the error and retried.
+
+    `queue` is an open queue or group, a folder, a URL, or a list of these. With `at` (a data folder or a server URL) it
+    is the name of a queue there. A worker runs once; create a new one to run again.
     """
 
     def __init__(
@@ -81,25 +83,27 @@ class Worker:
         self._over = threading.Event()
 
     def run(self, *, signals: bool = True) -> int:
-        """Work until `stop`, SIGTERM or SIGINT; answers with an exit code: 0 if everything taken was finished.
+        """Work until `stop` is called or SIGTERM or SIGINT arrives; return the exit code.
 
-        A second signal ends the process at once. `signals=False`, or another thread than the main one: only `stop`.
+        The exit code is 0 if every message that was received was also finished. A second signal ends the process at
+        once. With `signals=False`, or outside the main thread, only `stop` ends the worker. Raises the error that ended
+        the worker, if there was one.
         """
-        # A signal may come at any point of this thread, also in the middle of something that holds a lock.
-        told: SimpleQueue[int | None] = SimpleQueue()
-        with first_signal(told.put) if signals else nullcontext():
-            control = self._begin(Bridge(), lambda: told.put(None))
+        # A signal handler may interrupt this thread anywhere, even while it holds a lock; SimpleQueue.put is reentrant.
+        reported: SimpleQueue[int | None] = SimpleQueue()
+        with first_signal(reported.put) if signals else nullcontext():
+            control = self._begin(Bridge(), lambda: reported.put(None))
             try:
-                while told.get() is not None:
+                while reported.get() is not None:
                     control.stop()
-            except BaseException:  # a KeyboardInterrupt, where signals are not ours
+            except BaseException:  # KeyboardInterrupt, if we do not handle signals
                 control.stop()
                 self._over.wait()
                 raise
         return control.result()
 
     async def run_async(self, *, signals: bool = True) -> int:
-        """The same in this event loop, which async handlers run in, too."""
+        """Async version of `run`; async handlers run in this event loop."""
         loop = asyncio.get_running_loop()
         over = asyncio.Event()
 
@@ -117,16 +121,16 @@ class Worker:
         return control.result()
 
     def start(self) -> None:
-        """Work in the background; then `stop` and `wait`."""
+        """Start working in the background. End it with `stop` and `wait`, or use the worker as a context manager."""
         self._begin(Bridge(), lambda: None)
 
     def stop(self) -> None:
-        """Take nothing more, and end when what runs has finished, or after `drain`. Returns at once."""
+        """Stop receiving, and end when the running handlers have finished or `drain` has passed. Returns at once."""
         if self._control is not None:
             self._control.stop()
 
     def wait(self, timeout: Seconds | None = None) -> int | None:
-        """The exit code when it has ended; None if it has not after that time. Raises what ended it."""
+        """Return the exit code once the worker has ended, or None after `timeout`. Raises the error that ended it."""
         if self._control is None:
             raise InvalidRequest("the worker was not started")
         if not self._over.wait(optional_seconds(timeout, "timeout")):
@@ -134,13 +138,13 @@ class Worker:
         return self._control.result()
 
     def health(self) -> WorkerHealth:
-        """How it is, in numbers."""
+        """Return the worker's status and counts."""
         control = self._control
         return (control or Control(self._options, Bridge())).health()
 
     @property
     def health_port(self) -> int | None:
-        """The port of the health page, once it is there."""
+        """The port of the health page, or None if there is none (yet)."""
         return None if self._page is None else self._page.port
 
     def __enter__(self) -> Self:

@@ -1,4 +1,13 @@
-"""What a simulated disk holds, bytes and names: which are durable, and what a power cut may leave of the rest."""
+"""The contents of a simulated disk, bytes and names: what is durable, and what a power cut may leave of the rest.
+
+A file's unsynced writes are kept page by page, in order. A power cut may lose all of them, keep all of them, or leave
+each page with the first few of its writes, the last one perhaps torn at a sector. A failed sync behaves as on Linux:
+the pages stay in the cache but count as clean, so that no later sync writes them.
+
+A change of names is pending until its folder is synced. A power cut keeps either the first few pending changes, as a
+journal does, or some of them, where a change is kept only together with the earlier changes of the same names that it
+builds on. Syncing a file does not make its name durable.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +24,7 @@ SECTOR_BYTES = 512
 _PAGE_BITS = 12
 assert 1 << _PAGE_BITS == PAGE_BYTES
 
-# Where a write begins within its page, and its bytes.
+# A write within one page: where it begins in the page, and its bytes.
 Extent: TypeAlias = tuple[int, bytes]
 Page: TypeAlias = bytes | bytearray
 
@@ -37,13 +46,13 @@ class Inode:
         self.doomed: dict[int, Page] = {}  # page -> durable version, where a failed sync dropped the writes
         self.synced = len(content)  # the durable length
         self.lengths: list[int] = []  # every length since
-        self.doomed_lengths: list[int] = []  # those that a failed sync dropped
-        self.peak = len(content)  # the greatest length that a cut may bring back
-        self.allocated = len(content)  # bytes that have blocks: a map may store there
+        self.doomed_lengths: list[int] = []  # lengths that a failed sync dropped
+        self.peak = len(content)  # the greatest length that a power cut may bring back
+        self.allocated = len(content)  # bytes that have blocks, so that a map may store there
         self.locked = False
 
     def write(self, position: int, data: bytes) -> None:
-        """Change the cached bytes, growing the file where they reach past its end."""
+        """Change the cached bytes, and extend the file if they reach past its end."""
         if not data:
             return
         end = position + len(data)
@@ -55,7 +64,7 @@ class Inode:
         self.allocated = max(self.allocated, end)
 
     def resize(self, length: int) -> None:
-        """Cut, or grow with zeros."""
+        """Cut, or extend with zeros."""
         content = self._thaw()
         old = len(content)
         if length < old:
@@ -65,14 +74,14 @@ class Inode:
             self.allocated = min(self.allocated, length)
         elif length > old:
             content.extend(bytes(length - old))
-            if self.peak > old:  # cut before and not synced: the old bytes may still be on the disk
+            if self.peak > old:  # cut earlier and not synced: the old bytes may still be on the disk
                 self._record(old, bytes(min(length, self.peak) - old))
             self.peak = max(self.peak, length)
         if length != old:
             self.lengths.append(length)
 
     def settle(self) -> None:
-        """A sync that worked: what is pending is durable, what an earlier failure dropped is not."""
+        """A successful sync: what is pending becomes durable, but not what an earlier failure dropped."""
         length = len(self.content)
         if not self.doomed_lengths or self.lengths or self._reaches_past(self.synced):
             self.synced = length
@@ -84,7 +93,7 @@ class Inode:
         self.peak = max(length, self.synced, *self.doomed_lengths)
 
     def doom(self) -> None:
-        """A sync that failed, as on Linux: still cached, but clean, so that no later sync writes it."""
+        """A failed sync, as on Linux: pages stay cached but count as clean, so that no later sync writes them."""
         for page, (durable, _) in self.dirty.items():
             self.doomed.setdefault(page, durable)
         self.doomed_lengths += self.lengths
@@ -92,13 +101,13 @@ class Inode:
         self.lengths = []
 
     def frozen(self) -> bytes:
-        """The cached content, to be shared."""
+        """Return the cached content, which may be shared."""
         if not isinstance(self.content, bytes):
             self.content = bytes(self.content)
         return self.content
 
     def durable(self) -> bytes:
-        """What is there for sure after a power cut."""
+        """Return what is certain to be there after a power cut."""
         if not self._is_unsynced():
             return self.frozen()
         content = self._padded()
@@ -110,11 +119,11 @@ class Inode:
         return bytes(content)
 
     def after_cut(self, rng: random.Random, fate: Fate) -> Inode:
-        """What a power cut may leave of it."""
+        """Return what a power cut may leave of it."""
         if not self._is_unsynced():
             return Inode(self.frozen())
         if fate is Fate.MIXED:
-            # One file may be lost whole while its neighbour is written back whole.
+            # One file may be lost completely while its neighbour is written back completely.
             fate = (Fate.LOST, Fate.KEPT, Fate.MIXED, Fate.MIXED)[rng.getrandbits(2)]
         if fate is Fate.LOST:
             return Inode(self.durable())
@@ -123,7 +132,7 @@ class Inode:
         return Inode(self._mixed(rng))
 
     def copy(self) -> Inode:
-        """The same in a cache of its own, unlocked."""
+        """Return the same with a cache of its own, unlocked."""
         other = Inode(self.frozen())
         other.dirty = {page: (durable, writes.copy()) for page, (durable, writes) in self.dirty.items()}
         other.doomed = self.doomed.copy()
@@ -135,7 +144,7 @@ class Inode:
         return other
 
     def damage(self, position: int, mask: int) -> None:
-        """Spoil a byte in every version of it."""
+        """Change a byte in every version of it."""
         page, at = position >> _PAGE_BITS, position & (PAGE_BYTES - 1)
         content = self._thaw()
         content[position] ^= mask
@@ -147,7 +156,7 @@ class Inode:
             self.doomed[page] = _flipped(self.doomed[page], at, mask)
 
     def shorten(self, length: int) -> None:
-        """Take the end away from every version of it."""
+        """Cut off the end of every version of it."""
         del self._thaw()[length:]
         pages = (length + PAGE_BYTES - 1) >> _PAGE_BITS
         self.doomed = {page: _head(old, page, length) for page, old in self.doomed.items() if page < pages}
@@ -170,7 +179,7 @@ class Inode:
         return bool(self.dirty or self.lengths or self.doomed or self.doomed_lengths)
 
     def _writes(self, page: int) -> list[Extent]:
-        """The unsynced writes of a page; on first use its durable version is put aside."""
+        """Return the unsynced writes of a page; on first use, saves its durable version."""
         entry = self.dirty.get(page)
         if entry is None:
             base = page << _PAGE_BITS
@@ -178,7 +187,7 @@ class Inode:
         return entry[1]
 
     def _record(self, position: int, data: bytes) -> None:
-        """Note an unsynced write, in pieces that each lie within a page."""
+        """Record an unsynced write, in pieces that each lie within a page."""
         page, at = position >> _PAGE_BITS, position & (PAGE_BYTES - 1)
         if at + len(data) <= PAGE_BYTES:
             self._writes(page).append((at, data))
@@ -198,7 +207,7 @@ class Inode:
         )
 
     def _settle_doomed(self) -> None:
-        """Put what was written since a failed sync on top of the durable pages, and no more than that."""
+        """Apply what was written since a failed sync to the durable pages, and nothing else."""
         padded = self._padded()
         left: dict[int, Page] = {}
         for page, durable in self.doomed.items():
@@ -208,18 +217,18 @@ class Inode:
                 durable = _head(durable, page, self.synced)
             base = page << _PAGE_BITS
             if _whole(durable) != padded[base : base + PAGE_BYTES]:
-                left[page] = durable  # else it was written again, and nothing is left to lose
+                left[page] = durable  # otherwise it was written again, and nothing can be lost any more
         self.doomed = left
 
     def _padded(self) -> bytearray:
-        """A copy with whole pages as far as any length that a cut may choose."""
+        """Return a copy with whole pages up to any length that a power cut may choose."""
         content = bytearray(self.content)
         end = (self.peak + PAGE_BYTES - 1) & -PAGE_BYTES
         content.extend(bytes(end - len(content)))
         return content
 
     def _mixed(self, rng: random.Random) -> bytes:
-        """Each page on its own: the durable version and the first few writes on it, the last maybe torn."""
+        """Return a mix, page by page: the durable version with the first few writes, the last one perhaps torn."""
         content = self._padded()
         for page, durable in self.doomed.items():
             if page not in self.dirty and rng.random() < 0.5:
@@ -277,19 +286,12 @@ def _flipped(data: Page, at: int, mask: int) -> bytes:
 
 
 def _head(data: Page, page: int, length: int) -> bytes:
-    """What is left of bytes that begin with the page when the file ends at the length."""
+    """Return what is left of bytes that begin with the page if the file ends at the length."""
     return bytes(data[: max(0, length - (page << _PAGE_BITS))])
 
 
-# The names of the simulated disk: which of them are durable, and what a power cut may leave of the rest.
-#
-# A change of names is pending until its folder is synced. A cut keeps either the first few pending changes,
-# as a journal does, or some of them, where a change is kept only together with the earlier ones that it
-# builds on: those of the same names. A sync of a file says nothing about its name.
-
-
 class Folder:
-    """Names, as the running machine sees them and as they are on the disk."""
+    """Names, as the running machine sees them and as they are on disk."""
 
     __slots__ = ("changed_by", "durable", "names", "placed_by")
 
@@ -297,15 +299,15 @@ class Folder:
         self.names: dict[str, Node] = {} if names is None else names
         self.durable: dict[str, Node] = self.names.copy()
         self.changed_by: dict[str, Change] = {}  # the last pending change of each name
-        self.placed_by: Change | None = None  # what gave the folder its own name
+        self.placed_by: Change | None = None  # the change that gave the folder its own name
 
 
 Node: TypeAlias = Folder | Inode
-Link: TypeAlias = tuple[Folder, str, Node | None]  # in this folder, under this name: that node, or none
+Link: TypeAlias = tuple[Folder, str, Node | None]  # in this folder, under this name: this node, or none
 
 
 class Change:
-    """A change of names that a cut keeps whole or not at all: create, rename, remove or mkdir."""
+    """A change of names that a power cut keeps completely or not at all: create, rename, remove or mkdir."""
 
     __slots__ = ("links", "needs")
 
@@ -322,7 +324,7 @@ class NameTree:
         self._changes: list[Change] = []
 
     def node(self, path: str) -> Node:
-        """What has this path."""
+        """Return the node at this path."""
         node: Node | None = self._root
         for name in path.split("/"):
             if name and name != ".":
@@ -333,23 +335,23 @@ class NameTree:
         return node
 
     def folder(self, path: str) -> Folder:
-        """The folder that has this path."""
+        """Return the folder at this path."""
         return _folder(self.node(path), path)
 
     def inode(self, path: str) -> Inode:
-        """The file that has this path."""
+        """Return the file at this path."""
         node = self.node(path)
         if isinstance(node, Folder):
             raise os_error(errno.EISDIR, path)
         return node
 
     def place(self, path: str) -> tuple[Folder, str]:
-        """The folder that holds or would hold this path, and the name in it."""
+        """Return the folder that holds or would hold this path, and the name in it."""
         above, _, name = path.rstrip("/").rpartition("/")
         return self.folder(above), name
 
     def durable_inode(self, path: str) -> Inode | None:
-        """The file that has this path when all pending changes are lost."""
+        """Return the file at this path if all pending changes are lost."""
         node: Node | None = self._root
         for name in path.split("/"):
             if name and name != ".":
@@ -357,13 +359,13 @@ class NameTree:
         return node if isinstance(node, Inode) else None
 
     def link(self, folder: Folder, name: str, node: Node | None) -> None:
-        """Give a name to a new node, or take it away."""
+        """Give a name to a new node, or remove the name."""
         change = self._change((folder, name, node))
         if isinstance(node, Folder):
             node.placed_by = change
 
     def rename(self, old: str, new: str) -> None:
-        """Move a name; what has the new one is replaced."""
+        """Move a name, replacing what has the new one."""
         (source, old_name), (target, new_name) = self.place(old), self.place(new)
         node, replaced = source.names.get(old_name), target.names.get(new_name)
         if node is None:
@@ -373,15 +375,15 @@ class NameTree:
         _check_replacing(node, replaced, new)
         way = list(self._way(new))
         if node in way:
-            raise os_error(errno.EINVAL, new)  # a folder cannot move into itself
-        # The node may not end up in a folder that is lost itself: it would be gone under both names.
+            raise os_error(errno.EINVAL, new)  # a folder cannot be moved into itself
+        # The node must not end up in a folder that is itself lost: it would be gone under both names.
         needs = () if source is target else (folder.placed_by for folder in way)
         change = self._change((source, old_name, None), (target, new_name, node), needs=needs)
         if isinstance(node, Folder):
             node.placed_by = change
 
     def sync(self, folder: Folder) -> None:
-        """Make the names of a folder durable, and what they build on."""
+        """Make the names of a folder durable, with everything they build on."""
         of_folder = {change for change in self._changes if any(link[0] is folder for link in change.links)}
         if not of_folder:
             return
@@ -391,12 +393,12 @@ class NameTree:
                 _assign(place.durable, name, node)
                 if place.changed_by.get(name) is change:
                     del place.changed_by[name]
-            change.needs = ()  # or every change would keep all before it alive
+            change.needs = ()  # otherwise every change would keep all earlier ones alive
         durable = set(kept)
         self._changes = [change for change in self._changes if change not in durable]
 
     def after_cut(self, rng: random.Random, fate: Fate) -> NameTree:
-        """What a power cut may leave, names and files."""
+        """Return what a power cut may leave, names and files."""
         left: dict[Folder, dict[str, Node]] = {}
         for change in _survivors(self._changes, rng, fate):
             for folder, name, node in change.links:
@@ -406,14 +408,14 @@ class NameTree:
         return NameTree(_after_cut(self._root, left, rng, fate))
 
     def copy(self) -> NameTree:
-        """The same with nodes of its own."""
+        """Return the same with nodes of its own."""
         copies = _Copies(self._changes)
         tree = NameTree(copies.folder(self._root))
         tree._changes = copies.changes()
         return tree
 
     def allocated_bytes(self) -> int:
-        """What all files that have a name take up."""
+        """Return the total size of all files that have a name."""
         return _allocated_bytes(self._root)
 
     def _change(self, *links: Link, needs: Iterable[Change | None] = ()) -> Change:
@@ -426,7 +428,7 @@ class NameTree:
         return change
 
     def _way(self, path: str) -> Iterator[Folder]:
-        """The folders above a path, from the root down."""
+        """Yield the folders above a path, from the root down."""
         above, folder = path.rstrip("/").rpartition("/")[0], self._root
         yield folder
         for name in above.split("/"):
@@ -436,7 +438,7 @@ class NameTree:
 
 
 class _Copies:
-    """Copies of nodes and changes that stand to each other as the originals do."""
+    """Copies of nodes and changes, related to each other like the originals."""
 
     def __init__(self, changes: list[Change]) -> None:
         self._nodes: dict[Node, Node] = {}
@@ -445,7 +447,7 @@ class _Copies:
     def folder(self, folder: Folder) -> Folder:
         copy = self._nodes.get(folder)
         if copy is None:
-            copy = self._nodes[folder] = Folder()  # known before its names are: they may lead back to it
+            copy = self._nodes[folder] = Folder()  # known before its names are, since they may lead back to it
             copy.names = {name: self._node(node) for name, node in folder.names.items()}
             copy.durable = {name: self._node(node) for name, node in folder.durable.items()}
             copy.changed_by = {name: self._changes[change] for name, change in folder.changed_by.items()}
@@ -472,7 +474,7 @@ class _Copies:
 
 
 def _survivors(changes: list[Change], rng: random.Random, fate: Fate) -> list[Change]:
-    """The pending changes that a power cut keeps, in order."""
+    """Return the pending changes that a power cut keeps, in order."""
     if not changes or fate is Fate.LOST:
         return []
     mode = rng.getrandbits(2)
@@ -486,7 +488,7 @@ def _survivors(changes: list[Change], rng: random.Random, fate: Fate) -> list[Ch
 
 
 def _with_needs(changes: list[Change], chosen: set[Change]) -> list[Change]:
-    """The chosen changes and all that they build on, in order."""
+    """Return the chosen changes and everything they build on, in order."""
     kept = []
     for change in reversed(changes):  # what a change needs comes before it
         if change in chosen:
@@ -536,5 +538,5 @@ def _folder(node: Node | None, path: str) -> Folder:
 
 
 def os_error(code: int, path: str | None = None) -> OSError:
-    """The error that the operating system would raise."""
+    """Build the error that the operating system would raise."""
     return OSError(code, os.strerror(code), path) if path else OSError(code, os.strerror(code))

@@ -1,4 +1,8 @@
-"""Faults to order: which call of a simulated disk fails, how, and whether for good."""
+"""A disk in memory that loses what real disks may lose, for tests that cut the power, and faults on demand.
+
+`contents` says what a power cut may leave of a file's bytes and of names; a `FaultPlan` says which calls fail. Here
+they are put behind the calls of `Disk`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from holdfast.env.sim.contents import Fate, Folder, Inode, NameTree, os_error
 
 @dataclass(slots=True)
 class _Fault:
-    """One thing that will go wrong; `seen` counts the calls that it might have struck."""
+    """One fault to come; `seen` counts the calls that it applied to."""
 
     nth: int
     errno: int
@@ -29,35 +33,35 @@ class _Fault:
 
 
 class FaultPlan:
-    """What goes wrong on a disk. Calls count from 1, beginning with the first after the fault was armed."""
+    """What goes wrong on a disk. Calls count from 1, starting with the first after the fault was armed."""
 
     __slots__ = ("_faults", "armed", "fired")
 
     def __init__(self) -> None:
         self._faults: list[_Fault] = []
-        self.armed = False  # read before every call, so that a disk without faults pays next to nothing
-        self.fired: list[str] = []  # the calls that were struck, in order; empty: nothing went wrong yet
+        self.armed = False  # checked before every call, so that a disk without faults costs next to nothing
+        self.fired: list[str] = []  # the calls that failed, in order
 
     def fail(self, nth: int, errno: int, *, sticky: bool, calls: frozenset[str] | None = None) -> None:
-        """The nth call (of those named) raises OSError(errno); sticky: so do all such calls after it."""
+        """Have the nth call (of those named) raise OSError(errno); if sticky, all such calls after it, too."""
         self._arm(_Fault(nth, errno, sticky, calls))
 
     def short_write(self, nth: int, *, sticky: bool) -> None:
-        """The nth write takes about half of its bytes; sticky: the disk is full, later ones raise ENOSPC."""
+        """Have the nth write take about half of its bytes; if sticky, the disk is full and later ones raise ENOSPC."""
         self._arm(_Fault(nth, errors.ENOSPC, sticky, frozenset({"write"}), short=True))
 
     def clear(self) -> None:
-        """Nothing goes wrong any more; `fired` stays."""
+        """Remove all faults; `fired` is kept."""
         self._faults.clear()
         self.armed = False
 
     def strike(self, call: str) -> bool:
-        """Raise what was ordered for this call; answers whether it is a write to be cut short."""
+        """Raise the fault that applies to this call; returns whether it is a write to be cut short."""
         for fault in self._faults:
             if fault.calls is not None and call not in fault.calls:
                 continue
             if call == "exists" and fault.errno not in RAN_OUT:
-                continue  # the real disk takes any other error for a "no", which is no fault to walk through
+                continue  # the real disk answers any other error with "no", which is not a fault to test
             fault.seen += 1
             if fault.seen == fault.nth or (fault.sticky and fault.seen > fault.nth):
                 self.fired.append(call)
@@ -71,12 +75,6 @@ class FaultPlan:
             raise ValueError("calls count from 1")
         self._faults.append(fault)
         self.armed = True
-
-
-# A disk in memory that forgets what real disks may forget, for tests that pull the plug.
-#
-# `inode` tells what a power cut may leave of a file, `names` what it may leave of names, and
-# `faults` which calls fail. Here these are put behind the calls of `Disk`.
 
 
 _PLENTY_BYTES = 1 << 50
@@ -95,7 +93,7 @@ class SimulatedLock:
 
 
 class SimulatedOpenFolder:
-    """A folder of the simulated disk that is open; its names are those that it has when it is synced."""
+    """An open folder of the simulated disk; syncs the names that it has at that time."""
 
     def __init__(self, disk: SimulatedDisk, folder: str) -> None:
         self._disk = disk
@@ -105,16 +103,16 @@ class SimulatedOpenFolder:
         self._disk.sync_names(self._folder)
 
     def close(self) -> None:
-        """Nothing is kept open here."""
+        """Do nothing: nothing is kept open here."""
 
 
 class SimulatedDisk:
-    """A `Disk` in memory: counts calls, fails to order, and answers with what a cut or a kill leaves."""
+    """A `Disk` in memory: counts calls, fails on demand, and returns what a power cut or a kill leaves."""
 
     def __init__(self, *, maps: bool = True, capacity_bytes: int | None = None) -> None:
         self.faults = FaultPlan()
         self.calls: dict[str, int] = defaultdict(int)
-        self.on_call: Callable[[str], None] | None = None  # told of each change after it took effect
+        self.on_call: Callable[[str], None] | None = None  # called after each change has taken effect
         self.maps = maps
         self._capacity_bytes = capacity_bytes
         self._tree = NameTree()
@@ -155,11 +153,11 @@ class SimulatedDisk:
                     raise os_error(errno.EEXIST, path)
                 continue
             if not made:
-                self.sync_folder(highest)  # the last one that was there may not have been synced
+                self.sync_folder(highest)  # the last existing one may not have been synced
             made = True
             self._tree.link(self._tree.folder(above), name, Folder())
             self.done("make_folder")
-            self.sync_folder(above)  # the real disk does so for each folder that it makes
+            self.sync_folder(above)  # the real disk does so for each folder that it creates
         if not made:
             self.sync_folder(above)
 
@@ -200,7 +198,7 @@ class SimulatedDisk:
         self.open_folder(folder).sync()
 
     def sync_names(self, folder: str) -> None:
-        """What `OpenFolder.sync` does."""
+        """Implements `OpenFolder.sync`."""
         self.reach("sync_folder")
         self._tree.sync(self._tree.folder(folder))
         self.done("sync_folder")
@@ -218,7 +216,7 @@ class SimulatedDisk:
             raise FolderLocked(bytes(inode.content[:NOTE_BYTES]).rstrip())
         inode.locked = True
         room = self.room_bytes()
-        if room is None or inode.allocated + room >= NOTE_BYTES:  # the note is for people: no room, no note
+        if room is None or inode.allocated + room >= NOTE_BYTES:  # the note is for people: without room, no note
             inode.write(0, note.ljust(NOTE_BYTES))
         self.done("lock")
         return SimulatedLock(inode)
@@ -227,7 +225,7 @@ class SimulatedDisk:
         return None  # it has no users
 
     def cut(self, rng: random.Random) -> SimulatedDisk:
-        """A power cut: a new disk with what may be left. This one goes on as if nothing had happened."""
+        """Simulate a power cut: return a new disk with what may be left. This one is not affected."""
         chance = rng.random()
         fate = Fate.LOST if chance < 0.1 else Fate.KEPT if chance < 0.2 else Fate.MIXED
         successor = self._successor(self._tree.after_cut(rng, fate))
@@ -235,47 +233,47 @@ class SimulatedDisk:
         return successor
 
     def remount(self, rng: random.Random) -> SimulatedDisk:
-        """A disk that failed is unmounted and mounted anew: what was not synced may be gone, without a restart."""
+        """Simulate a failed disk that is mounted again: what was not synced may be lost, without a reboot."""
         return self.cut(rng)
 
     def kill(self) -> SimulatedDisk:
-        """kill -9: a new disk with all that this one shows, unsynced things still unsynced, locks gone."""
+        """Simulate kill -9: return a new disk with the same contents, unsynced changes still unsynced, and no locks."""
         return self._successor(self._tree.copy())
 
     def flip(self, path: str, position: int, mask: int = 0xFF) -> None:
-        """Media damage: change a byte, durable and cached."""
+        """Simulate media damage: change a byte, durable and cached."""
         self._tree.inode(path).damage(position, mask)
 
     def cut_file(self, path: str, length: int) -> None:
-        """Media damage: lose the end of a file, durable and cached."""
+        """Simulate media damage: lose the end of a file, durable and cached."""
         self._tree.inode(path).shorten(length)
 
     def contents(self, path: str) -> bytes:
-        """What the running machine reads."""
+        """Return what the running machine reads."""
         return self._tree.inode(path).frozen()
 
     def durable(self, path: str) -> bytes | None:
-        """What is there after a cut that keeps nothing unsynced; None where there is no such file then."""
+        """Return what is left after a power cut that keeps nothing unsynced; None if the file is lost."""
         inode = self._tree.durable_inode(path)
         return None if inode is None else inode.durable()
 
     def reach(self, call: str) -> bool:
-        """Count a call, which may raise a fault; answers whether it is a write to be cut short."""
+        """Count a call and raise its fault, if any; returns whether it is a write to be cut short."""
         self.calls[call] += 1
         return self.faults.armed and self.faults.strike(call)
 
     def store(self, call: str) -> None:
-        """Count a store into memory, which cannot fail, and tell that it took effect."""
+        """Count a store into memory, which cannot fail, and report that it took effect."""
         self.calls[call] += 1
         self.done(call)
 
     def done(self, call: str) -> None:
-        """Tell that a call took effect."""
+        """Report that a call took effect."""
         if self.on_call is not None:
             self.on_call(call)
 
     def room_bytes(self) -> int | None:
-        """Bytes left; None where there is no limit. A removed file gives its room back at once."""
+        """Return the bytes left; None without a limit. A removed file frees its room at once."""
         if self._capacity_bytes is None:
             return None
         return max(0, self._capacity_bytes - self._tree.allocated_bytes())
@@ -286,17 +284,14 @@ class SimulatedDisk:
         return inode
 
     def _successor(self, tree: NameTree) -> SimulatedDisk:
-        """The same machine started anew: no counts, no faults, no hook."""
+        """Return the disk after a restart: no counts, no faults, no hook."""
         disk = SimulatedDisk(maps=self.maps, capacity_bytes=self._capacity_bytes)
         disk._tree = tree
         disk._mount_id = self._mount_id
         return disk
 
 
-# An open file of the simulated disk, and the two ways to store into it as memory.
-
-
-MAX_PARTS = 1024  # IOV_MAX of Linux: more parts in one write are refused
+MAX_PARTS = 1024  # IOV_MAX on Linux: a write of more parts fails
 
 _WORD = struct.Struct("<Q")
 WORD_BYTES = _WORD.size
@@ -304,25 +299,25 @@ assert WORD_BYTES == 8
 
 
 class Device(Protocol):
-    """What a file asks of the disk that it lies on."""
+    """What a file needs from the disk it is on."""
 
     maps: bool  # whether stores into a map cannot fail here
 
     def reach(self, call: str) -> bool:
-        """Count a call, which may raise a fault; answers whether it is a write to be cut short."""
+        """Count a call and raise its fault, if any; returns whether it is a write to be cut short."""
 
     def store(self, call: str) -> None:
-        """Count a store into memory, which cannot fail, and tell that it took effect."""
+        """Count a store into memory, which cannot fail, and report that it took effect."""
 
     def done(self, call: str) -> None:
-        """Tell that a call took effect."""
+        """Report that a call took effect."""
 
     def room_bytes(self) -> int | None:
-        """Bytes left; None where there is no limit."""
+        """Return the bytes left; None without a limit."""
 
 
 class SimulatedFile:
-    """A file in memory that keeps to the rules of `File`."""
+    """A file in memory that follows the rules of `File`."""
 
     __slots__ = ("_device", "_inode", "_open", "_write")
 
@@ -347,7 +342,7 @@ class SimulatedFile:
         content = self._inode.content
         if isinstance(content, bytes):
             return memoryview(content)[position : position + length]
-        # A buffer that is viewed cannot grow, so the view gets its own.
+        # A buffer with a view cannot grow, so the view gets a copy.
         return memoryview(bytes(memoryview(content)[position : position + length]))
 
     def write(self, position: int, parts: Sequence[BytesLike]) -> int:
@@ -408,7 +403,7 @@ class SimulatedFile:
 
     def close(self) -> None:
         self._check_open()
-        self._open = False  # also when it fails: the kernel has let go of it by then
+        self._open = False  # even if it fails: the kernel has released it by then
         self._device.reach("close")
 
     def _check_open(self) -> None:
@@ -427,7 +422,7 @@ class SimulatedFile:
             raise AssertionError("mapped for storing without blocks behind it: a full disk would be SIGBUS")
 
     def _fitting(self, position: int, length: int) -> int:
-        """How many bytes the disk has room for: fewer first, an error when it is none."""
+        """Return how many bytes fit on the disk: first fewer, then an error when there is no room at all."""
         room = self._device.room_bytes()
         if room is None:
             return length
@@ -459,7 +454,7 @@ class SimulatedMap:
 
 
 class SimulatedWords:
-    """64-bit words at the start of a file; a word lies within a sector, so no cut tears it."""
+    """64-bit words at the start of a file; a word lies within a sector, so a power cut cannot tear it."""
 
     __slots__ = ("_count", "_device", "_inode", "_write")
 

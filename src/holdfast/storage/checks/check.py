@@ -1,16 +1,17 @@
-"""Is this log as it should be? Looks at every byte, takes no lock, writes nothing, and says what it found.
+"""Checks a log: reads every byte, takes no lock, writes nothing, and reports what it found.
 
-Three severities. *Damage*: stored bytes are not what was written; messages are lost, or a person must look. *Torn*:
-what a crash leaves of writes that were never promised; opening cuts it. *Note*: worth knowing, costs nothing.
+There are three severities. *Damage*: stored bytes are not what was written; messages are lost, or someone has to look.
+*Torn*: what a crash leaves of writes that were never acknowledged; opening cuts it off. *Note*: worth knowing,
+harmless.
 
-It works beside a living owner: then it looks no further than readers may. What lies behind is judged as opening
-would judge it, but only where two looks, one before and one after the rest, see the same: an owner at work changes it.
+It works next to a live owner, and then looks no further than readers may. What comes after that is judged as opening
+would judge it, but only if it looks the same before and after the rest of the check: a working owner changes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from os import PathLike, fspath
@@ -18,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.env import File, World, real_world
+from holdfast.env import World, real_world
 from holdfast.settings import LogSettings
 from holdfast.storage.checks.finding import CheckCounts, CheckReport, Finding, FindingTexts, Quarantined
 from holdfast.storage.checks.survey import MissingStretch, SegmentSurvey, Survey, segment_data
@@ -41,9 +42,9 @@ from holdfast.storage.state import NO_EPOCHS, Epochs, Identity, LogState, load_e
 
 Progress = Callable[[int, int], None]
 
-# An owner that truncates or opens the log while we look makes us look again, but not for ever.
+# If an owner truncates or opens the log during the check, it starts over, but not forever.
 _TRIES: Final = 5
-# A log that is damaged all over is described by its first findings; the counts stay right.
+# For a log that is damaged all over, the first findings are enough; the counts stay right.
 _MOST_FINDINGS: Final = 10_000
 
 
@@ -55,14 +56,14 @@ def check(
     owned: bool | None = None,
     progress: Progress | None = None,
 ) -> CheckReport:
-    """Look at the whole log. `owned` says whether somebody owns it now; None where that is not known."""
+    """Check the whole log. `owned` says whether somebody owns it now; None if that is not known."""
     world, settings = world or real_world(), settings or LogSettings()
     return inspect(fspath(folder), world, settings, owned=owned, progress=progress).report
 
 
 @dataclass
 class Inspection:
-    """A report and what a repair must know beyond it."""
+    """A report, and what a repair must know beyond it."""
 
     report: CheckReport
     stretches: list[MissingStretch]
@@ -78,11 +79,11 @@ def inspect(
     owned: bool | None = None,
     progress: Progress | None = None,
 ) -> Inspection:
-    """The same with the stretches themselves, for those who mend them."""
+    """Like `check`, but returns the damaged stretches as well, for a repair."""
     try:
         require_log(world, folder)
         for _ in range(_TRIES - 1):
-            # A file that is gone when it is its turn was trimmed or truncated away.
+            # A file that is gone by the time it is read was trimmed or truncated away.
             with suppress(FileNotFoundError):
                 one = _Pass(folder, world, settings, owned=owned, progress=progress)
                 inspection = one.run()
@@ -114,7 +115,7 @@ def _facts(world: World, folder: str) -> _Facts:
     finally:
         if state is not None:
             state.close()
-    # The ends come first: what they cover is there when the names are listed.
+    # The ends are read first: what they cover exists by the time the names are listed.
     table = load_epochs(world.disk, folder)
     names = tuple(world.disk.names(folder))
     log_id = identity.log_id if identity is not None else table[0] if table is not None else None
@@ -123,7 +124,7 @@ def _facts(world: World, folder: str) -> _Facts:
 
 
 class _Pass:
-    """One look at everything."""
+    """One pass over everything."""
 
     def __init__(
         self, folder: str, world: World, settings: LogSettings, *, owned: bool | None, progress: Progress | None
@@ -161,7 +162,7 @@ class _Pass:
         return Inspection(self._report(findings, end), self._stretches, findings, end)
 
     def disturbed(self) -> bool:
-        """Whether somebody opened, closed or truncated the log while we looked."""
+        """Whether somebody opened, closed or truncated the log during the pass."""
         before, now = self._facts, _facts(self._world, self._folder)
         return now.identity != before.identity or _entries(now) != _entries(before)
 
@@ -173,7 +174,7 @@ class _Pass:
             yield self._words.no_epochs(there=EPOCHS in facts.names)
 
     def _examine(self) -> Findings | None:
-        """What opening would do; None where the disk cannot even read what must be looked at for that."""
+        """Return what opening would do; None if the disk cannot even read what that requires."""
         if self._unreadable_tail():
             return None
         state = LogState.open(self._world.disk, self._folder, write=False)
@@ -188,13 +189,13 @@ class _Pass:
         facts = self._facts
         for base, next_base in zip_longest(facts.bases, facts.bases[1:]):
             if facts.identity is None or next_base is None or next_base > facts.synced_end:
-                with _reading(self._world, self._folder, base) as file:
+                with closing(self._world.disk.open(join(self._folder, segment_name(base)))) as file:
                     if segment_data(file)[1]:
                         return True
         return False
 
     def _look_until(self, findings: Findings | None) -> int:
-        """The offset up to which messages must be there and whole."""
+        """Return the offset up to which messages must exist and be intact."""
         if findings is None:
             return self._facts.synced_end
         return min(findings.end, self._facts.readable_end) if self._may_live else findings.end
@@ -229,7 +230,7 @@ class _Pass:
             self._add(self._words.unknown_epochs(*survey.unknown_epochs))
 
     def _unless_trimmed(self, survey: Survey, base: int, upto: int, *, last: bool) -> SegmentSurvey | None:
-        """What the segment holds; None where its owner took it away while we looked."""
+        """Return what the segment holds; None if its owner removed it meanwhile."""
         try:
             found = survey.segment(base, upto, last=last)
         except FileNotFoundError:
@@ -260,7 +261,7 @@ class _Pass:
         return findings is not None and findings.lost_tail is None and not self._may_live
 
     def _tail(self, findings: Findings, end: int) -> Iterator[Finding]:
-        """What lies at and behind the end, as far as it is not the work of an owner that is writing there."""
+        """Yield findings about the end and what follows it, unless an owner is writing there."""
         words = self._words
         again = self._examine() if self._may_live else findings
         if again is None:
@@ -281,14 +282,14 @@ class _Pass:
         yield from self._state_against(findings)
 
     def _state_against(self, findings: Findings) -> Iterator[Finding]:
-        """The ends in the state file, held against where the frames end."""
+        """Compare the ends in the state file with where the frames end."""
         facts = self._facts
         if facts.identity is None:
             return
         end = findings.end if findings.lost_tail is None else findings.lost_tail[1]
         closed_end = facts.identity.clean_end
         readable_end = findings.epochs.cap(facts.identity.epoch, facts.readable_end)
-        # Where the cache was lost it may be ahead: it was stored, and what it tells of was not synced.
+        # If the cache was lost, the state may be ahead: it was stored, but what it describes was not synced.
         beyond = findings.cache_kept and readable_end > end and bool(findings.bases)
         if beyond or (closed_end is not None and (facts.readable_end, facts.synced_end) != (closed_end, closed_end)):
             yield self._words.wrong_state(facts.readable_end, facts.synced_end, end)
@@ -327,20 +328,8 @@ class _Pass:
             self._progress(self._done_bytes, self._total_bytes)
 
 
-@contextmanager
-def _reading(world: World, folder: str, base: int) -> Iterator[File]:
-    file = world.disk.open(join(folder, segment_name(base)))
-    try:
-        yield file
-    finally:
-        file.close()
-
-
 def _entries(facts: _Facts) -> tuple[tuple[int, int], ...]:
     return () if facts.epochs is None else facts.epochs.entries
-
-
-# What else lies in a log's folder: leftovers, backups, foreign files, and what is kept in quarantine.
 
 
 BACKUP_PREFIX: Final = "backup-"
@@ -349,7 +338,7 @@ _OURS: Final = frozenset({LOCK, STATE, EPOCHS, QUARANTINE})
 
 
 def file_findings(world: World, folder: str, names: Sequence[str], words: FindingTexts) -> Iterator[Finding]:
-    """A note for each name that is not a living part of the log."""
+    """Yield a note for each name that is not a live part of the log."""
     passing = set(leftovers(names))
     known = _OURS.union(map(segment_name, segment_bases(names)), map(index_name, index_bases(names)))
     for name in names:
@@ -362,14 +351,14 @@ def file_findings(world: World, folder: str, names: Sequence[str], words: Findin
 
 
 def leftovers(names: Sequence[str]) -> list[str]:
-    """Files that opening removes: half-written ones, and indexes whose segment is gone."""
+    """Return the files that opening removes: half-written ones, and indexes without a segment."""
     segments = set(segment_bases(names))
     orphans = [index_name(base) for base in index_bases(names) if base not in segments]
     return [*orphans, *(name for name in names if name.endswith(TEMPORARY))]
 
 
 def quarantined(world: World, folder: str) -> tuple[Quarantined, ...]:
-    """What is kept in quarantine, with what its notes say."""
+    """Return what is kept in quarantine, with the contents of its notes."""
     quarantine = join(folder, QUARANTINE)
     if not world.disk.exists(quarantine):
         return ()
@@ -380,15 +369,13 @@ def quarantined(world: World, folder: str) -> tuple[Quarantined, ...]:
 
 
 def file_size(world: World, path: str) -> int:
-    """The length of a file; 0 where it is gone by now, or is a folder."""
+    """Return the length of a file; 0 if it is gone by now, or is a folder."""
     try:
         file = world.disk.open(path)
     except OSError:
         return 0
-    try:
+    with closing(file):
         return file.size()
-    finally:
-        file.close()
 
 
 def _quarantined(world: World, quarantine: str, name: str, names: Sequence[str]) -> Quarantined:

@@ -1,4 +1,4 @@
-"""What a check answers with, and the words it uses: what happened, what it costs, what to do next."""
+"""The results of a check and their wording: what happened, what it costs, what to do next."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOTHING: Final = "nothing to do"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a check found. `code` is stable and meant for programs; the sentences are for people."""
+    """One finding of a check. `code` is stable and meant for programs; the sentences are for people."""
 
     severity: Severity
     code: str
@@ -36,7 +36,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was looked at: good frames, their messages, how many were removed, the bytes of the segments' files."""
+    """What was checked: good frames, their messages, how many were removed, the bytes of the segment files."""
 
     segments: int = 0
     frames: int = 0
@@ -46,7 +46,7 @@ class CheckCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that were taken out of the log earlier and are kept; the fields of its note, where it has one."""
+    """Bytes that were removed from the log earlier and kept, with the fields of their note, if there is one."""
 
     file: str
     bytes: int
@@ -59,7 +59,7 @@ class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check found. `ok` means that nothing is damaged: a torn tail is not, opening cuts it."""
+    """The result of a check. `ok` means that nothing is damaged; a torn tail is not damage, opening cuts it off."""
 
     folder: str
     ok: bool
@@ -75,7 +75,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def offsets(first: int, next_offset: int) -> str:
-    """The offsets [first, next_offset) in words."""
+    """Describe the offsets [first, next_offset)."""
     return f"offset {first}" if next_offset - first == 1 else f"offsets {first} to {next_offset - 1}"
 
 
@@ -84,28 +84,28 @@ def count_of(number: int, thing: str) -> str:
 
 
 def lost(first: int, next_offset: int) -> str:
-    """What a stretch costs."""
+    """Describe what a stretch costs."""
     if next_offset <= first:
         return NO_MESSAGE
     return f"{count_of(next_offset - first, 'message')} lost ({offsets(first, next_offset)}); all others stay readable"
 
 
 def remains(cut: Cut) -> str:
-    """What lies behind the end of a log."""
+    """Describe what is after the end of a log."""
     size = cut.used_end - cut.position
     parts = [count_of(size, "byte")] if size or not cut.later_bases else []
     return " and ".join([*parts, *([count_of(len(cut.later_bases), "segment")] if cut.later_bases else [])])
 
 
 def torn_cost(findings: Findings) -> str:
-    """What cutting off a torn tail costs."""
+    """Describe what cutting off a torn tail costs."""
     if findings.identity is None:
         return "not known: the state file, which told what was synced, is gone"
     return "no acknowledged message is lost" if findings.cache_kept else "no synced message is lost"
 
 
 class FindingTexts:
-    """Findings about the log in one folder."""
+    """Builds the findings about the log in one folder."""
 
     def __init__(self, folder: str) -> None:
         self._repair = f"run `holdfast repair {shlex.quote(folder)}`"
@@ -114,9 +114,12 @@ class FindingTexts:
         first, next_offset = stretch.first_offset, stretch.next_offset
         code, what = {
             "damaged": ("damaged_frames", f"not what was written: {stretch.reason}"),
-            "undecodable": ("undecodable_frame", f"whole, but its messages cannot be taken apart: {stretch.reason}"),
+            "undecodable": ("undecodable_frame", f"intact, but its messages cannot be decoded: {stretch.reason}"),
             "missing": ("missing_messages", self._missing(stretch)),
-            "behind": ("bytes_behind_end", "bytes that are no frame lie behind the last frame, where zeros should be"),
+            "behind": (
+                "bytes_behind_end",
+                "after the last frame there are bytes that are not a frame, where zeros should be",
+            ),
         }[stretch.kind]
         return Finding(
             severity="damage",
@@ -204,7 +207,7 @@ class FindingTexts:
             next_offset=end,
             what=f"messages were written up to offset {end - 1}, and no segment is left: the files are gone",
             cost=f"all messages that it still held are lost; none has an offset above {end - 1}",
-            next_step=f"restore the files from a copy; otherwise {self._repair}: it goes on at offset {end}",
+            next_step=f"restore the files from a copy; otherwise {self._repair}: it continues at offset {end}",
         )
 
     def torn(self, cut: Cut, findings: Findings) -> Finding:
@@ -215,7 +218,7 @@ class FindingTexts:
             position=cut.position,
             first_offset=cut.offset,
             bytes=cut.used_end - cut.position,
-            what=f"behind the end lies what a crash left of a write: {remains(cut)} ({cut.reason})",
+            what=f"after the end is what a crash left of a write: {remains(cut)} ({cut.reason})",
             cost=torn_cost(findings),
             next_step=f"{NOTHING}: opening the log cuts this off and keeps it in quarantine",
         )
@@ -244,11 +247,11 @@ class FindingTexts:
             next_offset=header.next_offset,
             messages=header.count,
             bytes=header.end - header.position,
-            what="a gap stands where damaged messages stood; their bytes, if any were left, are in quarantine",
+            what="a gap is in place of damaged messages; their bytes, if any were left, are in quarantine",
             cost=f"{count_of(header.count, 'message')} lost earlier ({offsets(header.base_offset, header.next_offset)})"
             if header.count
             else NO_MESSAGE,
-            next_step=f"{NOTHING}: readers are told of the gap and go on behind it",
+            next_step=f"{NOTHING}: readers get an error for the gap and continue after it",
         )
 
     def oddity(self, file: str, oddity: Oddity) -> Finding:
@@ -265,11 +268,11 @@ class FindingTexts:
             cost="they cannot be read" if too_large else NO_MESSAGE,
             next_step="no version of Holdfast packs so much; see who wrote the file"
             if too_large
-            else "a repair cannot mend this; look for a file that does not belong to this log, and report it as a bug",
+            else "a repair cannot fix this; look for a file that does not belong to this log, and report it as a bug",
         )
 
     def odd_end(self, found: SegmentSurvey, *, index_expected: bool) -> Iterator[Finding]:
-        """What can be said of a segment that nobody writes to and that ends where it should."""
+        """Yield findings about a sealed segment that ends where it should."""
         if found.open_batch:
             yield self._half_batch_at_end(segment_name(found.base), found.end)
         if found.index in ("damaged", "disagrees") or (found.index == "missing" and index_expected):
@@ -283,7 +286,7 @@ class FindingTexts:
             position=position,
             what="the last batch in this file lacks its last frames",
             cost="the batch is there only in part",
-            next_step="a repair cannot mend this; restore the file from a copy, or report it as a bug",
+            next_step="a repair cannot fix this; restore the file from a copy, or report it as a bug",
         )
 
     def _index(self, base: int, verdict: IndexVerdict) -> Finding:
@@ -298,7 +301,7 @@ class FindingTexts:
             file=index_name(base),
             what=f"the index {what}; it is a cache and will be rebuilt when it is needed",
             cost=NO_MESSAGE,
-            next_step=f"{NOTHING}; {self._repair} to write it anew now",
+            next_step=f"{NOTHING}; {self._repair} to rewrite it now",
         )
 
     def no_state(self, *, there: bool) -> Finding:
@@ -308,7 +311,7 @@ class FindingTexts:
             file=STATE,
             what=f"the state file is {'damaged' if there else 'missing'}: what was synced and published is not known",
             cost=f"{NO_MESSAGE} that the frames still hold; a lost end would go unnoticed",
-            next_step=f"{self._repair}, or just open the log: it is made anew from the frames",
+            next_step=f"{self._repair}, or just open the log: it is rebuilt from the frames",
         )
 
     def wrong_state(self, readable_end: int, synced_end: int, end: int) -> Finding:
@@ -329,8 +332,8 @@ class FindingTexts:
             code="epochs_damaged" if there else "epochs_missing",
             file=EPOCHS,
             what=f"the table of epochs is {'damaged' if there else 'missing'}",
-            cost=f"{NO_MESSAGE}; positions kept outside from earlier epochs can no longer be held against it",
-            next_step=f"restore it from a copy, or {self._repair}, or just open the log: it begins a new table",
+            cost=f"{NO_MESSAGE}; positions kept outside from earlier epochs can no longer be checked against it",
+            next_step=f"restore it from a copy, or {self._repair}, or just open the log: it starts a new table",
         )
 
     def unknown_epochs(self, first: int, next_offset: int) -> Finding:
@@ -341,8 +344,8 @@ class FindingTexts:
             first_offset=first,
             next_offset=next_offset,
             what=f"the table of epochs does not tell who wrote {offsets(first, next_offset)}: "
-            "it was lost and made anew since",
-            cost=f"{NO_MESSAGE}; positions kept outside from these epochs cannot be held against it",
+            "it was lost and started again since",
+            cost=f"{NO_MESSAGE}; positions kept outside from these epochs cannot be checked against it",
             next_step=NOTHING,
         )
 

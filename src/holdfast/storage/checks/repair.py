@@ -1,10 +1,10 @@
-"""Mending a damaged log: what is lost is marked as lost, what is left stays where it is, and nothing is thrown away.
+"""Repairs a damaged log: what is lost is marked as lost, what is left stays where it is, and nothing is thrown away.
 
-    1. take the lock, look at everything, decide
+    1. take the lock, check everything, make a plan
     2. copy every file that will change into a backup, durably
-    3. keep damaged bytes in quarantine; put a copy of the segment in place, with a gap frame over the damage
-    4. open and close the log in the ordinary way: it cuts a torn tail and writes state and epochs anew
-    5. write missing and damaged indexes anew
+    3. keep damaged bytes in quarantine; replace the segment by a copy with a gap frame over the damage
+    4. open and close the log in the ordinary way: this cuts a torn tail and rewrites state and epochs
+    5. rewrite missing and damaged indexes
 
 A sealed segment is never changed in place, and every good frame keeps its position and its offsets. A crash at any
 point leaves a log that opens, and a repair that can be run again.
@@ -13,6 +13,7 @@ point leaves a log that opens, and a repair that can be run again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
@@ -43,32 +44,27 @@ from holdfast.storage.checks.survey import MissingStretch
 from holdfast.storage.files import (
     EPOCHS,
     STATE,
-    QuarantineNote,
     durable_replace,
     index_name,
     join,
-    keep_bytes,
     segment_name,
     write_fully,
 )
 from holdfast.storage.frames import NO_TIME, FrameRules, SegmentIndex, walk
 from holdfast.storage.log import Log
 from holdfast.storage.opening import open_error, require_log, require_own, take_lock
-from holdfast.storage.recovery import SegmentLimits, recover
+from holdfast.storage.recovery import SegmentLimits, keep_stretch, recover
 from holdfast.storage.segment import Segment
 from holdfast.storage.state import NO_EPOCHS, Epochs, load_epochs
 
-# What a repair would do, in words with their cost, and as work for the one who does it.
-
-
-# Findings that more of the same log cannot be written over: the disk must be replaced first.
+# With one of these findings, nothing more should be written to the disk: it must be replaced first.
 _FAILING_DISK: Final = frozenset({"unreadable", "unjudged_end"})
 _LEFT: Final = frozenset({"half_batch", "wrong_time", "wrong_sync", "overlap"})
 _MOST_COUNT: Final = 2**32 - 1
 
 
 class RepairStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a repair does. `action` is stable and meant for programs."""
+    """One step of a repair. `action` is stable and meant for programs."""
 
     action: str
     file: str
@@ -79,7 +75,7 @@ class RepairStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RepairPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The steps of a repair, and the findings that it cannot mend. No steps: there is nothing to repair."""
+    """The steps of a repair, and the findings that it cannot fix. No steps: there is nothing to repair."""
 
     folder: str
     steps: tuple[RepairStep, ...]
@@ -90,12 +86,12 @@ class RepairPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class Work:
-    """The same for the one who does it."""
+    """The plan in terms of files and stretches, for carrying it out."""
 
-    rewrites: dict[int, list[MissingStretch]] = field(default_factory=dict)  # segments to be copied, with what to cover
-    fills: list[MissingStretch] = field(default_factory=list)  # missing segments: a new one with only a gap
+    rewrites: dict[int, list[MissingStretch]] = field(default_factory=dict)  # segments to copy, with what to cover
+    fills: list[MissingStretch] = field(default_factory=list)  # missing segments, each replaced by one with only a gap
     left: list[MissingStretch] = field(default_factory=list)
-    begin_at: int | None = None  # no segment is left: the one that the log goes on with
+    begin_at: int | None = None  # no segment is left: the offset at which the log continues
     distrusted: list[int] = field(default_factory=list)  # segments whose saved index hides what is wrong
     index_bases: list[int] = field(default_factory=list)
     backup_names: list[str] = field(default_factory=list)
@@ -105,7 +101,7 @@ class Work:
 
 
 def plan_for(world: World, inspection: Inspection) -> RepairPlan:
-    """The plan that follows from what was seen."""
+    """Make the plan for what the check found."""
     report = inspection.report
     work = work_for(world, inspection)
     left = tuple(finding for finding in report.findings if finding.code in _LEFT | _FAILING_DISK)
@@ -129,7 +125,7 @@ def plan_for(world: World, inspection: Inspection) -> RepairPlan:
 
 
 def work_for(world: World, inspection: Inspection) -> Work:
-    """Which files must be copied, made or written anew."""
+    """Work out which files must be copied, created or rewritten."""
     work = Work()
     findings = inspection.findings
     if findings is None:
@@ -151,7 +147,7 @@ def work_for(world: World, inspection: Inspection) -> Work:
 
 
 def _place(work: Work, stretch: MissingStretch, inspection: Inspection) -> None:
-    """Decide how a stretch is mended; opening the log mends its very end by itself."""
+    """Decide how to repair a stretch; the very end of the log is repaired by opening it."""
     has_bytes = stretch.end > stretch.position
     fits = not stretch.followed or stretch.end - stretch.position >= frame_bytes(0)
     if _is_the_end(stretch, inspection):
@@ -219,7 +215,7 @@ def _step(action: str, stretch: MissingStretch, what: str) -> RepairStep:
 
 
 def _tail_steps(inspection: Inspection) -> list[RepairStep]:
-    """What opening does at the end of the log."""
+    """Return what opening does at the end of the log."""
     findings = inspection.findings
     assert findings is not None
     steps = []
@@ -230,7 +226,7 @@ def _tail_steps(inspection: Inspection) -> list[RepairStep]:
             RepairStep(
                 action="cut",
                 file=segment_name(findings.cut.base),
-                what=f"cut off {remains(findings.cut)} behind the last whole frame, and keep it in quarantine",
+                what=f"cut off {remains(findings.cut)} after the last intact frame, and keep it in quarantine",
                 cost=torn_cost(findings) if findings.lost_tail is None else "see the next step",
                 bytes=size,
             )
@@ -257,13 +253,13 @@ def _tail_steps(inspection: Inspection) -> list[RepairStep]:
 
 def _file_steps(inspection: Inspection, work: Work) -> list[RepairStep]:
     texts = {
-        STATE: ("state", "write the state file anew from what the frames tell"),
-        EPOCHS: ("epochs", "begin a new table of epochs"),
+        STATE: ("state", "rebuild the state file from the frames"),
+        EPOCHS: ("epochs", "start a new table of epochs"),
     }
     steps = []
     for finding in inspection.report.findings:
         if finding.code == "segments_missing":
-            what = f"begin a new segment; the log goes on at offset {work.begin_at}"
+            what = f"start a new segment; the log continues at offset {work.begin_at}"
             steps.append(RepairStep(action="begin", file=finding.file, what=what, cost=finding.cost))
         if finding.file in texts and finding.severity == "damage":
             action, what = texts[finding.file]
@@ -276,20 +272,16 @@ def _file_steps(inspection: Inspection, work: Work) -> list[RepairStep]:
     spoiled = {finding.file for finding in inspection.report.findings if finding.code.startswith("index_")}
     names = sorted({*spoiled, *map(index_name, work.index_bases)})
     if names:
-        what = "write the index anew" if len(names) == 1 else f"write {len(names)} indexes anew"
+        what = "rewrite the index" if len(names) == 1 else f"rewrite {len(names)} indexes"
         steps.append(RepairStep(action="index", file=names[0], what=what, cost=NO_MESSAGE))
     return steps
 
 
-# A copy of every file that a repair will change, made durable before the first byte is changed.
-#
-# A backup is a folder: the files under their own names, and `backup.json`, which is written last. A folder without it
-# is what a crash left of a backup that was never finished; nothing was changed then.
-
-
+# A backup is a folder with the files under their own names, and `backup.json`, which is written last. A folder without
+# it is an unfinished backup left by a crash; nothing had been changed then.
 NOTE: Final = "backup.json"
 _CHUNK: Final = 1 << 20
-_SPARE_BYTES: Final = 1 << 20  # notes, indexes, the new state file
+_SPARE_BYTES: Final = 1 << 20  # for notes, indexes, the new state file
 
 
 class BackupFile(msgspec.Struct, frozen=True, gc=False):
@@ -310,7 +302,7 @@ class BackupNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def require_room(world: World, folder: str, work: Work, backup: str | None) -> None:
-    """Raise DiskFull unless backup, quarantine and the copy of the largest segment will fit."""
+    """Raise DiskFull unless there is room for the backup, the quarantine and a copy of the largest segment."""
     needed = work.quarantine_bytes + work.largest_copy_bytes + _SPARE_BYTES
     needed += work.backup_bytes if backup is None else 0
     free = world.disk.free_bytes(folder)
@@ -322,7 +314,7 @@ def require_room(world: World, folder: str, work: Work, backup: str | None) -> N
 
 
 def make_backup(world: World, folder: str, work: Work, plan: RepairPlan, backup: str | None) -> str:
-    """Copy the files and answer the backup's folder."""
+    """Copy the files, durably, before the first byte is changed; returns the backup's folder."""
     now = datetime.fromtimestamp(world.clock.now_ns() // 1_000_000_000, UTC)
     target = backup or _new_name(world, folder, now)
     world.disk.make_folder(target)
@@ -340,7 +332,7 @@ def make_backup(world: World, folder: str, work: Work, plan: RepairPlan, backup:
 
 
 def copy_file(disk: Disk, source: str, target: str) -> tuple[int, int]:
-    """Copy a file durably (its name is durable only after the folder's next sync); answers length and checksum."""
+    """Copy a file durably, except for its name, which needs a sync of the folder; returns length and checksum."""
     reading = disk.open(source)
     writing = disk.open(target, write=True, create=True)
     position, checksum = 0, 0
@@ -367,7 +359,7 @@ _SMALLEST_GAP: Final = frame_bytes(0)
 
 
 class RepairResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a repair did, where the originals are, and how the log looks now."""
+    """What a repair did, where the originals are, and the state of the log now."""
 
     plan: RepairPlan
     changed: bool
@@ -383,7 +375,7 @@ def plan_repair(
     *,
     progress: Progress | None = None,
 ) -> RepairPlan:
-    """What a repair would do. Only looks."""
+    """Return what a repair would do, without changing anything."""
     world, settings = world or real_world(), settings or LogSettings()
     return plan_for(world, inspect(fspath(folder), world, settings, progress=progress))
 
@@ -397,9 +389,9 @@ def repair(
     progress: Progress | None = None,
     trust_folder: bool = False,
 ) -> RepairResult:
-    """Mend the log; raises Busy where somebody owns it. The originals go to `backup`, or to a folder in the log's.
+    """Repair the log; raises Busy if somebody owns it. The originals go to `backup`, or to a folder in the log's own.
 
-    A folder that other users may write to is refused, unless you trust them.
+    Raises InvalidRequest for a folder that other users may write to, unless you trust them.
     """
     world, settings = world or real_world(), settings or LogSettings()
     folder, backup = fspath(folder), None if backup is None else fspath(backup)
@@ -428,7 +420,7 @@ def repair(
 
 
 class _Mender:
-    """Puts gap frames where damage is, one segment after the other."""
+    """Puts gap frames over the damage, one segment after the other."""
 
     def __init__(self, world: World, folder: str, settings: LogSettings, inspection: Inspection, work: Work) -> None:
         self._world = world
@@ -454,42 +446,23 @@ class _Mender:
     def _rewrite(self, base: int, stretches: Sequence[MissingStretch]) -> None:
         path = join(self._folder, segment_name(base))
         temporary = path + ".tmp"
-        for stretch in stretches:
-            self._keep(path, stretch)
+        for s in stretches:
+            if s.end > s.position:
+                keep_stretch(
+                    self._world, self._folder, base, s.position, s.end, s.first_offset, s.next_offset, s.reason
+                )
         copy_file(self._disk, path, temporary)
-        file = self._disk.open(temporary, write=True)
-        try:
+        with closing(self._disk.open(temporary, write=True)) as file:
             for stretch in stretches:
                 write_fully(file, stretch.position, self._patch(stretch))
             file.sync()
             data = file.view(0, file.size())
-        finally:
-            file.close()
         for stretch in stretches:
             self._prove(data, stretch)
-        # An index from before points into the damage; without one the frames are asked.
+        # The old index points into the damage; without it, the frames are scanned.
         self._remove_index(base)
         self._disk.rename(temporary, path)
         self._disk.sync_folder(self._folder)
-
-    def _keep(self, path: str, stretch: MissingStretch) -> None:
-        if stretch.end == stretch.position:
-            return
-        file = self._disk.open(path)
-        try:
-            content = file.view(stretch.position, stretch.end - stretch.position)
-        finally:
-            file.close()
-        note = QuarantineNote(
-            segment=segment_name(stretch.base),
-            position=stretch.position,
-            bytes=len(content),
-            first_offset=stretch.first_offset,
-            next_offset=stretch.next_offset,
-            reason=stretch.reason,
-            at_ns=self._world.clock.now_ns(),
-        )
-        keep_bytes(self._disk, self._folder, content, note)
 
     def _patch(self, stretch: MissingStretch) -> Sequence[bytes | memoryview]:
         if stretch.kind == "behind":
@@ -499,13 +472,13 @@ class _Mender:
     def _gap(self, stretch: MissingStretch, position: int, length: int) -> Sequence[bytes | memoryview]:
         time_ns = 0 if stretch.time_ns == NO_TIME else stretch.time_ns
         body = gap_body(length, stretch.next_offset - stretch.first_offset, time_ns)
-        # Not behind the frames before it, and not void where it stands; frames behind it are not older than that.
+        # Its epoch must not be below that of the frames before it, nor void at this offset; later frames are not older.
         epoch = max(stretch.epoch, self._epochs.at(stretch.first_offset))
         place = FramePlace(self._log_id, epoch, position, stretch.first_offset, 0)
         return [header_for(body, place, batch_remaining=0), *body.parts]
 
     def _prove(self, data: memoryview, stretch: MissingStretch) -> None:
-        """Before the copy takes the segment's place: its gap is a frame, and ends where it should."""
+        """Check the copy before it replaces the segment: the gap is a frame, and ends where it should."""
         if stretch.kind == "behind":
             return
         header = read_frame(data, stretch.position, stretch.position, max_raw_bytes=0).header
@@ -522,7 +495,7 @@ class _Mender:
 
 
 def gap_bytes(stretch: MissingStretch) -> int:
-    """How long the gap is that covers a stretch: up to the next frame, or room for a header."""
+    """Return the length of the gap that covers a stretch: up to the next frame, but at least a header."""
     return max(_SMALLEST_GAP, stretch.end - stretch.position + 7 & ~7)
 
 

@@ -1,8 +1,7 @@
-"""One pass over segments, front to back: which frames are good, which stretches are not, what else is odd.
+"""One pass over segments, front to back: which frames are good, which stretches are not, and what else is odd.
 
-Nothing is kept for a good frame, so the memory that a pass takes does not grow with the log. Bytes are read
-with calls that can fail before they are looked at through a map: a disk that cannot read a page then costs
-that page, not the process.
+Nothing is stored for a good frame, so memory use does not grow with the log. Bytes are read with calls that can fail
+before they are accessed through a map: a page that the disk cannot read then costs that page, not the process.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import errno
 from array import array
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
@@ -32,9 +32,9 @@ _PAGE: Final = 4096
 
 
 class MissingStretch(msgspec.Struct, frozen=True, gc=False):
-    """Bytes [position, end) of a segment where messages [first_offset, next_offset) should be and are not.
+    """Bytes [position, end) of a segment where messages [first_offset, next_offset) should be but are not.
 
-    `epoch` and `time_ns` are those of the last good frame before it; 0 and NO_TIME where there is none.
+    `epoch` and `time_ns` are those of the last good frame before it; 0 and NO_TIME if there is none.
     """
 
     base: int
@@ -50,7 +50,7 @@ class MissingStretch(msgspec.Struct, frozen=True, gc=False):
 
 
 class Oddity(msgspec.Struct, frozen=True, gc=False):
-    """A frame that is whole and says something that cannot be."""
+    """An intact frame that says something impossible."""
 
     code: str
     position: int
@@ -74,11 +74,11 @@ class SegmentSurvey:
     oddities: list[Oddity] = field(default_factory=list)
     unreadable: list[tuple[int, int]] = field(default_factory=list)
     index: IndexVerdict = "unknown"
-    open_batch: bool = False  # the last frame's batch goes on, but nothing follows
+    open_batch: bool = False  # the last frame's batch should continue, but nothing follows
 
 
 class Survey:
-    """Goes from segment to segment; what it knows at the end of one it expects at the start of the next."""
+    """Goes from segment to segment; each must continue where the one before ended."""
 
     def __init__(
         self,
@@ -97,29 +97,26 @@ class Survey:
         self._wanted = FrameRules(log_id, start, epochs=epochs)
         self._time_ns = NO_TIME
         self._known_epoch = (-1, -1)
-        self._remaining = 0  # frames that the batch of the last one still lacks
-        self.unknown_epochs: tuple[int, int] | None = None  # offsets whose epoch is not the table's
+        self._remaining = 0  # frames that the last one's batch still lacks
+        self.unknown_epochs: tuple[int, int] | None = None  # offsets whose epoch is not the one in the table
 
     def skip_to(self, offset: int) -> None:
-        """Go on at a later offset: what lay before was trimmed meanwhile."""
+        """Continue at a later offset: what was before it has been trimmed meanwhile."""
         self._wanted.offset = offset
 
     def segment(self, base: int, upto: int, *, last: bool) -> SegmentSurvey:
-        """Look at one segment, which should hold the messages up to `upto`; what follows the last one is left out."""
-        file = self._world.disk.open(join(self._folder, segment_name(base)))
-        try:
+        """Survey one segment, which should hold the messages up to `upto`; what follows in the last one is left out."""
+        with closing(self._world.disk.open(join(self._folder, segment_name(base)))) as file:
             data, unreadable = segment_data(file)
-        finally:
-            file.close()
         survey = SegmentSurvey(base, len(data), unreadable=unreadable)
         proof = self._index_proof(base)
-        # Segments before this one accounted for everything below its base, or said what is missing.
+        # Earlier segments accounted for everything below this base, or reported what is missing.
         self._wanted.offset = max(self._wanted.offset, base)
         self._remaining = 0
         tail = self._walk(survey, data, upto, proof, last=last)
         self._finish(survey, upto, tail, last=last)
         survey.open_batch = bool(self._remaining)
-        # An index from better days may well disagree with frames that were damaged since.
+        # An index from before the damage may well disagree with frames that were damaged since.
         spoiled = survey.unreadable or any(stretch.end > stretch.position for stretch in survey.stretches)
         verdict = proof.verdict()
         survey.index = "unknown" if spoiled and verdict == "disagrees" else verdict
@@ -128,7 +125,7 @@ class Survey:
     def _walk(
         self, survey: SegmentSurvey, data: memoryview, upto: int, proof: _IndexProof, *, last: bool
     ) -> Damage | None:
-        """Good frames and the stretches between them; answers with what lies behind the last good frame."""
+        """Go through good frames and the stretches between them; returns what is after the last good frame."""
         told = 0
         for found in walk(data, self._wanted):
             if isinstance(found, FrameHeader):
@@ -201,12 +198,12 @@ class Survey:
         self._time_ns = max(self._time_ns, header.max_time_ns)
 
     def _decode(self, survey: SegmentSurvey, data: memoryview, header: FrameHeader) -> str | None:
-        """Why the body cannot be taken apart, though its checksum is right."""
+        """Say why the body cannot be decoded although its checksum is right; None if it can."""
         start = header.position + HEADER_BYTES
         frame = Frame(header, data[start : start + header.body_bytes], max_raw_bytes=MOST_RAW_BYTES)
         try:
             columns = frame.columns()
-            frame.stored_values()  # a large one is not copied
+            frame.stored_values()  # a large value is not copied
             columns.keys()
             columns.headers()
             values_end = array("i", bytes(columns.value_ends()[-4:]))[0]
@@ -235,7 +232,7 @@ class Survey:
             )
 
     def _look_at_epoch(self, header: FrameHeader) -> None:
-        """Whether the table of epochs knows this frame's; asked once for each run of frames of one epoch."""
+        """Check that the epoch table knows this frame's epoch; done once per run of frames of one epoch."""
         epoch, until = self._known_epoch
         if not self._epochs.entries or (header.epoch == epoch and header.base_offset < until):
             return
@@ -260,7 +257,7 @@ class Survey:
 
 
 class _IndexProof:
-    """Holds an index against the frames as they pass. An index may know only the first part of its segment."""
+    """Compares an index with the frames as they pass. An index may cover only the first part of its segment."""
 
     def __init__(self, index: SegmentIndex | None, without: IndexVerdict) -> None:
         self._index = index
@@ -298,7 +295,7 @@ class _IndexProof:
 
 
 def segment_data(file: File) -> tuple[memoryview, list[tuple[int, int]]]:
-    """All bytes of a file, and which of them the disk could not read; those are zeros."""
+    """Return all bytes of a file, and which of them the disk could not read; those are zeros."""
     size = file.size()
     if all(_reads(file, position, min(_CHUNK, size - position)) for position in range(0, size, _CHUNK)):
         return file.view(0, size), []
