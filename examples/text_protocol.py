@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager
 from holdfast.api.aio.ports import AsyncBrokerPort, AsyncGroupPort
 from holdfast.api.arguments import ACK, MessageOutcome, ReceiveRequest, error_text
 from holdfast.api.contents import Contents
-from holdfast.api.times import duration_ms
+from holdfast.api.drafts import duration_ms
 from holdfast.api.topics import QueueRequest
 from holdfast.errors import HoldfastError, InvalidRequest, NotAQueue
 from holdfast.local.aio.broker import AsyncLocalBrokerPort

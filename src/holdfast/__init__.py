@@ -40,10 +40,9 @@ if TYPE_CHECKING:
     from holdfast.api.locks import Document, Lock, LockInfo
     from holdfast.api.sync.broker import Broker
     from holdfast.api.sync.consumer import Consumer
-    from holdfast.api.sync.group import Group
+    from holdfast.api.sync.group import Group, Queue
     from holdfast.api.sync.message import Message
     from holdfast.api.sync.producer import Producer
-    from holdfast.api.sync.queue import Queue
     from holdfast.api.topics import GroupInfo, TopicInfo
     from holdfast.broker.group import Compacted, QueueStats
     from holdfast.broker.metrics import Observer
@@ -135,7 +134,7 @@ _LATER = {
     "NewMessage": "holdfast.api.drafts",
     "Observer": "holdfast.broker.metrics",
     "Producer": "holdfast.api.sync.producer",
-    "Queue": "holdfast.api.sync.queue",
+    "Queue": "holdfast.api.sync.group",
     "QueueStats": "holdfast.broker.group",
     "Reject": "holdfast.worker",
     "Retained": "holdfast.model",

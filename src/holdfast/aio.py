@@ -2,10 +2,9 @@
 
 from holdfast.api.aio.broker import AsyncBroker
 from holdfast.api.aio.consumer import AsyncConsumer
-from holdfast.api.aio.group import AsyncGroup
+from holdfast.api.aio.group import AsyncGroup, AsyncQueue
 from holdfast.api.aio.message import AsyncMessage
 from holdfast.api.aio.producer import AsyncProducer
-from holdfast.api.aio.queue import AsyncQueue
 from holdfast.client.aio.opening import connect, open_broker
 from holdfast.client.aio.opening import open_queue as open  # noqa: A004  the same name as for threads
 

@@ -79,13 +79,13 @@ class DocumentWritten(msgspec.Struct, frozen=True, gc=False, array_like=True, ta
     at_ms: int
 
 
-class DocumentRemoved(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=6):
+class RemovedDocument(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=6):
     """A document was removed."""
 
     name: str
 
 
-Event: TypeAlias = Begun | Acquired | Renewed | Ended | DocumentWritten | DocumentRemoved
+Event: TypeAlias = Begun | Acquired | Renewed | Ended | DocumentWritten | RemovedDocument
 
 encode_event = msgspec.msgpack.Encoder().encode
 decode_event = msgspec.msgpack.Decoder(Event).decode
@@ -105,7 +105,7 @@ _MOST_ENDINGS: Final = 1_000
 _STALE_DEADLINES: Final = 1_000
 
 
-class HeldLock(msgspec.Struct, frozen=True, gc=False):
+class LockHolder(msgspec.Struct, frozen=True, gc=False):
     """A lock that is held."""
 
     owner: str
@@ -139,7 +139,7 @@ class LockImage(msgspec.Struct, frozen=True, array_like=True):
     boot_id: int
     fence: int
     version: int
-    held: dict[str, HeldLock]
+    held: dict[str, LockHolder]
     endings: dict[str, LeaseEnd]
     documents: dict[str, Content]
 
@@ -152,7 +152,7 @@ class LockTable:
         self.boot_id = 0
         self.fence = 0  # the last one issued
         self.version = 0  # the last one issued, to any document
-        self.held: dict[str, HeldLock] = {}
+        self.held: dict[str, LockHolder] = {}
         self.endings: dict[str, LeaseEnd] = {}
         self.documents: dict[str, Content] = {}
         self.document_bytes = 0
@@ -192,7 +192,7 @@ class LockTable:
         if event.name in self.held or event.fence <= self.fence:
             raise IllegalMove(f"{event!r} does not fit: {self.held.get(event.name)}, last fence {self.fence}")
         self.fence = event.fence
-        self._hold(event.name, HeldLock(event.owner, event.fence, event.lease_ms, event.until_ms, event.at_ms))
+        self._hold(event.name, LockHolder(event.owner, event.fence, event.lease_ms, event.until_ms, event.at_ms))
 
     def _renewed(self, event: Renewed) -> None:
         held = self._held(event, event.name)
@@ -214,7 +214,7 @@ class LockTable:
         self.documents[event.name] = Content(event.version, event.content, event.at_ms)
         self.document_bytes += len(event.content)
 
-    def _removed(self, event: DocumentRemoved) -> None:
+    def _removed(self, event: RemovedDocument) -> None:
         if event.name not in self.documents:
             raise IllegalMove(f"{event!r} does not fit: there is no such document")
         self._forget_document(event.name)
@@ -224,7 +224,7 @@ class LockTable:
         if gone is not None:
             self.document_bytes -= len(gone.content)
 
-    def _hold(self, name: str, held: HeldLock) -> None:
+    def _hold(self, name: str, held: LockHolder) -> None:
         self.held[name] = held
         self.names[held.fence] = name
         self.deadlines.add(held.until_ms, held.fence, held.fence + 1)
@@ -235,7 +235,7 @@ class LockTable:
         self.names = {held.fence: name for name, held in self.held.items()}
         self.deadlines.renew([(held.until_ms, held.fence, held.fence + 1) for held in self.held.values()])
 
-    def _held(self, event: Event, name: str) -> HeldLock:
+    def _held(self, event: Event, name: str) -> LockHolder:
         held = self.held.get(name)
         if held is None:
             raise IllegalMove(f"{event!r} does not fit: nobody holds it")
@@ -247,7 +247,7 @@ class LockTable:
         Renewed: _renewed,
         Ended: _ended,
         DocumentWritten: _written,
-        DocumentRemoved: _removed,
+        RemovedDocument: _removed,
     }
 
 
@@ -328,7 +328,7 @@ class Release(msgspec.Struct, frozen=True, gc=False):
     proof: Proof
 
 
-class WriteDocument(msgspec.Struct, frozen=True, gc=False):
+class ReplaceDocument(msgspec.Struct, frozen=True, gc=False):
     """Replace a document, if its version is the expected one (0: none exists) and the lease is still valid."""
 
     name: str
@@ -358,10 +358,10 @@ class OpenLocks(msgspec.Struct, frozen=True, gc=False):
     lost_events: int = 0
 
 
-Command: TypeAlias = Acquire | Renew | Release | WriteDocument | Remove | Tick | OpenLocks
+Command: TypeAlias = Acquire | Renew | Release | ReplaceDocument | Remove | Tick | OpenLocks
 
 
-def claim(table: LockTable, proof: Proof, now: Moment) -> HeldLock:
+def claim(table: LockTable, proof: Proof, now: Moment) -> LockHolder:
     """Return the lock held with this proof; raises LeaseLost if it is not held, or no longer."""
     held = table.held.get(proof.name)
     if held is None or held.fence != proof.fence or held.until_ms <= now.mono_ms:
@@ -453,7 +453,7 @@ def _(command: Release, table: LockTable, now: Moment) -> Iterator[Event]:
 
 
 @_events.register
-def _(command: WriteDocument, table: LockTable, now: Moment) -> Iterator[Event]:
+def _(command: ReplaceDocument, table: LockTable, now: Moment) -> Iterator[Event]:
     _allow(table, command.name, command.expected, command.proof, now)
     yield DocumentWritten(command.name, table.version + 1, command.content, now.wall_ms)
 
@@ -462,7 +462,7 @@ def _(command: WriteDocument, table: LockTable, now: Moment) -> Iterator[Event]:
 def _(command: Remove, table: LockTable, now: Moment) -> Iterator[Event]:
     _allow(table, command.name, command.expected, command.proof, now)
     if command.name in table.documents:
-        yield DocumentRemoved(command.name)
+        yield RemovedDocument(command.name)
 
 
 @_events.register

@@ -11,7 +11,7 @@ import pytest
 from holdfast import NewMessage
 from holdfast.api.sync.producer import Producer
 from holdfast.broker.engine import BrokerEngine
-from holdfast.local.producer import LocalProducerPort
+from holdfast.local.publisher import LocalProducerPort
 from holdfast.settings import ProducerSettings
 from tests.crash.writer_process import Journal, Note, started
 

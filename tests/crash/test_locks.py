@@ -15,7 +15,7 @@ import holdfast
 from holdfast import CorruptData, LeaseLost, LockHeld
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
-from holdfast.locking import WriteDocument, check
+from holdfast.locking import ReplaceDocument, check
 from tests.crash.writer_process import Journal, Note, started
 from tests.unit.brokers import FOLDER, SETTINGS, Place
 
@@ -57,7 +57,7 @@ def test_a_document_that_was_seen_is_the_same_after_a_power_cut():
     place.broker.documents.update("plan", 1)
     locks = place.engine.locks()
     # Somebody has written, and does not know yet that it is done; somebody else looks, and knows.
-    locks.change(WriteDocument("plan", b"2"))
+    locks.change(ReplaceDocument("plan", b"2"))
     seen = place.broker.documents.get("plan")
     for disk in every_cut(place):
         with reopened(disk) as broker:

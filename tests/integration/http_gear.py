@@ -16,10 +16,9 @@ from urllib.parse import urlencode, urlsplit
 from holdfast.env import World, real_world
 from holdfast.local.aio.opening import open_broker_async
 from holdfast.server.app import Auditor
-from holdfast.server.http.server import Meter
-from holdfast.server.process import make_server
+from holdfast.server.http.connection import Meter
 from holdfast.server.routing import Routes
-from holdfast.server.server import Server, event_loop
+from holdfast.server.server import Server, event_loop, make_server
 from holdfast.settings import BrokerSettings, ServerSettings
 
 _Result = TypeVar("_Result")

@@ -163,7 +163,7 @@ def test_a_stream_is_stored_as_one_message_with_its_options(broker: Any, kind: s
 
 def test_options_of_a_stream_that_are_text_need_no_form(broker: Any, monkeypatch: Any):
     monkeypatch.setitem(sys.modules, "python_multipart", None)
-    monkeypatch.delitem(sys.modules, "holdfast.server.forms", raising=False)
+    monkeypatch.delitem(sys.modules, "holdfast.server.api.enqueue", raising=False)
     headers = [("a", "1:ü & ="), ("a", "")]
     broker.publish_stream("big", pieces(3), key="ké/?", headers=headers, priority=2, ttl=3600, correlation_id="c&d")
     (message,) = broker.queue("big").get_many(10, timeout=5)

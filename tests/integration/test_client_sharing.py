@@ -19,7 +19,7 @@ import pytest
 
 import holdfast
 from holdfast import Busy, Empty, LeaseLost, aio
-from holdfast.api.sync.queue import Queue
+from holdfast.api.sync.group import Queue
 from holdfast.client.shared_folder import share
 from holdfast.env import real_world
 from holdfast.remote.sync.group import RemoteGroupPort

@@ -10,7 +10,7 @@ import pytest
 import holdfast
 from holdfast import Busy
 from holdfast.settings import BrokerSettings
-from holdfast.spark.sink import HoldfastSink, Task, WriteOptions
+from holdfast.spark.source import HoldfastSink, Task, WriteOptions
 from tests.unit.sinks import batch_of
 
 

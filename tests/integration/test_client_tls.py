@@ -17,7 +17,7 @@ import pytest
 import holdfast
 from holdfast import InvalidRequest, Unauthenticated, Unavailable, aio
 from holdfast.env import ManualClock
-from holdfast.server.access.tls import tls_context
+from holdfast.server.access.callers import tls_context
 from holdfast.server.access.tokens import TokenEntry, digest_of, with_entry
 from holdfast.settings import ServerSettings
 from tests.integration.http_gear import Serving, serving

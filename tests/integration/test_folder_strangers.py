@@ -24,7 +24,7 @@ from holdfast.broker.folder.layout import OWNER_SOCKET
 from holdfast.client.shared_folder import socket_of
 from holdfast.env.sockets import connect_unix, listen_unix
 from holdfast.settings import BrokerSettings
-from holdfast.storage.opening import TRUST
+from holdfast.storage.files import TRUST
 from tests.integration.process_gear import COMMAND, plain_environment
 
 STRANGER = 65534

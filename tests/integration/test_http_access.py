@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from holdfast.env import real_world
-from holdfast.server.access.tls import tls_context
+from holdfast.server.access.callers import tls_context
 from holdfast.server.access.tokens import TokenEntry, digest_of, with_entry
 from holdfast.server.audit import Audit, CallAuditor
 from holdfast.server.routing import Route

@@ -258,7 +258,7 @@ def test_a_long_answer_is_encoded_a_message_at_a_time(tmp_path: Path, monkeypatc
         most = max(most, *(sum(isinstance(each, msgspec.Struct) for each in field) for field in lists), 0)
         return encode(value, media)
 
-    monkeypatch.setattr("holdfast.server.calls.encode", watched)
+    monkeypatch.setattr("holdfast.server.service.encode", watched)
     count, accept = 1_500, {"accept": media}
     bodies = [f"number {i}".encode() for i in range(count)]
     with serving(tmp_path) as server:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from openapi_spec_validator import validate
 
-from holdfast.protocol.errors import KINDS
+from holdfast.protocol.media import KINDS
 from tests.integration.http_gear import Serving, serving
 
 

@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.protocol.groups import Join
 from holdfast.protocol.media import LINES, MSGPACK
+from holdfast.protocol.topics import Join
 from holdfast.server.access.tokens import digest_of
-from holdfast.server.calls import Call
 from holdfast.server.http.messages import Request
+from holdfast.server.service import Call
 from holdfast.settings import BrokerSettings
 from tests.integration.faults_gear import head_of, raw, request_of, status_of, vanish
 from tests.integration.http_gear import Serving, serving

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast import aio
 from holdfast.env import real_world
-from holdfast.server.process import make_server
+from holdfast.server.server import make_server
 from holdfast.settings import ServerSettings
 from tests.tidy import markdown
 from tests.tidy.repo import ROOT

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from holdfast.broker.streams.queries import list_queries
 from holdfast.env import real_world
-from holdfast.spark.readers import BatchReader, StreamReader, message_schema
+from holdfast.spark.readers import BatchReader, MicroBatchReader, message_schema
 from tests.spark.owner import Owner, make_folder
 
 SCHEMA = StructType(
@@ -73,7 +73,7 @@ def test_what_a_stream_has_not_read_stays_pinned_however_it_ends(tmp_path: Path)
     folder = str(tmp_path / "shop")
     make_folder(folder, hasty=False)
     given = CaseInsensitiveDict({"path": folder, "topic": "orders", "pinTimeout": "2d", "groupId": "lake"})
-    reader = StreamReader(given, SCHEMA)
+    reader = MicroBatchReader(given, SCHEMA)
     reader.initialOffset()
     reader.stop()
     del reader

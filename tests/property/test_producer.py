@@ -15,8 +15,7 @@ from holdfast.broker.engine import BrokerEngine
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import DiskFull, Unavailable
-from holdfast.local.producer import LocalProducerPort
-from holdfast.local.publisher import Publisher
+from holdfast.local.publisher import LocalProducerPort, Publisher
 from holdfast.producing.rounds import ThreadRounds
 from holdfast.settings import ProducerSettings
 

@@ -10,18 +10,18 @@ from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
-from holdfast.api import arguments, consumers, drafts, times
+from holdfast.api import arguments, consumers, drafts
 from holdfast.broker import locks
 from holdfast.broker.folder import layout
 from holdfast.delivery import group, where
 from holdfast.large import LARGE_BYTES
 from holdfast.protocol import media, messages, queues
-from holdfast.server import forms, limits, served, turns, waiting
-from holdfast.server.access.principals import principal_of
-from holdfast.server.access.tokens import TokenEntry
+from holdfast.server import limits, served, turns, waiting
+from holdfast.server.access.tokens import TokenEntry, principal_of
+from holdfast.server.api import enqueue
 from holdfast.server.http import connection
 from holdfast.server.http import messages as unpack
-from holdfast.server.http.admission import ConnectionLimits
+from holdfast.server.limits import ConnectionLimits
 from holdfast.settings import LogSettings, QueueSettings, ServerSettings, TopicSettings
 from holdfast.storage import segment
 from tests.tidy.repo import ROOT, with_part
@@ -63,7 +63,7 @@ def _messages() -> list[Limit]:
         Limit("what stays mapped for reading, of all logs of a process", f"about {_size(segment.MOST_BYTES)}"),
         Limit("a dedup id, a correlation id", _size(drafts._MOST_ID_BYTES)),
         Limit("a priority", f"0 to {_most(messages.Priority)}"),
-        Limit("a delay, a time to live", f"{times.MAX_DURATION_MS // _YEAR_MS} years"),
+        Limit("a delay, a time to live", f"{drafts.MAX_DURATION_MS // _YEAR_MS} years"),
         _setting("a lease, where the call does not say", QueueSettings, "lease_ms"),
         Limit("a lease, at most", f"{_most(messages.Lease) // (24 * 3600)} days"),
         _setting("deliveries that fail before a message is a dead letter", QueueSettings, "max_attempts"),
@@ -103,7 +103,7 @@ def _calls() -> list[Limit]:
         Limit("bytes of one answer to a poll", f"{_size(unpack.ANSWER_BYTES)}, or one message"),
         Limit("bytes of one answer to a read by offset", f"{_size(unpack.ANSWER_BYTES)}, or one message"),
         Limit("headers of a message that is sent over HTTP", f"{messages.MOST_HEADERS:,}"),
-        Limit("the `options` of a form", _size(forms._MOST_OPTIONS_BYTES)),
+        Limit("the `options` of a form", _size(enqueue._MOST_OPTIONS_BYTES)),
         Limit("requests that a connection sends ahead of its answers", f"{connection._MOST_WAITING}; then it waits"),
     ]
 

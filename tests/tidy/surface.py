@@ -27,7 +27,7 @@ import msgspec
 
 import holdfast
 import holdfast.aio
-from holdfast.protocol.errors import KINDS
+from holdfast.protocol.media import KINDS
 from holdfast.server.routing import status_of_code
 from tests.tidy.http_reference import all_routes
 from tests.tidy.repo import ROOT

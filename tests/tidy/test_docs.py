@@ -81,7 +81,7 @@ def test_every_error_code_is_in_the_reference():
 
 def test_every_error_code_has_a_section_with_its_class_and_status():
     status_of_code = importlib.import_module("holdfast.server.routing").status_of_code
-    kinds = importlib.import_module("holdfast.protocol.errors").KINDS
+    kinds = importlib.import_module("holdfast.protocol.media").KINDS
     text = reference("errors.md")
     faults = []
     for code, kind in kinds.items():

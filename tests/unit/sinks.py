@@ -12,7 +12,7 @@ from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.model import Record
 from holdfast.settings import BrokerSettings, TopicSettings
-from holdfast.spark.sink import HoldfastSink, StagedRows, Task, WriteOptions
+from holdfast.spark.source import HoldfastSink, StagedRows, Task, WriteOptions
 
 ROOT = "/data/shop"
 SETTINGS = BrokerSettings(topic=TopicSettings(min_free_bytes=0))

@@ -12,8 +12,8 @@ from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.streams.group import StreamGroup
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
-from holdfast.local.aio.consumer import AsyncLocalConsumerPort
-from holdfast.local.sync.consumer import LocalConsumerPort
+from holdfast.local.aio.broker import AsyncLocalConsumerPort
+from holdfast.local.sync.broker import LocalConsumerPort
 from holdfast.settings import BrokerSettings, TopicSettings
 
 FOLDER = "/data/broker"

@@ -18,8 +18,16 @@ from holdfast.env.world import SeededIds
 from holdfast.errors import BadSettings, Forbidden, Unauthenticated
 from holdfast.server.access import tokens as tokens_module
 from holdfast.server.access.callers import Access, check_listening
-from holdfast.server.access.principals import Principal, principal_of
-from holdfast.server.access.tokens import ACTIONS, ROLES, Patterns, TokenEntry, digest_of, with_entry
+from holdfast.server.access.tokens import (
+    ACTIONS,
+    ROLES,
+    Patterns,
+    Principal,
+    TokenEntry,
+    digest_of,
+    principal_of,
+    with_entry,
+)
 from holdfast.settings import ServerSettings
 
 SHOP = TokenEntry(name="shop", sha256=digest_of("t1"), role="producer", topics=("orders", "orders.*"))

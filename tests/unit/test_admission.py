@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.server.http.admission import Admitted, ConnectionAdmission, ConnectionLimits
+from holdfast.server.limits import Admitted, ConnectionAdmission, ConnectionLimits
 
 
 class Client:

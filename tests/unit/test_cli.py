@@ -20,7 +20,7 @@ from holdfast.cli import output as ask_module
 from holdfast.cli.look import log as owner_module
 from holdfast.cli.look.log import Dump, owner_of
 from holdfast.cli.operate import doctor as doctor_module
-from holdfast.cli.text import iso_time, preview, safe, size, time_ns_of
+from holdfast.cli.output import iso_time, preview, safe, size, time_ns_of
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.model import Batch

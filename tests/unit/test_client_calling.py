@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from holdfast.client.address import parse_address
-from holdfast.client.calling import AnswerLost, Caller, Unsent
-from holdfast.client.http import Answer, Ask
+from holdfast.client.calling import Answer, AnswerLost, Ask, Caller, Unsent
 from holdfast.client.network import TaskNetwork, ThreadNetwork, run
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk

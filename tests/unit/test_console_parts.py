@@ -14,7 +14,7 @@ import holdfast
 from holdfast.api.listing import DeadGroup, fingerprint
 from holdfast.delivery.where import compile_where
 from holdfast.server.console import messages, rendering
-from holdfast.server.console.dead import both, where_of
+from holdfast.server.console.messages import both, where_of
 from holdfast.server.console.overview import EVERY_S, KEPT, QueueRates, points
 
 ERRORS = [

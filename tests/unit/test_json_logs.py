@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.server.logs import HIDDEN, JsonFormatter, TextFormatter, hidden, is_secret, start_logging
+from holdfast.server.metrics import HIDDEN, JsonFormatter, TextFormatter, hidden, is_secret, start_logging
 
 SECRET = "kF9x-2pQ_7vR4tY8uW1zA3bC5dE6fG0h"
 

@@ -15,7 +15,6 @@ from holdfast.locking import (
     Acquired,
     Begun,
     Command,
-    DocumentRemoved,
     DocumentWritten,
     Ended,
     Event,
@@ -24,10 +23,11 @@ from holdfast.locking import (
     Proof,
     Release,
     Remove,
+    RemovedDocument,
     Renew,
     Renewed,
+    ReplaceDocument,
     Tick,
-    WriteDocument,
     check,
     decide,
     decode_event,
@@ -135,7 +135,7 @@ def test_a_lock_only_if_it_does_not_exist_is_refused_where_it_is_held_or_has_a_d
     story.when(Acquire("report", "ann", 500, if_not_exists=True))
     with pytest.raises(Conflict, match="somebody holds"):
         story.when(Acquire("report", "bob", 500, if_not_exists=True))
-    story.when(WriteDocument("plan", b"1"))
+    story.when(ReplaceDocument("plan", b"1"))
     with pytest.raises(Conflict, match="version 1"):
         story.when(Acquire("plan", "bob", 500, if_not_exists=True))
     story.when(Release(Proof("report", FIRST)))
@@ -144,34 +144,34 @@ def test_a_lock_only_if_it_does_not_exist_is_refused_where_it_is_held_or_has_a_d
 
 def test_a_document_is_replaced_only_by_somebody_who_knows_its_version():
     story = Story()
-    assert story.when(WriteDocument("plan", b"1", expected=0)) == [DocumentWritten("plan", 1, b"1", WALL_MS + 1_000)]
+    assert story.when(ReplaceDocument("plan", b"1", expected=0)) == [DocumentWritten("plan", 1, b"1", WALL_MS + 1_000)]
     with pytest.raises(Conflict, match="has version 1, and version 0 was expected") as conflict:
-        story.when(WriteDocument("plan", b"2", expected=0))
+        story.when(ReplaceDocument("plan", b"2", expected=0))
     assert conflict.value.version == 1
-    story.when(WriteDocument("plan", b"2", expected=1))
+    story.when(ReplaceDocument("plan", b"2", expected=1))
     with pytest.raises(Conflict):
         story.when(Remove("plan", expected=1))
-    assert story.when(Remove("plan", expected=2)) == [DocumentRemoved("plan")]
+    assert story.when(Remove("plan", expected=2)) == [RemovedDocument("plan")]
     with pytest.raises(Conflict, match="does not exist"):
-        story.when(WriteDocument("plan", b"3", expected=2))
+        story.when(ReplaceDocument("plan", b"3", expected=2))
 
 
 def test_a_version_never_comes_again_though_the_document_was_removed_and_made_anew():
     story = Story()
-    story.when(WriteDocument("plan", b"1"))
+    story.when(ReplaceDocument("plan", b"1"))
     story.when(Remove("plan"))
-    story.when(WriteDocument("plan", b"2"))
+    story.when(ReplaceDocument("plan", b"2"))
     with pytest.raises(Conflict, match="has version 2"):
-        story.when(WriteDocument("plan", b"3", expected=1))
+        story.when(ReplaceDocument("plan", b"3", expected=1))
 
 
 def test_a_write_that_demands_a_lock_is_refused_when_that_is_lost():
     story = Story()
     story.when(Acquire("report", "ann", 500))
     proof = Proof("report", FIRST)
-    story.when(WriteDocument("plan", b"1", proof=proof))
+    story.when(ReplaceDocument("plan", b"1", proof=proof))
     with pytest.raises(LeaseLost):
-        story.when(WriteDocument("plan", b"2", proof=proof), after_ms=500)
+        story.when(ReplaceDocument("plan", b"2", proof=proof), after_ms=500)
     with pytest.raises(LeaseLost):
         story.when(Remove("plan", proof=proof))
     assert story.table.documents["plan"].content == b"1"
@@ -202,13 +202,13 @@ def test_after_a_new_boot_every_holder_has_all_its_time_once_more(boot_id):
 
 def test_fences_and_versions_rise_above_all_that_lost_events_can_have_given():
     story = Story()
-    story.when(WriteDocument("plan", b"1"))
+    story.when(ReplaceDocument("plan", b"1"))
     story.when(OpenLocks(BOOT, lost_events=10))
     assert story.table.session == 12
     (taken,) = story.when(Acquire("report", "ann", 500))
     assert isinstance(taken, Acquired)
     assert taken.fence > 11 << 24
-    (written,) = story.when(WriteDocument("plan", b"2"))
+    (written,) = story.when(ReplaceDocument("plan", b"2"))
     assert isinstance(written, DocumentWritten)
     assert written.version == 12
 
@@ -239,13 +239,13 @@ def test_how_leases_ended_is_remembered_for_the_last_thousand_locks():
         Renewed("nobody", 500, 2_000),
         Ended("nobody", RELEASED, 0),
         DocumentWritten("plan", 1, b"2", 0),
-        DocumentRemoved("nothing"),
+        RemovedDocument("nothing"),
     ],
 )
 def test_an_event_that_does_not_fit_is_refused_and_changes_nothing(event):
     story = Story()
     story.when(Acquire("report", "ann", 500))
-    story.when(WriteDocument("plan", b"1"))
+    story.when(ReplaceDocument("plan", b"1"))
     before = image_of(story.table)
     with pytest.raises(IllegalMove):
         story.table.apply(event)

@@ -20,7 +20,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import holdfast.otel
 from holdfast.broker.tracing.log import TraceStep
-from holdfast.server.process import start_export
+from holdfast.server.server import start_export
 from holdfast.telemetry.export import SpanMaker
 from tests.unit import queues
 from tests.unit.brokers import Place

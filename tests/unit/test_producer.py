@@ -33,10 +33,10 @@ from holdfast.errors import (
     Unavailable,
     UnknownTopic,
 )
-from holdfast.local.producer import LocalProducerPort
+from holdfast.local.publisher import LocalProducerPort
 from holdfast.producing.core import producer_settings
+from holdfast.producing.parcels import Sent
 from holdfast.producing.rounds import ThreadRounds
-from holdfast.producing.sent import Sent
 from holdfast.settings import ProducerSettings
 
 without_thread = partial(ThreadRounds, thread=False)  # whoever waits does its work: time does not run by itself

@@ -14,7 +14,7 @@ from holdfast.broker.engine import BrokerEngine
 from holdfast.env import Clock, ManualClock, SeededIds, SystemClock, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Closed, DiskFull, Fenced, InvalidRequest, QueueFull, Unavailable, UnknownTopic
-from holdfast.local.producer import LocalProducerPort
+from holdfast.local.publisher import LocalProducerPort
 from holdfast.producing.core import producer_settings
 from holdfast.settings import ProducerSettings
 

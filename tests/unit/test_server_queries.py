@@ -12,7 +12,7 @@ from holdfast.broker.folder.layout import parse_receipt
 from holdfast.broker.leases import Prover
 from holdfast.errors import InvalidRequest
 from holdfast.server.access.tokens import Patterns
-from holdfast.server.calls import _pairs
+from holdfast.server.service import _pairs
 
 TEXTS = st.text(alphabet="ab=&+%20;é/?", max_size=20)
 

@@ -12,7 +12,7 @@ pytest.importorskip("pyspark")
 
 from holdfast.errors import CorruptData, InvalidRequest, MessageTooLarge, Unavailable  # noqa: E402
 from holdfast.spark.incoming import Targets  # noqa: E402
-from holdfast.spark.sink import _slabs, batch_number  # noqa: E402
+from holdfast.spark.source import _slabs, batch_number  # noqa: E402
 from holdfast.spark.staging import Staging  # noqa: E402
 from tests.unit.sinks import ROOT, SETTINGS, Shop, batch_of  # noqa: E402
 

@@ -18,7 +18,7 @@ from holdfast.api.sync.producer import Producer
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.messages import RoundRobin
 from holdfast.errors import Closed, DiskFull, InvalidRequest, QueueFull, Unavailable, UnknownTopic
-from holdfast.local.producer import LocalProducerPort
+from holdfast.local.publisher import LocalProducerPort
 from holdfast.producing.core import producer_settings
 from holdfast.producing.rounds import ThreadRounds
 from holdfast.settings import ProducerSettings

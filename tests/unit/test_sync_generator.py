@@ -170,7 +170,7 @@ def test_modules_for_tasks_are_those_for_threads():
         """\
         import holdfast.aio
         from holdfast.api.aio import group
-        from holdfast.api.aio.queue import AsyncQueue
+        from holdfast.api.aio.group import AsyncQueue
         from holdfast.broker.waiters import TaskWaiter
         """
     )
@@ -178,7 +178,7 @@ def test_modules_for_tasks_are_those_for_threads():
         """\
         import holdfast
         from holdfast.api.sync import group
-        from holdfast.api.sync.queue import Queue
+        from holdfast.api.sync.group import Queue
         from holdfast.broker.waiters import ThreadWaiter
         """
     )
@@ -518,7 +518,7 @@ def test_imports_that_nobody_uses_any_more_go_and_the_others_are_sorted():
         )
     )
     root = Path(__file__).parents[2]
-    assert tidied(made, root / "src/holdfast/api/sync/queue.py") == dedent(
+    assert tidied(made, root / "src/holdfast/api/sync/group.py") == dedent(
         '''\
         """Queue."""
 

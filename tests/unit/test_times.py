@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.api.times import (
+from holdfast.api.drafts import (
     MAX_DURATION_MS,
     due_at_ms,
     duration_ms,

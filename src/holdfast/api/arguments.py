@@ -10,8 +10,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
-from holdfast.api.drafts import Seconds
-from holdfast.api.times import duration_ms, instant_ns, lease_of
+from holdfast.api.drafts import Seconds, duration_ms, instant_ns, lease_of
 from holdfast.broker.locks import MOST_DOCUMENT_BYTES
 from holdfast.errors import InvalidRequest, MessageTooLarge
 from holdfast.model import Durability

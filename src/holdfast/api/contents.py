@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any, BinaryIO, Final, Generic, Protocol, TypeVar
 
 from holdfast.api.bodies import Bodies
-from holdfast.api.times import to_datetime
+from holdfast.api.drafts import to_datetime
 from holdfast.broker.messages import (
     BYTES_HEADERS,
     CORRELATION_ID,

@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Body, Contents, Home
-from holdfast.api.times import to_datetime
+from holdfast.api.drafts import to_datetime
 from holdfast.broker.folder.layout import DEAD_SUFFIX, message_id
 from holdfast.broker.messages import CORRELATION_ID, DeadNote, mark
 from holdfast.broker.tracing.log import TraceStep

@@ -8,8 +8,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from holdfast.api.arguments import switch
-from holdfast.api.drafts import Seconds
-from holdfast.api.times import duration_ms, lease_of
+from holdfast.api.drafts import Seconds, duration_ms, lease_of
 from holdfast.broker.folder.layout import check_name, parse_lease
 from holdfast.broker.locks import MOST_DOCUMENT_BYTES
 from holdfast.errors import InvalidRequest, MessageTooLarge

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from holdfast.api.times import instant_ns
+from holdfast.api.drafts import instant_ns
 from holdfast.broker.folder.contents import check_settings
 from holdfast.broker.streams.offsets import To
 from holdfast.errors import BadSettings, InvalidRequest

@@ -33,17 +33,15 @@ from holdfast.broker.producers import Producers
 from holdfast.broker.streams.group import StreamGroups
 from holdfast.broker.streams.queries import Queries
 from holdfast.broker.topic import Topic
-from holdfast.broker.topic_locks import LOCKS, PRODUCERS, TopicLocks, Using
 from holdfast.broker.tracing.log import TraceStep, found_by
 from holdfast.broker.tracing.observer import Traces, traced_as
-from holdfast.broker.upkeep import Cleaner, Space, Sweep
+from holdfast.broker.upkeep import LOCKS, PRODUCERS, Cleaner, Space, Sweep, TopicLocks, Using
 from holdfast.env import OpenFiles, World, close_in_children, real_world
 from holdfast.env.world import checkpoint
 from holdfast.errors import BadSettings, Closed, HoldfastError, InvalidRequest, NotALog, NotAQueue, UnknownTopic
 from holdfast.settings import BrokerSettings, QueueSettings
-from holdfast.storage.files import LOCK, join
+from holdfast.storage.files import LOCK, join, open_error, require_own, take_lock
 from holdfast.storage.keeper import Keeper, soonest
-from holdfast.storage.opening import open_error, require_own, take_lock
 
 logger = logging.getLogger(__name__)
 

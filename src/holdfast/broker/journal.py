@@ -40,10 +40,9 @@ from holdfast.env import World
 from holdfast.errors import CorruptData, DamagedRange, DiskFull, HoldfastError, Unavailable
 from holdfast.model import Appended, Durability
 from holdfast.settings import LogSettings
-from holdfast.storage.files import FULL_DISK, durable_replace, join, read_file, segment_name
+from holdfast.storage.files import FULL_DISK, advice, durable_replace, join, read_file, segment_name, with_space
 from holdfast.storage.frames import FrameRules, first_log_id, walk
 from holdfast.storage.log import Log
-from holdfast.storage.opening import advice, with_space
 from holdfast.storage.retention import SegmentFacts
 
 # The snapshot of a journal and the one before it: should the newer be damaged, nothing is lost but time.

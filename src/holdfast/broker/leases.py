@@ -22,8 +22,7 @@ from holdfast.delivery.group import Group, Lease
 from holdfast.env import World
 from holdfast.errors import LeaseLost
 from holdfast.model import Appended, Record
-from holdfast.storage.files import durable_replace, join, read_file
-from holdfast.storage.opening import translated
+from holdfast.storage.files import durable_replace, join, read_file, translated
 
 if TYPE_CHECKING:
     from holdfast.broker.delivery import Delivery

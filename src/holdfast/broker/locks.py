@@ -39,7 +39,7 @@ from holdfast.locking import (
     Content,
     Ended,
     Event,
-    HeldLock,
+    LockHolder,
     LockImage,
     LockTable,
     OpenLocks,
@@ -47,8 +47,8 @@ from holdfast.locking import (
     Release,
     Remove,
     Renew,
+    ReplaceDocument,
     Tick,
-    WriteDocument,
     check,
     decide,
     decode_event,
@@ -59,9 +59,8 @@ from holdfast.locking import (
 )
 from holdfast.model import Appended, Durability
 from holdfast.settings import LogSettings
-from holdfast.storage.files import join
+from holdfast.storage.files import join, translated
 from holdfast.storage.keeper import soonest
-from holdfast.storage.opening import translated
 
 # The journal of the locks and documents of a data folder.
 
@@ -140,7 +139,7 @@ class Ticket:
     def __init__(self, wanted: Acquire, waiter: Waiter | None) -> None:
         self.wanted = wanted
         self.waiter = waiter
-        self.granted: HeldLock | None = None
+        self.granted: LockHolder | None = None
         self.appended: Appended | None = None
         self.error: HoldfastError | None = None
 
@@ -159,7 +158,7 @@ class LockStatus(msgspec.Struct, frozen=True, gc=False):
     """How one lock stands: who holds it, how many wait, and which version its document has (0: there is none)."""
 
     name: str
-    held: HeldLock | None
+    held: LockHolder | None
     waiting: int
     version: int
 
@@ -170,7 +169,7 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
     appended: Appended | None
     refused: Conflict | None = None
     content: Content | None = None
-    held: HeldLock | None = None
+    held: LockHolder | None = None
 
 
 class FolderLocks:
@@ -211,7 +210,7 @@ class FolderLocks:
         with translated(folder):
             return FolderLocks(world, folder, check_open, began_ms, Prover(key.get(), "lock", mark=PROVEN))
 
-    def lease_id(self, name: str, held: HeldLock) -> str:
+    def lease_id(self, name: str, held: LockHolder) -> str:
         """The proof of a lease as text, for its holder and nobody else."""
         return self._prover.text(name, held.fence, held.at_ms)
 
@@ -336,7 +335,7 @@ class FolderLocks:
         held = self.table.held.get(proof.name)
         return held is not None and held.fence == proof.fence and held.until_ms > self.moment().mono_ms
 
-    def change(self, command: WriteDocument | Remove) -> Decided:
+    def change(self, command: ReplaceDocument | Remove) -> Decided:
         """Write or remove a document. Nobody may be told of the outcome before it is on disk, refused or not."""
         with self._lock:
             self._check_open()
@@ -344,7 +343,7 @@ class FolderLocks:
                 events = decide(self.table, command, self.moment())
             except Conflict as error:
                 return Decided(self._written, refused=error)
-            if isinstance(command, WriteDocument):
+            if isinstance(command, ReplaceDocument):
                 self._check_room(command)
             before = self.table.documents.get(command.name)
             if events:
@@ -443,7 +442,7 @@ class FolderLocks:
             0 if document is None else document.version,
         )
 
-    def _check_room(self, command: WriteDocument) -> None:
+    def _check_room(self, command: ReplaceDocument) -> None:
         known = self.table.documents.get(command.name)
         total = self.table.document_bytes + len(command.content) - (0 if known is None else len(known.content))
         if total > _MOST_BYTES:
@@ -566,7 +565,7 @@ def _replayed(world: World, folder: str, end: int | None) -> ReplayedLocks:
     return ReplayedLocks(table, wrong or check(table))
 
 
-def held_now(world: World, table: LockTable, now: Moment) -> dict[str, HeldLock]:
+def held_now(world: World, table: LockTable, now: Moment) -> dict[str, LockHolder]:
     """The locks that somebody holds, as an owner that begins now would find them."""
     if table.boot_id != world.ids.boot_id():  # then all of a lease is granted once more
         return {

@@ -25,9 +25,8 @@ from holdfast.errors import (
     UnknownFormat,
 )
 from holdfast.model import LogPosition, Producer
-from holdfast.storage.files import durable_replace, join, read_file
+from holdfast.storage.files import durable_replace, join, open_error, read_file
 from holdfast.storage.log import Log
-from holdfast.storage.opening import open_error
 
 NAME: Final = "producers"
 MOST_NAMES: Final = 10_000

@@ -58,9 +58,9 @@ from holdfast.errors import BadSettings, Closed, CorruptData, HoldfastError, Unk
 from holdfast.model import Retained
 from holdfast.settings import GROUP_FIELDS, TopicSettings, load
 from holdfast.storage.compaction import KeysCompacted, Progress
+from holdfast.storage.files import is_log, is_of_its_files, translated
 from holdfast.storage.keeper import soonest
 from holdfast.storage.log import Log
-from holdfast.storage.opening import is_log, is_of_its_files, translated
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from holdfast.cli.output import INTERRUPTED, NOT_DONE, print_error
 from holdfast.cli.places import PLACE, CommandApp, option
 from holdfast.env.process import set_variable
 from holdfast.errors import HoldfastError
-from holdfast.storage.opening import TRUST
+from holdfast.storage.files import TRUST
 
 # Where each command is, in the order of the help: one that runs brings nothing of the others with it.
 _COMMANDS: Final = {
@@ -29,7 +29,7 @@ _COMMANDS: Final = {
     "extend": "use.get:extend_command",
     "produce": "use.put:produce_command",
     "consume": "use.consume:consume_command",
-    "worker": "use.worker:worker_command",
+    "worker": "use.consume:worker_command",
     "peek": "look.messages:peek_command",
     "tail": "use.consume:tail_command",
     "list": "look.messages:list_command",

@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import holdfast
 from holdfast.api.bodies import Bodies
+from holdfast.api.drafts import parse_duration
 from holdfast.api.ports import port_of
-from holdfast.api.times import parse_duration
 from holdfast.api.topics import topic_settings
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import (
@@ -36,8 +36,7 @@ from holdfast.env.sockets import absolute, answers_at
 from holdfast.errors import Busy, Forbidden, HoldfastError, InvalidRequest, NotAQueue, UnknownGroup, UnknownTopic
 from holdfast.local.sync.broker import LocalBrokerPort
 from holdfast.settings import TopicSettings
-from holdfast.storage.files import join
-from holdfast.storage.opening import is_log, translated
+from holdfast.storage.files import is_log, join, translated
 
 _LOOK_EVERY_S: Final = 0.02
 _MOST_NAMES: Final = 20
@@ -110,7 +109,7 @@ def asked(broker: holdfast.Broker, kind: type[_Answer], *path: str | int, **quer
     client = getattr(port_of(broker), "client", None)
     if client is None:
         raise InvalidRequest(f"no server and no other process has {broker.folder}, so there is nobody to ask")
-    from holdfast.client.http import Ask, path_of
+    from holdfast.client.calling import Ask, path_of
     from holdfast.client.network import run
 
     wait_s = query.get("wait") or 0.0

@@ -11,8 +11,7 @@ import msgspec
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from holdfast.cli.output import note, say, stderr, stdout
-from holdfast.cli.text import safe, short_time, show_table, size, table
+from holdfast.cli.output import note, safe, say, short_time, show_table, size, stderr, stdout, table
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
-from holdfast.api.times import parse_duration
+from holdfast.api.drafts import parse_duration
 from holdfast.cli.look.log import owner_of
 from holdfast.cli.options import AsJson, Yes
 from holdfast.cli.output import (

@@ -17,9 +17,9 @@ import msgspec
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from holdfast.client import tls as trust
+from holdfast.client import network as trust
 from holdfast.client.address import Address, is_address, parse_address, refuse_almost
-from holdfast.client.tls import distrust, has_hung_up, strictness
+from holdfast.client.network import distrust, has_hung_up, strictness
 from holdfast.env.process import environment, set_variable
 from holdfast.env.sockets import connect_tcp, connect_unix
 from holdfast.errors import BadSettings, InvalidRequest, Unauthenticated, Unavailable
@@ -491,7 +491,7 @@ def _refuse_time(place: object) -> None:
     """`put --at` was a time once; taken for a folder, it would be made, and the messages would be ready at once."""
     if not isinstance(place, str) or is_address(place) or os.path.isdir(place):
         return
-    from holdfast.api.times import parse_instant
+    from holdfast.api.drafts import parse_instant
 
     try:
         parse_instant(place, 0)

@@ -13,8 +13,8 @@ from itertools import islice
 from typing import Final
 
 import holdfast
+from holdfast.api.drafts import instant_ns, parse_duration, parse_instant
 from holdfast.api.ports import port_of
-from holdfast.api.times import instant_ns, parse_duration, parse_instant
 from holdfast.api.topics import PartitionInfo
 from holdfast.broker.folder.contents import Catalog
 from holdfast.broker.folder.layout import partition_folder, topic_folder
@@ -23,8 +23,7 @@ from holdfast.broker.inspect.status import FolderStatus, GroupStanding, TopicSta
 from holdfast.broker.messages import check_partition
 from holdfast.cli.look.messages import AnyMessage, reader_of
 from holdfast.cli.opening import asked, engine_of, opened_broker
-from holdfast.cli.output import note
-from holdfast.cli.text import safe
+from holdfast.cli.output import note, safe
 from holdfast.client.address import is_address
 from holdfast.config.settings_file import DEFAULT, read_settings
 from holdfast.delivery.where import compile_where
@@ -33,8 +32,7 @@ from holdfast.env.process import environment
 from holdfast.errors import Busy, DamagedRange, InvalidRequest, NotALog, OffsetOutOfRange
 from holdfast.storage import LogReader
 from holdfast.storage.checks.finding import count_of
-from holdfast.storage.files import join
-from holdfast.storage.opening import is_log
+from holdfast.storage.files import is_log, join
 from holdfast.storage.reader import Arrivals, FollowSettings
 
 PAGE_MESSAGES: Final = 100

@@ -17,14 +17,25 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.api.times import parse_duration
+from holdfast.api.drafts import parse_duration
 from holdfast.broker.folder.layout import OWNER_SOCKET
 from holdfast.cli.look.messages import moment, seconds_text
 from holdfast.cli.opening import asked, opened_broker, topics_of, trusts_folders
 from holdfast.cli.options import WAIT, AsJson, DataFolder, TlsKey, Wait
-from holdfast.cli.output import DAMAGED, OK, command, print_json, print_json_line, stderr, stdout
+from holdfast.cli.output import (
+    DAMAGED,
+    OK,
+    command,
+    print_json,
+    print_json_line,
+    safe,
+    show_table,
+    size,
+    stderr,
+    stdout,
+    table,
+)
 from holdfast.cli.places import argument, option
-from holdfast.cli.text import safe, show_table, size, table
 from holdfast.client.address import is_address
 from holdfast.config.settings_file import DEFAULT, Effective, Origin, read_settings
 from holdfast.env import real_world
@@ -32,8 +43,7 @@ from holdfast.env.process import environment, raise_descriptor_limit
 from holdfast.env.sockets import answers_at
 from holdfast.errors import Busy, InvalidRequest, NotInstalled
 from holdfast.settings import ServerSettings
-from holdfast.storage.files import join
-from holdfast.storage.opening import require_own
+from holdfast.storage.files import join, require_own
 
 logger = logging.getLogger(__name__)
 
@@ -147,9 +157,8 @@ def _is_there(package: str) -> bool:
 def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, *, shares: bool) -> int:
     try:
         from holdfast.client.shared_folder import share
-        from holdfast.server.logs import start_logging
-        from holdfast.server.process import serve
-        from holdfast.server.server import event_loop
+        from holdfast.server.metrics import start_logging
+        from holdfast.server.server import event_loop, serve
     except ImportError as error:
         raise _not_installed(error.name) from None
     for package in _LATER:

@@ -97,8 +97,8 @@ def client_of(
     world: World | None = None,
 ) -> Client:
     """A client of the server at the address. Nothing is sent yet."""
-    from holdfast.api.times import duration_ms
-    from holdfast.client.tls import context_of
+    from holdfast.api.drafts import duration_ms
+    from holdfast.client.network import context_of
     from holdfast.env import real_world
     from holdfast.env.process import environment
     from holdfast.remote.client import Client

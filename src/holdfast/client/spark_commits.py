@@ -10,14 +10,13 @@ import msgspec
 
 from holdfast.broker.engine import BrokerEngine
 from holdfast.client.address import Address
-from holdfast.client.calling import Caller, packed
-from holdfast.client.http import Ask, path_of
+from holdfast.client.calling import Ask, Caller, packed, path_of
 from holdfast.client.network import ThreadNetwork, run
 from holdfast.client.shared_folder import socket_of
 from holdfast.env import World
 from holdfast.env.sockets import absolute, answers_at
-from holdfast.server.calls import Call
 from holdfast.server.routing import Routes
+from holdfast.server.service import Call
 from holdfast.spark.commits import CommitRequest, commit
 
 _LONGEST_S: Final = 24 * 3600.0

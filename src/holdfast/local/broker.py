@@ -12,8 +12,7 @@ import msgspec
 from holdfast.api.arguments import Question, moment_ns
 from holdfast.api.bodies import Bodies, kind_of
 from holdfast.api.contents import Contents, PartitionHome
-from holdfast.api.drafts import NewMessage
-from holdfast.api.times import to_datetime
+from holdfast.api.drafts import NewMessage, to_datetime
 from holdfast.api.topics import GroupInfo, PartitionInfo, QueueRequest, TopicInfo, changes_to
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
@@ -23,8 +22,8 @@ from holdfast.broker.group import Compacted, QueueGroup
 from holdfast.broker.partition import Partition
 from holdfast.broker.streams.offsets import Reset, ResetEffect, To, effect_of, lag_of
 from holdfast.broker.topic import Topic
-from holdfast.broker.topic_locks import reading
 from holdfast.broker.tracing.log import Search, TraceStats, TraceStep
+from holdfast.broker.upkeep import reading
 from holdfast.errors import (
     CorruptData,
     DamagedRange,

@@ -5,28 +5,28 @@ Whoever waits for a message, or for the disk, is in `local/aio` and `local/sync`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import cached_property
+from itertools import islice
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from holdfast.api.arguments import MessageOutcome, ReceiveRequest
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents
-from holdfast.api.times import instant_ns
+from holdfast.api.drafts import instant_ns
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.group import Compacted, QueueGroup, QueueStats
 from holdfast.broker.leases import Delivered, Pending
 from holdfast.broker.metrics import Observer
 from holdfast.broker.waiters import Waiter
-from holdfast.delivery.events import DEFERRED, NO_SESSION, Command, Extend, Nack, Phase, Receipt, Reject, Save
+from holdfast.delivery.events import DEFERRED, DROPPED, NO_SESSION, Command, Extend, Nack, Phase, Receipt, Reject, Save
 from holdfast.delivery.group import HolderState
 from holdfast.errors import Closed, HoldfastError, InvalidRequest, LeaseLost, OffsetOutOfRange
 from holdfast.local.listing import until_ms
 from holdfast.local.publisher import Publisher
-from holdfast.local.receipts import command_for
 from holdfast.model import BodyKind, Durability, Retained
 from holdfast.settings import TopicSettings
 from holdfast.storage.log import Log
@@ -382,3 +382,71 @@ def _target(log: Log, to: str | None, offset: int | None, time: datetime | None)
             f"cannot seek to {offset}: the queue keeps {start} to {end}", offset=offset, start=start, end=end
         )
     return offset
+
+
+# Messages in flight by their receipts, for callers that keep nothing else of them.
+
+
+CLAIMS_AT_ONCE: Final = 50  # receipts that are read before others have a turn: each is parsed, and its MAC computed
+SETTLED_AT_ONCE: Final = 100  # messages that are settled before that
+
+
+class Claims(NamedTuple):
+    """The deliveries that receipts prove, by partition and with the text of each; and those that prove none."""
+
+    good: dict[Delivery, dict[Receipt, str]]
+    bad: list[str]
+    refused: LeaseLost | None
+
+    def add(self, more: Claims) -> Claims:
+        """Both together; of a message that is in both, the first text counts."""
+        for delivery, texts in more.good.items():
+            first = self.good.setdefault(delivery, {})
+            first.update({receipt: text for receipt, text in texts.items() if receipt not in first})
+        return Claims(self.good, self.bad + more.bad, more.refused or self.refused)
+
+
+def claims_of(group: QueueGroup, receipts: Iterable[str]) -> Claims:
+    """What receipts prove, each message once; InvalidRequest for a text that is no receipt of this topic."""
+    good: dict[Delivery, dict[Receipt, str]] = {}
+    bad: list[str] = []
+    for text in receipts:
+        delivery, receipt = group.proof(text)
+        if receipt is None:
+            bad.append(text)
+        else:
+            good.setdefault(delivery, {}).setdefault(receipt, text)
+    # One error for all of them: whoever makes up thousands should not have thousands made.
+    return Claims(good, bad, group.unproven(bad[-1]) if bad else None)
+
+
+def parts_of(texts: dict[Receipt, str]) -> Iterator[dict[Receipt, str]]:
+    """Receipts of one partition, as many at a time as are settled in one go."""
+    pairs = iter(texts.items())
+    while part := dict(islice(pairs, SETTLED_AT_ONCE)):
+        yield part
+
+
+def command_for(outcome: MessageOutcome, settings: TopicSettings) -> Callable[[Receipt], Command]:
+    """What the group is told of each message; an ack has a way of its own."""
+    delay_ms, why = outcome.delay_ms, outcome.why
+    match outcome.verb:
+        case "nack":
+            return lambda receipt: Nack(receipt, delay_ms, why)
+        case "defer":
+            return lambda receipt: Nack(receipt, delay_ms or 0, why=DEFERRED, counted=False)
+        case "drop":
+            dropped_ms = settings.dropped_delay_ms if delay_ms is None else delay_ms
+            return lambda receipt: Nack(receipt, dropped_ms, why=DROPPED)
+        case "reject":
+            return lambda receipt: Reject(receipt, why)
+        case "extend":
+            lease_ms = settings.lease_ms if outcome.lease_ms is None else outcome.lease_ms
+            return lambda receipt: Extend([receipt], lease_ms)
+    raise ValueError(f"an {outcome.verb} is no command")
+
+
+def lost_texts(texts: dict[Receipt, str], error: LeaseLost) -> list[str]:
+    """The receipts that an error is about."""
+    gone = set(error.offsets) or {receipt.offset for receipt in texts}
+    return [text for receipt, text in texts.items() if receipt.offset in gone]

@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
+from holdfast.api.drafts import to_datetime
 from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
-from holdfast.api.times import to_datetime
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.locks import Decided, FolderLocks, LockStatus, Ticket
 from holdfast.delivery.decide import Moment
 from holdfast.env import Clock
-from holdfast.locking import Acquire, Content, HeldLock, Proof
+from holdfast.locking import Acquire, Content, LockHolder, Proof
 
 
 class Patience:
@@ -66,7 +66,7 @@ def granted_lock(locks: FolderLocks, ticket: Ticket) -> Lock:
     return lock_of(locks, ticket.wanted.name, held, Moment(held.at_ms, held.until_ms - held.lease_ms))
 
 
-def lock_of(locks: FolderLocks, name: str, held: HeldLock, now: Moment) -> Lock:
+def lock_of(locks: FolderLocks, name: str, held: LockHolder, now: Moment) -> Lock:
     """A lock as its holder sees it."""
     return Lock(
         name=name,
@@ -99,7 +99,7 @@ def info_of(standing: LockStatus, now: Moment) -> LockInfo:
     )
 
 
-def _expires_at(held: HeldLock, now: Moment) -> datetime:
+def _expires_at(held: LockHolder, now: Moment) -> datetime:
     """The end of the lease by the wall clock, as that goes now."""
     return to_datetime((now.wall_ms + held.until_ms - now.mono_ms) * 1_000_000)
 

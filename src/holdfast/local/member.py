@@ -20,7 +20,7 @@ from holdfast.api.consumers import (
     chosen_partitions,
 )
 from holdfast.api.contents import record_of
-from holdfast.api.times import instant_ns
+from holdfast.api.drafts import instant_ns
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.messages import MOVED, is_for
 from holdfast.broker.partition import Partition

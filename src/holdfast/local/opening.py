@@ -21,7 +21,7 @@ from holdfast.local.broker import LocalBroker, keep_bodies
 from holdfast.local.group import LocalGroup
 from holdfast.model import Durability
 from holdfast.settings import BrokerSettings, QueueSettings
-from holdfast.storage.opening import TRUST
+from holdfast.storage.files import TRUST
 
 _Port = TypeVar("_Port")
 

@@ -5,21 +5,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
 from holdfast.api.bodies import Bodies
 from holdfast.api.drafts import NewMessage
-from holdfast.broker.folder.layout import check_topic_name
+from holdfast.broker.folder.layout import check_name, check_topic_name
 from holdfast.broker.messages import Draft, RoundRobin
-from holdfast.env import close_in_children
-from holdfast.errors import Closed, HoldfastError, InvalidRequest, QueueFull
-from holdfast.producing.accumulator import Accumulator
-from holdfast.producing.parcels import Destination, Outbox, Parcel, Span
+from holdfast.broker.producers import ProducerId
+from holdfast.broker.waiters import Waiter
+from holdfast.env import Clock, close_in_children
+from holdfast.errors import Closed, HoldfastError, InvalidRequest, OutOfSequence, QueueFull
+from holdfast.model import Durability
+from holdfast.producing.parcels import MESSAGE_COST, Callback, Destination, Outbox, Parcel, Span
 from holdfast.producing.port import ProducerPort
-from holdfast.producing.sender import Sender
 from holdfast.settings import ProducerSettings, load
 
 _NAMED_STICK: Final = 100  # whatever its settings: one that resumes must give the same turns again
@@ -276,3 +279,347 @@ class ProducerCore(Generic[_Sent]):
                     destination.let_go()
             waiting = any(each.held and not each.pending for each in self.destinations.values())
         return now_ns + _LOOK_AGAIN_NS if waiting and now_ns is not None else None
+
+
+# What a producer has gathered and not yet stored: parcels by partition, within a bounded buffer.
+#
+# A parcel is due when it has enough messages, enough bytes, or is old enough; while the disk is busy it goes
+# on growing. Nothing here waits: time is an argument, and whoever drives it is told when to look.
+
+
+# A parcel that waits for its turn may grow up to here: about what fits in one frame.
+MOST_MESSAGES: Final = 1_000
+MOST_BYTES: Final = 128 * 1024
+
+
+class Accumulator(Generic[_Sent]):
+    """The buffer of one producer. Safe to use from any thread. `sent` makes what a sender is given."""
+
+    def __init__(
+        self, settings: ProducerSettings, clock: Clock, sent: Callable[[Parcel, int], _Sent], most_parcel: int | None
+    ) -> None:
+        self._sent = sent
+        self._mono_ns = clock.monotonic_ns
+        self._linger_ns = settings.linger_ms * 1_000_000
+        self._batch_messages = min(settings.batch_messages, most_parcel or settings.batch_messages)
+        self._batch_bytes = settings.batch_bytes
+        # Where a server limits what goes at once, a parcel is what the settings say, and does not grow.
+        self._limited = most_parcel is not None
+        self.most_messages = self._batch_messages if self._limited else max(self._batch_messages, MOST_MESSAGES)
+        self.most_bytes = settings.batch_bytes if self._limited else max(settings.batch_bytes, MOST_BYTES)
+        self._buffer_bytes = settings.buffer_bytes
+        self._unheeded = settings.acks == "none"
+        self.lock = threading.Lock()
+        self.active: dict[Outbox, None] = {}  # those with parcels
+        self.buffered = 0
+        self.on_work: Callable[[], None] = lambda: None  # there is something to do, now or soon
+        self._for_room: list[Waiter] = []
+
+    def add(self, outbox: Outbox, value: bytes, key: bytes | None = None, flags: int = 0) -> _Sent | None:
+        """Take in a message that has no more than a value and a key; None where there is no room for it now."""
+        size = len(value) if key is None else len(value) + len(key)
+        sent = self._sent  # called by this name: Python calls an attribute that is no method more slowly
+        with self.lock:
+            buffered = self.buffered + size
+            if buffered > self._buffer_bytes and self.buffered:
+                return None
+            parcel = outbox.open
+            if parcel is None or parcel.loose:
+                parcel = self._begin(outbox, loose=False)
+                if parcel is None:
+                    return None
+            values = parcel.values
+            index = len(values)
+            if key is not None or parcel.keys is not None:
+                parcel.add_key(key, flags)
+            values.append(value)
+            self.buffered = buffered + MESSAGE_COST
+            parcel.bytes = total = parcel.bytes + size
+            if index >= parcel.last or total >= parcel.enough_bytes:
+                self._fill(outbox, parcel)
+        return sent(parcel, index)
+
+    def add_draft(self, outbox: Outbox, draft: Draft, rest: Any, *, loose: bool) -> tuple[Parcel, int] | None:
+        """The same for a message that has more; answers with its parcel, and which of it the message is."""
+        size = len(draft.value) + len(draft.key or b"")
+        for name, value in draft.headers:
+            size += len(name) + len(value)
+        with self.lock:
+            if self.buffered + size > self._buffer_bytes and self.buffered:
+                return None
+            parcel = outbox.open
+            if parcel is None or parcel.loose is not loose:
+                parcel = self._begin(outbox, loose=loose)
+                if parcel is None:
+                    return None
+            index = len(parcel.values)
+            parcel.add_draft(draft, rest)
+            parcel.values.append(draft.value)  # type: ignore[arg-type]
+            self.buffered += size + MESSAGE_COST
+            parcel.bytes += size
+            if index >= parcel.last or parcel.bytes >= parcel.enough_bytes:
+                self._fill(outbox, parcel)
+        return parcel, index
+
+    def extend(self, outbox: Outbox, values: Sequence[bytes], size: int) -> tuple[Parcel, int] | None:
+        """The same for values, which are so many bytes: their parcel, and which of it the first one is."""
+        with self.lock:
+            if self.buffered + size > self._buffer_bytes and self.buffered:
+                return None
+            parcel = outbox.open
+            full = self._limited and parcel is not None and len(parcel.values) + len(values) > self.most_messages
+            if parcel is None or parcel.loose or full:
+                parcel = self._begin(outbox, loose=False)
+                if parcel is None:
+                    return None
+            index, count = len(parcel.values), len(values)
+            if parcel.keys is not None:
+                parcel.keys[index:] = [None] * count
+                if parcel.flags is not None:
+                    parcel.flags[index:] = bytes(count)
+            parcel.values += values
+            self.buffered += size + MESSAGE_COST * count
+            parcel.bytes += size
+            if index + count > parcel.last or parcel.bytes >= parcel.enough_bytes:
+                self._fill(outbox, parcel)
+        return parcel, index
+
+    def take(self, now_ns: int) -> list[list[Parcel]]:
+        """The parcels that may go now, by outbox and in order: nothing is added to them any more."""
+        due: list[list[Parcel]] = []
+        with self.lock:
+            for outbox in self.active:
+                if outbox.due_ns > now_ns:
+                    continue
+                last = outbox.open
+                if last is not None and last.due_ns <= now_ns:
+                    outbox.open = last = None
+                due.append([parcel for parcel in outbox.queue if parcel is not last])
+        return due
+
+    def due_ns(self) -> int | None:
+        """When there is something to do next."""
+        with self.lock:
+            return min([outbox.due_ns for outbox in self.active], default=None)
+
+    def settle(self, parcel: Parcel) -> None:
+        """The parcel is answered: it leaves its outbox, and those who wait for it, or for room, go on."""
+        outbox = parcel.outbox
+        with self.lock:
+            if parcel.done:  # it was given up while it was on its way
+                return
+            outbox.queue.remove(parcel)
+            if not outbox.queue:
+                del self.active[outbox]
+                outbox.destination.pending -= 1
+            self.buffered -= parcel.bytes + MESSAGE_COST * len(parcel.values)
+            if not self.active:
+                self.buffered = 0
+            parcel.empty()  # whoever keeps an answer need not keep the messages
+            parcel.done = True
+            for_room, self._for_room = self._for_room, []
+        for waiter in for_room:
+            waiter.wake()
+        if parcel.waiters or parcel.callbacks:
+            parcel.tell()
+
+    def await_room(self, waiter: Waiter) -> bool:
+        """Wake the waiter as soon as something is settled, and hurry; answers whether there is anything to wait for."""
+        with self.lock:
+            if self.active:
+                self._for_room.append(waiter)
+        return bool(self.hurry())
+
+    def forget_room(self, waiter: Waiter) -> None:
+        """It waits no longer."""
+        with self.lock:
+            if waiter in self._for_room:
+                self._for_room.remove(waiter)
+
+    def await_answer(self, parcel: Parcel, waiter: Waiter) -> bool:
+        """Wake the waiter when the parcel is answered; False where it is."""
+        with self.lock:
+            if not parcel.done:
+                parcel.waiters.append(waiter)
+            return not parcel.done
+
+    def forget_answer(self, parcel: Parcel, waiter: Waiter) -> None:
+        """It waits no longer."""
+        with self.lock:
+            if waiter in parcel.waiters:
+                parcel.waiters.remove(waiter)
+
+    def call_when_done(self, parcel: Parcel, callback: Callback) -> None:
+        """Call once the parcel is answered; at once where it is."""
+        with self.lock:
+            if not parcel.done:
+                parcel.callbacks.append(callback)
+                return
+        callback()
+
+    def hurry(self) -> list[Parcel]:
+        """Make everything due that was gathered so far; answers with it."""
+        with self.lock:
+            parcels = [parcel for outbox in self.active for parcel in outbox.queue]
+            for parcel in parcels:
+                parcel.due_ns = 0
+        self.on_work()
+        return parcels
+
+    def disown(self, error: Exception) -> None:
+        """In a child after a fork: nobody sends here, and whoever waits is answered with the error."""
+        self.lock = threading.Lock()  # that of before may be held by a thread that is not here
+        self.on_work = lambda: None
+        for parcel in [parcel for outbox in self.active for parcel in outbox.queue]:
+            parcel.error, parcel.done = error, True
+        self.active = {}
+
+    def _begin(self, outbox: Outbox, *, loose: bool) -> Parcel | None:
+        """A new parcel behind the others of the outbox; None where its topic must be opened first. Under the lock."""
+        destination = outbox.destination
+        if not destination.usable:
+            return None
+        now_ns = self._mono_ns()
+        if outbox.open is not None:
+            outbox.open.due_ns = 0  # of another kind: it goes first
+        parcel = outbox.open = Parcel(outbox, now_ns + self._linger_ns, loose=loose, unheeded=self._unheeded)
+        parcel.last, parcel.enough_bytes = self._batch_messages - 1, self._batch_bytes
+        if not outbox.queue:
+            self.active[outbox] = None
+            destination.pending += 1
+            destination.used_ns = now_ns
+        outbox.queue.append(parcel)
+        self.on_work()
+        return parcel
+
+    def _fill(self, outbox: Outbox, parcel: Parcel) -> None:
+        """It has enough to go; where it has as much as may go at once, nothing more is added. Under the lock."""
+        if parcel.due_ns:
+            parcel.due_ns = 0
+            self.on_work()
+        parcel.last, parcel.enough_bytes = self.most_messages - 1, self.most_bytes
+        if len(parcel.values) >= self.most_messages or parcel.bytes >= self.most_bytes:
+            outbox.open = None
+
+
+# Parcels into partitions: with their sequences, again where it failed, and never a second time what is there.
+#
+# Every message of an idempotent producer has a number in its partition. A parcel gets its numbers when it is written
+# first, and keeps them however often it is written again: the partition knows what it has and takes nothing twice, nor
+# anything before what comes ahead of it. Where a parcel fails for good, what the partition has decides the next number.
+# A producer with a name ends with such a failure instead: if later messages were stored without the one that failed,
+# a producer that resumes would count wrongly.
+
+
+logger = logging.getLogger(__name__)
+
+_NUMBERS: Final = 2**32
+
+
+class Sender:
+    """Writes the parcels of one producer, one after the other. Only one round at a time may use it."""
+
+    def __init__(self, port: ProducerPort, settings: ProducerSettings, name: str | None, *, resume: bool) -> None:
+        if not isinstance(resume, bool):
+            raise InvalidRequest(f"resume={resume!r} cannot be used: give True or False")
+        if (name is not None or resume) and not settings.idempotent:
+            raise InvalidRequest("a producer with a name is idempotent: leave out idempotent=False, or the name")
+        if resume and name is None:
+            raise InvalidRequest("resume=True needs a name: it goes on where the last producer of that name had got to")
+        self._port = port
+        self._settings = settings
+        self._durability: Durability = "fsync" if settings.acks == "all" else "os"
+        self._name = None if name is None else check_name(name, "producer")
+        self._resume = resume
+        self._beginning = threading.Lock()
+        self.identity: ProducerId | None = None
+        self.failure: Exception | None = None  # with which a named producer has ended
+
+    @property
+    def begun(self) -> bool:
+        return self.identity is not None or not self._settings.idempotent
+
+    def begin(self) -> None:
+        """Get an id; one with a name fences those before it, from now on."""
+        with self._beginning:  # a producer that began twice would fence itself
+            if not self.begun:
+                self.identity = self._port.begin(self._name, resume=self._resume)
+
+    def write(self, parcel: Parcel) -> Any:
+        """Put it into its partition; answers what to wait for."""
+        self._check_usable()
+        parcel.attempts += 1
+        parcel.durability = self._durability
+        if parcel.loose:
+            return self._port.publish(parcel, self.identity, self._durability)
+        if self.identity is not None and parcel.sequence is None:
+            self._number(parcel)
+        count = len(parcel.values) - parcel.skipped
+        if not count:
+            return self._port.written(parcel, self._durability)
+        waiting = self._append(parcel)
+        if parcel.sequence is not None:
+            parcel.outbox.sequence = (parcel.sequence + count) % _NUMBERS
+        return waiting
+
+    def fails(self, parcel: Parcel, error: Exception, now_ns: int) -> bool:
+        """Decide what an error means: whether it is the parcel's answer. Otherwise it is tried again, later."""
+        outbox, settings = parcel.outbox, self._settings
+        again = isinstance(error, HoldfastError) and error.retryable and self.failure is None
+        if again and (settings.retries is None or parcel.attempts <= settings.retries):
+            wait_ms = min(settings.retry_backoff_ms << min(parcel.attempts - 1, 30), settings.retry_backoff_max_ms)
+            outbox.retry_at_ns = now_ns + wait_ms * 1_000_000
+            return False
+        outbox.retry_at_ns = 0
+        outbox.sequence = None  # what the partition has of it is what counts
+        if self._name is not None and self.failure is None:
+            self.failure = error
+        if parcel.unheeded:
+            logger.warning(
+                "messages not stored",
+                extra={"topic": outbox.destination.name, "partition": outbox.number, "messages": len(parcel.values)}
+                | {"error": str(error)},
+            )
+        return True
+
+    def _check_usable(self) -> None:
+        self._port.check_open()
+        if self.failure is not None:
+            raise Closed(
+                f"the producer has ended with an error: {self.failure}. This message was not stored; begin a new "
+                "producer of its name"
+            ) from self.failure
+        if self._name is not None and self.identity is not None:
+            self._port.check(self.identity)
+
+    def _number(self, parcel: Parcel) -> None:
+        """Give the parcel its sequence; skip what the one before this has stored already."""
+        assert self.identity is not None
+        outbox, count = parcel.outbox, len(parcel.values)
+        if outbox.sequence is None:
+            outbox.sequence = self._first_sequence(outbox)
+        if outbox.counted < outbox.known:
+            parcel.skipped = min(count, outbox.known - outbox.counted)
+            first = outbox.counted % _NUMBERS
+            parcel.skipped_offsets = self._port.offsets(outbox, self.identity, first, parcel.skipped)
+        outbox.counted += count
+        parcel.sequence = outbox.sequence
+
+    def _first_sequence(self, outbox: Outbox) -> int:
+        assert self.identity is not None
+        if not self._resume and (self._name is not None or not outbox.counted):
+            return 0
+        expected = self._port.next_sequence(outbox, self.identity)
+        if self._resume and not outbox.counted:
+            outbox.known = expected
+        return expected
+
+    def _append(self, parcel: Parcel) -> Any:
+        try:
+            return self._port.append(parcel, self.identity, self._durability)
+        except OutOfSequence as error:
+            if error.known or self._name is not None or parcel.attempts > 1 or not parcel.sequence:
+                raise
+            # Idle for so long that the partition has forgotten it: nothing is missing, it may begin anew.
+            parcel.sequence = 0
+            return self._port.append(parcel, self.identity, self._durability)

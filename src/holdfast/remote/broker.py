@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 from weakref import WeakSet
@@ -11,12 +12,24 @@ import msgspec
 
 from holdfast.api.arguments import Question, moment_ns
 from holdfast.api.bodies import Bodies
-from holdfast.api.times import instant_ns, to_datetime
+from holdfast.api.consumers import ConsumedPartition, MemberRequest, StreamHome, StreamMessage
+from holdfast.api.drafts import instant_ns, to_datetime
+from holdfast.api.locks import Lock
+from holdfast.broker.folder.layout import parse_message_id
+from holdfast.broker.messages import DELAYED_ID
 from holdfast.broker.streams.offsets import Reset, To
+from holdfast.client.calling import Ask, Caller, path_of
+from holdfast.client.network import run
+from holdfast.errors import HoldfastError, Unavailable
+from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability
-from holdfast.protocol import groups as wire
-from holdfast.remote.client import Client
-from holdfast.settings import BrokerSettings
+from holdfast.protocol import topics as wire
+from holdfast.protocol.locks import KeepLock
+from holdfast.protocol.messages import Said
+from holdfast.protocol.topics import Beat
+from holdfast.remote.client import Client, ask_of
+from holdfast.remote.records import RemoteBody, record_told
+from holdfast.settings import BrokerSettings, ConsumerSettings, load
 
 MOST_READ: Final = 10_000  # messages, steps or groups that one call answers
 
@@ -93,3 +106,133 @@ def plain(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as plain values, which is how they are sent."""
     plain: dict[str, Any] = msgspec.to_builtins(dict(changes))
     return plain
+
+
+# A consumer behind a server: its heartbeats, its settings, and its messages as they are told. Nothing here waits.
+
+
+logger = logging.getLogger(__name__)
+
+_NS: Final = 1_000_000
+_OURS: Final = frozenset({"auto_commit", "auto_commit_ms", "max_poll_ms"})  # the client's own business
+
+
+class Heartbeats:
+    """A consumer as the client's thread sees it: it tells the server that the consumer lives, and keeps none alive."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self._path = ""
+        self._every_ns = self._most_ns = 0
+        self.closed = False
+        self.polling = False
+        self.polled_ns = 0
+
+    def begin(self, path: str, heartbeat_ms: int, max_poll_ms: int) -> None:
+        """It has joined, and is a member of this name from now on."""
+        self._path = path
+        self._every_ns, self._most_ns = heartbeat_ms * _NS, max_poll_ms * _NS
+        self.polled_ns = self._caller.world.clock.monotonic_ns()
+
+    def beat(self, now_ns: int) -> int:
+        """Say that it lives, if it does: one that has not polled for `max_poll_ms` is taken for stuck."""
+        if self.polling or now_ns - self.polled_ns < self._most_ns:
+            try:
+                run(self._caller.call(Ask(method="POST", path=self._path, answers=Beat)))
+            except HoldfastError as error:  # its next poll will tell
+                logger.debug("heartbeat not taken", extra={"path": self._path, "why": str(error)})
+        return now_ns + self._every_ns
+
+
+def member_settings(request: MemberRequest) -> tuple[ConsumerSettings, Mapping[str, Any]]:
+    """The settings of a consumer, and those of them that its server is to know: the others are its usual ones."""
+    changes = {**_differing(request.settings), **request.changes}
+    settings = load(ConsumerSettings, changes)
+    return settings, {name: value for name, value in changes.items() if name not in _OURS}
+
+
+def _differing(settings: ConsumerSettings | None) -> dict[str, Any]:
+    if settings is None:
+        return {}
+    usual = ConsumerSettings()
+    given = msgspec.structs.asdict(settings)
+    return {name: value for name, value in given.items() if value != getattr(usual, name)}
+
+
+def messages_told(
+    client: Client, bodies: Bodies, partitions: Mapping[TopicPartition, ConsumedPartition], told: Iterable[Said]
+) -> list[StreamMessage[Any]]:
+    """Messages of a stream, as the server told them: those of one partition come together, as a rule."""
+    found: list[StreamMessage[Any]] = []
+    place: TopicPartition | None = None
+    home = StreamHome("", 0)
+    for each in told:
+        if place is None or each.partition != place[1] or each.topic != place[0]:
+            place = each.topic, each.partition
+            home = partitions[place].home if place in partitions else StreamHome(*place)
+        record = record_told(each, _payload(client, each) if each.omitted else None)
+        if each.id[each.id.rfind("-") + 1] == "d":  # it was delayed, and keeps its id
+            number = parse_message_id(each.id, each.topic).delayed_id
+            record = msgspec.structs.replace(record, headers=(*record.headers, (DELAYED_ID, b"%d" % (number or 0))))
+        found.append(StreamMessage(home, bodies, record))
+    return found
+
+
+def _payload(client: Client, told: Said) -> RemoteBody:
+    path = path_of("topics", told.topic, "partitions", told.partition, "payload", offset=told.offset)
+    return RemoteBody(client.beside, path, told.size)
+
+
+# Locks of a server that are renewed beside the calls of their holder.
+
+
+_SOON_NS: Final = 250 * _NS
+
+
+class Renewing:
+    """A lock as the client's thread sees it: it renews the lease, and keeps no lock alive that nobody has."""
+
+    def __init__(self, client: Client, lock: Lock) -> None:
+        self._caller = client.beside
+        self._lock = lock
+        self._lease_ns = round(lock.lease * 1e9)
+        self._every_ns = max(self._lease_ns // 3, _NS)
+        self.closed = False
+        self.lost = False
+        self.until_ns = client.world.clock.monotonic_ns() + self._lease_ns
+        self._first = True
+
+    def beat(self, now_ns: int) -> int:
+        """Renew it, if it is time; answers when it is time again."""
+        if self._first:
+            self._first = False
+            return now_ns + self._every_ns
+        body = KeepLock(lease_id=self._lock.lease_id, lease=self._lock.lease)
+        try:
+            run(self._caller.call(ask_of("POST", path_of("locks", self._lock.name, "keepalive"), Lock, body)))
+        except Unavailable:
+            return now_ns + min(self._every_ns, _SOON_NS)
+        except HoldfastError:
+            self.lost = self.closed = True
+            return now_ns + self._every_ns
+        self.until_ns = now_ns + self._lease_ns
+        return now_ns + self._every_ns
+
+
+class RemoteKeptLock:
+    """A lock of a server that this client renews."""
+
+    def __init__(self, client: Client, lock: Lock) -> None:
+        self.lock = lock
+        self._clock = client.world.clock
+        self._renewing = Renewing(client, lock)
+        client.upkeep.beat(self._renewing)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the server said so, or the lease ended before it could be renewed."""
+        return self._renewing.lost or self._clock.monotonic_ns() >= self._renewing.until_ns
+
+    def end(self) -> None:
+        """Renew it no more."""
+        self._renewing.closed = True

@@ -11,7 +11,7 @@ from holdfast.api.arguments import MessageOutcome, ReceiveRequest
 from holdfast.api.bodies import Bodies
 from holdfast.api.listing import Listed, Where, warn_of_damage
 from holdfast.broker.metrics import Observer
-from holdfast.client.http import Ask, path_of
+from holdfast.client.calling import Ask, path_of
 from holdfast.delivery.where import compile_where
 from holdfast.errors import Closed, InvalidRequest, LeaseLost
 from holdfast.model import BodyKind, Durability, Record

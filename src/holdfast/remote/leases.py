@@ -12,8 +12,7 @@ from queue import Empty as NothingThere
 from queue import SimpleQueue
 from typing import Any, Final, Protocol
 
-from holdfast.client.calling import Caller, packed
-from holdfast.client.http import Ask, path_of
+from holdfast.client.calling import Ask, Caller, packed, path_of
 from holdfast.client.network import run
 from holdfast.errors import HoldfastError, LeaseLost, Unavailable
 from holdfast.protocol.messages import Extend, Nack, Settled

@@ -21,8 +21,7 @@ from holdfast.api.drafts import Drafter, NewMessage, PublishRequest, Stored, has
 from holdfast.api.topics import TopicInfo
 from holdfast.broker.messages import RoundRobin, check_partition, partition_for
 from holdfast.broker.partition import Draft
-from holdfast.client.calling import Caller, packed
-from holdfast.client.http import Ask, path_of
+from holdfast.client.calling import Ask, Caller, packed, path_of
 from holdfast.errors import Fenced, Forbidden, HoldfastError, InvalidRequest, OutOfSequence, UnknownTopic
 from holdfast.model import CodecName, Durability
 from holdfast.protocol import messages as wire

@@ -22,18 +22,14 @@ from holdfast.errors import (
     UnknownGroup,
     UnknownTopic,
 )
-from holdfast.protocol.errors import ErrorAnswer, Fault, fault_of
-from holdfast.protocol.media import JSON, MSGPACK, SMALL_BYTES, encode
+from holdfast.protocol.media import JSON, MSGPACK, SMALL_BYTES, ErrorAnswer, Fault, encode, fault_of
 from holdfast.server.access.callers import CHALLENGES, Access, Revocation, check_fetch
-from holdfast.server.calls import Call
-from holdfast.server.http.connection import Answer
-from holdfast.server.http.head import Refused, header_text, no_room
-from holdfast.server.http.messages import Request, Response, StreamResponse, close_chunks
-from holdfast.server.http.server import Meter
+from holdfast.server.http.connection import Answer, Meter
+from holdfast.server.http.messages import Refused, Request, Response, StreamResponse, close_chunks, header_text, no_room
 from holdfast.server.routing import Route, Routes, RouteTable, retry_after_of, status_of
-from holdfast.server.service import Service
+from holdfast.server.service import Call, Service
 from holdfast.server.turns import CALLER, CallTurns
-from holdfast.storage.opening import ran_out, shortage
+from holdfast.storage.files import ran_out, shortage
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from holdfast.broker.folder.layout import TOPICS
 from holdfast.env import World
 from holdfast.env.disk import File
 from holdfast.errors import BadSettings, DiskFull, Forbidden, HoldfastError, Unauthenticated, Unavailable
-from holdfast.server.calls import Call
+from holdfast.server.service import Call
 from holdfast.settings import ServerSettings
 from holdfast.storage.files import join, read_file, write_fully
 

@@ -13,10 +13,10 @@ from holdfast.api.consumers import ConsumedPartition, MemberRequest, SeekTarget,
 from holdfast.api.contents import record_of
 from holdfast.broker.engine import BrokerEngine
 from holdfast.errors import BadSettings, Closed, Fenced, Forbidden, HoldfastError, InvalidRequest, Unauthenticated
-from holdfast.local.aio.consumer import AsyncLocalConsumerPort
+from holdfast.local.aio.broker import AsyncLocalConsumerPort
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability, extra_bytes
-from holdfast.protocol.groups import Assigned, Join, MoveMember, Offset, Poll
+from holdfast.protocol.topics import Assigned, Join, MoveMember, Offset, Poll
 from holdfast.server.http.messages import ANSWER_BYTES
 
 logger = logging.getLogger(__name__)

@@ -14,12 +14,11 @@ import msgspec
 
 import holdfast
 from holdfast.errors import NotInstalled
-from holdfast.protocol.errors import KINDS, ErrorAnswer
-from holdfast.protocol.media import EVENTS, FRAMES, JSON, LINES, MSGPACK, MULTIPART, RAW
+from holdfast.protocol.media import EVENTS, FRAMES, JSON, KINDS, LINES, MSGPACK, MULTIPART, RAW, ErrorAnswer
 from holdfast.protocol.messages import Name, Options
-from holdfast.server.calls import Call
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Route, Routes, status_of_code
+from holdfast.server.service import Call
 
 # Examples for the description of the API: what a call looks like.
 

@@ -9,11 +9,11 @@ import msgspec
 
 from holdfast import errors
 from holdfast.errors import HoldfastError, NotFound
-from holdfast.protocol.errors import KINDS
-from holdfast.server.http.head import Refused
+from holdfast.protocol.media import KINDS
+from holdfast.server.http.messages import Refused
 
 if TYPE_CHECKING:
-    from holdfast.server.calls import Call
+    from holdfast.server.service import Call
 
 
 # Which HTTP status stands for which error: the one place where such numbers are.

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple, TypeAlias
 
-from holdfast.api.times import lease_of
+from holdfast.api.drafts import lease_of
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.leases import Delivered
 from holdfast.delivery.events import Extend, Receipt
 from holdfast.errors import InvalidRequest, LeaseLost, TooManyWaiters
 from holdfast.protocol.messages import Take
-from holdfast.server.access.principals import LOCAL, Principal
+from holdfast.server.access.tokens import LOCAL, Principal
 from holdfast.server.served import MOST_AT_ONCE, Leased, ServedGroup, Taken
 from holdfast.server.turns import other_turns
 

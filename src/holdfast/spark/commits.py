@@ -34,8 +34,8 @@ from holdfast.errors import Busy, CorruptData, HoldfastError, InvalidRequest, Un
 from holdfast.model import Producer, Record
 from holdfast.settings import BrokerSettings
 from holdfast.spark.staging import CommitManifest, Done, LaneStart, SinkLane, StagedFile, Staging
+from holdfast.storage.files import translated
 from holdfast.storage.log import Log
-from holdfast.storage.opening import translated
 
 _APPEND_BYTES: Final = 8 << 20
 _PUBLISH_ROWS: Final = 1_000

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 
-from holdfast.api.times import instant_ns, parse_duration, parse_instant
+from holdfast.api.drafts import instant_ns, parse_duration, parse_instant
 from holdfast.broker.streams.queries import LEAST_TTL_MS, MOST_TTL_MS, TTL_MS
 from holdfast.delivery.where import Expression
 from holdfast.env.process import set_variable

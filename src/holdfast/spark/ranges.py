@@ -18,8 +18,7 @@ from holdfast.errors import InvalidRequest, NotAQueue, OffsetOutOfRange, TailLos
 from holdfast.model import LogPosition
 from holdfast.spark.options import EARLIEST, LATEST, Places, ReadOptions, Subscription
 from holdfast.storage import LogReader
-from holdfast.storage.files import join
-from holdfast.storage.opening import is_log, translated
+from holdfast.storage.files import is_log, join, translated
 
 logger = logging.getLogger(__name__)
 

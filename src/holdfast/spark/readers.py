@@ -66,7 +66,7 @@ class PartitionFrames(msgspec.Struct, frozen=True):
     partition: int
 
 
-class MessageColumn(msgspec.Struct, frozen=True):
+class SparkColumn(msgspec.Struct, frozen=True):
     """One column: its types, the default one first, and the function that makes it."""
 
     name: str
@@ -75,23 +75,21 @@ class MessageColumn(msgspec.Struct, frozen=True):
 
 
 _COLUMNS: Final = (
-    MessageColumn("key", (BinaryType(), StringType()), lambda source: source.frames.keys()),
-    MessageColumn("value", (BinaryType(), StringType()), lambda source: source.frames.values()),
-    MessageColumn("topic", (StringType(),), lambda source: pa.repeat(source.topic, source.frames.rows)),
-    MessageColumn(
-        "partition", (IntegerType(),), lambda source: np.full(source.frames.rows, source.partition, np.int32)
-    ),
-    MessageColumn("offset", (LongType(),), lambda source: source.frames.offsets()),
-    MessageColumn("timestamp", (TimestampType(),), lambda source: source.frames.times()),
-    MessageColumn("priority", (IntegerType(),), lambda source: source.frames.priorities().astype(np.int32)),
-    MessageColumn("expires_at", (TimestampType(),), lambda source: source.frames.expires_at()),
-    MessageColumn("due_at", (TimestampType(),), lambda source: source.frames.due_at()),
-    MessageColumn("tombstone", (BooleanType(),), lambda source: (source.frames.flags() & TOMBSTONE).astype(np.bool_)),
-    MessageColumn("producer_id", (LongType(),), lambda source: source.frames.producer_ids()),
-    MessageColumn("producer_epoch", (LongType(),), lambda source: source.frames.producer_epochs()),
-    MessageColumn("sequence", (LongType(),), lambda source: source.frames.sequences()),
-    MessageColumn("epoch", (LongType(),), lambda source: source.frames.epochs()),
-    MessageColumn("headers", (HEADERS,), lambda source: users_headers(source.frames.headers())),
+    SparkColumn("key", (BinaryType(), StringType()), lambda source: source.frames.keys()),
+    SparkColumn("value", (BinaryType(), StringType()), lambda source: source.frames.values()),
+    SparkColumn("topic", (StringType(),), lambda source: pa.repeat(source.topic, source.frames.rows)),
+    SparkColumn("partition", (IntegerType(),), lambda source: np.full(source.frames.rows, source.partition, np.int32)),
+    SparkColumn("offset", (LongType(),), lambda source: source.frames.offsets()),
+    SparkColumn("timestamp", (TimestampType(),), lambda source: source.frames.times()),
+    SparkColumn("priority", (IntegerType(),), lambda source: source.frames.priorities().astype(np.int32)),
+    SparkColumn("expires_at", (TimestampType(),), lambda source: source.frames.expires_at()),
+    SparkColumn("due_at", (TimestampType(),), lambda source: source.frames.due_at()),
+    SparkColumn("tombstone", (BooleanType(),), lambda source: (source.frames.flags() & TOMBSTONE).astype(np.bool_)),
+    SparkColumn("producer_id", (LongType(),), lambda source: source.frames.producer_ids()),
+    SparkColumn("producer_epoch", (LongType(),), lambda source: source.frames.producer_epochs()),
+    SparkColumn("sequence", (LongType(),), lambda source: source.frames.sequences()),
+    SparkColumn("epoch", (LongType(),), lambda source: source.frames.epochs()),
+    SparkColumn("headers", (HEADERS,), lambda source: users_headers(source.frames.headers())),
 )
 COLUMNS: Final = {column.name: column for column in _COLUMNS}
 
@@ -288,7 +286,7 @@ def read_split(options: ReadOptions, schema: StructType, partition: InputPartiti
         yield from record_batches(DataFolder(options.path), partition.value, Maker(schema), options)
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans the whole query on the driver. Copies of it read in the tasks."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:

@@ -22,8 +22,7 @@ from holdfast.codec.encode import Body, FramePlace, header_for
 from holdfast.codec.frame import HEADER_BYTES, Frame, read_frame
 from holdfast.env import File, World
 from holdfast.errors import CorruptData, Unavailable, UnknownFormat
-from holdfast.storage.files import durable_replace, join, read_file, remove_tree, write_fully
-from holdfast.storage.opening import translated
+from holdfast.storage.files import durable_replace, join, read_file, remove_tree, translated, write_fully
 
 VERSION: Final = 1
 _SUFFIX: Final = ".frames"

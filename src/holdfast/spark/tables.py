@@ -43,8 +43,7 @@ from holdfast.spark.options import Subscription, in_one_sentence, plainly, table
 from holdfast.spark.ranges import DataFolder
 from holdfast.spark.readers import HEADERS, message_schema
 from holdfast.storage import LogReader
-from holdfast.storage.files import join
-from holdfast.storage.opening import is_log
+from holdfast.storage.files import is_log, join
 
 # Which tables there are: their columns, how each is cut into tasks, and where its rows come from.
 

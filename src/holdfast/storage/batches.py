@@ -23,8 +23,7 @@ from holdfast.errors import Closed, DiskFull, InvalidRequest, MessageTooLarge, U
 from holdfast.large import LARGE_BYTES, LargeValue, Value
 from holdfast.model import NO_PRODUCER, Batch, CodecName, Producer
 from holdfast.settings import LogSettings
-from holdfast.storage.files import FULL_DISK, join, write_fully
-from holdfast.storage.opening import ran_out, room, shortage
+from holdfast.storage.files import FULL_DISK, join, ran_out, room, shortage, write_fully
 
 
 class Encoder:

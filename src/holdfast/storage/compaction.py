@@ -31,9 +31,8 @@ from holdfast.env import File, World
 from holdfast.errors import CorruptData, DiskFull, HoldfastError, MessageTooLarge, Unavailable, UnknownFormat
 from holdfast.model import Producer
 from holdfast.settings import LogSettings
-from holdfast.storage.files import FULL_DISK, index_name, join, opened_folder, rewritten_name, write_fully
+from holdfast.storage.files import FULL_DISK, advice, index_name, join, opened_folder, rewritten_name, room, write_fully
 from holdfast.storage.frames import FrameRules, SegmentIndex, walk
-from holdfast.storage.opening import advice, room
 from holdfast.storage.segment import Segment
 from holdfast.storage.state import Epochs
 from holdfast.storage.writer import Writer

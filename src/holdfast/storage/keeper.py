@@ -14,8 +14,8 @@ from typing import Generic, Protocol, TypeVar
 from holdfast.env import real_world
 from holdfast.errors import Closed
 from holdfast.settings import LogSettings
+from holdfast.storage.files import is_log, require_own, translated
 from holdfast.storage.log import Log
-from holdfast.storage.opening import is_log, require_own, translated
 
 logger = logging.getLogger(__name__)
 

@@ -26,10 +26,9 @@ from holdfast.model import NO_PRODUCER, Appended, Batch, CodecName, Durability, 
 from holdfast.settings import LogSettings
 from holdfast.storage.batches import Encoder, check_origin, most_plain_bytes
 from holdfast.storage.compaction import CompactionLimits, KeysCompacted, Progress, compact_keys
-from holdfast.storage.files import FULL_DISK
+from holdfast.storage.files import FULL_DISK, is_log, open_error, require_log, take_lock, with_space
 from holdfast.storage.gate import SyncGate
 from holdfast.storage.log_files import LogFiles
-from holdfast.storage.opening import is_log, open_error, require_log, take_lock, with_space
 from holdfast.storage.recovery import OpenReport, Recovered, SegmentLimits, recover
 from holdfast.storage.retention import SegmentFacts, done_segments, expired, remove_head, seal_after_ms, truncate_tail
 from holdfast.storage.state import Identity

@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 from holdfast.env import FolderLock, World
 from holdfast.errors import HoldfastError
-from holdfast.storage.opening import take_lock, translated
+from holdfast.storage.files import take_lock, translated
 from holdfast.storage.state import Identity, LogState
 from holdfast.storage.view import Follower, LogView
 from holdfast.storage.writer import Writer

@@ -28,8 +28,7 @@ from holdfast.errors import InvalidRequest
 from holdfast.model import LogPosition, Record
 from holdfast.settings import LogSettings
 from holdfast.storage.examine import examine
-from holdfast.storage.files import STATE, join, segment_bases
-from holdfast.storage.opening import open_error, require_log, translated
+from holdfast.storage.files import STATE, join, open_error, require_log, segment_bases, translated
 from holdfast.storage.retention import SegmentFacts
 from holdfast.storage.segment import Segment
 from holdfast.storage.state import NO_EPOCHS, Epochs, Identity, LogState, load_epochs

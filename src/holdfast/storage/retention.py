@@ -11,9 +11,8 @@ from holdfast.env import World
 from holdfast.errors import CorruptData, InvalidRequest, Unavailable
 from holdfast.model import Trimmed
 from holdfast.settings import LogSettings
-from holdfast.storage.files import durable_replace, index_name, join, segment_name
+from holdfast.storage.files import advice, durable_replace, index_name, join, ran_out, segment_name, shortage
 from holdfast.storage.frames import Damage, FrameRules, SegmentIndex, walk
-from holdfast.storage.opening import advice, ran_out, shortage
 from holdfast.storage.recovery import SegmentLimits, open_segment
 from holdfast.storage.segment import Segment
 from holdfast.storage.state import Identity

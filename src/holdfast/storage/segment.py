@@ -21,9 +21,17 @@ from holdfast.codec.frame import FrameHeader
 from holdfast.env import close_in_children
 from holdfast.env.disk import BytesLike, Disk, File, WritableMap
 from holdfast.errors import Unavailable
-from holdfast.storage.files import index_name, join, read_file, segment_name, write_fully, write_zeros
+from holdfast.storage.files import (
+    index_name,
+    join,
+    ran_out,
+    read_file,
+    segment_name,
+    shortage,
+    write_fully,
+    write_zeros,
+)
 from holdfast.storage.frames import FrameRules, SegmentIndex, parse_index, walk
-from holdfast.storage.opening import ran_out, shortage
 
 DESCRIPTORS_EACH: Final = 2
 USUAL_MOST: Final = 128

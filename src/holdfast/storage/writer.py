@@ -36,9 +36,8 @@ from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, Message
 from holdfast.model import Producer
 from holdfast.settings import LogSettings
 from holdfast.storage.batches import LaidOut, lay_out
-from holdfast.storage.files import FULL_DISK, join, segment_name
+from holdfast.storage.files import FULL_DISK, join, ran_out, room, segment_name, shortage
 from holdfast.storage.frames import SegmentIndex
-from holdfast.storage.opening import ran_out, room, shortage
 from holdfast.storage.recovery import Recovered, SegmentLimits, open_segment
 from holdfast.storage.segment import MOST_RESERVE, TIGHT_RESERVE, ActiveSegment, Segment
 from holdfast.storage.state import ASKED, READABLE, Epochs, LogState

@@ -11,10 +11,10 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from holdfast.api.aio.queue import AsyncQueue
+from holdfast.api.aio.group import AsyncQueue
 from holdfast.api.ports import port_of
+from holdfast.api.sync.group import Queue
 from holdfast.api.sync.message import Message
-from holdfast.api.sync.queue import Queue
 from holdfast.client.sync.opening import open_queue
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk

@@ -9,8 +9,7 @@ from contextlib import nullcontext
 from queue import SimpleQueue
 from typing import Any, Self
 
-from holdfast.api.drafts import Seconds
-from holdfast.api.times import duration_ms
+from holdfast.api.drafts import Seconds, duration_ms
 from holdfast.env import World, real_world
 from holdfast.env.process import first_signal
 from holdfast.errors import Closed, InvalidRequest

@@ -7,12 +7,11 @@ from datetime import datetime
 from typing import Any, Literal
 
 from holdfast.api.aio.consumer import AsyncConsumer
-from holdfast.api.aio.group import AsyncGroup
+from holdfast.api.aio.group import AsyncGroup, AsyncQueue
 from holdfast.api.aio.locks import AsyncDocuments, AsyncLocks
 from holdfast.api.aio.opening import AsyncOpening
 from holdfast.api.aio.ports import AsyncBrokerPort
 from holdfast.api.aio.producer import AsyncProducer
-from holdfast.api.aio.queue import AsyncQueue
 from holdfast.api.arguments import Question, When, check_id, check_search, switch
 from holdfast.api.bodies import Bodies, kind_of
 from holdfast.api.contents import Contents

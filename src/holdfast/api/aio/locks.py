@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from holdfast.api.aio.ports import AsyncLocksPort
-from holdfast.api.drafts import Seconds
+from holdfast.api.drafts import Seconds, lease_of
 from holdfast.api.locks import (
     LEASE_S,
     Document,
@@ -20,7 +20,6 @@ from holdfast.api.locks import (
     lease_id_of,
     lock_request,
 )
-from holdfast.api.times import lease_of
 from holdfast.broker.folder.layout import check_name
 from holdfast.errors import Closed, InvalidRequest, LeaseLost, Unavailable
 

@@ -13,8 +13,7 @@ from holdfast.api.aio.ports import AsyncGroupPort
 from holdfast.api.arguments import INTERRUPTIONS, error_text, gives_back, state_content
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Body, Home, MessageFields, Taken
-from holdfast.api.drafts import Seconds
-from holdfast.api.times import duration_ms, lease_of
+from holdfast.api.drafts import Seconds, duration_ms, lease_of
 from holdfast.errors import Closed, LeaseLost, Unavailable, UnknownTopic
 from holdfast.model import Durability, Record
 

@@ -8,16 +8,14 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any
 
-from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Text, message_of
-from holdfast.api.times import duration_ms
+from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Text, duration_ms, message_of
 from holdfast.broker.messages import TEXT_KEY
 from holdfast.errors import HoldfastError, QueueFull, Unavailable
 from holdfast.producing.aio.waits import AsyncWaits
 from holdfast.producing.core import Addressed, ProducerCore
-from holdfast.producing.parcels import Destination, Outbox, Parcel, Span
+from holdfast.producing.parcels import AsyncSent, AsyncSentMany, Destination, Outbox, Parcel, Span
 from holdfast.producing.port import ProducerPort
 from holdfast.producing.rounds import TaskRounds, ThreadRounds
-from holdfast.producing.sent import AsyncSent, AsyncSentMany
 from holdfast.settings import ProducerSettings
 
 

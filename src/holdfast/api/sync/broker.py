@@ -24,11 +24,10 @@ from holdfast.api.drafts import (
 )
 from holdfast.api.ports import Face
 from holdfast.api.sync.consumer import Consumer
-from holdfast.api.sync.group import Group
+from holdfast.api.sync.group import Group, Queue
 from holdfast.api.sync.locks import Documents, Locks
 from holdfast.api.sync.ports import BrokerPort
 from holdfast.api.sync.producer import Producer
-from holdfast.api.sync.queue import Queue
 from holdfast.api.topics import (
     GroupInfo,
     QueueRequest,

@@ -21,9 +21,8 @@ from holdfast.api.consumers import (
     owned_partition,
 )
 from holdfast.api.contents import Body, home_of
-from holdfast.api.drafts import Seconds
+from holdfast.api.drafts import Seconds, duration_ms, instant_ns
 from holdfast.api.sync.ports import ConsumerPort, tell
-from holdfast.api.times import duration_ms, instant_ns
 from holdfast.broker.streams.offsets import PartitionLag
 from holdfast.errors import Closed, Fenced, InvalidRequest
 from holdfast.membership.assignment import TopicPartition

@@ -6,7 +6,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-from holdfast.api.drafts import Seconds
+from holdfast.api.drafts import Seconds, lease_of
 from holdfast.api.locks import (
     LEASE_S,
     Document,
@@ -20,7 +20,6 @@ from holdfast.api.locks import (
     lock_request,
 )
 from holdfast.api.sync.ports import LocksPort
-from holdfast.api.times import lease_of
 from holdfast.broker.folder.layout import check_name
 from holdfast.errors import Closed, InvalidRequest, LeaseLost, Unavailable
 

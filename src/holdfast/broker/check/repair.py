@@ -50,8 +50,7 @@ from holdfast.errors import BadSettings, CorruptData, HoldfastError, InvalidRequ
 from holdfast.settings import LogSettings
 from holdfast.storage.checks.check import Progress
 from holdfast.storage.checks.repair import RepairPlan, RepairResult, plan_repair, repair
-from holdfast.storage.files import join
-from holdfast.storage.opening import require_own, take_lock, translated
+from holdfast.storage.files import join, require_own, take_lock, translated
 
 BACKUP_PREFIX: Final = "backup-"
 _BEGUN_ANEW: Final = {

@@ -57,9 +57,8 @@ from holdfast.broker.partition import Partition
 from holdfast.env import Disk, World
 from holdfast.errors import Closed, CorruptData, DiskFailed, DiskFull, HoldfastError
 from holdfast.model import Appended
-from holdfast.storage.files import FULL_DISK, join, remove_tree
+from holdfast.storage.files import FULL_DISK, join, open_error, ran_out, remove_tree, shortage
 from holdfast.storage.log import Log
-from holdfast.storage.opening import open_error, ran_out, shortage
 
 logger = logging.getLogger(__name__)
 

@@ -25,9 +25,8 @@ from holdfast.errors import ChecksumMismatch, CorruptData, UnknownFormat
 from holdfast.large import LARGE_BYTES
 from holdfast.model import Record
 from holdfast.settings import check_fields
-from holdfast.storage.files import durable_replace, join, read_file
+from holdfast.storage.files import durable_replace, join, ran_out, read_file, shortage
 from holdfast.storage.frames import FrameRules, first_log_id, walk
-from holdfast.storage.opening import ran_out, shortage
 
 NAME: Final = "manifest"
 _MAGIC_PREFIX: Final = b"HFDELAY"

@@ -24,9 +24,8 @@ from holdfast.errors import CorruptData, InvalidRequest
 from holdfast.model import Appended, Batch, CodecName, Durability, Record
 from holdfast.settings import LogSettings
 from holdfast.storage.batches import portions
-from holdfast.storage.files import join
+from holdfast.storage.files import join, open_error
 from holdfast.storage.log import Log
-from holdfast.storage.opening import open_error
 
 _CHUNK: Final = 256  # messages that a listing reads at a time
 _LOOK_EVERY: Final = 10_000  # messages that may come until somebody looks whether it is time to spill

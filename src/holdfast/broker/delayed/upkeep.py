@@ -42,9 +42,8 @@ from holdfast.env.disk import File
 from holdfast.errors import Closed, DiskFull, HoldfastError, Unavailable
 from holdfast.large import LargeValue
 from holdfast.model import Batch, Record
-from holdfast.storage.files import FULL_DISK, join, write_fully
+from holdfast.storage.files import FULL_DISK, advice, join, write_fully
 from holdfast.storage.keeper import soonest
-from holdfast.storage.opening import advice
 
 # What the store knows in memory: where each message lies, which are gone, and which of those for certain.
 #

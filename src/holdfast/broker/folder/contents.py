@@ -30,8 +30,7 @@ from holdfast.broker.leases import KEY_FILE
 from holdfast.env import World
 from holdfast.errors import BadSettings, CorruptData, TopicExists, UnknownTopic
 from holdfast.settings import QueueSettings, TopicSettings, load
-from holdfast.storage.files import durable_replace, join, read_file, remove_tree
-from holdfast.storage.opening import is_log, translated
+from holdfast.storage.files import durable_replace, is_log, join, read_file, remove_tree, translated
 
 __all__ = ["Catalog", "TopicFacts"]
 

@@ -24,8 +24,7 @@ from holdfast.env import World
 from holdfast.errors import CorruptData, DamagedRange, HoldfastError, OffsetOutOfRange, Unavailable, UnknownFormat
 from holdfast.model import Record
 from holdfast.storage import LogReader
-from holdfast.storage.files import join
-from holdfast.storage.opening import is_log
+from holdfast.storage.files import is_log, join
 
 
 class UnreadableRange(msgspec.Struct, frozen=True, gc=False):

@@ -48,8 +48,7 @@ from holdfast.delivery.image import group_of
 from holdfast.env import World
 from holdfast.errors import CorruptData, DamagedRange, HoldfastError, OffsetOutOfRange
 from holdfast.storage import LogReader
-from holdfast.storage.files import join
-from holdfast.storage.opening import is_log
+from holdfast.storage.files import is_log, join
 
 # What a group in stream mode has committed, seen without owning anything.
 

@@ -54,9 +54,8 @@ from holdfast.membership.members import (
 )
 from holdfast.model import Appended, Durability
 from holdfast.settings import ConsumerSettings
-from holdfast.storage.files import join, remove_tree
+from holdfast.storage.files import join, open_error, remove_tree, translated
 from holdfast.storage.keeper import soonest
-from holdfast.storage.opening import open_error, translated
 
 if TYPE_CHECKING:
     from holdfast.broker.engine import BrokerEngine

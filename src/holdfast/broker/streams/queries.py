@@ -24,9 +24,8 @@ from holdfast.broker.streams.offsets import PartitionLag, lag_of
 from holdfast.env import World, close_in_children, end_at_exit
 from holdfast.env.disk import Disk
 from holdfast.errors import Closed, InvalidRequest
-from holdfast.storage.files import join, read_file, write_fully
+from holdfast.storage.files import join, read_file, translated, write_fully
 from holdfast.storage.keeper import Keeper
-from holdfast.storage.opening import translated
 
 if TYPE_CHECKING:
     from holdfast.broker.topic import Topic

@@ -36,8 +36,8 @@ from holdfast.env import World
 from holdfast.errors import Closed, HoldfastError, InvalidRequest
 from holdfast.model import Batch, HeaderPairs, Record
 from holdfast.settings import LogSettings
+from holdfast.storage.files import is_log
 from holdfast.storage.log import Log
-from holdfast.storage.opening import is_log
 from holdfast.storage.view import OnDamage
 
 if TYPE_CHECKING:

@@ -20,11 +20,25 @@ from holdfast.broker.folder.contents import Catalog
 from holdfast.broker.messages import check_partition
 from holdfast.cli.opening import chosen_topic, is_queue, log_of
 from holdfast.cli.options import AsJson, Folder, Topic
-from holdfast.cli.output import DAMAGED, OK, CommandSection, note, print_json, print_json_line, stdout
+from holdfast.cli.output import (
+    DAMAGED,
+    OK,
+    CommandSection,
+    facts_table,
+    iso_time,
+    note,
+    preview,
+    print_json,
+    print_json_line,
+    safe,
+    short_time,
+    size,
+    stdout,
+    time_ns_of,
+)
+from holdfast.cli.output import as_json as value_as_json
 from holdfast.cli.places import option
 from holdfast.cli.reading import check_has_log
-from holdfast.cli.text import as_json as value_as_json
-from holdfast.cli.text import facts_table, iso_time, preview, safe, short_time, size, time_ns_of
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import World, real_world
 from holdfast.errors import CorruptData, DamagedRange, HoldfastError, InvalidRequest, MessageTooLarge

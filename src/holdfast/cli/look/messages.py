@@ -17,18 +17,30 @@ from rich.text import Text
 import holdfast
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents, MessageFields, PartitionHome, record_of
+from holdfast.api.drafts import to_datetime
 from holdfast.api.listing import DeadLetter, Found, Listed, PhaseName, until_ms_of
 from holdfast.api.ports import port_of
 from holdfast.api.sync.message import taken_of
-from holdfast.api.times import to_datetime
 from holdfast.broker.messages import TOMBSTONE
 from holdfast.broker.tracing.log import TraceStep
 from holdfast.cli.look.trace import life_line
 from holdfast.cli.opening import QueueAt
 from holdfast.cli.options import Limit, Where
-from holdfast.cli.output import OK, command, print_json, print_json_line, stderr, stdout
+from holdfast.cli.output import (
+    OK,
+    as_json,
+    command,
+    facts_table,
+    iso_time,
+    preview,
+    print_json,
+    print_json_line,
+    safe,
+    short_time,
+    stderr,
+    stdout,
+)
 from holdfast.cli.places import argument, option
-from holdfast.cli.text import as_json, facts_table, iso_time, preview, safe, short_time
 from holdfast.delivery.group import Failure
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest

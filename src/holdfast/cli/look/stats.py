@@ -12,20 +12,31 @@ from rich.console import Group as Lines
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.api.drafts import parse_duration, to_datetime
 from holdfast.api.ports import port_of
-from holdfast.api.times import parse_duration, to_datetime
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.inspect.status import GroupStanding, TopicStanding
-from holdfast.cli.console import Screen, screen
 from holdfast.cli.look.log import owner_of
 from holdfast.cli.look.messages import moment, seconds_text
 from holdfast.cli.opening import QueueAt, topics_of, unknown_topic
 from holdfast.cli.operate.topics import topics_document, topics_table
 from holdfast.cli.options import AsJson, DataFolder, Topic
-from holdfast.cli.output import OK, command, print_json, print_json_line, stdout
+from holdfast.cli.output import (
+    OK,
+    Screen,
+    command,
+    facts_table,
+    print_json,
+    print_json_line,
+    safe,
+    screen,
+    show_table,
+    size,
+    stdout,
+    table,
+)
 from holdfast.cli.places import option, queue_of
 from holdfast.cli.reading import standing_of, standing_with_delayed
-from holdfast.cli.text import facts_table, safe, show_table, size, table
 from holdfast.client.address import is_address
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest, Unavailable

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.api.times import instant_ns, parse_instant, to_datetime
+from holdfast.api.drafts import instant_ns, parse_instant, to_datetime
 from holdfast.broker.folder.layout import partition_folder, topic_of_id
 from holdfast.broker.metrics import Times
 from holdfast.broker.tracing.log import (
@@ -43,16 +43,25 @@ from holdfast.broker.tracing.log import (
 )
 from holdfast.cli.opening import is_queue, opened_broker, topics_of
 from holdfast.cli.options import AsJson, QueueFolder
-from holdfast.cli.output import OK, CommandSection, print_json, print_json_line, stderr, stdout
+from holdfast.cli.output import (
+    OK,
+    CommandSection,
+    facts_table,
+    iso_time,
+    print_json,
+    print_json_line,
+    safe,
+    short_time,
+    stderr,
+    stdout,
+)
 from holdfast.cli.places import argument, option
-from holdfast.cli.text import facts_table, iso_time, safe, short_time
 from holdfast.client.address import is_address
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest, NotAQueue
 from holdfast.storage import LogReader
 from holdfast.storage.checks.finding import count_of
-from holdfast.storage.files import join
-from holdfast.storage.opening import is_log
+from holdfast.storage.files import is_log, join
 
 # The life of a message as a picture: one line for each step, with a bar for each lease and each wait.
 #

@@ -16,19 +16,30 @@ from rich.text import Text
 
 from holdfast.broker.check import FolderPlan, FolderStep, PartReport, check_folder, plan_folder_repair, repair_folder
 from holdfast.broker.folder.layout import topics
-from holdfast.cli.console import progress
 from holdfast.cli.look.log import owner_of
 from holdfast.cli.opening import is_queue, trusts_folders
 from holdfast.cli.options import AsJson, DryRun, Folder, Yes
-from holdfast.cli.output import DAMAGED, NOT_DONE, OK, command, confirmed, print_json, say, stdout
+from holdfast.cli.output import (
+    DAMAGED,
+    NOT_DONE,
+    OK,
+    command,
+    confirmed,
+    print_json,
+    progress,
+    safe,
+    say,
+    short_time,
+    size,
+    stdout,
+)
 from holdfast.cli.places import option
-from holdfast.cli.text import safe, short_time, size
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest
 from holdfast.storage.checks.check import check
 from holdfast.storage.checks.finding import NO_MESSAGE, NOTHING, CheckReport, Finding, count_of, offsets
 from holdfast.storage.checks.repair import RepairPlan, RepairResult, plan_repair, repair
-from holdfast.storage.opening import take_lock, translated
+from holdfast.storage.files import take_lock, translated
 
 # What a check found in one log, for people and for scripts.
 

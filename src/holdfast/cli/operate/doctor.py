@@ -17,14 +17,12 @@ from rich.text import Text
 from holdfast.broker.folder.layout import QUERIES, topics
 from holdfast.broker.streams.queries import list_queries
 from holdfast.cli.options import AsJson
-from holdfast.cli.output import OK, command, print_json, stdout
+from holdfast.cli.output import OK, command, duration, facts_table, print_json, safe, size, stdout
 from holdfast.cli.places import argument, option
-from holdfast.cli.text import duration, facts_table, safe, size
 from holdfast.env import World, real_world
 from holdfast.errors import HoldfastError, NotALog
 from holdfast.settings import LogSettings
-from holdfast.storage.files import join, write_fully
-from holdfast.storage.opening import is_log
+from holdfast.storage.files import is_log, join, write_fully
 
 _BLOCK: Final = bytes(range(256)) * 16
 _STEP_BYTES: Final = 4 * 1024 * 1024

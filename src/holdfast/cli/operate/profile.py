@@ -11,9 +11,8 @@ import msgspec
 from holdfast.broker.folder.layout import check_name
 from holdfast.cli import places
 from holdfast.cli.options import AsJson, TlsKey
-from holdfast.cli.output import OK, CommandSection, note, print_json, say, stdout
+from holdfast.cli.output import OK, CommandSection, note, print_json, safe, say, show_table, stdout, table
 from holdfast.cli.places import PLACE, argument, option
-from holdfast.cli.text import safe, show_table, table
 from holdfast.client.address import is_address, parse_address
 from holdfast.errors import InvalidRequest
 

@@ -12,14 +12,13 @@ import msgspec
 from rich.console import Console
 
 import holdfast
+from holdfast.api.drafts import parse_instant
 from holdfast.api.listing import DeadGroup
 from holdfast.api.ports import port_of
 from holdfast.api.sync.group import DeadLetters
-from holdfast.api.times import parse_instant
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_name
 from holdfast.broker.group import Compacted
 from holdfast.broker.streams.offsets import ResetEffect
-from holdfast.cli.console import progress
 from holdfast.cli.look.messages import (
     DEAD,
     dead_id,
@@ -53,12 +52,16 @@ from holdfast.cli.output import (
     print_error,
     print_json,
     print_json_line,
+    progress,
+    safe,
     say,
+    show_table,
+    size,
     stderr,
     stdout,
+    table,
 )
 from holdfast.cli.places import argument, option
-from holdfast.cli.text import safe, show_table, size, table
 from holdfast.env import real_world
 from holdfast.errors import Busy, HoldfastError, InvalidRequest, OffsetOutOfRange
 from holdfast.local.dead_letters import LettersBeside

@@ -12,9 +12,8 @@ from holdfast.broker.folder.contents import NOT_KEPT, Catalog, kept_settings
 from holdfast.broker.folder.layout import SETTINGS, TOPIC, TOPICS, topic_folder
 from holdfast.cli.opening import asked, chosen_topic, opened_broker, see_to_queue, settings_of
 from holdfast.cli.options import WAIT, AsJson, QueueFolder, Topic, Wait
-from holdfast.cli.output import OK, CommandSection, command, print_json, stdout
+from holdfast.cli.output import OK, CommandSection, command, print_json, ruled_table, safe, stdout
 from holdfast.cli.places import PLACE, argument, option
-from holdfast.cli.text import ruled_table, safe
 from holdfast.client.address import is_address
 from holdfast.config.settings_file import FILE_VARIABLE, Effective, Origin, Setting, read_settings
 from holdfast.delivery.where import seconds_of

@@ -11,17 +11,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
-from holdfast.api.times import parse_instant, to_datetime
+from holdfast.api.drafts import parse_instant, to_datetime
 from holdfast.cli.options import AsJson
-from holdfast.cli.output import OK, CommandSection, note, print_json, say, stdout
+from holdfast.cli.output import OK, CommandSection, note, print_json, ruled_table, safe, say, stdout
 from holdfast.cli.places import argument, option
-from holdfast.cli.text import ruled_table, safe
 from holdfast.config.settings_file import read_settings
 from holdfast.delivery.where import seconds_of
 from holdfast.env import real_world
 from holdfast.env.process import environment
 from holdfast.errors import InvalidRequest
-from holdfast.server.access.principals import principal_of
 from holdfast.server.access.tokens import (
     ACTIONS,
     ROLES,
@@ -30,6 +28,7 @@ from holdfast.server.access.tokens import (
     digest_of,
     entry_of,
     parse_tokens,
+    principal_of,
     read_tokens,
     with_entry,
     without_entry,

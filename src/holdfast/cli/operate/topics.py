@@ -10,21 +10,34 @@ import msgspec
 from rich.table import Table
 
 import holdfast
+from holdfast.api.drafts import to_datetime
 from holdfast.api.ports import port_of
-from holdfast.api.times import to_datetime
 from holdfast.broker.folder.layout import QUERIES, check_name, check_topic_name
 from holdfast.broker.inspect.status import GroupStanding, TopicStanding
 from holdfast.broker.streams.queries import list_queries, remove_queries
-from holdfast.cli.console import progress
 from holdfast.cli.look.trace import time_text
 from holdfast.cli.opening import chosen_topic, engine_of, opened_broker, settings_of, some_of, topics_of, unknown_topic
 from holdfast.cli.operate.queue import moves_of, show_moves
 from holdfast.cli.operate.settings import changes_of, show_settings
 from holdfast.cli.options import WAIT, AsJson, DataFolder, DryRun, PartitionNumber, Topic, Wait, Yes, topic_names
-from holdfast.cli.output import NOT_DONE, OK, CommandSection, confirmed, note, print_json, say, stdout
+from holdfast.cli.output import (
+    NOT_DONE,
+    OK,
+    CommandSection,
+    confirmed,
+    note,
+    print_json,
+    progress,
+    safe,
+    say,
+    short_time,
+    show_table,
+    size,
+    stdout,
+    table,
+)
 from holdfast.cli.places import argument, option
 from holdfast.cli.reading import standing_of, time_of
-from holdfast.cli.text import safe, short_time, show_table, size, table
 from holdfast.client.address import is_address
 from holdfast.env import real_world
 from holdfast.errors import BadSettings, InvalidRequest, TopicExists, UnknownGroup

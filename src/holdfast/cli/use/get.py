@@ -14,9 +14,9 @@ import msgspec
 from rich.console import Console
 
 import holdfast
+from holdfast.api.drafts import parse_duration, to_datetime
 from holdfast.api.ports import port_of
 from holdfast.api.sync.message import taken_of
-from holdfast.api.times import parse_duration, to_datetime
 from holdfast.cli.look.messages import (
     base64_text,
     body_text,
@@ -34,17 +34,19 @@ from holdfast.cli.output import (
     NOTHING_THERE,
     OK,
     command,
+    facts_table,
     json_text,
     note,
+    preview,
     print_error,
     print_json_line,
+    safe,
     say,
     stdout,
     write_bytes,
 )
 from holdfast.cli.places import argument, option
 from holdfast.cli.reading import OpeningTurns
-from holdfast.cli.text import facts_table, preview, safe
 from holdfast.client.address import is_address
 from holdfast.env import real_world
 from holdfast.errors import Empty, HoldfastError, InvalidRequest

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 
 import holdfast
-from holdfast.api.times import parse_duration
+from holdfast.api.drafts import parse_duration
 from holdfast.broker.folder.layout import check_name
 from holdfast.broker.locks import LockStatus, held_now, replayed_locks
 from holdfast.cli.look.messages import moment, seconds_text
@@ -26,12 +26,14 @@ from holdfast.cli.output import (
     json_text,
     note,
     print_json,
+    safe,
     say,
+    show_table,
     stdout,
+    table,
 )
 from holdfast.cli.places import argument, option
 from holdfast.cli.reading import OpeningTurns
-from holdfast.cli.text import safe, show_table, table
 from holdfast.cli.use.get import default_holder
 from holdfast.client.address import is_address
 from holdfast.delivery.decide import Moment

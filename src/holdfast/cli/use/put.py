@@ -16,22 +16,31 @@ from typing import Annotated, Any, BinaryIO, Final, Literal, NamedTuple
 import msgspec
 
 import holdfast
-from holdfast.api.drafts import NewMessage
+from holdfast.api.drafts import NewMessage, parse_duration, parse_instant
 from holdfast.api.ports import port_of
 from holdfast.api.sync.producer import Producer
-from holdfast.api.times import parse_duration, parse_instant
-from holdfast.cli.console import progress
 from holdfast.cli.look.trace import time_text
 from holdfast.cli.opening import chosen_topic, opened_broker, see_to_queue
 from holdfast.cli.operate.settings import size_of
 from holdfast.cli.options import WAIT, AsJson, DataFolder, PartitionNumber, QueueFolder, Topic, Wait, topic_names
-from holdfast.cli.output import OK, command, note, print_json, print_json_line, say, stderr, stdout
+from holdfast.cli.output import (
+    OK,
+    command,
+    note,
+    print_json,
+    print_json_line,
+    progress,
+    safe,
+    say,
+    size,
+    stderr,
+    stdout,
+)
 from holdfast.cli.places import argument, option
-from holdfast.cli.text import safe, size
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.model import CodecName, Durability
-from holdfast.producing.sent import Sent
+from holdfast.producing.parcels import Sent
 from holdfast.storage.checks.finding import count_of
 
 # What `holdfast put` is given: arguments, files, stdin, lines or JSON lines, as messages with their places.

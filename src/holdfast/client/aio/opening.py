@@ -8,8 +8,8 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.api.aio.broker import AsyncBroker
+from holdfast.api.aio.group import AsyncQueue
 from holdfast.api.aio.opening import AsyncOpening, opened_aside
-from holdfast.api.aio.queue import AsyncQueue
 from holdfast.api.ports import port_of
 from holdfast.client.address import queue_named
 from holdfast.client.opening import Opened, QueueOpening, given, let_go, opener, reach

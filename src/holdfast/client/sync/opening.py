@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.api.ports import port_of
 from holdfast.api.sync.broker import Broker
-from holdfast.api.sync.queue import Queue
+from holdfast.api.sync.group import Queue
 from holdfast.client.address import queue_named
 from holdfast.client.opening import Opened, QueueOpening, opener
 from holdfast.local.opening import open_broker_port, open_queue_port

@@ -1,42 +1,51 @@
-"""The topics of an engine in this process, for tasks. The event loop never waits for the disk."""
+"""An engine in this process as a port: its topics, consumers and locks, for tasks."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
-from functools import cached_property, partial  # noqa: F401  threads use both
-from typing import Any, TypeVar
+from functools import (
+    cached_property,
+    partial,  # noqa: F401  threads use it
+)
+from typing import Any, Self, TypeVar
 
-from holdfast.api.aio.opening import aside_while_wanted  # async only
+from holdfast.api.aio.opening import aside, aside_while_wanted  # async only
+from holdfast.api.aio.ports import tell
 from holdfast.api.aio.producer import AsyncProducer
 from holdfast.api.arguments import Question
 from holdfast.api.bodies import Bodies
-from holdfast.api.consumers import MemberRequest
+from holdfast.api.consumers import MemberRequest, SeekTarget, StreamMessage
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import NewMessage, PublishRequest, Stored, StreamRequest
+from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
 from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
 from holdfast.broker.folder.layout import DEAD_SUFFIX, check_topic_name
 from holdfast.broker.group import Compacted, QueueGroup
-from holdfast.broker.streams.offsets import Reset, ResetEffect, To
+from holdfast.broker.locks import Decided, FolderLocks
+from holdfast.broker.streams.offsets import PartitionLag, Reset, ResetEffect, To
 from holdfast.broker.topic import Topic
 from holdfast.broker.tracing.log import TraceStats, TraceStep
-
-# sync: from functools import partial
-# sync: from holdfast.producing.rounds import ThreadRounds
-from holdfast.local.aio.consumer import AsyncLocalConsumerPort
+from holdfast.broker.waiters import TaskWaiter
 from holdfast.local.aio.group import AsyncLocalGroupPort
-from holdfast.local.aio.locks import AsyncLocalLocksPort
 from holdfast.local.broker import LocalBroker, search_in, stats_in
-from holdfast.local.producer import LocalProducerPort
-from holdfast.local.publisher import SpooledUpload
+from holdfast.local.locks import LocalKeptLock, Patience, command_of, decided_document, granted_lock, info_of, lock_of
+from holdfast.local.member import StreamMember, member_of
+from holdfast.local.publisher import LocalProducerPort, SpooledUpload
 from holdfast.local.topic_threads import TopicThread, TopicThreads
+from holdfast.locking import Remove, Renew, ReplaceDocument
+from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability, Retained
 from holdfast.producing.core import producer_settings
 from holdfast.producing.rounds import ThreadRounds  # noqa: F401  threads have them
 from holdfast.storage.compaction import KeysCompacted
 from holdfast.storage.view import OnDamage
+
+# sync: from functools import partial
+# sync: from holdfast.producing.rounds import ThreadRounds
+
 
 _Served = TypeVar("_Served")  # async only
 
@@ -243,3 +252,175 @@ class AsyncLocalBrokerPort(LocalBroker):
             )  # sync: closing.callback(self.engine.close)
             for producer in list(self._sending):
                 closing.push_async_callback(producer.close)
+
+
+# A member of a stream group in this process. The event loop never waits for the disk.
+
+
+class AsyncLocalConsumerPort(StreamMember):
+    """A member of a stream group in this process."""
+
+    @classmethod
+    async def open(cls, engine: BrokerEngine, request: MemberRequest) -> Self:
+        """A member that has not joined yet; the group is made where there is none."""
+        group, settings = await aside(member_of, engine, request)
+        return cls(engine, group, request, settings)
+
+    async def join(self) -> None:
+        await self._follow()
+
+    async def poll(
+        self, count: int, timeout_ms: int | None, returned: Collection[TopicPartition] = ()
+    ) -> list[StreamMessage[Any]]:
+        self._begin_poll()
+        until_ns = None if timeout_ms is None else self._clock.monotonic_ns() + timeout_ms * 1_000_000
+        found = await self._next(count, until_ns)
+        passed = self._passed()
+        if passed:
+            await aside(self._keep_passed, passed)
+        return found
+
+    async def attend(self) -> bool:
+        if self._must_commit:
+            await aside(self._auto_commit, self.partitions)
+        return self._must_follow
+
+    async def commit(self, offsets: Mapping[TopicPartition, int], durability: Durability | None = None) -> None:
+        appended = await aside(self._write, offsets, durability)
+        if appended is not None:
+            await self.stream_group.offsets.wait_async(appended)
+
+    async def committed(self, topic: str, partition: int) -> int | None:
+        return await aside(self._committed, topic, partition)
+
+    async def seek(self, where: SeekTarget, returned: Collection[TopicPartition] = ()) -> None:
+        self._move(await aside(self._positions, where))
+
+    async def lag(self) -> list[PartitionLag]:
+        return await aside(self._lag)
+
+    async def leave(self, *, for_good: bool = False) -> None:
+        """Commit what is handled and leave; a static member keeps its place, unless it goes for good."""
+        self.left = True
+        self._line.wake_all()
+        await aside(self._leave, for_good=for_good)
+
+    async def _follow(self) -> None:
+        """Do what the group says: give back, take over, join again."""
+        steps = self._steps()
+        while (step := await aside(next, steps, None)) is not None:
+            await tell(*step)
+
+    async def _next(self, count: int, until_ns: int | None) -> list[StreamMessage[Any]]:
+        """Messages that are there, or come in time; [] otherwise."""
+        waiter = TaskWaiter(self._clock)
+        self._polling = True
+        try:
+            while True:
+                if self._must_commit:
+                    await aside(self._auto_commit, self.partitions)
+                if self._must_follow:
+                    await self._follow()
+                with self._line.in_line(waiter):
+                    found = self._fetch(count)  # what came before we stood in line would wake nobody
+                    if found or self._is_over(until_ns):
+                        return found
+                    if not self._must_follow:
+                        await waiter.wait(self._wait_s(until_ns))
+                self.check_open()
+        finally:
+            self._polling = False
+            self._polled_ms = self._now_ms()
+
+
+# Locks and documents of an engine in this process.
+
+
+class AsyncLocalLocksPort:
+    """The locks and documents of a data folder that this process owns."""
+
+    def __init__(self, engine: BrokerEngine) -> None:
+        self.engine = engine
+
+    @property
+    def holder(self) -> str:
+        return self.engine.holder
+
+    async def acquire(self, wanted: LockRequest) -> Lock:
+        locks, clock = await self._locks(), self.engine.world.clock
+        waiter, patience = TaskWaiter(clock), Patience(clock, wanted.wait_ms)
+        ticket = locks.ask(command_of(wanted), waiter if wanted.waits else None)
+        try:
+            while not ticket.over:
+                left_s = patience.left_s(locks, ticket)
+                if not ticket.over:
+                    await waiter.wait(left_s)
+            await locks.journal.log.wait_async(locks.settle(ticket))
+        except BaseException:
+            locks.leave(ticket)
+            raise
+        return granted_lock(locks, ticket)
+
+    async def keepalive(self, lease_id: str, lease_ms: int | None) -> Lock:
+        locks = await self._locks()
+        proof = locks.proof(lease_id)
+        decided = locks.renew(Renew(proof, lease_ms))
+        await self._written(locks, decided)
+        assert decided.held is not None
+        return lock_of(locks, proof.name, decided.held, locks.moment())
+
+    async def release(self, lease_id: str) -> None:
+        locks = await self._locks()
+        locks.release(locks.proof(lease_id))
+
+    async def force_release(self, name: str) -> bool:
+        return (await self._locks()).force_release(name)
+
+    async def describe(self, name: str) -> LockInfo:
+        locks = await self._locks()
+        return info_of(locks.describe(name), locks.moment())
+
+    async def held_locks(self) -> list[LockInfo]:
+        locks = await self._locks()
+        return [info_of(standing, locks.moment()) for standing in locks.standings()]
+
+    def keep(self, lock: Lock) -> LocalKeptLock:
+        return LocalKeptLock(self.engine, lock)
+
+    async def document(self, name: str) -> Document | None:
+        locks = await self._locks()
+        decided = locks.document(name)
+        await self._written(locks, decided)
+        return decided_document(name, decided)
+
+    async def update_document(self, name: str, content: bytes, version: int | None, lease_id: str | None) -> Document:
+        locks = await self._locks()
+        command = ReplaceDocument(name, content, version, None if lease_id is None else locks.proof(lease_id))
+        # A large one takes a while to write, and again to read.
+        decided = await aside(locks.change, command)
+        await self._written(locks, decided)
+        document = await aside(decided_document, name, decided)
+        assert document is not None
+        return document
+
+    async def remove_document(self, name: str, version: int | None, lease_id: str | None) -> bool:
+        locks = await self._locks()
+        decided = locks.change(Remove(name, version, None if lease_id is None else locks.proof(lease_id)))
+        await self._written(locks, decided)
+        if decided.refused is not None:
+            raise decided.refused
+        return decided.content is not None
+
+    async def document_names(self) -> list[str]:
+        return list((await self._locks()).documents())
+
+    async def _locks(self) -> FolderLocks:
+        """The first call opens the journal, which reads files."""
+        if not self.engine.has_locks:  # async only
+            await asyncio.to_thread(self.engine.locks)
+        return self.engine.locks()
+
+    async def _written(self, locks: FolderLocks, decided: Decided) -> None:
+        """Nobody may be told of a decision before it is on disk, refused or not."""
+        if decided.appended is not None:
+            await locks.journal.log.wait_async(decided.appended)

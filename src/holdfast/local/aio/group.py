@@ -23,10 +23,9 @@ from holdfast.broker.waiters import TaskWaiter, Waiter
 from holdfast.delivery.events import Receipt
 from holdfast.errors import LeaseLost
 from holdfast.local.dead_letters import LocalLetters
-from holdfast.local.group import LocalGroup
+from holdfast.local.group import CLAIMS_AT_ONCE, Claims, LocalGroup, claims_of, lost_texts, parts_of
 from holdfast.local.listing import listed, look_up, message_history
 from holdfast.local.publisher import SpooledUpload
-from holdfast.local.receipts import CLAIMS_AT_ONCE, Claims, claims_of, lost_texts, parts_of
 from holdfast.model import CodecName, Durability, Retained
 
 _LISTED_AT_ONCE: Final = 64  # a way to a thread and back costs more than a message

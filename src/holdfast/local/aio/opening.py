@@ -8,8 +8,8 @@ from os import PathLike
 from typing import Any
 
 from holdfast.api.aio.broker import AsyncBroker
+from holdfast.api.aio.group import AsyncQueue
 from holdfast.api.aio.opening import AsyncOpening, opened_aside
-from holdfast.api.aio.queue import AsyncQueue
 from holdfast.api.bodies import Bodies
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.group import QueueGroup

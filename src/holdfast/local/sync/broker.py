@@ -1,30 +1,37 @@
 # Generated from aio/broker.py by tools/sync.py: do not edit it, edit that one and run "make sync".
-"""The topics of an engine in this process, for threads. The event loop never waits for the disk."""
+"""An engine in this process as a port: its topics, consumers and locks, for threads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from functools import cached_property, partial  # noqa: F401  threads use both
-from typing import Any
+from functools import (
+    partial,
+)
+from typing import Any, Self
 
 from holdfast.api.arguments import Question
 from holdfast.api.bodies import Bodies
-from holdfast.api.consumers import MemberRequest
+from holdfast.api.consumers import MemberRequest, SeekTarget, StreamMessage
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import NewMessage, PublishRequest, Stored, StreamRequest
+from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
+from holdfast.api.sync.ports import tell
 from holdfast.api.sync.producer import Producer
 from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo
-from holdfast.broker.engine import change_topic, grow_topic
+from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
 from holdfast.broker.group import Compacted
-from holdfast.broker.streams.offsets import Reset, ResetEffect, To
+from holdfast.broker.locks import Decided, FolderLocks
+from holdfast.broker.streams.offsets import PartitionLag, Reset, ResetEffect, To
 from holdfast.broker.tracing.log import TraceStats, TraceStep
+from holdfast.broker.waiters import ThreadWaiter
 from holdfast.local.broker import LocalBroker, search_in, stats_in
-from holdfast.local.producer import LocalProducerPort
-from holdfast.local.publisher import SpooledUpload
-from holdfast.local.sync.consumer import LocalConsumerPort
+from holdfast.local.locks import LocalKeptLock, Patience, command_of, decided_document, granted_lock, info_of, lock_of
+from holdfast.local.member import StreamMember, member_of
+from holdfast.local.publisher import LocalProducerPort, SpooledUpload
 from holdfast.local.sync.group import LocalGroupPort
-from holdfast.local.sync.locks import LocalLocksPort
+from holdfast.locking import Remove, Renew, ReplaceDocument
+from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability, Retained
 from holdfast.producing.core import producer_settings
 from holdfast.producing.rounds import ThreadRounds
@@ -188,3 +195,173 @@ class LocalBrokerPort(LocalBroker):
             closing.callback(self.engine.close)
             for producer in list(self._sending):
                 closing.callback(producer.close)
+
+
+# A member of a stream group in this process. The event loop never waits for the disk.
+
+
+class LocalConsumerPort(StreamMember):
+    """A member of a stream group in this process."""
+
+    @classmethod
+    def open(cls, engine: BrokerEngine, request: MemberRequest) -> Self:
+        """A member that has not joined yet; the group is made where there is none."""
+        group, settings = member_of(engine, request)
+        return cls(engine, group, request, settings)
+
+    def join(self) -> None:
+        self._follow()
+
+    def poll(
+        self, count: int, timeout_ms: int | None, returned: Collection[TopicPartition] = ()
+    ) -> list[StreamMessage[Any]]:
+        self._begin_poll()
+        until_ns = None if timeout_ms is None else self._clock.monotonic_ns() + timeout_ms * 1_000_000
+        found = self._next(count, until_ns)
+        passed = self._passed()
+        if passed:
+            self._keep_passed(passed)
+        return found
+
+    def attend(self) -> bool:
+        if self._must_commit:
+            self._auto_commit(self.partitions)
+        return self._must_follow
+
+    def commit(self, offsets: Mapping[TopicPartition, int], durability: Durability | None = None) -> None:
+        appended = self._write(offsets, durability)
+        if appended is not None:
+            self.stream_group.offsets.wait(appended)
+
+    def committed(self, topic: str, partition: int) -> int | None:
+        return self._committed(topic, partition)
+
+    def seek(self, where: SeekTarget, returned: Collection[TopicPartition] = ()) -> None:
+        self._move(self._positions(where))
+
+    def lag(self) -> list[PartitionLag]:
+        return self._lag()
+
+    def leave(self, *, for_good: bool = False) -> None:
+        """Commit what is handled and leave; a static member keeps its place, unless it goes for good."""
+        self.left = True
+        self._line.wake_all()
+        self._leave(for_good=for_good)
+
+    def _follow(self) -> None:
+        """Do what the group says: give back, take over, join again."""
+        steps = self._steps()
+        while (step := next(steps, None)) is not None:
+            tell(*step)
+
+    def _next(self, count: int, until_ns: int | None) -> list[StreamMessage[Any]]:
+        """Messages that are there, or come in time; [] otherwise."""
+        waiter = ThreadWaiter(self._clock)
+        self._polling = True
+        try:
+            while True:
+                if self._must_commit:
+                    self._auto_commit(self.partitions)
+                if self._must_follow:
+                    self._follow()
+                with self._line.in_line(waiter):
+                    found = self._fetch(count)  # what came before we stood in line would wake nobody
+                    if found or self._is_over(until_ns):
+                        return found
+                    if not self._must_follow:
+                        waiter.wait(self._wait_s(until_ns))
+                self.check_open()
+        finally:
+            self._polling = False
+            self._polled_ms = self._now_ms()
+
+
+# Locks and documents of an engine in this process.
+
+
+class LocalLocksPort:
+    """The locks and documents of a data folder that this process owns."""
+
+    def __init__(self, engine: BrokerEngine) -> None:
+        self.engine = engine
+
+    @property
+    def holder(self) -> str:
+        return self.engine.holder
+
+    def acquire(self, wanted: LockRequest) -> Lock:
+        locks, clock = self._locks(), self.engine.world.clock
+        waiter, patience = ThreadWaiter(clock), Patience(clock, wanted.wait_ms)
+        ticket = locks.ask(command_of(wanted), waiter if wanted.waits else None)
+        try:
+            while not ticket.over:
+                left_s = patience.left_s(locks, ticket)
+                if not ticket.over:
+                    waiter.wait(left_s)
+            locks.journal.log.wait(locks.settle(ticket))
+        except BaseException:
+            locks.leave(ticket)
+            raise
+        return granted_lock(locks, ticket)
+
+    def keepalive(self, lease_id: str, lease_ms: int | None) -> Lock:
+        locks = self._locks()
+        proof = locks.proof(lease_id)
+        decided = locks.renew(Renew(proof, lease_ms))
+        self._written(locks, decided)
+        assert decided.held is not None
+        return lock_of(locks, proof.name, decided.held, locks.moment())
+
+    def release(self, lease_id: str) -> None:
+        locks = self._locks()
+        locks.release(locks.proof(lease_id))
+
+    def force_release(self, name: str) -> bool:
+        return self._locks().force_release(name)
+
+    def describe(self, name: str) -> LockInfo:
+        locks = self._locks()
+        return info_of(locks.describe(name), locks.moment())
+
+    def held_locks(self) -> list[LockInfo]:
+        locks = self._locks()
+        return [info_of(standing, locks.moment()) for standing in locks.standings()]
+
+    def keep(self, lock: Lock) -> LocalKeptLock:
+        return LocalKeptLock(self.engine, lock)
+
+    def document(self, name: str) -> Document | None:
+        locks = self._locks()
+        decided = locks.document(name)
+        self._written(locks, decided)
+        return decided_document(name, decided)
+
+    def update_document(self, name: str, content: bytes, version: int | None, lease_id: str | None) -> Document:
+        locks = self._locks()
+        command = ReplaceDocument(name, content, version, None if lease_id is None else locks.proof(lease_id))
+        # A large one takes a while to write, and again to read.
+        decided = locks.change(command)
+        self._written(locks, decided)
+        document = decided_document(name, decided)
+        assert document is not None
+        return document
+
+    def remove_document(self, name: str, version: int | None, lease_id: str | None) -> bool:
+        locks = self._locks()
+        decided = locks.change(Remove(name, version, None if lease_id is None else locks.proof(lease_id)))
+        self._written(locks, decided)
+        if decided.refused is not None:
+            raise decided.refused
+        return decided.content is not None
+
+    def document_names(self) -> list[str]:
+        return list(self._locks().documents())
+
+    def _locks(self) -> FolderLocks:
+        """The first call opens the journal, which reads files."""
+        return self.engine.locks()
+
+    def _written(self, locks: FolderLocks, decided: Decided) -> None:
+        """Nobody may be told of a decision before it is on disk, refused or not."""
+        if decided.appended is not None:
+            locks.journal.log.wait(decided.appended)

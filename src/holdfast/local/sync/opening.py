@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.api.bodies import Bodies
 from holdfast.api.sync.broker import Broker
-from holdfast.api.sync.queue import Queue
+from holdfast.api.sync.group import Queue
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.group import QueueGroup
 from holdfast.local.opening import open_broker_port

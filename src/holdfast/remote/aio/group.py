@@ -15,7 +15,7 @@ from holdfast.api.drafts import PublishRequest, Stored, StreamRequest
 from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Listed, Redriven, Where, grouped
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.tracing.log import TraceStep
-from holdfast.client.http import Ask, path_of
+from holdfast.client.calling import Ask, path_of
 from holdfast.errors import Conflict, HoldfastError, InvalidRequest, LeaseLost, NotFound
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.protocol import messages as wire
@@ -34,8 +34,7 @@ from holdfast.remote.group import (
     parts,
     receipts_of,
 )
-from holdfast.remote.records import contents_told, listed_told
-from holdfast.remote.uploads import publish_stream
+from holdfast.remote.records import contents_told, listed_told, publish_stream
 from holdfast.settings import TopicSettings
 
 

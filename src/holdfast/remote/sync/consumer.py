@@ -20,13 +20,13 @@ from holdfast.api.topics import TopicInfo
 from holdfast.broker.folder.layout import check_topic_name
 from holdfast.broker.messages import check_partition
 from holdfast.broker.streams.offsets import PartitionLag
-from holdfast.client.http import path_of
+from holdfast.client.calling import path_of
 from holdfast.errors import Closed, Fenced, HoldfastError
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability
-from holdfast.protocol import groups as wire
+from holdfast.protocol import topics as wire
+from holdfast.remote.broker import Heartbeats, member_settings, messages_told
 from holdfast.remote.client import Calls, Client
-from holdfast.remote.consumer import Heartbeats, member_settings, messages_told
 
 logger = logging.getLogger(__name__)
 

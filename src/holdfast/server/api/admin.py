@@ -35,10 +35,9 @@ from holdfast.protocol.admin import (
 from holdfast.protocol.messages import Told, Wire
 from holdfast.protocol.topics import AlterTopic, SettingsTold, SettingTold, TopicSettingsQuery
 from holdfast.server.audit import Act, Audit
-from holdfast.server.calls import Call
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
-from holdfast.server.service import Service
+from holdfast.server.service import Call, Service
 from holdfast.server.turns import Full, Scan
 
 # Whether the server lives, whether it is ready, and what it counts.

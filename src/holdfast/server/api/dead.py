@@ -20,8 +20,7 @@ from holdfast.env.world import checkpoint
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 from holdfast.local.dead_letters import ChosenLetter, LocalLetters, Redriving, at_once, choose, drop, in_order
 from holdfast.local.listing import Mark, listed, mark_of, parse_mark
-from holdfast.protocol.errors import ErrorAnswer, fault_of
-from holdfast.protocol.media import LINES, framed
+from holdfast.protocol.media import LINES, ErrorAnswer, fault_of, framed
 from holdfast.protocol.queues import (
     Cancelled,
     DeadGroups,
@@ -37,10 +36,10 @@ from holdfast.protocol.queues import (
     RedriveTold,
 )
 from holdfast.server.api.queues import BodyAllowance, existing_group, page, told
-from holdfast.server.calls import Call
 from holdfast.server.http.messages import StreamResponse
 from holdfast.server.routing import Routes
 from holdfast.server.served import ServedGroup
+from holdfast.server.service import Call
 from holdfast.server.turns import Full, Scan
 
 routes = Routes("dead letters")

@@ -12,7 +12,7 @@ from holdfast.api.topics import GroupInfo, to_of
 from holdfast.broker.folder.layout import check_name, check_topic_name
 from holdfast.broker.streams.offsets import GroupFacts, PartitionLag, lag_of
 from holdfast.errors import InvalidRequest, UnknownGroup
-from holdfast.protocol.groups import (
+from holdfast.protocol.topics import (
     At,
     Beat,
     CommitDone,
@@ -31,12 +31,12 @@ from holdfast.protocol.groups import (
     ResetOffsets,
     ResetTold,
 )
-from holdfast.server.calls import Call
 from holdfast.server.http.messages import Response
 from holdfast.server.limits import check_new_member
 from holdfast.server.members import Found, Messages, ServedMember, Waiting
 from holdfast.server.routing import Routes
 from holdfast.server.served import said
+from holdfast.server.service import Call
 
 routes = Routes("groups")
 

@@ -7,8 +7,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
+from holdfast.api.drafts import lease_of
 from holdfast.api.locks import Document, Lock, LockInfo, LockRequest, document_content, lock_request
-from holdfast.api.times import lease_of
 from holdfast.broker.folder.layout import check_name, parse_lease
 from holdfast.errors import HoldfastError, InvalidRequest, LockHeld, NotFound
 from holdfast.protocol.locks import (
@@ -23,9 +23,9 @@ from holdfast.protocol.locks import (
     WriteDocument,
 )
 from holdfast.protocol.media import SMALL_BYTES
-from holdfast.server.calls import Call
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
+from holdfast.server.service import Call
 
 routes = Routes("locks")
 

@@ -13,13 +13,13 @@ from msgspec import UNSET
 
 from holdfast.api.arguments import ACK, MessageOutcome, check_seek, error_text, gives_back
 from holdfast.api.contents import home_of, record_of
+from holdfast.api.drafts import duration_ms, lease_of
 from holdfast.api.listing import Listed as Found
 from holdfast.api.listing import until_ms_of
-from holdfast.api.times import duration_ms, lease_of
 from holdfast.api.topics import TopicInfo, changes_of
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_readable_name
 from holdfast.broker.group import QueueStats
-from holdfast.broker.topic_locks import reading
+from holdfast.broker.upkeep import reading
 from holdfast.errors import InvalidRequest, LeaseLost, NotFound, UnknownGroup
 from holdfast.local.listing import find_message, listed, look_up, mark_of, no_message, parse_mark
 from holdfast.model import Record
@@ -60,7 +60,6 @@ from holdfast.protocol.queues import (
     Whole,
 )
 from holdfast.server.api.topics import altered, described, told_topic
-from holdfast.server.calls import Call, partition_of
 from holdfast.server.http.messages import ANSWER_BYTES, Response, StreamResponse, Undelivered, payload
 from holdfast.server.limits import check_partitions
 from holdfast.server.routing import Routes
@@ -75,6 +74,7 @@ from holdfast.server.served import (
     said,
     within,
 )
+from holdfast.server.service import Call, partition_of
 from holdfast.server.turns import Full, Scan
 from holdfast.server.waiting import Attempt
 from holdfast.settings import TopicSettings

@@ -10,15 +10,14 @@ from typing import Any, Final
 
 from holdfast.broker.waiters import TaskWaiter, Waiters
 from holdfast.errors import HoldfastError
-from holdfast.protocol.errors import ErrorAnswer, fault_of
-from holdfast.protocol.media import EVENTS, FRAMES, LINES, MSGPACK, encode, framed
+from holdfast.protocol.media import EVENTS, FRAMES, LINES, MSGPACK, ErrorAnswer, encode, fault_of, framed
 from holdfast.protocol.messages import Delivery, Said, Subscribe
 from holdfast.protocol.queues import WatchQuery
 from holdfast.server.api.queues import existing_group, group_of
-from holdfast.server.calls import Call
 from holdfast.server.http.messages import StreamResponse
 from holdfast.server.routing import Routes
 from holdfast.server.served import ServedGroup, Taken, receipts_of, said, within
+from holdfast.server.service import Call
 
 routes = Routes("streams")
 

@@ -17,7 +17,7 @@ from holdfast.broker.folder.layout import check_readable_name, check_topic_name,
 from holdfast.broker.inspect.messages import count_beside
 from holdfast.broker.inspect.status import FolderStatus, TopicStanding
 from holdfast.broker.partition import Partition
-from holdfast.broker.topic_locks import reading
+from holdfast.broker.upkeep import reading
 from holdfast.broker.waiters import TaskWaiter, Waiters
 from holdfast.errors import UnknownTopic
 from holdfast.local.aio.group import AsyncLocalGroupPort
@@ -38,11 +38,11 @@ from holdfast.protocol.topics import (
     TopicsQuery,
 )
 from holdfast.server.api.enqueue import Placing, drafts, publish, stored_batch
-from holdfast.server.calls import Call, partition_of
 from holdfast.server.http.messages import ANSWER_BYTES, Response
 from holdfast.server.limits import check_partitions
 from holdfast.server.routing import Routes
 from holdfast.server.served import said
+from holdfast.server.service import Call, partition_of
 from holdfast.server.turns import Scan
 from holdfast.settings import TopicSettings
 from holdfast.storage.compaction import KeysCompacted

@@ -17,11 +17,11 @@ from holdfast.local.listing import until_ms
 from holdfast.protocol.admin import WaitersAt
 from holdfast.protocol.messages import Wire
 from holdfast.server.api.groups import _facts, _offsets, is_shown
-from holdfast.server.calls import Call
 from holdfast.server.console.overview import OLD_S
 from holdfast.server.console.rendering import SHOWN_BYTES, render
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
+from holdfast.server.service import Call
 
 routes = Routes("console")
 

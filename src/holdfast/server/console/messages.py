@@ -1,33 +1,36 @@
-"""The page of a message: what it says, where it stands, and its life so far."""
+"""The page of a message, its content and its life so far; and dead letters grouped by their error."""
 
 from __future__ import annotations
 
 import base64
+import re
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import quote, urlencode
 
 import msgspec
+from msgspec import Meta
 
 from holdfast.api.contents import home_of, record_of
-from holdfast.api.listing import DeadLetter, Listed, note_of
-from holdfast.api.times import to_datetime
+from holdfast.api.drafts import to_datetime
+from holdfast.api.listing import DeadGroup, DeadKinds, DeadLetter, Listed, note_of
 from holdfast.broker.tracing import log
 from holdfast.broker.tracing.log import LEASED, TraceStep
-from holdfast.errors import HoldfastError, NotFound
+from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 from holdfast.local.listing import history_of
 from holdfast.protocol.media import RAW
 from holdfast.protocol.queues import InGroup
 from holdfast.server.api.admin import is_shown
-from holdfast.server.calls import Call
+from holdfast.server.api.dead import each_letter
 from holdfast.server.console.overview import QueueRates
 from holdfast.server.console.queues import MessageRow, find, group_for, head_of, letter_of, row_of
 from holdfast.server.console.rendering import SAFE, ShownPayload, View, as_text, beginning, payload, plain, render
 from holdfast.server.http.messages import Response, StreamResponse
 from holdfast.server.routing import Routes
 from holdfast.server.served import ServedGroup
+from holdfast.server.service import Call
 from holdfast.server.turns import Scan
 
 # A message as something to type: the call that would send it again, for a shell and for Python.
@@ -249,3 +252,82 @@ def _state(found: Listed[Any]) -> str:
         document = home_of(found).group.documents.get(found.offset)
         content = None if document is None else document.content
     return "" if content is None else msgspec.json.format(content, indent=2).decode("utf-8", "replace")
+
+
+# Dead letters by what they died of: seen together, put back or dropped together.
+
+
+_MOST_GROUPS: Final = 200
+_CUT: Final = 200  # letters of a kind of error; what is longer was cut
+_DETAIL: Final = r"""(?:0x[0-9a-fA-F]+|'[^']*'|"[^"]*"|[0-9]+|…)"""
+_MOST_PARTS: Final = 12  # a condition has to stay short: what begins alike for so long counts as alike
+
+
+class DeadPageQuery(InGroup, kw_only=True):
+    """Which dead letters to group."""
+
+    where: Annotated[str, Meta(max_length=10_000)] = ""
+
+
+class DeadKind(msgspec.Struct, frozen=True, kw_only=True):
+    """Dead letters that died of the same, and the condition that chooses them."""
+
+    group: DeadGroup
+    where: str
+
+
+def dead_routes(rates: QueueRates) -> Routes:
+    """The page of a queue's dead letters."""
+    routes = Routes("console")
+
+    @routes.add("GET", "/ui/queues/{queue}/dead", action="read", query=DeadPageQuery, hidden=True)
+    async def dead(call: Call) -> Response:
+        """Dead letters by kind of error, the most frequent first."""
+        query: DeadPageQuery = call.query
+        group = await group_for(call, query.group)
+        if group is None:
+            raise NotFound(f"{call.path['queue']} has no group in queue mode, so it has no dead letters")
+        where, problem, found = query.where.strip(), "", []
+        try:
+            grouping = DeadKinds()
+            await each_letter(call, group, where or None, None, grouping.add)
+            found = grouping.groups()
+        except InvalidRequest as error:
+            problem = str(error)
+        kinds = [DeadKind(group=each, where=both(where, where_of(each))) for each in found[:_MOST_GROUPS]]
+        return render(
+            call,
+            "dead.html",
+            status=400 if problem else 200,
+            section="dead",
+            query=query,
+            kinds=kinds,
+            letters=sum(each.count for each in found),
+            left_out=max(len(found) - _MOST_GROUPS, 0),
+            problem=problem,
+            **await head_of(call, rates, group),
+        )
+
+    return routes
+
+
+def where_of(kind: DeadGroup) -> str:
+    """The condition that chooses the dead letters of one kind, to be read and changed by people."""
+    reason = f'reason == "{kind.reason}"'
+    if not kind.error:
+        return f'{reason} and error == ""'
+    parts = kind.error.split("…")
+    pattern = "^" + _DETAIL.join(map(re.escape, parts[:_MOST_PARTS]))
+    if len(kind.error) < _CUT and len(parts) <= _MOST_PARTS:
+        pattern += r"(?:\n|$)"
+    return f"{reason} and error ~ {_quoted(pattern)}"
+
+
+def both(one: str, other: str) -> str:
+    """Two conditions as one."""
+    return f"({one}) and {other}" if one else other
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

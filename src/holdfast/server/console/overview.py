@@ -21,12 +21,11 @@ from holdfast.errors import HoldfastError
 from holdfast.protocol.messages import Wire
 from holdfast.server.api.admin import effective_of
 from holdfast.server.audit import Audit
-from holdfast.server.calls import Call
 from holdfast.server.console.rendering import render
 from holdfast.server.http.messages import Response
 from holdfast.server.metrics import sync_times
 from holdfast.server.routing import Routes
-from holdfast.server.service import Service
+from holdfast.server.service import Call, Service
 from holdfast.settings import BrokerSettings
 
 # How fast messages came and went lately: a few samples of what the engine counts, kept in memory.

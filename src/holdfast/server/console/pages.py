@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from holdfast.broker.engine import BrokerEngine
 from holdfast.server.audit import Audit
 from holdfast.server.console import groups, overview, rendering
-from holdfast.server.console.dead import dead_routes
-from holdfast.server.console.messages import message_routes
+from holdfast.server.console.messages import dead_routes, message_routes
 from holdfast.server.console.overview import QueueRates, overview_routes
 from holdfast.server.console.queues import queue_routes
 from holdfast.server.routing import Routes

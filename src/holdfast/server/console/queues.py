@@ -26,13 +26,13 @@ from holdfast.model import Record
 from holdfast.protocol.messages import Name
 from holdfast.protocol.queues import InGroup
 from holdfast.server.api.topics import described
-from holdfast.server.calls import Call
 from holdfast.server.console.overview import OLD_S, QueueRates, QueueRow, spark_of
 from holdfast.server.console.overview import row_of as overview_row_of
 from holdfast.server.console.rendering import plain, preview, render
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
 from holdfast.server.served import ServedGroup
+from holdfast.server.service import Call
 from holdfast.server.turns import Full, Scan
 from holdfast.settings import TopicSettings
 

@@ -14,14 +14,11 @@ import httptools
 
 from holdfast.env.sockets import check_listener, short_name
 from holdfast.errors import Forbidden, HoldfastError, Unavailable
-from holdfast.protocol.errors import ErrorAnswer, fault_of
-from holdfast.protocol.media import JSON, encode
+from holdfast.protocol.media import JSON, ErrorAnswer, encode, fault_of
 from holdfast.server.access.callers import check_host, check_origin
 from holdfast.server.console.rendering import ONLY_LOOKS
-from holdfast.server.http.connection import Answer
-from holdfast.server.http.head import ALWAYS_SAID, Refused
-from holdfast.server.http.messages import Request, Response, StreamResponse
-from holdfast.server.http.server import HttpServer, Meter
+from holdfast.server.http.connection import Answer, HttpServer, Meter
+from holdfast.server.http.messages import ALWAYS_SAID, Refused, Request, Response, StreamResponse
 from holdfast.server.routing import status_of
 from holdfast.server.server import limits_of
 from holdfast.settings import ServerSettings

@@ -14,11 +14,11 @@ import msgspec
 import holdfast
 from holdfast.errors import NotFound, NotInstalled
 from holdfast.large import LargeValue
-from holdfast.protocol.errors import Fault
-from holdfast.server.access.principals import Principal
-from holdfast.server.calls import Call
+from holdfast.protocol.media import Fault
+from holdfast.server.access.tokens import Principal
 from holdfast.server.http.messages import Request, Response
 from holdfast.server.routing import Routes
+from holdfast.server.service import Call
 
 if TYPE_CHECKING:
     from jinja2 import Environment

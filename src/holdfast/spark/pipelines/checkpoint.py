@@ -23,8 +23,7 @@ from holdfast.env import World
 from holdfast.env.disk import LakeDisk
 from holdfast.errors import CorruptData, HoldfastError, InvalidRequest
 from holdfast.spark.pipelines.spec import Context, Project, Spec, Summary, kind_named
-from holdfast.storage.files import LOCK, durable_replace, join, read_file, remove_tree
-from holdfast.storage.opening import take_lock
+from holdfast.storage.files import LOCK, durable_replace, join, read_file, remove_tree, take_lock
 
 # The ledger lists the batches that a pipeline has written. Each has one small file, which makes the batch count:
 #

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from holdfast.api.times import parse_duration
+from holdfast.api.drafts import parse_duration
 from holdfast.broker.folder.layout import check_name
 from holdfast.env import World
 from holdfast.env.disk import LakeDisk

@@ -33,11 +33,12 @@ from holdfast.storage.files import (
     index_bases,
     index_name,
     join,
+    open_error,
     read_file,
+    require_log,
     segment_bases,
     segment_name,
 )
-from holdfast.storage.opening import open_error, require_log
 from holdfast.storage.state import NO_EPOCHS, Epochs, Identity, LogState, load_epochs
 
 Progress = Callable[[int, int], None]

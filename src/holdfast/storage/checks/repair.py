@@ -47,12 +47,15 @@ from holdfast.storage.files import (
     durable_replace,
     index_name,
     join,
+    open_error,
+    require_log,
+    require_own,
     segment_name,
+    take_lock,
     write_fully,
 )
 from holdfast.storage.frames import NO_TIME, FrameRules, SegmentIndex, walk
 from holdfast.storage.log import Log
-from holdfast.storage.opening import open_error, require_log, require_own, take_lock
 from holdfast.storage.recovery import SegmentLimits, keep_stretch, recover
 from holdfast.storage.segment import Segment
 from holdfast.storage.state import NO_EPOCHS, Epochs, load_epochs
