@@ -15,7 +15,7 @@ from holdfast.broker import locks
 from holdfast.broker.folder import layout
 from holdfast.delivery import group, where
 from holdfast.large import LARGE_BYTES
-from holdfast.protocol import media, messages, queues
+from holdfast.protocol import media, messages
 from holdfast.server import limits, served, turns, waiting
 from holdfast.server.access.tokens import TokenEntry, principal_of
 from holdfast.server.api import enqueue
@@ -98,7 +98,7 @@ def _calls() -> list[Limit]:
         Limit("messages of these takes", f"the last {waiting.MOST_MESSAGES:,}"),
         Limit("receipts of one ack, nack, reject or extend", f"{_meta(receipts, 'max_length'):,}"),
         Limit("messages that a stream may have sent, unsettled (`prefetch`)", f"{_most(prefetch):,}"),
-        Limit("what a list answers", f"{_most(queues.Limit):,}"),
+        Limit("what a list answers", f"{_most(messages.Limit):,}"),
         Limit("bytes of one answer to a take", f"{_size(served._MOST_BYTES)}, or one message; the rest is ready again"),
         Limit("bytes of one answer to a poll", f"{_size(unpack.ANSWER_BYTES)}, or one message"),
         Limit("bytes of one answer to a read by offset", f"{_size(unpack.ANSWER_BYTES)}, or one message"),

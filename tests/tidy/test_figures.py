@@ -10,17 +10,17 @@ from tools.figures import FIGURES, Package, figure
 # The most that is allowed: what there was when a figure last went down. A change that lowers a figure lowers its
 # ceiling, too; none is raised without a reason in the commit. Where there is a goal, it stands behind the ceiling.
 CEILINGS = {
-    "modules": 427,  # goal: 280
+    "modules": 288,  # goal: 280
     "face_classes": 26,  # goal: 28, half of them generated
     "priority": 18,  # goal: 12
     "equal_face_pairs": 0,
     "private_names": 0,
     "private_exceptions": 7,  # goal: at most 24, each of which says why
-    "class_names": 76,  # goal: 25
-    "short_modules": 74,  # goal: fewer than 30
-    "one_sibling": 44,
+    "class_names": 22,  # goal: 25
+    "short_modules": 56,  # goal: fewer than 30
+    "one_sibling": 24,
     "unnamed_modules": 2,  # goal: 0
-    "imports_percent": 7.8,  # goal: 6
+    "imports_percent": 6.9,  # goal: 6
     "setattr_calls": 1,  # goal: none on a live object
 }
 
@@ -58,15 +58,15 @@ def test_the_figures_of_a_small_package(tmp_path: Path):
         "face_classes": 4,
         "priority": 1,
         "equal_pairs": 1,
-        "equal_face_pairs": 1,
+        "equal_face_pairs": 0,
         "shape_pairs": 1,
         "private_exceptions": 0,
         "class_names": 1,
         "short_modules": 5,
         "one_sibling": 1,
-        "unnamed_modules": 4,
+        "unnamed_modules": 2,
         "imports_percent": 3.0,
-        "comments_percent": 6.1,
+        "comments_percent": 1.4,
         "setattr_calls": 1,
     }
 

@@ -12,7 +12,7 @@ import holdfast
 from holdfast.broker.folder.contents import Catalog
 from holdfast.broker.streams.queries import NOT_READ, QueryLease
 from holdfast.env import real_world
-from holdfast.spark.staging import CommitManifest, Staging
+from holdfast.spark.commits import CommitManifest, Staging
 from tests.unit.commands import Run, runner
 
 

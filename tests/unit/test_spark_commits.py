@@ -11,9 +11,9 @@ pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
 from holdfast.errors import CorruptData, InvalidRequest, MessageTooLarge, Unavailable  # noqa: E402
+from holdfast.spark.commits import Staging  # noqa: E402
 from holdfast.spark.incoming import Targets  # noqa: E402
 from holdfast.spark.source import _slabs, batch_number  # noqa: E402
-from holdfast.spark.staging import Staging  # noqa: E402
 from tests.unit.sinks import ROOT, SETTINGS, Shop, batch_of  # noqa: E402
 
 HOUR_MS = 3_600_000

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from holdfast.api.drafts import parse_duration
 from holdfast.cli.look.log import owner_of
-from holdfast.cli.options import AsJson, Yes
+from holdfast.cli.opening import AsJson, Yes
 from holdfast.cli.output import (
     DAMAGED,
     INTERRUPTED,

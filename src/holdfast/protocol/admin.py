@@ -7,8 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from holdfast.broker.tracing.log import TraceStep
-from holdfast.protocol.messages import Instant, Name, Told, Wire
-from holdfast.protocol.queues import Limit
+from holdfast.protocol.messages import Instant, Limit, Name, Told, Wire
 
 
 class Status(Told, kw_only=True):

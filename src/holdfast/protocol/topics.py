@@ -15,16 +15,17 @@ from holdfast.protocol.messages import (
     Codec,
     Durability,
     Instant,
+    Limit,
     Name,
     Number,
     Owner,
     PartitionNumber,
     Said,
+    Settings,
     Told,
     Wait,
     Wire,
 )
-from holdfast.protocol.queues import Limit, Settings
 
 # Groups on the wire: members of a stream that live elsewhere, what they poll and commit, where groups stand.
 

@@ -15,11 +15,9 @@ from holdfast.client.calling import Ask, path_of
 from holdfast.delivery.where import compile_where
 from holdfast.errors import Closed, InvalidRequest, LeaseLost
 from holdfast.model import BodyKind, Durability, Record
-from holdfast.protocol import queues as wire
-from holdfast.protocol.messages import Ack, Delivery, Extend, Nack, Reject, Take
-from holdfast.protocol.queues import Letters
-from holdfast.remote.client import Client, ask_of
-from holdfast.remote.leases import HeldLease
+from holdfast.protocol import messages as wire
+from holdfast.protocol.messages import Ack, Delivery, Extend, Letters, Nack, Reject, Take
+from holdfast.remote.client import Client, HeldLease, ask_of
 from holdfast.remote.records import RemoteBody, ToldPlace, listed_told, path_by_id, record_told
 from holdfast.settings import TopicSettings
 

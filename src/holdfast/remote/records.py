@@ -50,7 +50,7 @@ from holdfast.client.network import run, told
 from holdfast.errors import InvalidRequest, Unavailable
 from holdfast.large import CHUNK_BYTES
 from holdfast.model import Durability, Record
-from holdfast.protocol import messages, queues
+from holdfast.protocol import messages
 from holdfast.protocol import messages as wire
 from holdfast.protocol.media import MULTIPART, RAW
 from holdfast.remote.client import Client
@@ -281,11 +281,11 @@ def path_by_id(queue: str, group: str, message_id: str) -> str:
     return path_of("queues", queue, "messages", message_id, "payload", group=group)
 
 
-def listed_told(client: Client, bodies: Bodies, queue: str, group: str, told: queues.Listed) -> Listed[Any]:
+def listed_told(client: Client, bodies: Bodies, queue: str, group: str, told: messages.Listed) -> Listed[Any]:
     """A message that was looked at, and where it stands."""
     payload = RemoteBody(client.beside, path_by_id(queue, group, told.id), told.size) if told.omitted else None
     record, home = record_told(told, payload), place_of(told)
-    if isinstance(told, queues.Letter):
+    if isinstance(told, messages.Letter):
         return DeadLetter(home, bodies, record, _note(told, group))
     if told.offset is None:
         number = parse_message_id(told.id, told.topic).delayed_id
@@ -303,7 +303,7 @@ def listed_told(client: Client, bodies: Bodies, queue: str, group: str, told: qu
     )
 
 
-def _note(told: queues.Letter, group: str) -> DeadNote:
+def _note(told: messages.Letter, group: str) -> DeadNote:
     first = Original(told.original_id, told.original_offset, instant_ns(told.original_timestamp, "original_timestamp"))
     return DeadNote(
         id=told.original_id,

@@ -46,7 +46,7 @@ from holdfast.codec.encode import Body, Packing
 from holdfast.env import World
 from holdfast.errors import InvalidRequest, MessageTooLarge, UnknownTopic
 from holdfast.settings import BrokerSettings, TopicSettings
-from holdfast.spark.staging import SinkLane
+from holdfast.spark.commits import SinkLane
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]

@@ -31,11 +31,10 @@ from holdfast.env import World, real_world
 from holdfast.env.process import environment
 from holdfast.errors import InvalidRequest, NotAQueue, Unavailable
 from holdfast.settings import BrokerSettings
-from holdfast.spark.commits import CommitRequest, commit, owning
+from holdfast.spark.commits import CommitRequest, FrameFiles, StagedFile, Staging, commit, owning
 from holdfast.spark.incoming import RowRouter, Targets, check_columns
 from holdfast.spark.options import check_options, flag, in_one_sentence, refuse_unknown, required_path, whole_number
 from holdfast.spark.ranges import DataFolder
-from holdfast.spark.staging import FrameFiles, StagedFile, Staging
 from holdfast.storage.files import join, translated
 
 # The data source "holdfast": what Spark asks first, and who answers then.

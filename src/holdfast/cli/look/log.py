@@ -18,8 +18,7 @@ from rich.text import Text
 from holdfast.broker.check.folder import parts_of
 from holdfast.broker.folder.contents import Catalog
 from holdfast.broker.messages import check_partition
-from holdfast.cli.opening import chosen_topic, is_queue, log_of
-from holdfast.cli.options import AsJson, Folder, Topic
+from holdfast.cli.opening import AsJson, Folder, Topic, chosen_topic, is_queue, log_of
 from holdfast.cli.output import (
     DAMAGED,
     OK,

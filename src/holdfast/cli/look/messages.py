@@ -24,8 +24,7 @@ from holdfast.api.sync.message import taken_of
 from holdfast.broker.messages import TOMBSTONE
 from holdfast.broker.tracing.log import TraceStep
 from holdfast.cli.look.trace import life_line
-from holdfast.cli.opening import QueueAt
-from holdfast.cli.options import Limit, Where
+from holdfast.cli.opening import Limit, QueueAt, Where
 from holdfast.cli.output import (
     OK,
     as_json,

@@ -18,9 +18,8 @@ from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.inspect.status import GroupStanding, TopicStanding
 from holdfast.cli.look.log import owner_of
 from holdfast.cli.look.messages import moment, seconds_text
-from holdfast.cli.opening import QueueAt, topics_of, unknown_topic
+from holdfast.cli.opening import AsJson, DataFolder, QueueAt, Topic, topics_of, unknown_topic
 from holdfast.cli.operate.topics import topics_document, topics_table
-from holdfast.cli.options import AsJson, DataFolder, Topic
 from holdfast.cli.output import (
     OK,
     Screen,

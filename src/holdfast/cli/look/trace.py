@@ -41,8 +41,7 @@ from holdfast.broker.tracing.log import (
     stats,
     trace,
 )
-from holdfast.cli.opening import is_queue, opened_broker, topics_of
-from holdfast.cli.options import AsJson, QueueFolder
+from holdfast.cli.opening import AsJson, QueueFolder, is_queue, opened_broker, topics_of
 from holdfast.cli.output import (
     OK,
     CommandSection,

@@ -17,8 +17,7 @@ from rich.text import Text
 from holdfast.broker.check import FolderPlan, FolderStep, PartReport, check_folder, plan_folder_repair, repair_folder
 from holdfast.broker.folder.layout import topics
 from holdfast.cli.look.log import owner_of
-from holdfast.cli.opening import is_queue, trusts_folders
-from holdfast.cli.options import AsJson, DryRun, Folder, Yes
+from holdfast.cli.opening import AsJson, DryRun, Folder, Yes, is_queue, trusts_folders
 from holdfast.cli.output import (
     DAMAGED,
     NOT_DONE,

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from holdfast.broker.folder.layout import QUERIES, topics
 from holdfast.broker.streams.queries import list_queries
-from holdfast.cli.options import AsJson
+from holdfast.cli.opening import AsJson
 from holdfast.cli.output import OK, command, duration, facts_table, print_json, safe, size, stdout
 from holdfast.cli.places import argument, option
 from holdfast.env import World, real_world
@@ -223,7 +223,7 @@ def _query_warnings(world: World, folder: str) -> Iterator[Warn]:
 
 def _write_warnings(world: World, folder: str) -> Iterator[Warn]:
     """Rows of a Spark job that were committed and did not all reach the log."""
-    from holdfast.spark.staging import Staging
+    from holdfast.spark.commits import Staging
 
     try:
         for manifest in Staging(world, folder).pending():

@@ -29,19 +29,23 @@ from holdfast.cli.look.messages import (
     show_everything,
     show_messages,
 )
-from holdfast.cli.opening import QueueAt, Views, chosen_topic, opened_broker, view
-from holdfast.cli.options import (
+from holdfast.cli.opening import (
     WAIT,
     AsJson,
     DryRun,
     Group,
     Limit,
     PartitionNumber,
+    QueueAt,
     QueueFolder,
     Topic,
+    Views,
     Wait,
     Where,
     Yes,
+    chosen_topic,
+    opened_broker,
+    view,
 )
 from holdfast.cli.output import (
     NOT_DONE,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
 from holdfast.api.drafts import parse_instant, to_datetime
-from holdfast.cli.options import AsJson
+from holdfast.cli.opening import AsJson
 from holdfast.cli.output import OK, CommandSection, note, print_json, ruled_table, safe, say, stdout
 from holdfast.cli.places import argument, option
 from holdfast.config.settings_file import read_settings

@@ -16,10 +16,26 @@ from holdfast.broker.folder.layout import QUERIES, check_name, check_topic_name
 from holdfast.broker.inspect.status import GroupStanding, TopicStanding
 from holdfast.broker.streams.queries import list_queries, remove_queries
 from holdfast.cli.look.trace import time_text
-from holdfast.cli.opening import chosen_topic, engine_of, opened_broker, settings_of, some_of, topics_of, unknown_topic
+from holdfast.cli.opening import (
+    WAIT,
+    AsJson,
+    DataFolder,
+    DryRun,
+    PartitionNumber,
+    Topic,
+    Wait,
+    Yes,
+    chosen_topic,
+    engine_of,
+    opened_broker,
+    settings_of,
+    some_of,
+    topic_names,
+    topics_of,
+    unknown_topic,
+)
 from holdfast.cli.operate.queue import moves_of, show_moves
 from holdfast.cli.operate.settings import changes_of, show_settings
-from holdfast.cli.options import WAIT, AsJson, DataFolder, DryRun, PartitionNumber, Topic, Wait, Yes, topic_names
 from holdfast.cli.output import (
     NOT_DONE,
     OK,

@@ -21,8 +21,7 @@ from holdfast.api.topics import to_of
 from holdfast.broker.folder.layout import check_name, check_topic_name
 from holdfast.broker.streams.offsets import To
 from holdfast.cli.look.messages import HEADERS, ID, KEY, PRIORITY, SIZE, TIME, AnyMessage, Pages, bytes_of, document
-from holdfast.cli.opening import chosen_topic, some_of, topics_of
-from holdfast.cli.options import (
+from holdfast.cli.opening import (
     WAIT,
     AsJson,
     DataFolder,
@@ -32,7 +31,10 @@ from holdfast.cli.options import (
     Topic,
     Wait,
     Where,
+    chosen_topic,
+    some_of,
     topic_names,
+    topics_of,
 )
 from holdfast.cli.output import NOTHING_THERE, OK, command, note, print_json_line, safe, stdout, write_bytes
 from holdfast.cli.places import argument, enter, option, queue_of, said_or_usual, usual_place

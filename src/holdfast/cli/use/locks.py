@@ -16,8 +16,7 @@ from holdfast.api.drafts import parse_duration
 from holdfast.broker.folder.layout import check_name
 from holdfast.broker.locks import LockStatus, held_now, replayed_locks
 from holdfast.cli.look.messages import moment, seconds_text
-from holdfast.cli.opening import opened_broker, topics_of
-from holdfast.cli.options import WAIT, AsJson, DataFolder, Wait
+from holdfast.cli.opening import WAIT, AsJson, DataFolder, Wait, opened_broker, topics_of
 from holdfast.cli.output import (
     NOT_DONE,
     NOTHING_THERE,

@@ -20,9 +20,20 @@ from holdfast.api.drafts import NewMessage, parse_duration, parse_instant
 from holdfast.api.ports import port_of
 from holdfast.api.sync.producer import Producer
 from holdfast.cli.look.trace import time_text
-from holdfast.cli.opening import chosen_topic, opened_broker, see_to_queue
+from holdfast.cli.opening import (
+    WAIT,
+    AsJson,
+    DataFolder,
+    PartitionNumber,
+    QueueFolder,
+    Topic,
+    Wait,
+    chosen_topic,
+    opened_broker,
+    see_to_queue,
+    topic_names,
+)
 from holdfast.cli.operate.settings import size_of
-from holdfast.cli.options import WAIT, AsJson, DataFolder, PartitionNumber, QueueFolder, Topic, Wait, topic_names
 from holdfast.cli.output import (
     OK,
     command,

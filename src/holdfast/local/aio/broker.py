@@ -30,11 +30,10 @@ from holdfast.broker.topic import Topic
 from holdfast.broker.tracing.log import TraceStats, TraceStep
 from holdfast.broker.waiters import TaskWaiter
 from holdfast.local.aio.group import AsyncLocalGroupPort
-from holdfast.local.broker import LocalBroker, search_in, stats_in
+from holdfast.local.broker import LocalBroker, TopicThread, TopicThreads, search_in, stats_in
 from holdfast.local.locks import LocalKeptLock, Patience, command_of, decided_document, granted_lock, info_of, lock_of
 from holdfast.local.member import StreamMember, member_of
 from holdfast.local.publisher import LocalProducerPort, SpooledUpload
-from holdfast.local.topic_threads import TopicThread, TopicThreads
 from holdfast.locking import Remove, Renew, ReplaceDocument
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability, Retained

@@ -41,7 +41,7 @@ from holdfast.protocol import topics as wire
 from holdfast.protocol import topics as wire_groups
 from holdfast.protocol.admin import Steps
 from holdfast.protocol.media import JSON
-from holdfast.protocol.queues import CreateQueue
+from holdfast.protocol.messages import CreateQueue
 from holdfast.remote.aio.consumer import AsyncRemoteConsumerPort
 from holdfast.remote.aio.group import AsyncRemoteGroupPort
 from holdfast.remote.broker import MOST_READ, RemoteBroker, RemoteKeptLock, plain, reset_of, resets_told

@@ -18,8 +18,8 @@ from holdfast.broker.tracing.log import TraceStep
 from holdfast.client.calling import Ask, path_of
 from holdfast.errors import Conflict, HoldfastError, InvalidRequest, LeaseLost, NotFound
 from holdfast.model import CodecName, Durability, Retained
+from holdfast.protocol import messages as queues
 from holdfast.protocol import messages as wire
-from holdfast.protocol import queues
 from holdfast.remote.client import AsyncCalls, Client
 from holdfast.remote.group import (
     MOST_WAIT_S,

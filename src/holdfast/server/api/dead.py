@@ -21,7 +21,7 @@ from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 from holdfast.local.dead_letters import ChosenLetter, LocalLetters, Redriving, at_once, choose, drop, in_order
 from holdfast.local.listing import Mark, listed, mark_of, parse_mark
 from holdfast.protocol.media import LINES, ErrorAnswer, fault_of, framed
-from holdfast.protocol.queues import (
+from holdfast.protocol.messages import (
     Cancelled,
     DeadGroups,
     DeadGroupsQuery,

@@ -11,8 +11,7 @@ from typing import Any, Final
 from holdfast.broker.waiters import TaskWaiter, Waiters
 from holdfast.errors import HoldfastError
 from holdfast.protocol.media import EVENTS, FRAMES, LINES, MSGPACK, ErrorAnswer, encode, fault_of, framed
-from holdfast.protocol.messages import Delivery, Said, Subscribe
-from holdfast.protocol.queues import WatchQuery
+from holdfast.protocol.messages import Delivery, Said, Subscribe, WatchQuery
 from holdfast.server.api.queues import existing_group, group_of
 from holdfast.server.http.messages import StreamResponse
 from holdfast.server.routing import Routes

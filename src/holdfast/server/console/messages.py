@@ -21,7 +21,7 @@ from holdfast.broker.tracing.log import LEASED, TraceStep
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 from holdfast.local.listing import history_of
 from holdfast.protocol.media import RAW
-from holdfast.protocol.queues import InGroup
+from holdfast.protocol.messages import InGroup
 from holdfast.server.api.admin import is_shown
 from holdfast.server.api.dead import each_letter
 from holdfast.server.console.overview import QueueRates

@@ -23,8 +23,7 @@ from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 from holdfast.local.dead_letters import LocalLetters
 from holdfast.local.listing import listed, parse_mark, seen, until_ms
 from holdfast.model import Record
-from holdfast.protocol.messages import Name
-from holdfast.protocol.queues import InGroup
+from holdfast.protocol.messages import InGroup, Name
 from holdfast.server.api.topics import described
 from holdfast.server.console.overview import OLD_S, QueueRates, QueueRow, spark_of
 from holdfast.server.console.overview import row_of as overview_row_of
