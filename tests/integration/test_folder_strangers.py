@@ -357,7 +357,7 @@ def test_a_socket_takes_the_place_of_a_socket_only(tmp_path: Path):
     put_as_thread(tmp_path / "jobs")
     refused = run("serve", tmp_path / "jobs", "--port", "0", "--socket", path)
     assert refused.returncode == 2
-    assert "no socket" in refused.stderr
+    assert "not a socket" in refused.stderr
     assert path.read_bytes() == b"precious"
     listen_unix(str(tmp_path / "left")).close()
     again = listen_unix(str(tmp_path / "left"))
