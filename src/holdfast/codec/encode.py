@@ -180,6 +180,7 @@ def _pack(body: bytes, count: int, columns: int, max_time_ns: int, packing: Pack
     codec = Codec.NONE
     if packing.codec is not Codec.NONE and packing.min_bytes <= raw_bytes <= packing.max_bytes:
         packed = compress(packing.codec, body, level=packing.level)
+        # Unpacking costs every reader, so a small saving is not worth it.
         if len(packed) * 100 <= raw_bytes * (100 - packing.min_saving_percent):
             codec, body = packing.codec, packed
     body_bytes = len(body)

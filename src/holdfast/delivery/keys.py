@@ -274,6 +274,7 @@ class KeyGate:
             if key is None:
                 continue
             group = key.group
+            # Out of line once, and back in line after the whole event: a group may get several messages at once.
             if group not in served:
                 served.add(group)
                 self._step_out(group)

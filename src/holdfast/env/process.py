@@ -121,6 +121,7 @@ def first_signal(tell: Callable[[int], object]) -> Iterator[None]:
         return
 
     def heard(number: int, _frame: Any) -> None:
+        # Before `tell`, so that a second signal ends the process even if the shutdown hangs.
         for each in ENDING:
             signal.signal(each, signal.SIG_DFL)
         tell(number)

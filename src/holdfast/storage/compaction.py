@@ -163,6 +163,7 @@ class _KeyPass:
         superseded, alone = self._note(header.base_offset, keys, flags)
         facts = self._facts
         facts.superseded.update(superseded)
+        # With unread messages before it, a tombstone may not be alone: a value of its key could come back to life.
         if alone and not self._blind:
             times_ns = columns.times_ns() or [header.max_time_ns] * header.count
             facts.alone.update(alone)
@@ -403,11 +404,13 @@ class _Compaction:
         segment = source.segment
         temporary = join(self._folder, rewritten_name(segment.base_offset))
         with contextlib.ExitStack() as opened:
+            # Everything that can run short is done or opened before the rename, after which only the sync can fail.
             with self._or_nothing(segment, temporary):
                 size = segment.size()
                 self._check_room(size)
                 folder = opened.enter_context(opened_folder(self._world.disk, self._folder))
                 index = self._write(source, gone, temporary)
+                # Asked again at the last moment: a reader may have appeared while the copy was written.
                 if self._is_needed(source) or not self._put_in_place(segment, temporary, index):
                     self._world.disk.remove(temporary)
                     return None
@@ -479,6 +482,7 @@ class _Compaction:
             writer.check_usable()
             if writer.epoch != self._epoch or segment not in writer.segments or segment is writer.active:
                 return False
+            # The index first: a crash must not leave the old index next to the new file.
             with contextlib.suppress(FileNotFoundError):
                 disk.remove(join(self._folder, index_name(segment.base_offset)))
             disk.rename(temporary, segment.path)

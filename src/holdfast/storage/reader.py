@@ -307,6 +307,7 @@ class LogReader:
         """Look again at which segments exist and who owns the log."""
         self._seen_end = 0  # the log may be shorter now
         self._state = self._open_state()
+        # Another owner may have replaced any file under its old name, so nothing that is open may be reused.
         for segment in self._segments:
             segment.let_go()
         self._segments = ()

@@ -121,6 +121,7 @@ class LogView:
         message for each, or for any: `Frame.is_sparse`.
         """
         while True:
+            # The end first: the segments listed after it then hold everything below it.
             end = self._readable_end()
             segments = self._segments()
             self._check_range(offset, segments, end)

@@ -165,6 +165,7 @@ class Writer:
             placed = self._append_apart(bodies[0], producer, hold=hold)
             if placed is not None:
                 return placed
+        # A batch goes into one segment: recovery and truncation then never have to look for its rest in another file.
         total = sum([body.frame_bytes for body in bodies])
         with self.lock:
             segment = self.active
@@ -219,6 +220,7 @@ class Writer:
     def _take_apart(self, laid_out: LaidOut, body: Body, producer: Producer, *, hold: bool) -> tuple[int, int]:
         offset = self.end
         place = FramePlace(self.log_id, self.epoch, 0, offset, self.synced_end)
+        # The header last: without it the file is not a frame, whatever else of it is on disk.
         laid_out.write(0, [header_for(body, place, batch_remaining=0, producer=producer)])
         index = SegmentIndex(offset, self._limits.index_bytes)
         index.add(0, body.frame_bytes, offset, offset + 1, body.max_time_ns)
@@ -239,6 +241,8 @@ class Writer:
         with self.lock:
             if isinstance(self.failure, DiskFailed):
                 self.check_usable()
+            # Everything the sync has to cover is fixed here. What is appended from now on belongs to the next one,
+            # even if the disk happens to write it already.
             target = self.end
             if target == self.synced_end:
                 return target
@@ -414,6 +418,8 @@ class Writer:
         self._unsynced_sealed = [pair for pair in self._unsynced_sealed if pair not in sealed]
         for segment, _ in sealed:
             segment.let_go()
+        # Readers in other processes may act on a message as soon as it is published, so first it is on record as
+        # synced.
         self.synced_end = end
         self.state.set_synced(end)
         self._held_from = self._held_since_sync
@@ -488,6 +494,7 @@ class Writer:
             self.segments = (*self.segments, segment)
         else:
             self._changed_folder = folder
+            # The old segment stays listed as unsynced: its last messages may still wait for a sync.
             sealed = self.active.sealed()
             self._unsynced_sealed.append((sealed, self.active.file))
             if len(self._unsynced_sealed) > _MOST_UNSYNCED:
