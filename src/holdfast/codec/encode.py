@@ -167,10 +167,10 @@ def _large_body(head: bytes, value: LargeValue, columns: int, max_time_ns: int, 
     for piece in value.pieces():
         checksum = crc32c(piece, checksum)
     body_bytes = len(head) + len(value)
-    behind = padding(body_bytes)
-    parts: list[bytes | memoryview] = [head, value.view, behind]
+    tail = padding(body_bytes)
+    parts: list[bytes | memoryview] = [head, value.view, tail]
     return Body(
-        parts, body_bytes, body_bytes, 1, columns, Codec.NONE, max_time_ns, crc32c(behind, checksum), kind, value.home
+        parts, body_bytes, body_bytes, 1, columns, Codec.NONE, max_time_ns, crc32c(tail, checksum), kind, value.home
     )
 
 

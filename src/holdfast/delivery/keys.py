@@ -194,9 +194,9 @@ class KeyGate:
         left = _NO_LIMIT if group.name is None else self.limits.left(group.name, self._now_ms) - 1
         rest = iter(group.offered)
         next(rest)
-        behind = next(rest, None) if left else None
-        if behind is not None:
-            heappush(heap, (turn, behind, rest, left))
+        following = next(rest, None) if left else None
+        if following is not None:
+            heappush(heap, (turn, following, rest, left))
 
     def any_next(self, now_mono_ms: int) -> bool:
         """Whether there is anything to choose."""
@@ -479,11 +479,11 @@ class KeyGate:
 
 def _advance(heap: list[_Next], turn: int, rest: Iterator[int], left: int) -> None:
     """Replace the first entry of the heap by the one after it."""
-    behind = next(rest, None) if left else None
-    if behind is None:
+    following = next(rest, None) if left else None
+    if following is None:
         heappop(heap)
     else:
-        heapreplace(heap, (turn, behind, rest, left))
+        heapreplace(heap, (turn, following, rest, left))
 
 
 _NS_PER_MS: Final = 1_000_000

@@ -223,17 +223,17 @@ class _Placed(msgspec.Struct, frozen=True, gc=False):
 
     def joined(self, other: _Placed) -> _Placed | None:
         """Merge two adjacent holes into one if this loses nothing about who wrote the messages; otherwise None."""
-        body, behind = self.body, other.body
-        count = body.count + behind.count
+        body, later = self.body, other.body
+        count = body.count + later.count
         if (
             body.kind != Kind.HOLE
-            or behind.kind != Kind.HOLE
+            or later.kind != Kind.HOLE
             or self.epoch != other.epoch
             or self.producer.after(body.count) != other.producer
             or count > _MOST_U32
         ):
             return None
-        hole = hole_body(count, max(body.max_time_ns, behind.max_time_ns))
+        hole = hole_body(count, max(body.max_time_ns, later.max_time_ns))
         return _Placed(hole, self.offset, self.epoch, self.synced_offset, self.producer)
 
 
@@ -366,8 +366,8 @@ class _Compaction:
                     segments, removed, freed = segments + 1, removed + len(gone), freed + saved
         progress(len(todo), len(todo))
         if segments:
-            told = {"folder": self._folder, "segments": segments, "messages": removed, "bytes": freed}
-            logger.info("keys compacted", extra=told)
+            counts = {"folder": self._folder, "segments": segments, "messages": removed, "bytes": freed}
+            logger.info("keys compacted", extra=counts)
         return KeysCompacted(segments, removed, freed)
 
     def _sources(self) -> list[CompactionSource]:

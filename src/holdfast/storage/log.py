@@ -593,7 +593,7 @@ class Log:
         writer = self._writer
         try:
             with writer.lock:
-                writer.stir()
+                writer.ensure_open()
                 if writer.active is not None:
                     writer.active.save_index()
                 writer.state.set_identity(

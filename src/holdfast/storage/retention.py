@@ -78,7 +78,7 @@ def truncate_tail(world: World, writer: Writer, folder: str, limits: SegmentLimi
 
 def _truncate_tail(world: World, writer: Writer, folder: str, limits: SegmentLimits, offset: int) -> None:
     with writer.lock:
-        writer.stir()
+        writer.ensure_open()
         if offset > writer.synced_end:
             raise Unavailable(f"others appended while the log was about to be truncated at {offset}; try again")
         kept = [segment for segment in writer.segments if segment.base_offset < offset] or list(writer.segments[:1])

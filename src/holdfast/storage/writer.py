@@ -156,7 +156,7 @@ class Writer:
                 words = self._words
                 self.readable_end = words[READABLE] = end
                 if words[ASKED]:
-                    self.state.give_sign()
+                    self.state.give_signal()
             return offset
 
     def append(self, bodies: Sequence[Body], now_ns: int, *, producer: Producer, hold: bool) -> tuple[int, int]:
@@ -207,7 +207,7 @@ class Writer:
                 laid_out.sync()  # outside the lock; otherwise the next sync, which others wait for, would have to do it
             with self.lock:
                 self.check_usable()
-                self.stir()
+                self.ensure_open()
                 if self.active is not None and self.active.position == 0:
                     return None  # an empty segment already has the name that this one would need
                 return self._take_apart(laid_out, body, producer, hold=hold)
@@ -284,7 +284,7 @@ class Writer:
         with self.lock:
             self.check_usable()
             if self.active is not None and self.active.position > 0:
-                self.stir()
+                self.ensure_open()
                 try:
                     self._begin_segment()
                 except OSError as error:
@@ -309,7 +309,7 @@ class Writer:
         """Tell readers that messages below `end` are about to be removed; 0 means that none are."""
         with self.lock:
             if self.failure is None:  # otherwise nothing is removed, and the files may be closed
-                self.stir()
+                self.ensure_open()
                 self.state.set_removing(end)
 
     def unsynced_segments(self) -> int:
@@ -378,7 +378,7 @@ class Writer:
         self.state, self._words = state, state.words
         self.resting = False
 
-    def stir(self) -> None:
+    def ensure_open(self) -> None:
         """Make sure that the files are open. The caller holds the lock."""
         if self.resting:
             self.wake()
@@ -453,7 +453,7 @@ class Writer:
 
     def _prepared(self, total: int, now_ns: int) -> ActiveSegment:
         self.check_usable()
-        self.stir()
+        self.ensure_open()
         segment = self.active
         try:
             if segment is None or self._must_roll(segment, total, now_ns):
@@ -546,7 +546,7 @@ class Writer:
         self.readable_end = end
         self._words[READABLE] = end
         if moved and self._words[ASKED]:
-            self.state.give_sign()
+            self.state.give_signal()
 
     def _free(self) -> int:
         return self._world.disk.free_bytes(self._folder)
