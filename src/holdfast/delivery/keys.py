@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 from pyroaring import BitMap64
@@ -554,13 +554,6 @@ class KeyRates:
         return self._full_at_ns.get(name, self._began_ns)
 
 
-class Watcher(Protocol):
-    """A gate that has messages of a key group."""
-
-    def limit_changed(self, name: bytes) -> None:
-        """Another gate leased or settled a message of the key group."""
-
-
 class KeyLimits:
     """How many messages of each key group are leased, and how fast they may go.
 
@@ -578,14 +571,14 @@ class KeyLimits:
         if policy.key_group_rate is not None:
             self._rates = KeyRates(policy.key_group_rate, policy.key_group_burst, since_ms=now_mono_ms, full=new)
         self._leased: dict[bytes, int] = {}
-        self._watchers: dict[bytes, list[Watcher]] = {}
+        self._watchers: dict[bytes, list[KeyGate]] = {}
 
-    def watch(self, name: bytes, who: Watcher) -> None:
-        self._watchers.setdefault(name, []).append(who)
+    def watch(self, name: bytes, gate: KeyGate) -> None:
+        self._watchers.setdefault(name, []).append(gate)
 
-    def unwatch(self, name: bytes, who: Watcher) -> None:
+    def unwatch(self, name: bytes, gate: KeyGate) -> None:
         watchers = self._watchers[name]
-        watchers.remove(who)
+        watchers.remove(gate)
         if not watchers:
             del self._watchers[name]
 
@@ -602,23 +595,23 @@ class KeyLimits:
         left = _NO_LIMIT if self._most is None else self._most - self._leased.get(name, 0)
         return left if self._rates is None else min(left, self._rates.left(name, now_ms))
 
-    def take(self, name: bytes, now_ms: int | None, who: Watcher) -> None:
+    def take(self, name: bytes, now_ms: int | None, gate: KeyGate) -> None:
         """Count a leased message of the key group; `now_ms` is None if it was leased before this process started."""
         self._leased[name] = self._leased.get(name, 0) + 1
         if self._rates is not None and now_ms is not None:
             self._rates.take(name, now_ms)
-        self._tell(name, who)
+        self._notify(name, gate)
 
-    def give_back(self, name: bytes, count: int, who: Watcher) -> None:
+    def give_back(self, name: bytes, count: int, gate: KeyGate) -> None:
         """Uncount messages of the key group that are no longer leased."""
         left = self._leased.get(name, 0) - count
         if left > 0:
             self._leased[name] = left
         else:
             self._leased.pop(name, None)
-        self._tell(name, who)
+        self._notify(name, gate)
 
-    def _tell(self, name: bytes, who: Watcher) -> None:
+    def _notify(self, name: bytes, gate: KeyGate) -> None:
         for other in self._watchers.get(name, ()):
-            if other is not who:
+            if other is not gate:
                 other.limit_changed(name)
