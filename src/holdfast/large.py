@@ -21,21 +21,21 @@ _STEP: Final = 1 << 20
 class LargeValue:
     """The bytes [start, end) of a region in a file whose checksum is known.
 
-    `behind` holds the bytes that the checksum covers after the end of the region. `home` is the file of a value that is
+    `tail` holds the bytes that the checksum covers after the end of the region. `home` is the file of a value that is
     about to be appended to a log, where it is the only content.
     """
 
-    __slots__ = ("_behind", "_checked", "_crc", "_end", "_start", "home")
+    __slots__ = ("_checked", "_crc", "_end", "_start", "_tail", "home")
 
     def __init__(
-        self, checked: memoryview, start: int, end: int, crc: int, behind: bytes = b"", home: object = None
+        self, checked: memoryview, start: int, end: int, crc: int, tail: bytes = b"", home: object = None
     ) -> None:
         self.home = home
         self._checked = checked
         self._start = start
         self._end = end
         self._crc = crc
-        self._behind = behind
+        self._tail = tail
 
     def __len__(self) -> int:
         return self._end - self._start
@@ -93,7 +93,7 @@ class _Summing:
         self._sum = crc32c(piece, self._sum)
         self._left -= len(piece)
         if not self._left:
-            whole = crc32c(value._behind, crc32c(value._checked[value._end :], self._sum))  # noqa: SLF001
+            whole = crc32c(value._tail, crc32c(value._checked[value._end :], self._sum))  # noqa: SLF001
             if whole != value._crc:  # noqa: SLF001
                 raise ChecksumMismatch(
                     f"a value of {len(value):,} bytes does not match its checksum: it is damaged on disk, and the part "

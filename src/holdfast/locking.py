@@ -433,6 +433,7 @@ def _(command: Acquire, table: LockTable, now: Moment) -> Iterator[Event]:
         raise Conflict(f"{name} exists already: there is {there}. Nothing was changed; take it without if_not_exists")
     if not free:
         raise lock_held(table, name, now)
+    # An expired lease that no tick has noticed yet is ended here, so that the journal has an end for each beginning.
     if name in table.held:
         yield Ended(name, EXPIRED, now.wall_ms)
     fence = (table.fence + 1) | PROVEN

@@ -365,7 +365,7 @@ def test_a_consumer_that_does_not_poll_any_more_is_put_out_and_its_late_commit_r
         other.poll(0)
         streams.after(seconds=3)
     assert list(streams.group().members.members) == [other.member_id]
-    with pytest.raises(Fenced, match="was not heard"):
+    with pytest.raises(Fenced, match="sent no heartbeat"):
         slow.commit(offsets=dict.fromkeys(slow.assignment(), 1))
     slow.seek_to_start()
     assert held == []

@@ -134,7 +134,7 @@ def test_an_owner_that_is_not_asked_writes_nothing_for_a_message():
 def test_an_owner_that_is_asked_gives_one_sign_however_many_messages_there_are():
     place = Place()
     place.log.append_one(b"the first segment")
-    assert LogReader(FOLDER, world=place.world).ask_for_sign()
+    assert LogReader(FOLDER, world=place.world).ask_for_signal()
     events = place.disk.events
     for _ in range(100):
         place.log.append_one(b"x")
@@ -146,7 +146,7 @@ def test_an_owner_that_is_asked_gives_one_sign_however_many_messages_there_are()
 def test_a_sign_comes_when_the_message_can_be_read_and_not_before(durability):
     place = Place()
     reader = LogReader(FOLDER, world=place.world)
-    reader.ask_for_sign()
+    reader.ask_for_signal()
     written = place.log.write([b"x"], durability=durability)
     assert (place.asked() == 0) == (reader.end == 1) == (durability != "fsync")
     place.log.wait(written)
@@ -157,7 +157,7 @@ def test_a_sync_that_lets_nobody_see_more_is_no_news():
     place = Place()
     reader = LogReader(FOLDER, world=place.world)
     place.log.append_one(b"x")
-    reader.ask_for_sign()
+    reader.ask_for_signal()
     place.log.sync()
     assert place.asked() == 1
 
@@ -256,20 +256,20 @@ def test_without_an_owner_nobody_is_relied_upon_until_there_is_one_again():
     place = Place()
     place.log.close()
     reader = LogReader(FOLDER, world=place.world)
-    assert not reader.ask_for_sign()
+    assert not reader.ask_for_signal()
     place.arrivals().wait([reader], no_news, timeout_s=30)
     assert max(place.sleeps) < 4
     place.log = Log.open(FOLDER, SETTINGS, place.world)
     assert place.asked() == 0  # whoever waits is told that somebody came
     assert reader.end == 0
-    assert reader.ask_for_sign()
+    assert reader.ask_for_signal()
 
 
 def test_an_owner_of_an_older_version_is_not_relied_upon():
     place = Place()
     reader = LogReader(FOLDER, world=place.world)
     place.log._writer.state.words[5] = 0
-    assert not reader.ask_for_sign()
+    assert not reader.ask_for_signal()
 
 
 def test_a_reader_is_told_of_a_truncation_and_of_an_owner_that_comes():
@@ -281,7 +281,7 @@ def test_a_reader_is_told_of_a_truncation_and_of_an_owner_that_comes():
     with pytest.raises(OffsetOutOfRange, match="beyond the end"):
         list(reader.follow(3, timeout=100))
     assert len(place.sleeps) == 1
-    assert reader.ask_for_sign()  # also of the next epoch
+    assert reader.ask_for_signal()  # also of the next epoch
 
 
 def test_a_log_that_is_removed_ends_the_waiting_with_an_error():
@@ -392,7 +392,7 @@ def test_a_state_file_that_may_not_be_written_is_read_all_the_same():
         return real_open(path)
 
     place.disk.open = open_for_reading_only
-    assert not reader.ask_for_sign()
+    assert not reader.ask_for_signal()
     assert [record.value for record in reader.records(0)] == [b"x"]
 
 

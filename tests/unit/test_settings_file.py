@@ -452,8 +452,8 @@ lease = "1s"
     assert [line.split(": ")[0] for line in told] == [f"holdfast.toml, line {number}" for number in (2, 3, 4, 5)]
     assert "are for dead letters" in told[1]
     assert told[3].endswith('where its name has a dot, quote it: [topics."a.b"]')
-    assert problems("[topics]\norders = 3\n")[0].endswith("a section of its own: [topics.orders]")
-    assert problems("topics = 3\n")[0].endswith("a section of its own: [topics.NAME]")
+    assert problems("[topics]\norders = 3\n")[0].endswith("a section of their own: [topics.orders]")
+    assert problems("topics = 3\n")[0].endswith("a section of their own: [topics.NAME]")
     assert problems(None, HOLDFAST_TOPICS_ORDERS_LEASE="5s") == [
         "HOLDFAST_TOPICS_ORDERS_LEASE: settings of single topics belong in the file, as [topics.NAME]; remove it"
     ]

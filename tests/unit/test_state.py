@@ -85,6 +85,6 @@ def test_a_reader_that_could_not_ask_for_a_sign_does_not_wait_for_one(logged: Lo
     log: Log = logged.open()
     logged.append(log, [b"here"], durability="fsync")
     reader = LogReader(FOLDER, SMALL, logged.world)
-    assert reader.ask_for_sign()
+    assert reader.ask_for_signal()
     fill_up(logged.disk)
-    assert not reader.ask_for_sign()
+    assert not reader.ask_for_signal()

@@ -167,10 +167,10 @@ def _large_body(head: bytes, value: LargeValue, columns: int, max_time_ns: int, 
     for piece in value.pieces():
         checksum = crc32c(piece, checksum)
     body_bytes = len(head) + len(value)
-    behind = padding(body_bytes)
-    parts: list[bytes | memoryview] = [head, value.view, behind]
+    tail = padding(body_bytes)
+    parts: list[bytes | memoryview] = [head, value.view, tail]
     return Body(
-        parts, body_bytes, body_bytes, 1, columns, Codec.NONE, max_time_ns, crc32c(behind, checksum), kind, value.home
+        parts, body_bytes, body_bytes, 1, columns, Codec.NONE, max_time_ns, crc32c(tail, checksum), kind, value.home
     )
 
 
@@ -180,6 +180,7 @@ def _pack(body: bytes, count: int, columns: int, max_time_ns: int, packing: Pack
     codec = Codec.NONE
     if packing.codec is not Codec.NONE and packing.min_bytes <= raw_bytes <= packing.max_bytes:
         packed = compress(packing.codec, body, level=packing.level)
+        # Unpacking costs every reader, so a small saving is not worth it.
         if len(packed) * 100 <= raw_bytes * (100 - packing.min_saving_percent):
             codec, body = packing.codec, packed
     body_bytes = len(body)

@@ -73,7 +73,7 @@ def _text_of(world: World, path: str) -> str:
         raise BadSettings(f"{shown_name(path)}, line {line}: this is not UTF-8, as TOML must be") from None
 
 
-class _Given(msgspec.Struct, frozen=True):
+class _SetValue(msgspec.Struct, frozen=True):
     """A value that was set, and where."""
 
     knob: Knob
@@ -87,7 +87,7 @@ class _SettingsReading:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._given: dict[str, _Given] = {}
+        self._values: dict[str, _SetValue] = {}
         self._problems: list[str] = []
         self._topics: list[str] = []
         self._spoiled: set[str] = set()  # parts and topics with a mistake, which are not checked as a whole any more
@@ -117,8 +117,8 @@ class _SettingsReading:
     def take_environment(self, environ: Mapping[str, str]) -> None:
         """Read the variables of our sections, which must be known; others with our prefix are not settings."""
         sections = {section.upper(): section for section in (*SECTIONS, *FOREIGN_SECTIONS, *ABSENT_SECTIONS, TOPICS)}
-        before = self._given
-        self._given = {}
+        before = self._values
+        self._values = {}
         for key in sorted(name for name in environ if name.startswith(_PREFIX)):
             where = Origin("environment", key)
             rest = key.removeprefix(_PREFIX)
@@ -133,7 +133,7 @@ class _SettingsReading:
                 name = rest[len(section) + 1 :].lower()
                 ours = FOREIGN_SECTIONS.get(section, section)
                 self._take(ours, name, environ[key], where, said="", from_text=True)
-        self._given = {**before, **self._given}
+        self._values = {**before, **self._values}
 
     def _take_topics(self, topics: Any) -> None:
         for topic, table in topics.items() if isinstance(topics, dict) else [("NAME", None)]:
@@ -173,10 +173,10 @@ class _SettingsReading:
         except BadSettings:
             self._spoiled.add(_whole_of(meant.knobs[0]))
             raise
-        earlier = self._given.get(knob.path)
+        earlier = self._values.get(knob.path)
         if earlier is not None:
             raise BadSettings(f"{knob.path} is set twice, also by {earlier.said}; take one out")
-        self._given[knob.path] = _Given(knob, self._from_here(knob, read, where), where, said)
+        self._values[knob.path] = _SetValue(knob, self._from_here(knob, read, where), where, said)
 
     def _from_here(self, knob: Knob, value: Any, where: Origin) -> Any:
         """Resolve a path in a file against the folder of that file; one in a variable stays as it is."""
@@ -207,7 +207,7 @@ class _SettingsReading:
 
     def result(self, *, has_file: bool) -> Effective:
         values: dict[str, dict[str, Any]] = {}
-        for given in self._given.values():
+        for given in self._values.values():
             values.setdefault(_whole_of(given.knob), {})[given.knob.field] = given.value
         parts = {
             "producer": self._whole("producer", ProducerSettings, values),
@@ -222,8 +222,8 @@ class _SettingsReading:
             for topic, own in topics.items():
                 self._whole(f"{TOPICS}.{topic}", TopicSettings, {f"{TOPICS}.{topic}": {**general, **own}})
         if self._problems:
-            raise BadSettings(_told(self._problems))
-        origins = dict.fromkeys(KNOBS, DEFAULT) | {path: given.origin for path, given in self._given.items()}
+            raise BadSettings(_summary(self._problems))
+        origins = dict.fromkeys(KNOBS, DEFAULT) | {path: given.origin for path, given in self._values.items()}
         return Effective(
             broker=broker,
             server=server,
@@ -241,7 +241,7 @@ class _SettingsReading:
         except BadSettings as error:
             self._spoiled.add(part)
             words = set(re.findall(r"\w+", str(error)))
-            causes = [given for given in self._given.values() if given.knob.field in words]
+            causes = [given for given in self._values.values() if given.knob.field in words]
             own = [str(given.origin) for given in causes if _whole_of(given.knob) in (part, "topic")]
             self._problems.append(f"{' and '.join(own)}: {error}")
             return kind()
@@ -269,7 +269,7 @@ def _whole_of(knob: Knob) -> str:
     return knob.section if knob.section.startswith(f"{TOPICS}.") else knob.part
 
 
-def _told(problems: list[str]) -> str:
+def _summary(problems: list[str]) -> str:
     if len(problems) == 1:
         return problems[0]
     return "\n- ".join([f"{len(problems)} settings cannot be used:", *problems])

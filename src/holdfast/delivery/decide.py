@@ -226,6 +226,7 @@ def _(command: Bury, group: Group, policy: QueueSettings, now: Moment) -> Iterat
 
 @_events.register
 def _(command: Seek, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
+    # Both, whichever way it goes: the first settles what is before, the second makes the rest ready again.
     yield Skipped(command.to)
     yield Replayed(command.to)
 

@@ -375,6 +375,7 @@ class Group:
             _drop(self.documents, start, stop)
         if self.lanes.used:
             self.lanes.forget(start, stop)
+        # Below the floor nothing is stored: in the usual case, acks in order, this costs no memory at all.
         if start > self.floor:
             self.done.add_range(start, stop)
             return
@@ -488,6 +489,7 @@ class Group:
         for table in (self.histories, self.documents):
             for offset in [offset for offset in table if offset >= to and offset not in held]:
                 del table[offset]
+        # Their priorities are forgotten as well, and read from the log again: it has them.
         self.done.remove_range(to, FAR)
         self.lanes.clear_from(to)
         if to < self.floor:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 from pyroaring import BitMap64
@@ -206,9 +206,9 @@ class KeyGate:
         left = _NO_LIMIT if group.name is None else self.limits.left(group.name, self._now_ms) - 1
         rest = iter(group.offered)
         next(rest)
-        behind = next(rest, None) if left else None
-        if behind is not None:
-            heappush(heap, (turn, behind, rest, left))
+        following = next(rest, None) if left else None
+        if following is not None:
+            heappush(heap, (turn, following, rest, left))
 
     def any_next(self, now_mono_ms: int) -> bool:
         """Whether there is anything to choose."""
@@ -286,6 +286,7 @@ class KeyGate:
             if key is None:
                 continue
             group = key.group
+            # Out of line once, and back in line after the whole event: a group may get several messages at once.
             if group not in served:
                 served.add(group)
                 self._step_out(group)
@@ -493,11 +494,11 @@ class KeyGate:
 
 def _advance(heap: list[_Next], turn: int, rest: Iterator[int], left: int) -> None:
     """Replace the first entry of the heap by the one after it."""
-    behind = next(rest, None) if left else None
-    if behind is None:
+    following = next(rest, None) if left else None
+    if following is None:
         heappop(heap)
     else:
-        heapreplace(heap, (turn, behind, rest, left))
+        heapreplace(heap, (turn, following, rest, left))
 
 
 _NS_PER_MS: Final = 1_000_000
@@ -568,13 +569,6 @@ class KeyRates:
         return self._full_at_ns.get(name, self._began_ns)
 
 
-class Watcher(Protocol):
-    """A gate that has messages of a key group."""
-
-    def limit_changed(self, name: bytes) -> None:
-        """Another gate leased or settled a message of the key group."""
-
-
 class KeyLimits:
     """How many messages of each key group are leased, and how fast they may go.
 
@@ -592,14 +586,14 @@ class KeyLimits:
         if policy.key_group_rate is not None:
             self._rates = KeyRates(policy.key_group_rate, policy.key_group_burst, since_ms=now_mono_ms, full=new)
         self._leased: dict[bytes, int] = {}
-        self._watchers: dict[bytes, list[Watcher]] = {}
+        self._watchers: dict[bytes, list[KeyGate]] = {}
 
-    def watch(self, name: bytes, who: Watcher) -> None:
-        self._watchers.setdefault(name, []).append(who)
+    def watch(self, name: bytes, gate: KeyGate) -> None:
+        self._watchers.setdefault(name, []).append(gate)
 
-    def unwatch(self, name: bytes, who: Watcher) -> None:
+    def unwatch(self, name: bytes, gate: KeyGate) -> None:
         watchers = self._watchers[name]
-        watchers.remove(who)
+        watchers.remove(gate)
         if not watchers:
             del self._watchers[name]
 
@@ -616,23 +610,23 @@ class KeyLimits:
         left = _NO_LIMIT if self._most is None else self._most - self._leased.get(name, 0)
         return left if self._rates is None else min(left, self._rates.left(name, now_ms))
 
-    def take(self, name: bytes, now_ms: int | None, who: Watcher) -> None:
+    def take(self, name: bytes, now_ms: int | None, gate: KeyGate) -> None:
         """Count a leased message of the key group; `now_ms` is None if it was leased before this process started."""
         self._leased[name] = self._leased.get(name, 0) + 1
         if self._rates is not None and now_ms is not None:
             self._rates.take(name, now_ms)
-        self._tell(name, who)
+        self._notify(name, gate)
 
-    def give_back(self, name: bytes, count: int, who: Watcher) -> None:
+    def give_back(self, name: bytes, count: int, gate: KeyGate) -> None:
         """Uncount messages of the key group that are no longer leased."""
         left = self._leased.get(name, 0) - count
         if left > 0:
             self._leased[name] = left
         else:
             self._leased.pop(name, None)
-        self._tell(name, who)
+        self._notify(name, gate)
 
-    def _tell(self, name: bytes, who: Watcher) -> None:
+    def _notify(self, name: bytes, gate: KeyGate) -> None:
         for other in self._watchers.get(name, ()):
-            if other is not who:
+            if other is not gate:
                 other.limit_changed(name)

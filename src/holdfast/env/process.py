@@ -121,6 +121,7 @@ def first_signal(tell: Callable[[int], object]) -> Iterator[None]:
         return
 
     def heard(number: int, _frame: Any) -> None:
+        # Before `tell`, so that a second signal ends the process even if the shutdown hangs.
         for each in ENDING:
             signal.signal(each, signal.SIG_DFL)
         tell(number)
@@ -160,7 +161,7 @@ class OpenFiles:
         self.most = most  # None: no limit, and nothing is counted
         self.count = 0
         self.on_too_many: Callable[[], None] = lambda: None  # asks a thread that can wait to call `tick`
-        self._told = False
+        self._reported = False
         self._lock = threading.Lock()
         self._openers: OrderedDict[int, tuple[ref[Opener], int]] = OrderedDict()
 
@@ -178,11 +179,11 @@ class OpenFiles:
             self.count += descriptors
         if self.count > self.most:
             self.rest_idle(but=opener)
-            if self.too_many and not self._told:
-                self._told = True
+            if self.too_many and not self._reported:
+                self._reported = True
                 self.on_too_many()
         else:
-            self._told = False
+            self._reported = False
 
     def gave(self, opener: Opener) -> None:
         """Record that the opener has no descriptors any more."""
@@ -192,7 +193,7 @@ class OpenFiles:
     def tick(self) -> int | None:
         """Close files if there are too many, waiting where necessary; returns the ms until the next look, or None."""
         if not self.too_many:
-            self._told = False
+            self._reported = False
             if not self.too_many:  # otherwise an opener came in between, and did not report because of the flag
                 return None
         self.rest_idle(wait=True)

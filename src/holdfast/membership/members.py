@@ -510,6 +510,7 @@ def _(command: Leave, members: Members, now_ms: int) -> Iterator[Event]:
 def _(command: Partitions, members: Members, now_ms: int) -> Iterator[Event]:
     if command.counts == members.counts:
         return
+    # A new epoch only if a share changes: otherwise all members would be told of a change that concerns none of them.
     yield Counted(dict(command.counts))
     target = _new_target(members, members.members, command.counts, _current(members))
     if target != members.target:

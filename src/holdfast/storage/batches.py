@@ -347,9 +347,9 @@ def lay_out(world: World, folder: str, body: Body) -> LaidOut:
     """Return a file with this body's frame except for its header: the one it was collected in, or a copy."""
     home = body.home
     if isinstance(home, Spool) and len(body.parts[0]) == home.head_bytes:
-        head, value, behind = body.parts
+        head, value, tail = body.parts
         home.write(HEADER_BYTES, [head])
-        home.write(HEADER_BYTES + len(head) + len(value), [behind])
+        home.write(HEADER_BYTES + len(head) + len(value), [tail])
         return home
     copy = LaidOut(world, folder)
     try:

@@ -162,6 +162,7 @@ class _KeyPass:
         superseded, alone = self._note(header.base_offset, keys, flags)
         facts = self._facts
         facts.superseded.update(superseded)
+        # With unread messages before it, a tombstone may not be alone: a value of its key could come back to life.
         if alone and not self._blind:
             times_ns = columns.times_ns() or [header.max_time_ns] * header.count
             facts.alone.update(alone)
@@ -221,17 +222,17 @@ class _Placed(msgspec.Struct, frozen=True, gc=False):
 
     def joined(self, other: _Placed) -> _Placed | None:
         """Merge two adjacent holes into one if this loses nothing about who wrote the messages; otherwise None."""
-        body, behind = self.body, other.body
-        count = body.count + behind.count
+        body, later = self.body, other.body
+        count = body.count + later.count
         if (
             body.kind != Kind.HOLE
-            or behind.kind != Kind.HOLE
+            or later.kind != Kind.HOLE
             or self.epoch != other.epoch
             or self.producer.after(body.count) != other.producer
             or count > _MOST_U32
         ):
             return None
-        hole = hole_body(count, max(body.max_time_ns, behind.max_time_ns))
+        hole = hole_body(count, max(body.max_time_ns, later.max_time_ns))
         return _Placed(hole, self.offset, self.epoch, self.synced_offset, self.producer)
 
 
@@ -364,8 +365,8 @@ class _Compaction:
                     segments, removed, freed = segments + 1, removed + len(gone), freed + saved
         progress(len(todo), len(todo))
         if segments:
-            told = {"folder": self._folder, "segments": segments, "messages": removed, "bytes": freed}
-            logger.info("keys compacted", extra=told)
+            counts = {"folder": self._folder, "segments": segments, "messages": removed, "bytes": freed}
+            logger.info("keys compacted", extra=counts)
         return KeysCompacted(segments, removed, freed)
 
     def _sources(self) -> list[CompactionSource]:
@@ -402,11 +403,13 @@ class _Compaction:
         segment = source.segment
         temporary = join(self._folder, rewritten_name(segment.base_offset))
         with contextlib.ExitStack() as opened:
+            # Everything that can run short is done or opened before the rename, after which only the sync can fail.
             with self._or_nothing(segment, temporary):
                 size = segment.size()
                 self._check_room(size)
                 folder = opened.enter_context(opened_folder(self._world.disk, self._folder))
                 index = self._write(source, gone, temporary)
+                # Asked again at the last moment: a reader may have appeared while the copy was written.
                 if self._is_needed(source) or not self._put_in_place(segment, temporary, index):
                     self._world.disk.remove(temporary)
                     return None
@@ -478,6 +481,7 @@ class _Compaction:
             writer.check_usable()
             if writer.epoch != self._epoch or segment not in writer.segments or segment is writer.active:
                 return False
+            # The index first: a crash must not leave the old index next to the new file.
             with contextlib.suppress(FileNotFoundError):
                 disk.remove(join(self._folder, index_name(segment.base_offset)))
             disk.rename(temporary, segment.path)

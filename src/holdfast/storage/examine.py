@@ -285,6 +285,8 @@ def _to_scan(findings: Findings, *, everything: bool) -> list[int]:
 def _judge(findings: Findings, scan: _Scan) -> tuple[_End, _End, str]:
     """Return where the log ends, by frames and by whole batches; holes that stay inside it are recorded as damage."""
     for hole, follower in zip(scan.holes, scan.good_after, strict=True):
+        # With the cache kept, whatever follows was written later, so the bytes in the hole were once a frame. Otherwise
+        # only the syncs that are on record say so.
         promised = findings.cache_kept or hole.first_offset < findings.known_synced
         if follower is None or not promised:
             return hole.frame_before, hole.batch_before, hole.reason

@@ -141,6 +141,7 @@ class SyncGate:
             raise
 
     def _finish(self) -> None:
+        # In one step with waking the others: whoever comes in between would start a sync that is not needed.
         with self._turn:
             self.synced_end = self._reached
             self._syncing = False

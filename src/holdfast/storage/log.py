@@ -344,6 +344,7 @@ class Log:
 
     def roll(self) -> None:
         """Seal the active segment so that it can be trimmed; the name of the new one is durable afterwards."""
+        # Without its successor's name on disk, a trimmed segment could leave a log that seems to have no beginning.
         self._writer.roll()
         self._writer.sync_names()
 
@@ -360,6 +361,7 @@ class Log:
         going = segments[
             : expired(segments, self.settings, now_ns=now_ns, floor=floor, done_before=self._done_before())
         ]
+        # Forced retention asks nobody: it exists so that a forgotten pin cannot fill the disk.
         forced = self.settings.retention_ignores_pins
         return self._remove_head([s.base_offset for s in going] if forced else self._unneeded(going))
 
@@ -441,9 +443,10 @@ class Log:
         lock, self._lock = self._lock, None
         if lock is None:
             return
-        self.before_close()
+        self.before_close()  # the keeper first: its tick must not find a log that is half closed
         writer = self._writer
         failed = writer.failure is not None
+        # No more appends, and only then the last sync: nothing can slip in between it and the record of a clean end.
         writer.stop()
         with self._compacting:  # a compaction under way notices the stop and ends
             pass
@@ -589,7 +592,7 @@ class Log:
         writer = self._writer
         try:
             with writer.lock:
-                writer.stir()
+                writer.ensure_open()
                 if writer.active is not None:
                     writer.active.save_index()
                 writer.state.set_identity(

@@ -65,6 +65,7 @@ class LogFiles:
             lock = take_lock(self._world, self._folder)
             try:
                 state = LogState.open(self._world.disk, self._folder, write=True)
+                # Every owner raises the sequence, so an unchanged one means that nobody else has written here.
                 if state is None or (state.sequence, state.identity) != self._left:
                     if state is not None:
                         state.close()

@@ -63,10 +63,10 @@ class Followed(Protocol):
     def state_path(self) -> str:
         """The file that changes when the owner gives a signal."""
 
-    def ask_for_sign(self) -> bool:
+    def ask_for_signal(self) -> bool:
         """Ask the owner for a signal at its next change; False if there will be none."""
 
-    def look_anew(self) -> None:
+    def reopen(self) -> None:
         """Open everything again; raises if the log is gone."""
 
 
@@ -104,11 +104,11 @@ class Arrivals:
         stop_ns = None if timeout_s is None or timeout_s == math.inf else self._now_ns() + round(timeout_s * 1e9)
         while True:
             # Watch first, then look: any change after the look is reported.
-            will_be_told = self._expect(logs, folders)
+            will_be_notified = self._expect(logs, folders)
             self.looks += 1
             if news():
                 return True
-            pause_ns = self._until_look_ns(will_be_told=will_be_told)
+            pause_ns = self._until_look_ns(will_be_notified=will_be_notified)
             if stop_ns is not None:
                 left_ns = stop_ns - self._now_ns()
                 if left_ns <= 0:
@@ -131,9 +131,9 @@ class Arrivals:
 
     def _expect(self, logs: list[Followed], folders: list[str]) -> bool:
         """Watch everything and ask for signals; returns whether every change will be reported."""
-        told = self._watch_all(logs, folders)
-        asked = [log.ask_for_sign() for log in logs] if told else []
-        return told and all(asked)
+        watched = self._watch_all(logs, folders)
+        asked = [log.ask_for_signal() for log in logs] if watched else []
+        return watched and all(asked)
 
     def _watch_all(self, logs: list[Followed], folders: list[str]) -> bool:
         if self._refused:
@@ -172,9 +172,9 @@ class Arrivals:
             self._world.clock.wait(threading.Event(), left_ns / 1e9)
         return False
 
-    def _until_look_ns(self, *, will_be_told: bool) -> int:
+    def _until_look_ns(self, *, will_be_notified: bool) -> int:
         safety_ns = max(self._safety_ns - (self._now_ns() - self._checked_ns), 0)
-        if will_be_told:
+        if will_be_notified:
             return safety_ns
         jitter_ns = self._settings.poll_jitter_ms * 1_000_000 * self._world.ids.random_u32() >> 32
         return min(safety_ns, self._settings.poll_interval_ms * 1_000_000 + jitter_ns)
@@ -186,7 +186,7 @@ class Arrivals:
             self._checked_ns = self._now_ns()
         if overdue or (woken and not news()):
             for log in logs:
-                log.look_anew()
+                log.reopen()
 
     def _fall_back(self, error: Exception) -> None:
         self._refused = True
@@ -280,7 +280,7 @@ class LogReader:
         """The file that changes when the owner gives a signal."""
         return join(self.folder, STATE)
 
-    def ask_for_sign(self) -> bool:
+    def ask_for_signal(self) -> bool:
         """Ask the owner for a signal at its next change; False if it cannot be asked or would not answer."""
         if not self._asks:
             self._asks = True
@@ -288,9 +288,9 @@ class LogReader:
         state = self._state
         if state is None or not self._may_ask:
             return False
-        return state.ask_for_sign()
+        return state.ask_for_signal()
 
-    def look_anew(self) -> None:
+    def reopen(self) -> None:
         """Open everything again; raises NotALog if the log is gone."""
         with translated(self.folder):
             require_log(self._world, self.folder)
@@ -306,6 +306,7 @@ class LogReader:
         """Look again at which segments exist and who owns the log."""
         self._seen_end = 0  # the log may be shorter now
         self._state = self._open_state()
+        # Another owner may have replaced any file under its old name, so nothing that is open may be reused.
         for segment in self._segments:
             segment.let_go()
         self._segments = ()

@@ -95,6 +95,7 @@ def _take_over(
     world: World, folder: str, limits: SegmentLimits, state: LogState | None, findings: Findings
 ) -> Recovered:
     log_id = findings.log_id or world.ids.random_u32()
+    # After a clean end nothing was lost, so the owner continues in the same epoch and positions stay valid.
     epoch, epochs = findings.last_epoch, findings.epochs
     if not findings.clean:
         _log_findings(folder, findings)

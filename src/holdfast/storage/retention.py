@@ -40,6 +40,7 @@ def remove_head(world: World, writer: Writer, folder: str, bases: Iterable[int])
                     f"{segment.path} could not be removed: {advice(error)}. {removed} segments before it are gone; it "
                     "stays as it was, and goes with the next try"
                 ) from error
+            # In memory first: readers that look now no longer start in a file that is about to go.
             writer.replace(writer.segments[1:], writer.active)
         try:
             _remove_index(world, folder, base)
@@ -76,7 +77,7 @@ def truncate_tail(world: World, writer: Writer, folder: str, limits: SegmentLimi
 
 def _truncate_tail(world: World, writer: Writer, folder: str, limits: SegmentLimits, offset: int) -> None:
     with writer.lock:
-        writer.stir()
+        writer.ensure_open()
         if offset > writer.synced_end:
             raise Unavailable(f"others appended while the log was about to be truncated at {offset}; try again")
         kept = [segment for segment in writer.segments if segment.base_offset < offset] or list(writer.segments[:1])
@@ -91,6 +92,7 @@ def _truncate_tail(world: World, writer: Writer, folder: str, limits: SegmentLim
         epochs.save(world.disk, folder, writer.log_id)
         writer.begin_epoch(epoch, epochs)
         writer.cut_to(offset)
+        # Last segment first, so that a crash on the way never leaves a hole in the middle.
         for segment in reversed(gone):
             _remove_index(world, folder, segment.base_offset)
             world.disk.remove(segment.path)

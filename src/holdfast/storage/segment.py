@@ -252,6 +252,7 @@ class Segment:
 
     def use_new_file(self, index: SegmentIndex) -> None:
         """Switch to the file that has replaced the old one, with this index. Readers of the old file keep it alive."""
+        # The old file first: an index is only ever used with the file it was made for.
         self.let_go()
         self._index = index
         self.latest = None
@@ -374,7 +375,7 @@ class ActiveSegment(Segment):
 
         `tight` reserves no more than needed, because little is left.
         """
-        self._scrub()
+        self._scrub()  # or a torn frame could be found after the next ones, and look like damage
         need = self.position + length
         if not self.mapped:
             return

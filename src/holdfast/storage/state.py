@@ -56,7 +56,7 @@ READABLE: Final = 1
 _SYNCED: Final = 2
 _SYNCED_COPY: Final = 3
 ASKED: Final = 4
-_SIGN_GIVER: Final = 5
+_SIGNALLER: Final = 5
 _MOUNT: Final = 6
 _REMOVING: Final = 7
 _SLOTS: Final = (8, 16)
@@ -119,7 +119,7 @@ class WrittenWords:
 
 
 class LogState:
-    """The state file. Only its owner stores words, except for `ask_for_sign`."""
+    """The state file. Only its owner stores words, except for `ask_for_signal`."""
 
     def __init__(self, file: File, *, mapped: bool = True) -> None:
         self._file = file
@@ -131,7 +131,7 @@ class LogState:
         words = [0] * WORDS
         words[0], words[READABLE], words[_SYNCED], words[_SYNCED_COPY] = MAGIC_WORD, end, end, end
         words[_SLOTS[0] : _SLOTS[0] + 5] = _slot_words(1, identity)
-        words[_SIGN_GIVER], words[_MOUNT] = 1, disk.mount_id(folder)
+        words[_SIGNALLER], words[_MOUNT] = 1, disk.mount_id(folder)
         durable_replace(disk, folder, STATE, b"".join(word.to_bytes(8, "little") for word in words))
         mapped = disk.can_map(folder)
         return LogState(disk.open(join(folder, STATE), write=True), mapped=mapped)
@@ -201,13 +201,13 @@ class LogState:
         slot = _SLOTS[0] if current != _SLOTS[0] else _SLOTS[1]
         for i, word in enumerate(_slot_words(sequence, identity)):
             self.words[slot + i] = word
-        self.words[_SIGN_GIVER] = sequence if identity.clean_end is None else 0
+        self.words[_SIGNALLER] = sequence if identity.clean_end is None else 0
         self._require_written()
         self._file.sync()
         if self.words[ASKED]:
-            self.give_sign()
+            self.give_signal()
 
-    def ask_for_sign(self) -> bool:
+    def ask_for_signal(self) -> bool:
         """For a reader: have the owner turn its next change into an event of this file. Look once more before sleeping.
 
         Returns False if nobody will answer: no owner, an older release, or the word could not be written.
@@ -217,9 +217,9 @@ class LogState:
             self._require_written()
         except OSError:
             return False
-        return self.words[_SIGN_GIVER] == self.sequence
+        return self.words[_SIGNALLER] == self.sequence
 
-    def give_sign(self) -> None:
+    def give_signal(self) -> None:
         """Wake all readers that asked, with one event."""
         self.words[ASKED] = 0  # even if the write fails, so that it is not tried again for every message
         with contextlib.suppress(OSError):

@@ -48,17 +48,17 @@ from holdfast.storage.segment import KEPT_OPEN, Segment
 
 OnDamage: TypeAlias = Literal["raise", "skip"]
 
-_Given = ParamSpec("_Given")
+_Args = ParamSpec("_Args")
 _Answer = TypeVar("_Answer")
 
 
 def _past_trims(
-    method: Callable[Concatenate[LogView, _Given], _Answer],
-) -> Callable[Concatenate[LogView, _Given], _Answer]:
+    method: Callable[Concatenate[LogView, _Args], _Answer],
+) -> Callable[Concatenate[LogView, _Args], _Answer]:
     """Repeat the method if a segment that it was reading has been trimmed meanwhile."""
 
     @wraps(method)
-    def patient(view: LogView, /, *args: _Given.args, **options: _Given.kwargs) -> _Answer:
+    def patient(view: LogView, /, *args: _Args.args, **options: _Args.kwargs) -> _Answer:
         while True:
             try:
                 return method(view, *args, **options)
@@ -121,6 +121,7 @@ class LogView:
         message for each, or for any: `Frame.is_sparse`.
         """
         while True:
+            # The end first: the segments listed after it then hold everything below it.
             end = self._readable_end()
             segments = self._segments()
             self._check_range(offset, segments, end)

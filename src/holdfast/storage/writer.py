@@ -155,7 +155,7 @@ class Writer:
                 words = self._words
                 self.readable_end = words[READABLE] = end
                 if words[ASKED]:
-                    self.state.give_sign()
+                    self.state.give_signal()
             return offset
 
     def append(self, bodies: Sequence[Body], now_ns: int, *, producer: Producer, hold: bool) -> tuple[int, int]:
@@ -164,6 +164,7 @@ class Writer:
             placed = self._append_apart(bodies[0], producer, hold=hold)
             if placed is not None:
                 return placed
+        # A batch goes into one segment: recovery and truncation then never have to look for its rest in another file.
         total = sum([body.frame_bytes for body in bodies])
         with self.lock:
             segment = self.active
@@ -205,7 +206,7 @@ class Writer:
                 laid_out.sync()  # outside the lock; otherwise the next sync, which others wait for, would have to do it
             with self.lock:
                 self.check_usable()
-                self.stir()
+                self.ensure_open()
                 if self.active is not None and self.active.position == 0:
                     return None  # an empty segment already has the name that this one would need
                 return self._take_apart(laid_out, body, producer, hold=hold)
@@ -218,6 +219,7 @@ class Writer:
     def _take_apart(self, laid_out: LaidOut, body: Body, producer: Producer, *, hold: bool) -> tuple[int, int]:
         offset = self.end
         place = FramePlace(self.log_id, self.epoch, 0, offset, self.synced_end)
+        # The header last: without it the file is not a frame, whatever else of it is on disk.
         laid_out.write(0, [header_for(body, place, batch_remaining=0, producer=producer)])
         index = SegmentIndex(offset, self._limits.index_bytes)
         index.add(0, body.frame_bytes, offset, offset + 1, body.max_time_ns)
@@ -238,6 +240,8 @@ class Writer:
         with self.lock:
             if isinstance(self.failure, DiskFailed):
                 self.check_usable()
+            # Everything the sync has to cover is fixed here. What is appended from now on belongs to the next one,
+            # even if the disk happens to write it already.
             target = self.end
             if target == self.synced_end:
                 return target
@@ -279,7 +283,7 @@ class Writer:
         with self.lock:
             self.check_usable()
             if self.active is not None and self.active.position > 0:
-                self.stir()
+                self.ensure_open()
                 try:
                     self._begin_segment()
                 except OSError as error:
@@ -304,7 +308,7 @@ class Writer:
         """Tell readers that messages below `end` are about to be removed; 0 means that none are."""
         with self.lock:
             if self.failure is None:  # otherwise nothing is removed, and the files may be closed
-                self.stir()
+                self.ensure_open()
                 self.state.set_removing(end)
 
     def unsynced_segments(self) -> int:
@@ -373,7 +377,7 @@ class Writer:
         self.state, self._words = state, state.words
         self.resting = False
 
-    def stir(self) -> None:
+    def ensure_open(self) -> None:
         """Make sure that the files are open. The caller holds the lock."""
         if self.resting:
             self.wake()
@@ -413,6 +417,8 @@ class Writer:
         self._unsynced_sealed = [pair for pair in self._unsynced_sealed if pair not in sealed]
         for segment, _ in sealed:
             segment.let_go()
+        # Readers in other processes may act on a message as soon as it is published, so first it is on record as
+        # synced.
         self.synced_end = end
         self.state.set_synced(end)
         self._held_from = self._held_since_sync
@@ -446,7 +452,7 @@ class Writer:
 
     def _prepared(self, total: int, now_ns: int) -> ActiveSegment:
         self.check_usable()
-        self.stir()
+        self.ensure_open()
         segment = self.active
         try:
             if segment is None or self._must_roll(segment, total, now_ns):
@@ -487,6 +493,7 @@ class Writer:
             self.segments = (*self.segments, segment)
         else:
             self._changed_folder = folder
+            # The old segment stays listed as unsynced: its last messages may still wait for a sync.
             sealed = self.active.sealed()
             self._unsynced_sealed.append((sealed, self.active.file))
             if len(self._unsynced_sealed) > _MOST_UNSYNCED:
@@ -538,7 +545,7 @@ class Writer:
         self.readable_end = end
         self._words[READABLE] = end
         if moved and self._words[ASKED]:
-            self.state.give_sign()
+            self.state.give_signal()
 
     def _free(self) -> int:
         return self._world.disk.free_bytes(self._folder)

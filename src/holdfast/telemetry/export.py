@@ -275,7 +275,7 @@ class TraceExport:
         self._put = self._taken = 0  # numbers of steps
         self._maker = SpanMaker(most_waiting)
         self._exported = self._failed = self._dropped = 0
-        self._told = False
+        self._reported = False
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="holdfast-otel", daemon=True)
         self._thread.start()
@@ -325,17 +325,17 @@ class TraceExport:
                 arrived = self._outlet.send(some)
             except Exception as error:  # whatever it is: the next ones may arrive
                 arrived = False
-                self._tell(repr(error))
+                self._report(repr(error))
             if arrived:
                 self._exported += len(some)
-                self._told = False
+                self._reported = False
             else:
                 self._failed += len(some)
-                self._tell("they were not accepted")
+                self._report("they were not accepted")
 
-    def _tell(self, error: str) -> None:
-        if not self._told:  # once, until it works again
-            self._told = True
+    def _report(self, error: str) -> None:
+        if not self._reported:  # once, until it works again
+            self._reported = True
             logger.warning("spans of traces could not be exported", extra={"error": error})
 
     def close(self) -> None:

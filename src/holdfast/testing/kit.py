@@ -233,6 +233,7 @@ class VirtualClock(ManualClock):
 
     async def wait_async(self, event: asyncio.Event, timeout_s: float | None) -> bool:
         """Async version of `wait`; other tasks run first."""
+        # A few turns of the loop: a task that is woken may wake another one.
         for _ in range(5):
             await asyncio.sleep(0)
         if event.is_set():

@@ -217,6 +217,7 @@ class Control:
         """Stop receiving, let handlers finish, give back the rest, release everything."""
         self._status = "draining"
         self._stopping = True
+        # In this order: no lane asks for more, no handler starts, and only then lanes waiting for a slot are woken.
         for lane in self._lanes:
             lane.stop()
         self._runs.close()
@@ -235,6 +236,8 @@ class Control:
     def _release(self) -> bool:
         """Give back what is left, call `on_stop`, close what we opened; returns whether all of it succeeded."""
         until_ns = self._until_ns(self._options.poll_s + _PATIENCE_S)
+        # Our own queues are closed below, which wakes their lanes. A borrowed queue stays open, so its lane is waited
+        # for until its poll has ended.
         for lane in self._lanes:
             if lane.borrowed:
                 lane.join(self._left_s(until_ns))

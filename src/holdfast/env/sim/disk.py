@@ -14,7 +14,7 @@ import struct
 from collections import defaultdict
 from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 from holdfast.env.disk import NOTE_BYTES, RAN_OUT, BytesLike, File, FolderLock, FolderLocked, OpenFolder, WritableMap
 from holdfast.env.sim.contents import Fate, Folder, Inode, NameTree, os_error
@@ -298,31 +298,13 @@ WORD_BYTES = _WORD.size
 assert WORD_BYTES == 8
 
 
-class Device(Protocol):
-    """What a file needs from the disk it is on."""
-
-    maps: bool  # whether stores into a map cannot fail here
-
-    def reach(self, call: str) -> bool:
-        """Count a call and raise its fault, if any; returns whether it is a write to be cut short."""
-
-    def store(self, call: str) -> None:
-        """Count a store into memory, which cannot fail, and report that it took effect."""
-
-    def done(self, call: str) -> None:
-        """Report that a call took effect."""
-
-    def room_bytes(self) -> int | None:
-        """Return the bytes left; None without a limit."""
-
-
 class SimulatedFile:
     """A file in memory that follows the rules of `File`."""
 
-    __slots__ = ("_device", "_inode", "_open", "_write")
+    __slots__ = ("_disk", "_inode", "_open", "_write")
 
-    def __init__(self, device: Device, inode: Inode, *, write: bool) -> None:
-        self._device = device
+    def __init__(self, disk: SimulatedDisk, inode: Inode, *, write: bool) -> None:
+        self._disk = disk
         self._inode = inode
         self._write = write
         self._open = True
@@ -333,12 +315,12 @@ class SimulatedFile:
 
     def read(self, position: int, length: int) -> bytes:
         self._check_open()
-        self._device.reach("read")
+        self._disk.reach("read")
         return bytes(self._inode.content[position : position + length])
 
     def view(self, position: int, length: int) -> memoryview:
         self._check_open()
-        self._device.reach("view")
+        self._disk.reach("view")
         content = self._inode.content
         if isinstance(content, bytes):
             return memoryview(content)[position : position + length]
@@ -349,62 +331,62 @@ class SimulatedFile:
         self._check_writable(errno.EBADF)
         if len(parts) > MAX_PARTS:
             raise os_error(errno.EINVAL)
-        short = self._device.reach("write")
+        short = self._disk.reach("write")
         data = bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
         if short:
             data = data[: len(data) // 2]
         if position + len(data) > self._inode.allocated:
             data = data[: self._fitting(position, len(data))]
         self._inode.write(position, data)
-        self._device.done("write")
+        self._disk.done("write")
         return len(data)
 
     def reserve(self, length: int) -> None:
         self._check_writable(errno.EBADF)
         if length <= 0:
             raise os_error(errno.EINVAL)
-        self._device.reach("reserve")
+        self._disk.reach("reserve")
         inode = self._inode
-        room = self._device.room_bytes()
+        room = self._disk.room_bytes()
         if room is not None and length - inode.allocated > room:
             raise os_error(errno.ENOSPC)
         inode.resize(max(length, len(inode.content)))
         inode.allocated = max(inode.allocated, length)
-        self._device.done("reserve")
+        self._disk.done("reserve")
 
     def map(self, length: int) -> WritableMap:
         self._check_open()
-        self._device.reach("map")
+        self._disk.reach("map")
         self._check_mappable(length)
-        return SimulatedMap(self._device, self._inode, length, write=self._write)
+        return SimulatedMap(self._disk, self._inode, length, write=self._write)
 
     def words(self, count: int) -> MutableSequence[int]:
         self._check_open()
-        self._device.reach("words")
+        self._disk.reach("words")
         self._check_mappable(count * WORD_BYTES)
-        words = SimulatedWords(self._device, self._inode, count, write=self._write)
+        words = SimulatedWords(self._disk, self._inode, count, write=self._write)
         return cast("MutableSequence[int]", words)
 
     def truncate(self, length: int) -> None:
         self._check_writable(errno.EINVAL)
-        self._device.reach("truncate")
+        self._disk.reach("truncate")
         self._inode.resize(length)
-        self._device.done("truncate")
+        self._disk.done("truncate")
 
     def sync(self) -> None:
         self._check_open()
         try:
-            self._device.reach("sync")
+            self._disk.reach("sync")
         except OSError:
             self._inode.doom()
             raise
         self._inode.settle()
-        self._device.done("sync")
+        self._disk.done("sync")
 
     def close(self) -> None:
         self._check_open()
         self._open = False  # even if it fails: the kernel has released it by then
-        self._device.reach("close")
+        self._disk.reach("close")
 
     def _check_open(self) -> None:
         if not self._open:
@@ -423,7 +405,7 @@ class SimulatedFile:
 
     def _fitting(self, position: int, length: int) -> int:
         """Return how many bytes fit on the disk: first fewer, then an error when there is no room at all."""
-        room = self._device.room_bytes()
+        room = self._disk.room_bytes()
         if room is None:
             return length
         fitting = self._inode.allocated + room - position
@@ -435,10 +417,10 @@ class SimulatedFile:
 class SimulatedMap:
     """A file's bytes as memory: a store is an unsynced write that cannot fail and is never short."""
 
-    __slots__ = ("_device", "_inode", "_length", "_write")
+    __slots__ = ("_disk", "_inode", "_length", "_write")
 
-    def __init__(self, device: Device, inode: Inode, length: int, *, write: bool) -> None:
-        self._device = device
+    def __init__(self, disk: SimulatedDisk, inode: Inode, length: int, *, write: bool) -> None:
+        self._disk = disk
         self._inode = inode
         self._length = length
         self._write = write
@@ -446,20 +428,20 @@ class SimulatedMap:
     def __setitem__(self, key: slice, value: BytesLike) -> None:
         start = 0 if key.start is None else key.start
         stop = self._length if key.stop is None else key.stop
-        _check_store(self._device, self._inode, start, stop, write=self._write)
+        _check_store(self._disk, self._inode, start, stop, write=self._write)
         if stop > self._length or stop - start != len(value):
             raise IndexError("mmap slice assignment is wrong size")
         self._inode.write(start, bytes(value))
-        self._device.store("map_store")
+        self._disk.store("map_store")
 
 
 class SimulatedWords:
     """64-bit words at the start of a file; a word lies within a sector, so a power cut cannot tear it."""
 
-    __slots__ = ("_count", "_device", "_inode", "_write")
+    __slots__ = ("_count", "_disk", "_inode", "_write")
 
-    def __init__(self, device: Device, inode: Inode, count: int, *, write: bool) -> None:
-        self._device = device
+    def __init__(self, disk: SimulatedDisk, inode: Inode, count: int, *, write: bool) -> None:
+        self._disk = disk
         self._inode = inode
         self._count = count
         self._write = write
@@ -473,11 +455,11 @@ class SimulatedWords:
 
     def __setitem__(self, index: int, value: int) -> None:
         start = self._position(index)
-        _check_store(self._device, self._inode, start, start + WORD_BYTES, write=self._write)
+        _check_store(self._disk, self._inode, start, start + WORD_BYTES, write=self._write)
         if not 0 <= value < 1 << 64:
             raise ValueError("not a 64-bit word")
         self._inode.write(start, _WORD.pack(value))
-        self._device.store("word_store")
+        self._disk.store("word_store")
 
     def _position(self, index: int) -> int:
         if not -self._count <= index < self._count:
@@ -485,10 +467,10 @@ class SimulatedWords:
         return (index % self._count) * WORD_BYTES
 
 
-def _check_store(device: Device, inode: Inode, start: int, stop: int, *, write: bool) -> None:
+def _check_store(disk: SimulatedDisk, inode: Inode, start: int, stop: int, *, write: bool) -> None:
     if not write:
         raise TypeError("a map of a file that was opened for reading cannot be stored into")
-    if not device.maps:
+    if not disk.maps:
         raise AssertionError("a store into a map where it may need new blocks: a full disk would be SIGBUS")
     if not 0 <= start <= stop <= min(len(inode.content), inode.allocated):
         raise AssertionError(f"a store at {start}..{stop}, outside of what is reserved: SIGBUS")

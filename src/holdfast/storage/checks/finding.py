@@ -104,6 +104,11 @@ def torn_cost(findings: Findings) -> str:
     return "no acknowledged message is lost" if findings.cache_kept else "no synced message is lost"
 
 
+def _note(code: str, file: str, *, what: str, next_step: str, cost: str = NO_MESSAGE, **more: int) -> Finding:
+    """Return a finding that is worth knowing and harmless."""
+    return Finding(severity="note", code=code, file=file, what=what, cost=cost, next_step=next_step, **more)
+
+
 class FindingTexts:
     """Builds the findings about the log in one folder."""
 
@@ -111,7 +116,6 @@ class FindingTexts:
         self._repair = f"run `holdfast repair {shlex.quote(folder)}`"
 
     def stretch(self, stretch: MissingStretch) -> Finding:
-        first, next_offset = stretch.first_offset, stretch.next_offset
         code, what = {
             "damaged": ("damaged_frames", f"not what was written: {stretch.reason}"),
             "undecodable": ("undecodable_frame", f"intact, but its messages cannot be decoded: {stretch.reason}"),
@@ -121,19 +125,8 @@ class FindingTexts:
                 "after the last frame there are bytes that are not a frame, where zeros should be",
             ),
         }[stretch.kind]
-        return Finding(
-            severity="damage",
-            code=code,
-            file=segment_name(stretch.base),
-            position=stretch.position,
-            first_offset=first,
-            next_offset=next_offset,
-            messages=next_offset - first,
-            bytes=stretch.end - stretch.position,
-            what=what,
-            cost=lost(first, next_offset),
-            next_step=f"restore the file from a copy, or {self._repair}: it keeps the bytes and marks the loss",
-        )
+        advice = f"restore the file from a copy, or {self._repair}: it keeps the bytes and marks the loss"
+        return self._damage(code, stretch, what, advice)
 
     def _missing(self, stretch: MissingStretch) -> str:
         first, next_offset = stretch.first_offset, stretch.next_offset
@@ -143,19 +136,23 @@ class FindingTexts:
         )
 
     def damage_behind(self, damage: SegmentDamage) -> Finding:
-        first, next_offset = damage.first_offset, damage.next_offset
+        advice = f"{self._repair}: it keeps the bytes and marks the loss"
+        return self._damage("damaged_frames", damage, f"not what was written: {damage.reason}", advice)
+
+    def _damage(self, code: str, found: MissingStretch | SegmentDamage, what: str, next_step: str) -> Finding:
+        first, next_offset = found.first_offset, found.next_offset
         return Finding(
             severity="damage",
-            code="damaged_frames",
-            file=segment_name(damage.base),
-            position=damage.position,
+            code=code,
+            file=segment_name(found.base),
+            position=found.position,
             first_offset=first,
             next_offset=next_offset,
             messages=next_offset - first,
-            bytes=damage.end - damage.position,
-            what=f"not what was written: {damage.reason}",
+            bytes=found.end - found.position,
+            what=what,
             cost=lost(first, next_offset),
-            next_step=f"{self._repair}: it keeps the bytes and marks the loss",
+            next_step=next_step,
         )
 
     def unreadable(self, file: str, start: int, end: int) -> Finding:
@@ -224,24 +221,21 @@ class FindingTexts:
         )
 
     def unpublished(self, first: int, next_offset: int) -> Finding:
-        return Finding(
-            severity="note",
-            code="unpublished",
-            file=STATE,
+        return _note(
+            "unpublished",
+            STATE,
             first_offset=first,
             next_offset=next_offset,
             messages=next_offset - first,
             what=f"{offsets(first, next_offset)}: whole, but not published to readers: a sync is under way, or a crash "
             "came before it",
-            cost=NO_MESSAGE,
             next_step=f"{NOTHING}: opening the log keeps them",
         )
 
     def gap(self, file: str, header: FrameHeader) -> Finding:
-        return Finding(
-            severity="note",
-            code="gap",
-            file=file,
+        return _note(
+            "gap",
+            file,
             position=header.position,
             first_offset=header.base_offset,
             next_offset=header.next_offset,
@@ -295,12 +289,10 @@ class FindingTexts:
             "damaged": "is damaged",
             "disagrees": "does not agree with its segment",
         }[verdict]
-        return Finding(
-            severity="note",
-            code=f"index_{verdict}",
-            file=index_name(base),
+        return _note(
+            f"index_{verdict}",
+            index_name(base),
             what=f"the index {what}; it is a cache and will be rebuilt when it is needed",
-            cost=NO_MESSAGE,
             next_step=f"{NOTHING}; {self._repair} to rewrite it now",
         )
 
@@ -337,10 +329,9 @@ class FindingTexts:
         )
 
     def unknown_epochs(self, first: int, next_offset: int) -> Finding:
-        return Finding(
-            severity="note",
-            code="epochs_incomplete",
-            file=EPOCHS,
+        return _note(
+            "epochs_incomplete",
+            EPOCHS,
             first_offset=first,
             next_offset=next_offset,
             what=f"the table of epochs does not tell who wrote {offsets(first, next_offset)}: "
@@ -350,32 +341,26 @@ class FindingTexts:
         )
 
     def foreign(self, name: str) -> Finding:
-        return Finding(
-            severity="note",
-            code="foreign_file",
-            file=name,
+        return _note(
+            "foreign_file",
+            name,
             what="not part of the log",
-            cost=NO_MESSAGE,
             next_step="left alone; keep other files elsewhere",
         )
 
     def leftover(self, name: str, size: int) -> Finding:
-        return Finding(
-            severity="note",
-            code="leftover_file",
-            file=name,
+        return _note(
+            "leftover_file",
+            name,
             bytes=size,
             what="left over from a write that a crash cut short, or being written at this moment",
-            cost=NO_MESSAGE,
             next_step=f"{NOTHING}: opening the log removes it",
         )
 
     def backup(self, name: str) -> Finding:
-        return Finding(
-            severity="note",
-            code="backup",
-            file=name,
+        return _note(
+            "backup",
+            name,
             what="a backup made by a repair",
-            cost=NO_MESSAGE,
             next_step="remove it when you no longer need it",
         )

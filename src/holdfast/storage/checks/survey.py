@@ -126,7 +126,7 @@ class Survey:
         self, survey: SegmentSurvey, data: memoryview, upto: int, proof: _IndexProof, *, last: bool
     ) -> Damage | None:
         """Go through good frames and the stretches between them; returns what is after the last good frame."""
-        told = 0
+        reported = 0
         for found in walk(data, self._wanted):
             if isinstance(found, FrameHeader):
                 if found.base_offset >= upto:
@@ -135,17 +135,17 @@ class Survey:
                     break
                 proof.frame(found)
                 self._frame(survey, data, found)
-                if found.end - told >= _CHUNK:
-                    self._on_bytes(found.end - told)
-                    told = found.end
+                if found.end - reported >= _CHUNK:
+                    self._on_bytes(found.end - reported)
+                    reported = found.end
             elif found.next_offset is None or found.first_offset >= upto:
-                self._on_bytes(len(data) - told)
+                self._on_bytes(len(data) - reported)
                 return found
             else:
                 kind: StretchKind = "damaged" if found.end > found.position else "missing"
                 self._stretch(survey, found, min(found.next_offset, upto), kind)
                 self._wanted.offset = min(found.next_offset, upto)
-        self._on_bytes(len(data) - told)
+        self._on_bytes(len(data) - reported)
         return None
 
     def _finish(self, survey: SegmentSurvey, upto: int, tail: Damage | None, *, last: bool) -> None:
