@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from holdfast.api.drafts import PublishRequest
 from holdfast.protocol.media import LINES, MSGPACK
 from holdfast.protocol.topics import Join
 from holdfast.server.access.tokens import digest_of
@@ -387,7 +388,7 @@ def test_a_watch_ends_when_its_token_is_taken_back_also_where_no_stats_are_asked
         port = server.server.port
         tokens.write_text('{"tokens": []}')
         until(lambda: server.get(QUEUE + "/stats", token="secret").status == 401, "the token is taken back")
-        server.run(port.publish("orders", [b"x"], None, None, None))
+        server.run(port.publish("orders", PublishRequest([b"x"])))
         rest = stream.read()
         connection.close()
     assert b"event: error\n" in rest

@@ -185,7 +185,7 @@ def test_a_lock_writes_no_note_into_a_file_that_has_a_second_name(tmp_path: Path
 
 def test_a_lock_is_a_plain_file(tmp_path: Path):
     os.mkfifo(tmp_path / "lock")
-    with pytest.raises(FileExistsError, match="no plain file"):
+    with pytest.raises(FileExistsError, match="not a plain file"):
         RealDisk().lock(str(tmp_path / "lock"), b"note")
 
 

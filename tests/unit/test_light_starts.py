@@ -33,7 +33,7 @@ def test_a_server_listens_before_it_loads_what_only_some_calls_need(tmp_path: Pa
         server.kill()
     found = loaded(log.read_text())
     assert b" at http://" in said
-    assert not found & (LATER | {"holdfast.server.openapi", "holdfast.server.api.enqueue"})
+    assert not found & (LATER | {"holdfast.server.openapi", "holdfast.server.forms"})
 
 
 @pytest.mark.slow

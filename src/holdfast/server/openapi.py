@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Sequence
 from inspect import getdoc
 from typing import Any, Final, TypeAlias
 
@@ -16,9 +14,7 @@ import holdfast
 from holdfast.errors import NotInstalled
 from holdfast.protocol.media import EVENTS, FRAMES, JSON, KINDS, LINES, MSGPACK, MULTIPART, RAW, ErrorAnswer
 from holdfast.protocol.messages import Name, Options
-from holdfast.server.http.messages import Response
-from holdfast.server.routing import Route, Routes, status_of_code
-from holdfast.server.service import Call
+from holdfast.server.routing import Route, status_of_code
 
 # Examples for the description of the API: what a call looks like.
 
@@ -427,34 +423,3 @@ def _prose(text: str) -> Any:
 
 
 # The API's own description: for programs, and for people.
-
-
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-
-
-def description_routes(all_routes: Callable[[], Sequence[Route]]) -> Routes:
-    """What describes these routes, and itself; made when it is first asked for."""
-    routes = Routes("description")
-
-    @cache
-    def described() -> dict[str, Any]:
-        return document(all_routes())
-
-    @cache
-    def described_page() -> bytes:
-        return page(described()).encode()
-
-    @routes.add("GET", "/openapi.json", action="open", gives=(JSON,))
-    async def openapi(call: Call) -> Response:
-        """This description, as an OpenAPI document."""
-        content = msgspec.json.encode(await asyncio.to_thread(described))
-        return Response(200, content, JSON, headers=[("cache-control", "no-cache")])
-
-    @routes.add("GET", "/docs", action="open", hidden=True)
-    async def docs(call: Call) -> Response:
-        """The same for people."""
-        content = await asyncio.to_thread(described_page)
-        headers = [("cache-control", "no-cache"), ("content-security-policy", _POLICY)]
-        return Response(200, content, "text/html; charset=utf-8", headers=headers)
-
-    return routes

@@ -20,7 +20,7 @@ from holdfast.local.aio.broker import AsyncLocalBrokerPort
 from holdfast.local.aio.opening import open_broker_port_async
 from holdfast.server.access.callers import Access, check_listening, tls_context
 from holdfast.server.api import admin, dead, enqueue, groups, locks, queues, streams, topics
-from holdfast.server.api.admin import audit_routes, metrics_routes
+from holdfast.server.api.admin import audit_routes, description_routes, metrics_routes
 from holdfast.server.app import Auditor, ServerApp
 from holdfast.server.audit import Audit, CallAuditor, open_audit
 from holdfast.server.console.pages import console_routes
@@ -28,7 +28,6 @@ from holdfast.server.console.rendering import error_page
 from holdfast.server.http.connection import HttpServer, Meter
 from holdfast.server.limits import ConnectionLimits
 from holdfast.server.metrics import ServerMetrics
-from holdfast.server.openapi import description_routes
 from holdfast.server.routing import Routes
 from holdfast.server.service import Service
 from holdfast.server.turns import FairThreads

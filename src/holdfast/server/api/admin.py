@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Final
+from functools import cache
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -32,11 +33,12 @@ from holdfast.protocol.admin import (
     WaitersAt,
     WaitersTold,
 )
+from holdfast.protocol.media import JSON
 from holdfast.protocol.messages import Told, Wire
 from holdfast.protocol.topics import AlterTopic, SettingsTold, SettingTold, TopicSettingsQuery
 from holdfast.server.audit import Act, Audit
 from holdfast.server.http.messages import Response
-from holdfast.server.routing import Routes
+from holdfast.server.routing import Route, Routes
 from holdfast.server.service import Call, Service
 from holdfast.server.turns import Full, Scan
 
@@ -386,3 +388,42 @@ async def stats(call: Call) -> TraceStats:
     while await call.scan(some):
         pass
     return tallied.stats()
+
+
+# The API's own description is made when somebody first asks for it, so that a server listens sooner.
+
+_POLICY: Final = (
+    "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def description_routes(all_routes: Callable[[], Sequence[Route]]) -> Routes:
+    """Routes that describe these routes and themselves, as an OpenAPI document and as a page."""
+    routes = Routes("description")
+
+    @cache
+    def described() -> dict[str, Any]:
+        from holdfast.server.openapi import document
+
+        return document(all_routes())
+
+    @cache
+    def described_page() -> bytes:
+        from holdfast.server.openapi import page
+
+        return page(described()).encode()
+
+    @routes.add("GET", "/openapi.json", action="open", gives=(JSON,))
+    async def openapi(call: Call) -> Response:
+        """This description, as an OpenAPI document."""
+        content = msgspec.json.encode(await asyncio.to_thread(described))
+        return Response(200, content, JSON, headers=[("cache-control", "no-cache")])
+
+    @routes.add("GET", "/docs", action="open", hidden=True)
+    async def docs(call: Call) -> Response:
+        """The same for people."""
+        content = await asyncio.to_thread(described_page)
+        headers = [("cache-control", "no-cache"), ("content-security-policy", _POLICY)]
+        return Response(200, content, "text/html; charset=utf-8", headers=headers)
+
+    return routes
