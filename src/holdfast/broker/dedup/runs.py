@@ -435,11 +435,7 @@ def renew_note(world: World, folder: str) -> None:
 
 def damaged_runs(world: World, folder: str) -> list[str]:
     """Describe what is wrong with the runs: the last one and those that it names must exist and be intact."""
-    numbers, noted = _numbers(world, folder), 1
-    with suppress(CorruptData):
-        noted = newest_noted(world.disk, folder)
-    if noted > (numbers[-1] if numbers else 0):
-        return [str(damaged(join(folder, run_name(noted)), "the file is missing"))]
+    numbers = expected_runs(world, folder)
     if not numbers:
         return []
     wrong: list[str] = []
@@ -454,6 +450,15 @@ def damaged_runs(world: World, folder: str) -> list[str]:
         except (CorruptData, OSError) as error:
             wrong.append(str(error))
     return wrong
+
+
+def expected_runs(world: World, folder: str) -> list[int]:
+    """Return the numbers of the runs in a folder, ascending, and of the noted last run even if it is missing."""
+    numbers = _numbers(world, folder)
+    noted = 1  # a note implies a run; if there are runs, `damaged_note` reports the damaged note
+    with suppress(CorruptData):
+        noted = newest_noted(world.disk, folder)
+    return [*numbers, noted] if noted > max(numbers, default=0) else numbers
 
 
 def _numbers(world: World, folder: str) -> list[int]:

@@ -24,7 +24,6 @@ Make one call at a time, under the caller's own lock. Only `Saving.write` may ru
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -43,7 +42,7 @@ from holdfast.broker.dedup.runs import (
     Merge,
     RunFacts,
     RunWriter,
-    newest_noted,
+    expected_runs,
     note_newest,
     open_run,
     prefix_of,
@@ -62,7 +61,6 @@ from holdfast.storage.log import Log
 
 logger = logging.getLogger(__name__)
 
-_RUN: Final = re.compile(r"(\d{20})\.ids")
 
 # Time and reference, big endian: comparing entries as bytes compares their times first.
 _ENTRY: Final = Struct(">QQ")
@@ -319,14 +317,8 @@ def _load_runs(world: World, folder: str) -> list[DedupRun]:
     disk = world.disk
     if not disk.exists(folder):
         return []
-    names = disk.names(folder)
-    numbers = sorted(int(match[1]) for name in names if (match := _RUN.fullmatch(name)))
+    numbers = expected_runs(world, folder)
     runs: list[DedupRun] = []
-    noted = 1  # a note implies a run; if there are runs, `check` reports the damaged note
-    with suppress(CorruptData):
-        noted = newest_noted(disk, folder)
-    if noted > (numbers[-1] if numbers else 0):
-        numbers.append(noted)  # opening it fails and reports the missing run
     if numbers:
         last = open_run(disk, folder, numbers[-1])
         runs = [last, *(open_run(disk, folder, number) for number in last.facts.kept)]
@@ -334,7 +326,7 @@ def _load_runs(world: World, folder: str) -> list[DedupRun]:
         disk.sync_folder(folder)
     for number in set(numbers) - {run.facts.sequence for run in runs}:
         disk.remove(join(folder, run_name(number)))
-    if TEMPORARY in names:
+    if disk.exists(join(folder, TEMPORARY)):
         disk.remove(join(folder, TEMPORARY))
     return runs
 
