@@ -1,1 +1,1 @@
-"""The command `holdfast`: looks into logs, checks and repairs them, for people (tables) and scripts (JSON)."""
+"""The command `holdfast`: uses, inspects, checks and repairs queues, for people (tables) and scripts (JSON)."""

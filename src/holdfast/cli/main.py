@@ -1,4 +1,4 @@
-"""The command line: which commands there are, and how mistakes in a call are answered."""
+"""The entry point of the command line: the list of commands, and how usage errors are reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.env.process import set_variable
 from holdfast.errors import HoldfastError
 from holdfast.storage.files import TRUST
 
-# Where each command is, in the order of the help: one that runs brings nothing of the others with it.
+# The module of each command, in the order of the help. Only the module of the command that runs is imported.
 _COMMANDS: Final = {
     "put": "use.put:put_command",
     "get": "use.get:get_command",
@@ -67,7 +67,7 @@ _COMPLETING: Final = "_HOLDFAST_COMPLETE"
 _WITH_VALUE: Final = ("--at", "--profile")
 _WITHOUT: Final = ("--trust-folder",)
 
-# The package behind typer has been click and a copy of it; either way this is the root of its errors.
+# Depending on its version, typer uses click or a vendored copy of it; this is the base class of its errors.
 _CallError: Final = next(
     kind for kind in typer.BadParameter.__mro__ if issubclass(kind, Exception) and kind.__name__ == "ClickException"
 )
@@ -101,13 +101,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and end the process with its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
-        # File names need not be text, and a terminal need not know every letter.
+        # File names need not be valid text, and a terminal need not support every character.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     sys.exit(_run(given))
 
 
 def app_of(names: Iterable[str]) -> CommandApp:
-    """The program with these commands."""
+    """Return the program with these commands."""
     app = CommandApp(
         name="holdfast",
         help="Durable queues and topics, in a folder or at a server: put, get, look, check, repair. All speak JSON.",
@@ -135,12 +135,12 @@ def __getattr__(name: str) -> Any:
 
 @cache
 def _program(name: str | None) -> Callable[..., Any]:
-    """One command, or all of them; made once, since that takes longer than most of them."""
+    """Return the program with one command, or with all. Cached: building it takes longer than most commands run."""
     return typer.main.get_command(app_of(_COMMANDS if name is None else [name]))
 
 
 def _named(arguments: Sequence[str]) -> str | None:
-    """The command that is called; None if there is no such command, or if all of them are needed."""
+    """Return the command that is called; None if there is no such command, or if all of them are needed."""
     if _COMPLETING in os.environ:
         return None
     words = iter(arguments)

@@ -1,4 +1,4 @@
-"""Owning a data folder for as long as one command takes, and the topic and group that the command is about."""
+"""Opening a data folder for the duration of one command, and finding the topic and group that it works on."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from holdfast.local.sync.broker import LocalBrokerPort
 from holdfast.settings import TopicSettings
 from holdfast.storage.files import is_log, join, translated
 
-# Arguments that several commands share, `holdfast completion`, and the names that a shell completes.
+# Arguments shared by several commands, `holdfast completion`, and the names that a shell completes.
 
 
 completion_app = CommandSection("Completion of commands and names in a shell.")
@@ -74,18 +74,18 @@ def completion_show_command(shell: Annotated[Shell, argument("SHELL", "bash, zsh
 
 
 def topic_names(context: typer.Context, incomplete: str) -> list[str]:
-    """The topics whose names begin so."""
+    """Return the topics whose names begin with this."""
     return _matching(_topics(context), incomplete)
 
 
 def group_names(context: typer.Context, incomplete: str) -> list[str]:
-    """The groups whose names begin so: of the topic that was typed before, or of all."""
+    """Return the groups whose names begin with this: of the topic on the command line, or of all topics."""
     return _matching(_groups(context), incomplete)
 
 
 def _matching(names: Iterator[str], incomplete: str) -> list[str]:
     found: set[str] = set()
-    with suppress(OSError, HoldfastError):  # a shell wants names, not reasons
+    with suppress(OSError, HoldfastError):  # a shell wants names, not errors
         found.update(name for name in names if name.startswith(incomplete))
     return sorted(found)
 
@@ -99,7 +99,7 @@ def _topics(context: typer.Context) -> Iterator[str]:
 
 
 def _topics_of_server(place: str) -> Iterator[tuple[str, list[str]]]:
-    """The topics of a server, each with its groups."""
+    """Yield the topics of a server, each with its groups."""
     from holdfast.cli.reading import standing_of
 
     for topic in standing_of(place).topics():
@@ -121,9 +121,9 @@ def _groups(context: typer.Context) -> Iterator[str]:
 
 
 def _folder(context: typer.Context) -> str | None:
-    """What an option says; else the folder comes first everywhere, or is the usual one.
+    """Return the folder given by an option, or else by the first argument, or the default.
 
-    Behind an option that still lacks its value nothing is parsed.
+    Arguments after an option whose value is still missing are not parsed.
     """
     named = context.params.get(PROFILE) or context.find_root().params.get(PROFILE)
     if isinstance(named, str):
@@ -173,9 +173,9 @@ _Answer = TypeVar("_Answer")
 def opened_broker(
     place: str, *, wait: str | float = WAIT, create: bool = False, keep: bool = True
 ) -> Iterator[holdfast.Broker]:
-    """The broker of a place: a folder, which this process owns until the end, its owner's, or a server's.
+    """Open the broker of a place: a folder, which this process then owns, the folder's owner, or a server.
 
-    Another short command may own the folder, so we wait a little for it. With `keep`, the upkeep threads run.
+    If another short command owns the folder, wait a little for it. With `keep`, the upkeep threads run.
     """
     if is_address(place):
         broker = connected(place, _seconds(wait))
@@ -211,7 +211,7 @@ def _folder_or_its_owner(folder: str, wait_s: float, *, create: bool) -> holdfas
 
 
 def _owner_at(folder: str) -> holdfast.Broker | None:
-    """The topics of a folder by way of the process that owns it, if it listens."""
+    """Connect to the process that owns a folder, if it listens."""
     path = absolute(folder.rstrip("/") or "/")
     if not answers_at(socket_of(path)):
         return None
@@ -224,13 +224,13 @@ def _owner_at(folder: str) -> holdfast.Broker | None:
 
 
 def engine_of(broker: holdfast.Broker) -> BrokerEngine:
-    """The engine of a folder that this process owns."""
+    """Return the engine of a folder that this process owns."""
     engine: BrokerEngine = port_of(broker).engine
     return engine
 
 
 def asked(broker: holdfast.Broker, kind: type[_Answer], *path: str | int, **query: Any) -> _Answer:
-    """What a server answers to a GET that no face has a method for; only a server, or a folder's owner, can."""
+    """Return a server's answer to a GET that the API has no method for. A folder's owner can answer, too."""
     client = getattr(port_of(broker), "client", None)
     if client is None:
         raise InvalidRequest(f"no server and no other process has {broker.folder}, so there is nobody to ask")
@@ -245,11 +245,11 @@ def asked(broker: holdfast.Broker, kind: type[_Answer], *path: str | int, **quer
 
 
 def trusts_folders() -> bool:
-    """Whether other users who may write to a folder are trusted: --trust-folder, or the settings."""
+    """Whether other users who may write to a folder are trusted: by --trust-folder, or by the settings."""
     return read_settings(real_world(), environment()).broker.trust_folder
 
 
-# The topic and the group that a command is about.
+# The topic and the group that a command works on.
 
 
 class QueueAt(NamedTuple):
@@ -262,11 +262,11 @@ class QueueAt(NamedTuple):
     as_json: AsJson = False
 
     def of(self, message_id: str | None) -> QueueAt:
-        """This target with the topic that a message id names, unless a topic was given."""
+        """Return this target with the topic that a message id names, unless a topic was given."""
         return self if message_id is None else self._replace(topic=topic_named(self.folder, self.topic, message_id))
 
     def opened(self) -> AbstractContextManager[holdfast.Group[bytes]]:
-        """The group, brought up to date."""
+        """Open the group, brought up to date."""
         return opened(self.folder, topic=self.topic, group=self.group, wait=self.wait)
 
 
@@ -274,20 +274,20 @@ class QueueAt(NamedTuple):
 def opened(
     place: str, *, topic: str | None = None, group: str | None = None, wait: str | float = WAIT
 ) -> Iterator[holdfast.Group[bytes]]:
-    """A group of a topic, brought up to date."""
+    """Open a group of a topic, brought up to date."""
     topic = chosen_topic(place, topic)
     with opened_broker(place, wait=wait) as broker:
         yield view(broker, topic, group)
 
 
 def view(broker: holdfast.Broker, topic: str, group: str | None, *, make: bool = False) -> holdfast.Group[bytes]:
-    """A group in queue mode, brought up to date; with `make` it is created if it is missing."""
+    """Return a group in queue mode, brought up to date; with `make` it is created if it is missing."""
     name = check_name(group or DEFAULT_GROUP, "group")
     try:
         return holdfast.Group(port_of(broker).existing_group(topic, name, Bodies(None)))
     except UnknownGroup:
         there = broker.describe_topic(topic).groups
-    # Do not create the default group beside others unless it is named: it would keep every message, unread.
+    # Do not create the default group next to others unless it is named: it would keep every message, unread.
     if make and (group is not None or not there):
         broker.group(topic, name)
         return view(broker, topic, group)
@@ -298,7 +298,7 @@ def view(broker: holdfast.Broker, topic: str, group: str | None, *, make: bool =
 
 
 def is_queue(folder: str) -> bool:
-    """Whether the folder holds a queue, or topics."""
+    """Whether the folder holds a queue or topics."""
     world = real_world()
     try:
         return bool(topics(world, folder)) or (world.disk.exists(join(folder, TOPICS)) and not is_log(world, folder))
@@ -307,7 +307,7 @@ def is_queue(folder: str) -> bool:
 
 
 def topics_of(folder: str) -> list[str]:
-    """The topics of a data folder; NotAQueue where it is none. Those of a server it is asked for."""
+    """Return the topics of a data folder or a server; raises NotAQueue if the folder is not a data folder."""
     if is_address(folder):
         with opened_broker(folder) as broker:
             return broker.topics()
@@ -325,11 +325,11 @@ def topics_of(folder: str) -> list[str]:
 
 
 def chosen_topic(place: str, wanted: str | None, *, create: bool = False) -> str:
-    """The topic that a command is about: the one that was named, or the only one there is."""
+    """Return the topic that a command works on: the one named, or the only one there is."""
     wanted = wanted or queue_of(place)
     remote = is_address(place)
     if wanted is not None and (remote or (create and not is_queue(place))):
-        return check_topic_name(wanted)  # a server says itself whether it is there
+        return check_topic_name(wanted)  # a server reports a missing topic itself
     found = topics_of(place) if remote or not create or is_queue(place) else []
     if wanted is not None:
         if check_topic_name(wanted) not in found and not create:
@@ -345,7 +345,7 @@ def chosen_topic(place: str, wanted: str | None, *, create: bool = False) -> str
 
 
 def topic_named(place: str, wanted: str | None, message_id: str) -> str:
-    """The topic that a command is about which takes an id: ids name their topic, too."""
+    """Return the topic for a command that takes a message id, since the id names the topic, too."""
     if wanted is None and is_address(place):
         return topic_of_id(message_id).removesuffix(DEAD_SUFFIX)
     if wanted is None and len(found := topics_of(place)) > 1:
@@ -357,7 +357,7 @@ def topic_named(place: str, wanted: str | None, message_id: str) -> str:
 
 
 def unknown_topic(folder: str, name: str, found: Sequence[str]) -> UnknownTopic:
-    """What to say of a topic that is not there."""
+    """Return the error for a topic that does not exist."""
     there = f"there are {some_of(found)}" if found else "there is none yet"
     return UnknownTopic(
         f"there is no topic {name} in {folder}; {there}. Make it with `holdfast topic create {folder} {name}`"
@@ -365,21 +365,21 @@ def unknown_topic(folder: str, name: str, found: Sequence[str]) -> UnknownTopic:
 
 
 def some_of(names: Sequence[str]) -> str:
-    """The names in one line, or the first of them."""
+    """Return the names in one line, or the first few of them."""
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def log_of(folder: str, topic: str | None = None, partition: int = 0) -> str:
-    """Where the messages of a topic's partition lie, for those who only read."""
+    """Return the path of a partition's log, for commands that only read."""
     return join(partition_folder(folder, chosen_topic(folder, topic), partition), "log")
 
 
-# Queues that a command makes, and the settings that they follow.
+# Queues that a command creates, and their settings.
 
 
 def see_to_queue(broker: holdfast.Broker, name: str, changes: Mapping[str, Any] | None = None, *, create: bool) -> bool:
-    """Make the queue where there is none; answers whether it did."""
+    """Create the queue if there is none; return whether it was created."""
     try:
         broker.describe_topic(name)
     except UnknownTopic:
@@ -393,16 +393,16 @@ def see_to_queue(broker: holdfast.Broker, name: str, changes: Mapping[str, Any] 
 
 
 def settings_of(broker: holdfast.Broker, topic: str) -> TopicSettings:
-    """The settings that a topic follows."""
+    """Return the settings of a topic."""
     info = broker.describe_topic(topic)
     return topic_settings({**info.settings, "partitions": len(info.partitions)})
 
 
-# The queues that the ids or receipts of one call belong to: they say of which topic they are.
+# The groups that the message ids or receipts of one call belong to, found by the topics that these name.
 
 
 class Views:
-    """Groups of one place, each opened when it is needed."""
+    """The groups of one place, each opened at first use."""
 
     def __init__(self, broker: holdfast.Broker, at: QueueAt) -> None:
         self._broker = broker
@@ -410,16 +410,16 @@ class Views:
         self._known: dict[tuple[str, str | None], holdfast.Group[bytes]] = {}
 
     def of_id(self, message_id: str) -> holdfast.Group[bytes]:
-        """The group of a message or a dead letter."""
+        """Return the group of a message or a dead letter."""
         return self._view(topic_named(self._place, self._topic, message_id), self._group)
 
     def of_receipt(self, receipt: str) -> holdfast.Group[bytes]:
-        """The group of a delivery: the one that was named, or else the one that has the message."""
+        """Return the group of a delivery: the one named, or else the one that has the message."""
         topic = topic_named(self._place, self._topic, receipt.partition("@")[0])
         return self._view(topic, self._group or self._holding(topic, receipt))
 
     def _holding(self, topic: str, receipt: str) -> str | None:
-        """The group whose delivery the receipt proves; None where no group has the message any more."""
+        """Return the group that issued the receipt; None if no group has the message any more."""
         groups: list[str] = []
         with suppress(Forbidden):  # a caller that may only consume cannot list groups
             groups = self._broker.describe_topic(topic).groups

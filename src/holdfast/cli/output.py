@@ -1,4 +1,4 @@
-"""What commands print: tables, JSON, colours where a terminal has them, and numbers and times as people read them."""
+"""What commands print: tables, JSON, colours if the terminal has them, and readable numbers and times."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-# Asking before something is changed for good.
+# Asking before an irreversible change.
 
 
 def confirmed(question: str, what: str, *, yes: bool, as_json: bool) -> bool:
-    """Ask for confirmation. Without a terminal and without --yes that is an error."""
+    """Ask for confirmation. Raises if there is no terminal and --yes is not given."""
     if yes:
         return True
     if as_json or not somebody_answers():
@@ -39,7 +39,7 @@ def confirmed(question: str, what: str, *, yes: bool, as_json: bool) -> bool:
             f"{what} asks before it changes anything, and nobody is there to answer: "
             "look at it with --dry-run, then run it again with --yes. Nothing was changed"
         )
-    # Not by way of `input`, which would put a part of the question on stdout.
+    # Not with `input`, which would print part of the question to stdout.
     sys.stdout.flush()
     sys.stderr.write(f"{question} [y/N]: ")
     sys.stderr.flush()
@@ -53,7 +53,7 @@ def somebody_answers() -> bool:
     return sys.stdin.isatty()
 
 
-# Commands behind one word, such as `holdfast topic`.
+# Groups of commands, such as `holdfast topic`.
 
 
 class CommandSection(CommandApp):
@@ -64,7 +64,7 @@ class CommandSection(CommandApp):
         self.callback(invoke_without_command=True)(_show_commands)
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[_Function], _Function]:
-        """One of the commands: a function that answers with its exit code."""
+        """Register a command: a function that returns its exit code."""
         added = super().command(name, **options)
 
         def add(function: _Function) -> _Function:
@@ -91,12 +91,12 @@ _P = ParamSpec("_P")
 
 
 def stdout() -> Console:
-    """For results. Made when needed, so that it writes to what stdout is at that moment."""
+    """Return the console for results. Created at each call, since stdout may be replaced."""
     return _console(stderr=False)
 
 
 def stderr() -> Console:
-    """For everything that is not the result."""
+    """Return the console for everything that is not a result."""
     return _console(stderr=True)
 
 
@@ -106,25 +106,25 @@ def _console(*, stderr: bool) -> Console:
 
 
 def say(text: str) -> None:
-    """One line of the result; it is not broken, so that it can be copied."""
+    """Print one line of the result. It is not wrapped, so that it can be copied."""
     stdout().print(text, soft_wrap=True)
 
 
 def note(text: str) -> None:
-    """One line on stderr."""
+    """Print one line to stderr."""
     stderr().print(text, soft_wrap=True)
 
 
 def json_text(document: Any, *, indent: int | None = None) -> str:
-    """JSON in plain ASCII, without control characters."""
+    """Return JSON in plain ASCII, without control characters."""
     return json.dumps(document, indent=indent)
 
 
 def write_bytes(content: bytes) -> None:
     """Write all of it to stdout, after what was printed before.
 
-    With PYTHONUNBUFFERED stdout has no buffer, and one write may take only a part: if the reader goes away then, it
-    raises nothing.
+    With PYTHONUNBUFFERED, stdout has no buffer, and a write may be partial without raising if the reader goes away
+    in the middle of it.
     """
     sys.stdout.flush()
     rest = memoryview(content)
@@ -133,7 +133,7 @@ def write_bytes(content: bytes) -> None:
 
 
 def print_json(document: Any) -> None:
-    """The one JSON document that a command answers with."""
+    """Print the JSON document that is a command's result."""
     _write_ascii(json_text(document, indent=2) + "\n")
 
 
@@ -149,11 +149,11 @@ def _write_ascii(text: str) -> None:
 
 
 def print_error(code: str, message: str, *, as_json: bool) -> None:
-    """One line on stderr; more where the message points at a place in an expression, or lists mistakes."""
+    """Print one line to stderr; more if the message marks a place in an expression, or lists several errors."""
     if as_json:
         line = json_text({"error": {"code": code, "message": message}})
     elif code == BadSettings.code:
-        line = "error: " + "\n- ".join(map(safe, message.split("\n- ")))  # a settings file may have many mistakes
+        line = "error: " + "\n- ".join(map(safe, message.split("\n- ")))  # a settings file may have many errors
     else:
         line = f"error: {safe_lines(message)}"
     sys.stdout.flush()
@@ -161,12 +161,12 @@ def print_error(code: str, message: str, *, as_json: bool) -> None:
 
 
 def command(function: Callable[_P, int]) -> Callable[_P, None]:
-    """A command that answers with its exit code; errors become a line and a code, never a traceback."""
+    """Make a command of a function that returns an exit code. Errors become a line and a code, never a traceback."""
 
     @wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> None:
         as_json = bool(kwargs.get("as_json"))
-        for name in (AT, PROFILE):  # the folder has the place now
+        for name in (AT, PROFILE):  # their value has become the folder argument
             kwargs.pop(name, None)
         for name, kind in bundles.items():
             kwargs[name] = kind(**{field: kwargs.pop(field) for field in kind._fields})
@@ -212,15 +212,15 @@ def hush() -> None:
         os.close(nowhere)
 
 
-# Consoles, progress bars and live screens. Rich takes a while to load: only commands that print for people do.
+# Consoles, progress bars and live screens. Rich is slow to import, so only commands that print for people use it.
 
 
-# What reads from a pipe has no edge that text must end at.
+# The width for pipes, which need no line breaks.
 _PIPE_CELLS: Final = 1_000
 
 
 class OurConsole(Console):
-    """Nothing in a message is markup, and a reader that went away is an error like any other."""
+    """A console that treats no text as markup, and raises if its reader is gone."""
 
     def __init__(self, *, stderr: bool) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, stderr=stderr)
@@ -241,7 +241,7 @@ _BARS: Final[dict[str, tuple[str, Callable[[int, int], bool]]]] = {
 
 @contextmanager
 def progress(what: str, kind: str, *, shown: bool) -> Iterator[Callable[..., None]]:
-    """A function to call with how much is done, and of how much; shows it on stderr, where a person looks on."""
+    """Yield a function to call with the amount done and the total; shows a bar on stderr if that is a terminal."""
     console = stderr()
     if not shown or not console.is_terminal:
         yield lambda done, total=0: None
@@ -265,17 +265,17 @@ def progress(what: str, kind: str, *, shown: bool) -> Iterator[Callable[..., Non
         bar.stop()
 
 
-# Something that is shown anew again and again: painted over on a terminal, one behind the other elsewhere.
+# Output that is refreshed: repainted on a terminal, appended elsewhere.
 
 
 class Screen(Protocol):
-    """Where it is shown."""
+    """Where refreshed output is shown."""
 
     def update(self, shown: RenderableType, *, refresh: bool) -> None: ...
 
 
 class Plain:
-    """Live, where there is no screen to paint on: one table behind the other."""
+    """Replaces rich's Live without a terminal: prints one table after the other."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -291,7 +291,7 @@ class Plain:
 
 
 def screen(console: Console, *, painted: bool = True, whole: bool = False) -> Any:
-    """For a `with`: the terminal, all of it where that is wanted; or the end of a file."""
+    """Return a context manager for refreshed output: on the terminal, full-screen if `whole`, or appended to a file."""
     if console.is_terminal and painted:
         from rich.live import Live
 
@@ -299,7 +299,7 @@ def screen(console: Console, *, painted: bool = True, whole: bool = False) -> An
     return Plain(console)
 
 
-# Values as text that a terminal can be trusted with: what a message holds must never act on the screen.
+# Making values safe to print: the content of a message must never control the terminal.
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -307,14 +307,14 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def safe(text: str) -> str:
-    """The text with everything that is not plainly visible written as an escape: `\\x1b`, `\\n`, `\\u202e`."""
+    """Escape everything in the text that is not plainly visible: `\\x1b`, `\\n`, `\\u202e`."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def safe_lines(text: str) -> str:
-    """Make a text safe that may point at a place with a caret: its lines stay, and so does the caret's column."""
+    """Make a text safe that may mark a place with a caret; keeps its lines, and the caret's column."""
     lines = text.split("\n")
     if not any(line.strip(" ") == "^" for line in lines):
         return safe(text)  # line breaks in any other text come from user data
@@ -330,14 +330,14 @@ def safe_lines(text: str) -> str:
 
 
 def preview(value: bytes, most: int) -> str:
-    """The beginning of a value on one line of at most `most` characters; bytes that are not text as escapes."""
-    # A character has at most four bytes, so a character that is cut here is not shown.
+    """Return the start of a value on one line of at most `most` characters; bytes that are not text are escaped."""
+    # A character has at most four bytes, so one that is cut off here is beyond what is shown.
     text = safe(value[: most * 4 + 4].decode("utf-8", "backslashreplace"))
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def as_json(name: str, value: bytes | None) -> dict[str, Any]:
-    """A value for a JSON object: as text under its name, or in base64 where it is not UTF-8."""
+    """Return a value for a JSON object: as text under its name, or in base64 if it is not UTF-8."""
     if value is None:
         return {name: None}
     try:
@@ -347,7 +347,7 @@ def as_json(name: str, value: bytes | None) -> dict[str, Any]:
 
 
 def iso_time(time_ns: int | None) -> str | None:
-    """UTC in ISO 8601 with all nine digits; None where there is no time or no such date."""
+    """Return UTC in ISO 8601 with all nine digits; None if there is no time or no such date."""
     if time_ns is None:
         return None
     seconds, rest_ns = divmod(time_ns, 1_000_000_000)
@@ -358,13 +358,13 @@ def iso_time(time_ns: int | None) -> str | None:
 
 
 def short_time(time_ns: int | None) -> str:
-    """UTC to the second, for tables."""
+    """Return UTC to the second, for tables."""
     text = iso_time(time_ns)
     return "-" if text is None else text[:19].replace("T", " ")
 
 
 def time_ns_of(text: str) -> int:
-    """Nanoseconds since 1970 of an ISO 8601 time; UTC where it names no zone. Raises ValueError."""
+    """Parse an ISO 8601 time to nanoseconds since 1970; UTC if it names no zone. Raises ValueError."""
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
@@ -372,7 +372,7 @@ def time_ns_of(text: str) -> int:
 
 
 def size(number: int) -> str:
-    """Bytes for people."""
+    """Format a number of bytes."""
     value, unit = float(number), 0
     while value >= 1024 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1
@@ -380,17 +380,17 @@ def size(number: int) -> str:
 
 
 def duration(microseconds: float) -> str:
-    """A latency for people."""
+    """Format a latency."""
     if microseconds < 1000:
         return f"{microseconds:,.0f} µs"
     return f"{microseconds / 1000:,.1f} ms" if microseconds < 1_000_000 else f"{microseconds / 1e6:,.1f} s"
 
 
-# Plain tables: numbers to the right, names never cut.
+# Plain tables: numbers are right-aligned, names are never cut.
 
 
 def table(*titles: str, wide: str = "") -> Table:
-    """A table with these titles; one that ends in `>` is of numbers, and the `wide` one may take several lines."""
+    """Return a table. A title ending in `>` is of a column of numbers; the `wide` column may wrap."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
@@ -404,7 +404,7 @@ def table(*titles: str, wide: str = "") -> Table:
 
 
 def facts_table() -> Table:
-    """Two columns without titles: what a fact is called, and the fact, which may take several lines."""
+    """Return a table of two columns without titles, a name and a fact, which may wrap."""
     from rich.table import Table
 
     made = Table.grid(padding=(0, 2))
@@ -414,7 +414,7 @@ def facts_table() -> Table:
 
 
 def ruled_table(*titles: str) -> Table:
-    """A table with a line below its titles, whose cells may take several lines."""
+    """Return a table with a line below its titles, whose cells may wrap."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -425,12 +425,12 @@ def ruled_table(*titles: str) -> Table:
 
 
 def show_table(console: Console, shown: Table) -> None:
-    """Print it; where a terminal is too narrow for the names, they go over its edge and are not cut."""
+    """Print a table; on a terminal that is too narrow, names overflow rather than being cut."""
     from rich.cells import cell_len
     from rich.measure import Measurement
 
     for column in shown.columns:
-        if column.no_wrap:  # otherwise rich thinks that it may be broken at a space
+        if column.no_wrap:  # otherwise rich breaks it at a space
             column.min_width = max(cell_len(str(text)) for text in (column.header, *column.cells))
     needed = Measurement.get(console, console.options.update(max_width=10_000), shown).minimum
     width = console.width

@@ -1,4 +1,4 @@
-"""`holdfast pipeline`: run pipelines from queues to tables, and see where they are."""
+"""`holdfast pipeline`: run pipelines from queues to tables, and show their progress."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def bars(names: Sequence[str], *, shown: bool) -> Iterator[Callable[[spec.Progress], None]]:
-    """A progress bar for each pipeline on stderr, if that is a terminal."""
+    """Show a progress bar for each pipeline on stderr, if that is a terminal."""
     console = stderr()
     if not shown or not console.is_terminal:
         yield lambda progress: None
@@ -74,15 +74,15 @@ def bars(names: Sequence[str], *, shown: bool) -> Iterator[Callable[[spec.Progre
 
 @contextmanager
 def ending_in_order(runner: Runner) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM ends the run between two batches, the second one ends the process at once.
+    """The first Ctrl-C or SIGTERM ends the run between two batches; the second ends the process at once.
 
-    An exception would free the locks on its way out, while other threads may still be writing.
+    Raising an exception instead would release the locks while other threads may still be writing.
     """
     former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def end(number: int, frame: Any) -> None:
         runner.stop()
-        stderr().show_cursor(True)  # bars hide it, and may not get to show it again
+        stderr().show_cursor(True)  # progress bars hide it, and may not get to show it again
         note("ending; the batch in hand is finished first")
         for each in former:
             signal.signal(each, signal.SIG_DFL)
@@ -97,7 +97,7 @@ def ending_in_order(runner: Runner) -> Iterator[None]:
 
 
 def outcomes_document(outcomes: Sequence[spec.Outcome]) -> dict[str, Any]:
-    """The one document of a run."""
+    """Return the JSON document of a run."""
     documents = []
     for outcome in outcomes:
         document = {} if outcome.summary is None else msgspec.to_builtins(outcome.summary)
@@ -110,7 +110,7 @@ def outcomes_document(outcomes: Sequence[spec.Outcome]) -> dict[str, Any]:
 
 
 def show_outcomes(outcomes: Sequence[spec.Outcome]) -> None:
-    """What was done, as a table, then what is worth a sentence."""
+    """Print what was done as a table, then notes."""
     summaries = [outcome.summary for outcome in outcomes if outcome.summary is not None]
     if not summaries:
         return
@@ -139,7 +139,7 @@ def show_outcomes(outcomes: Sequence[spec.Outcome]) -> None:
 
 
 def plan_lines(plan: spec.Plan) -> Iterator[str]:
-    """A plan for people."""
+    """Format a plan as text."""
     rows = "" if plan.rows is None else f", about {plan.rows:,} rows"
     content = "" if plan.bytes is None else f", {size(plan.bytes)}"
     yield f"{safe(plan.pipeline)} ({plan.kind}){rows}{content}"
@@ -153,7 +153,7 @@ def plan_lines(plan: spec.Plan) -> Iterator[str]:
 
 
 def standing_table(standings: Sequence[PipelineStatus], running: Mapping[str, int | None]) -> Table:
-    """Where pipelines are."""
+    """Return a table of the pipelines' progress."""
     shown = table(
         "pipeline", "kind", "last batch>", "at", "rows in>", "out>", "dropped>", "aside>", "behind>", "running"
     )

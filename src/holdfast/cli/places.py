@@ -1,4 +1,4 @@
-"""Where a command works: in a folder, or at a server, and how it gets in there."""
+"""The place where a command works, a folder or a server, and how to get access to it."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from holdfast.api.sync.broker import Broker
 
 
-# Profiles: places with a name, and what it takes to get in there, kept in a small file of the user's.
+# Profiles: named places and their credentials, kept in a small file of the user's.
 
 
 FILE: Final = "HOLDFAST_PROFILES"
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A place: a folder or an address, and what it takes to get in there.
+    """A place, which is a folder or an address, and the credentials for it.
 
-    `token` says who calls, or a certificate and its key do; `tls_ca` is a file of certificates to trust.
+    The caller authenticates with `token`, or with a certificate and its key; `tls_ca` names trusted certificates.
     """
 
     place: str
@@ -55,7 +55,7 @@ class Profiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     profiles: dict[str, Profile] = {}
 
     def named(self, name: str) -> Profile:
-        """One of them; InvalidRequest where there is none."""
+        """Return a profile by name; raises InvalidRequest if there is none."""
         found = self.profiles.get(name)
         if found is None:
             there = f"there are {', '.join(sorted(self.profiles))}" if self.profiles else "there is none yet"
@@ -66,7 +66,7 @@ class Profiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
 
 def path() -> Path:
-    """Where the profiles are: `HOLDFAST_PROFILES`, or the usual place for the settings of programs."""
+    """Return the path of the profiles: `HOLDFAST_PROFILES`, or the user's configuration folder."""
     named = os.environ.get(FILE)
     if named:
         return Path(named)
@@ -75,7 +75,7 @@ def path() -> Path:
 
 
 def read() -> Profiles:
-    """What the file says; nothing where there is none."""
+    """Read the file; no profiles if there is none."""
     try:
         content = path().read_text("utf-8")
     except FileNotFoundError:
@@ -113,14 +113,14 @@ def _line(key: str, value: str) -> str:
 
 
 def _text(value: Any) -> str:
-    # A JSON text of ASCII is a TOML one, but for the halves of characters, which no place has.
+    # ASCII JSON strings are valid TOML, except for surrogates, which no place contains.
     return json.dumps(value, ensure_ascii=False) if str(value).isprintable() else json.dumps(value)
 
 
-# Arguments that are plainly right are taken as they are.
+# Arguments that are obviously valid are accepted without typer's validation.
 #
-# The library that typer holds arguments to takes longer to load than most commands take to run. It is left to those
-# that are wrong, or of a rarer kind: it has the words to say what is wrong with them.
+# The library that typer validates arguments with takes longer to load than most commands take to run. It is only used
+# for arguments that are invalid or of a rarer kind, since it has the error messages.
 
 
 _MOST_DIGITS: Final = 18
@@ -130,12 +130,12 @@ _Process: TypeAlias = Callable[[Any, Any], Any]
 
 
 class TakesPlain:
-    """For a command of typer's: its parameters take by themselves what is plainly right."""
+    """Mixin for a command of typer's: its parameters accept obviously valid values by themselves."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for parameter in found:
-            described = getattr(parameter, "type_descriptor", None)  # an older typer has none, and no such library
+            described = getattr(parameter, "type_descriptor", None)  # older versions of typer do not use that library
             if described is not None and "process_value" not in vars(parameter):
                 parameter.process_value = _quick(parameter, described, parameter.process_value)
         return found
@@ -152,7 +152,7 @@ def _quick(parameter: Any, described: Any, thorough: _Process) -> _Process:
 
 
 def _taken(parameter: Any, described: Any, value: Any) -> Any:
-    """The value as its kind, where there is no doubt about it."""
+    """Convert the value to its type if it is obviously valid."""
     kind, limits = described.annotation, described.parameter_info
     if limits.parser is not None:
         return _UNSURE
@@ -171,7 +171,7 @@ def _within(value: int, limits: Any) -> bool:
     return (limits.min is None or value >= limits.min) and (limits.max is None or value <= limits.max)
 
 
-# What stands for the usual place among the arguments.
+# The argument that means the default place.
 USUAL: Final = "@"
 URL: Final = "HOLDFAST_URL"
 TOKEN: Final = "HOLDFAST_TOKEN"
@@ -181,19 +181,19 @@ _CONNECT_S: Final = 5.0
 _PAUSE_S: Final = 0.05
 
 
-# The profile of each place that came from one: commands are given only the place.
+# The profile of each place that came from one, since commands are only given the place.
 _entries: Final[dict[str, Profile]] = {}
 
 
 def place_of(name: str) -> str:
-    """The place of a profile."""
+    """Return the place of a profile."""
     profile = read().named(name)
     _entries[profile.place] = profile
     return profile.place
 
 
 def usual_place() -> str | None:
-    """The default place of a command: HOLDFAST_URL, or the profile in use."""
+    """Return the default place of a command: HOLDFAST_URL, or the profile in use."""
     named = os.environ.get(URL)
     if named:
         return named
@@ -202,7 +202,7 @@ def usual_place() -> str | None:
 
 
 def said_or_usual(place: str) -> str:
-    """The given place; `@` stands for the default one."""
+    """Return the given place; `@` stands for the default one."""
     if place != USUAL:
         return place
     found = usual_place()
@@ -215,7 +215,7 @@ def said_or_usual(place: str) -> str:
 
 
 def queue_of(place: str) -> str | None:
-    """The queue that an address or a profile names besides the place."""
+    """Return the queue that an address or a profile names besides the place."""
     named = parse_address(place).queue if is_address(place) else None
     return named or _entry(place).queue
 
@@ -225,18 +225,18 @@ def _entry(place: str) -> Profile:
 
 
 def enter(place: str) -> None:
-    """Let all of this process into a place, as its profile says: for what connects by itself."""
+    """Set the credentials of a place's profile for the whole process, for code that connects by itself."""
     entry = _entry(place)
     said = {TOKEN: entry.token, trust.CA: entry.tls_ca, trust.CERTIFICATE: entry.tls_cert, trust.KEY: entry.tls_key}
     if entry.tls_cert is not None:
-        said[trust.KEY] = entry.tls_key or ""  # never that of another certificate
+        said[trust.KEY] = entry.tls_key or ""  # never the key of another certificate
     for name, value in said.items():
         if value is not None:
             set_variable(name, value)
 
 
 def connected(place: str, wait_s: float) -> Broker:
-    """The broker behind an address, which answers."""
+    """Return the broker at an address that is known to answer."""
     from holdfast.client.opening import connect
 
     entry, tls = _entry(place), None
@@ -252,14 +252,14 @@ def connected(place: str, wait_s: float) -> Broker:
 
 
 def _reach(address: Address, tls: Any, wait_s: float) -> None:
-    """Knock: a call would be tried again for much longer than people at a terminal wait."""
+    """Check that the server answers: a regular call would be retried for longer than people want to wait."""
     give_up = time.monotonic() + wait_s
     while True:
         try:
             return _knock(address, tls)
         except (OSError, EOFError) as error:
             why = distrust(error)
-            if why:  # trying again would not help
+            if why:  # retrying would not help
                 raise _not_trusted(address, why, strictness(error)) from None
             if time.monotonic() >= give_up:
                 raise _unreachable(address, error) from None
@@ -267,13 +267,13 @@ def _reach(address: Address, tls: Any, wait_s: float) -> None:
 
 
 def _knock(address: Address, tls: Any) -> None:
-    """Wait for the first byte of an answer: a server may accept a connection and then close it without one."""
+    """Wait for the first byte of an answer: a server may accept a connection and close it without one."""
     if address.socket is not None:
         connect_unix(address.socket, _CONNECT_S).close()
         return
     with connect_tcp(address.host, address.port, _CONNECT_S, tls) as connection:
         connection.sendall(f"GET /healthz HTTP/1.1\r\nhost: {address.authority}\r\nconnection: close\r\n\r\n".encode())
-        with suppress(TimeoutError):  # it is there, and may only be slow
+        with suppress(TimeoutError):  # the server is up, if slow
             if not connection.recv(1):
                 raise EOFError("it hung up before it had said a word")
 
@@ -322,14 +322,14 @@ PROFILE: Final = "profile_name"
 
 
 def option(*words: str, **more: Any) -> Any:
-    """An option: its names, the last with what its value is called behind it, then its help."""
+    """Declare an option: its names, the last one followed by the name of its value, then its help."""
     *names, about = words
     last, _, metavar = names.pop().partition(" ")
     return typer.Option(*names, last, metavar=metavar or None, help=about, **more)
 
 
 def argument(metavar: str, about: str, **more: Any) -> Any:
-    """An argument: what it is called, and its help."""
+    """Declare an argument: its name and its help."""
     return typer.Argument(metavar=metavar, help=about, **more)
 
 
@@ -340,9 +340,9 @@ ProfileName: TypeAlias = Annotated[str | None, option("--profile NAME", "The sam
 
 
 def unbundled(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
-    """What a command takes, with the fields of each NamedTuple instead of it; and these types by parameter.
+    """Return a command's signature with each NamedTuple replaced by its fields, and these types by parameter.
 
-    The first field, which is the place, stays where the parameter was; the options behind it come last.
+    The first field, the place, stays where the parameter was; the other fields become options at the end.
     """
     signature = inspect.signature(function, eval_str=True)
     bundles = {
@@ -367,7 +367,7 @@ def unbundled(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str
 
 
 def with_place(signature: inspect.Signature) -> inspect.Signature:
-    """The parameters of a command; one that takes a place gets --at and --profile as well."""
+    """Return the parameters of a command, with --at and --profile added if it takes a place."""
     folder = signature.parameters.get(FOLDER)
     if folder is None or not any(PLACE in (getattr(each, "metavar", "") or "") for each in _notes(folder)):
         return signature
@@ -408,7 +408,7 @@ class PlacedCommand(TakesPlain, TyperCommand):
         return rest
 
     def _name_is_queue(self, ctx: Any) -> None:
-        """Where a place is usual, a plain name is a queue there: were it a folder here, it would be made in silence."""
+        """With a default place, a plain name is a queue there: taken as a folder, it would be created here silently."""
         name = ctx.params[FOLDER]
         usual = None if not _is_plain(name) else usual_place()
         if usual is None:
@@ -436,7 +436,7 @@ class PlacedCommand(TakesPlain, TyperCommand):
         return super().parse_args(ctx, args)
 
     def _by_option(self, ctx: Any, args: list[str], names: set[str]) -> list[str]:
-        """For a command that takes a place only by --at, or takes none."""
+        """Handle a command that takes a place only by --at, or none."""
         place = self._said(ctx, {})
         if place is None:
             return args
@@ -445,7 +445,7 @@ class PlacedCommand(TakesPlain, TyperCommand):
         return ["--at", place, *args]
 
     def _said(self, ctx: Any, given: dict[str, Any]) -> str | None:
-        """The place that an option names, before the command or behind it."""
+        """Return the place given by an option, before or after the command."""
         if DUE in {each.name for each in self.params}:
             _refuse_time(given.get(AT))
         places = [given.get(AT), self._root(ctx, "at")]
@@ -466,7 +466,7 @@ class PlacedCommand(TakesPlain, TyperCommand):
         return any(each.name == FOLDER and each.required for each in self.params)
 
     def _lacks_place(self, given: dict[str, Any]) -> bool:
-        """Whether no argument can be the place: there is none, or all of them are needed for something else."""
+        """Whether no argument can be the place: there is none, or all are needed for something else."""
         first = given.get(FOLDER)
         if not isinstance(first, str):
             return True
@@ -476,19 +476,19 @@ class PlacedCommand(TakesPlain, TyperCommand):
         return any(each.required and not isinstance(given.get(each.name or ""), str | list | tuple) for each in others)
 
     def _left_out(self, given: dict[str, Any]) -> str | None:
-        """The usual place, or for what settles a message the one that it was taken from."""
+        """Return the default place, or, for a command that settles a message, the place that it was taken from."""
         if "receipts" in given and os.environ.get(EXPORTED_PLACE):
             return os.environ[EXPORTED_PLACE]
         return usual_place()
 
 
 def _is_plain(name: str) -> bool:
-    """Whether it can be a queue's name: a folder with such a name is written ./name."""
+    """Whether this can be a queue's name. A folder with such a name is written ./name."""
     return name not in (USUAL, ".", "..") and not is_address(name) and os.sep not in name and ":" not in name
 
 
 def _refuse_time(place: object) -> None:
-    """`put --at` was a time once; taken for a folder, it would be made, and the messages would be ready at once."""
+    """Refuse a time: `put --at` used to be one, and taken for a folder, it would be created and filled at once."""
     if not isinstance(place, str) or is_address(place) or os.path.isdir(place):
         return
     from holdfast.api.drafts import parse_instant
@@ -501,11 +501,11 @@ def _refuse_time(place: object) -> None:
 
 
 class PlacedGroup(TakesPlain, TyperGroup):
-    """The options before the command."""
+    """Accepts options before the command."""
 
 
 class CommandApp(typer.Typer):
-    """Commands that belong together; each may work somewhere."""
+    """A group of commands, each of which may take a place."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(cls=PlacedGroup, **options)

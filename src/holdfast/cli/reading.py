@@ -1,4 +1,4 @@
-"""The partitions of a topic, and how topics and groups stand, read without owning a folder."""
+"""The partitions of a topic, and the state of topics and groups, read without owning a folder."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ _AT_ONCE: Final = 1_000
 _WAIT_S: Final = 10.0
 _BETWEEN_S: Final = 0.25
 _LOOK_EVERY_S: Final = 0.1
-# A message may have been returned, which no log shows.
+# How often to open a place again: no log shows that a message was returned.
 _OPEN_EVERY_S: Final = 2.0
 
 
 class TopicReading:
-    """Messages of a topic as they stand in its logs; those of several partitions in the order of their times."""
+    """Messages of a topic as stored in its logs; those of several partitions in the order of their times."""
 
     def __init__(self, place: str, topic: str, partition: int | None = None, where: str | None = None) -> None:
         self._where = where
-        self._wanted()  # report a mistake in it before anything is read
+        self._wanted()  # report an error in it before anything is read
         self._logs = (ServerLogs if is_address(place) else FolderLogs)(place, topic, partition)
         self._at = self._logs.starts()
 
     def begin(self, where: str, name: str = "--from") -> None:
-        """Go on at the start, at the end, at an offset or at a time."""
+        """Continue at the start, at the end, at an offset or at a time."""
         if where in STARTS or where in ENDS:
             self._at = self._logs.starts() if where in STARTS else self._logs.ends()
         elif where.isascii() and where.isdigit():
@@ -72,7 +72,7 @@ class TopicReading:
             self._at = {number: self._logs.find_time(number, since_ns) for number in self._logs.starts()}
 
     def last(self, count: int) -> list[AnyMessage]:
-        """The newest messages that match; reading continues after them."""
+        """Return the newest messages that match; reading continues after them."""
         ends, back = self._logs.ends(), count
         while True:
             starts = self._logs.starts()
@@ -84,7 +84,7 @@ class TopicReading:
             back *= _FURTHER
 
     def pages(self, limit: int | None, wait_s: float) -> Iterator[list[AnyMessage]]:
-        """What there is, a page at a time; then what comes, until nothing has come for `wait_s`."""
+        """Yield what there is, a page at a time, then what arrives, until nothing has arrived for `wait_s`."""
         left = math.inf if limit is None else limit
         idle_from, there = time.monotonic(), self._there()
         while left > 0:
@@ -100,9 +100,9 @@ class TopicReading:
                 return
 
     def _there(self) -> Iterator[AnyMessage]:
-        """All up to the ends of this moment; each counts as read when it is handed over."""
+        """Yield everything up to the current ends; a message counts as read when it is yielded."""
         starts, ends = self._logs.starts(), self._logs.ends()
-        for number, end in ends.items():  # after a power cut the log may end before
+        for number, end in ends.items():  # after a power cut the log may end earlier
             self._at[number] = min(self._at.get(number, starts.get(number, 0)), end)
         streams = [self._of_partition(number, end) for number, end in ends.items()]
         wanted = self._wanted()
@@ -112,7 +112,7 @@ class TopicReading:
                 yield message
 
     def _wanted(self) -> Callable[[AnyMessage], bool]:
-        """The condition on messages, compiled anew each time since it may ask for their age."""
+        """Return the condition on messages, compiled each time since it may depend on their age."""
         return compile_where(self._where, now_ms=real_world().clock.now_ns() // 1_000_000)
 
     def _of_partition(self, number: int, end: int) -> Iterator[AnyMessage]:
@@ -134,19 +134,19 @@ class TopicReading:
                     raise
                 note(f"dropped before it was read: {count_of(gone.start - at, 'message')}")
                 at = gone.start
-        self._at[number] = max(self._at[number], end)  # also where the last ones were removed or are damaged
+        self._at[number] = max(self._at[number], end)  # even if the last ones were removed or are damaged
 
 
 def _offset(offset: int, start: int, end: int, partitions: int) -> int:
     if start <= offset <= end or partitions > 1:
-        return max(start, min(offset, end))  # the nearest: each partition has offsets of its own
+        return max(start, min(offset, end))  # clamped, since each partition has its own offsets
     raise OffsetOutOfRange(
         f"there is no offset {offset}: {start} to {end} are kept", offset=offset, start=start, end=end
     )
 
 
 class FolderLogs:
-    """The logs of a topic's partitions, read beside the process that owns the folder."""
+    """The logs of a topic's partitions, read while another process may own the folder."""
 
     def __init__(self, folder: str, topic: str, partition: int | None = None) -> None:
         self._world = real_world()
@@ -160,24 +160,24 @@ class FolderLogs:
         self._find()
 
     def starts(self) -> dict[int, int]:
-        """The first offset of each partition."""
+        """Return the first offset of each partition."""
         return {number: reader.start for number, reader in self._readers.items()}
 
     def ends(self) -> dict[int, int]:
-        """The next offset of each partition."""
+        """Return the next offset of each partition."""
         return {number: reader.end for number, reader in self._readers.items()}
 
     def find_time(self, number: int, since_ns: int) -> int:
-        """The offset of the first message of that time or later."""
+        """Return the offset of the first message of that time or later."""
         reader = self._readers[number]
         return max(reader.find_time(since_ns), reader.start)
 
     def messages(self, number: int, at: int) -> Iterator[AnyMessage]:
-        """The messages of a partition from an offset on."""
+        """Yield the messages of a partition from an offset on."""
         return map(reader_of(self._topic, number), self._readers[number].records(at))
 
     def wait(self, ends: Mapping[int, int], most_s: float) -> None:
-        """Return when a partition does not end there, when one was added, or when the time is over."""
+        """Return when a partition no longer ends there, when one was added, or when the time is over."""
         stop_s = time.monotonic() + most_s
         while self.ends() == ends and (left_s := stop_s - time.monotonic()) > 0:
             unused = self._unused()
@@ -189,12 +189,12 @@ class FolderLogs:
             )
 
     def _changed(self, ends: Mapping[int, int], unused: list[str]) -> bool:
-        """Whether there is something to read, or something else to be watched."""
+        """Whether there is something to read, or something else to watch."""
         self._find()
         return self.ends() != ends or self._unused() != unused
 
     def _unused(self) -> list[str]:
-        """The folders in which the logs of unused partitions will be made, as far as they are there."""
+        """Return the existing folders in which the logs of unused partitions will be created."""
         numbers = range(self._count + 1) if self._only is None else [self._only]
         return [
             next(filter(self._world.disk.exists, (self._log(number), self._part(number))))
@@ -203,7 +203,7 @@ class FolderLogs:
         ]
 
     def _find(self) -> None:
-        """Look for new partitions: one has no log before its first use."""
+        """Look for new partitions: a partition has no log before its first use."""
         number = self._count
         while self._only is None and is_log(self._world, self._log(number)):
             number = self._count = number + 1
@@ -219,7 +219,7 @@ class FolderLogs:
 
 
 class ServerLogs:
-    """The logs of a topic's partitions behind a server."""
+    """The logs of a topic's partitions at a server."""
 
     def __init__(self, place: str, topic: str, partition: int | None = None) -> None:
         self._topic = topic
@@ -233,15 +233,15 @@ class ServerLogs:
         return kept if self._only is None else [kept[self._only]]
 
     def starts(self) -> dict[int, int]:
-        """The first offset of each partition."""
+        """Return the first offset of each partition."""
         return {each.number: each.start for each in self._partitions()}
 
     def ends(self) -> dict[int, int]:
-        """The next offset of each partition."""
+        """Return the next offset of each partition."""
         return {each.number: each.end for each in self._partitions()}
 
     def find_time(self, number: int, since_ns: int) -> int:
-        """The first message of that time or later: times grow with the offsets, and each look halves what is left."""
+        """Return the offset of the first message of that time or later, by binary search: times grow with offsets."""
         low, high = self.starts()[number], self.ends()[number]
         while low < high:
             middle = (low + high) // 2
@@ -253,13 +253,13 @@ class ServerLogs:
         return low
 
     def messages(self, number: int, at: int) -> Iterator[AnyMessage]:
-        """The messages of a partition from an offset on."""
+        """Yield the messages of a partition from an offset on."""
         while some := self._broker.read(self._topic, partition=number, offset=at, limit=_AT_ONCE):
             yield from some
             at = some[-1].offset + 1
 
     def wait(self, ends: Mapping[int, int], most_s: float) -> None:
-        """Wait until there is more: a server reports on one partition, several are looked at now and then."""
+        """Wait until there is more. A server can wait on one partition; several are polled."""
         if len(ends) > 1:
             time.sleep(min(most_s, _BETWEEN_S))
             return
@@ -274,7 +274,7 @@ class ServerLogs:
 class OpeningTurns:
     """Opens a place repeatedly while a command waits for something there.
 
-    No other process can use a folder that this one owns, so a command that waits closes it between two turns. If the
+    No other process can use a folder that this one owns, so a waiting command closes it between two turns. If the
     topics are shared with other processes, one turn waits for the whole time.
     """
 
@@ -286,7 +286,7 @@ class OpeningTurns:
         self.begin()
 
     def begin(self) -> None:
-        """Let the time to wait begin now."""
+        """Start the waiting time now."""
         self._idle_from = time.monotonic()
 
     @property
@@ -296,10 +296,10 @@ class OpeningTurns:
     def each(
         self, *, create: bool = False, patient: bool = False
     ) -> Generator[tuple[holdfast.Broker, float], None, None]:
-        """For each turn the topics, and how long to wait there.
+        """Yield the broker and the time to wait, for each turn.
 
-        What becomes busy after the first turn is waited for: no longer than the rest of the time, or, if `patient`,
-        until it is free.
+        If the place becomes busy after the first turn, wait for it: until the time is over, or, if `patient`, until it
+        is free.
         """
         rest: tuple[dict[int, int], float] | None = None
         while True:
@@ -334,7 +334,7 @@ class OpeningTurns:
         self._said = True
 
     def _rest(self, broker: holdfast.Broker) -> tuple[dict[int, int], float]:
-        """Where the partitions end, and when to look again though they have not grown."""
+        """Return the ends of the partitions, and when to look again even if they have not grown."""
         if self._topic is None:
             return {}, _LOOK_EVERY_S
         due_ms = engine_of(broker).tick()
@@ -343,7 +343,7 @@ class OpeningTurns:
 
 
 def follow_settings(world: World) -> FollowSettings:
-    """How to wait beside an owner: as the settings say; where they say nothing, as suits a terminal."""
+    """Return how to wait next to an owner: as the settings say, or else as suits a terminal."""
     effective = read_settings(world, environment())
     said = {
         name: getattr(effective.server, name)
@@ -354,7 +354,7 @@ def follow_settings(world: World) -> FollowSettings:
 
 
 def time_of(text: str, name: str) -> int:
-    """A time as nanoseconds since 1970, where words and offsets were possible, too."""
+    """Parse a time to nanoseconds since 1970, for an option that also takes words and offsets."""
     now_ms = real_world().clock.now_ns() // 1_000_000
     try:
         return instant_ns(parse_instant(text, now_ms), name)
@@ -372,26 +372,26 @@ def check_has_log(folder: str, topic: str, log: str) -> None:
 
 
 class ServerStanding:
-    """A server at one moment, with the methods of `Standing`."""
+    """The state of a server at one moment, with the methods of `FolderStatus`."""
 
     def __init__(self, place: str) -> None:
         self._place = place
 
     def topics(self) -> Iterator[TopicStanding]:
-        """All of them that the caller may see."""
+        """Yield all topics that the caller may see."""
         return iter(self.look()[0])
 
     def topic(self, name: str) -> TopicStanding:
-        """One of them; UnknownTopic where there is none."""
+        """Return one topic; raises UnknownTopic if there is none of this name."""
         return self.look(name)[0][0]
 
     def groups(self, topic: str | None = None) -> list[GroupStanding]:
-        """The groups of a topic, or of all."""
+        """Return the groups of one topic, or of all topics."""
         found = self.look(topic)[0]
         return sorted((group for each in found for group in each.groups), key=lambda group: (group.name, group.topic))
 
     def look(self, topic: str | None = None) -> tuple[list[TopicStanding], dict[str, int]]:
-        """The topics, and for each the number of messages that wait for their time."""
+        """Return the topics, and the number of delayed messages in each."""
         from holdfast.protocol.topics import Standings
 
         topics: list[TopicStanding] = []
@@ -406,12 +406,12 @@ class ServerStanding:
 
 
 def standing_of(place: str) -> FolderStatus | ServerStanding:
-    """How topics and groups stand now."""
+    """Return the current state of topics and groups."""
     return ServerStanding(place) if is_address(place) else FolderStatus(real_world(), place)
 
 
 def standing_with_delayed(place: str, topic: str | None) -> tuple[list[TopicStanding], dict[str, int]]:
-    """How topics stand now, and for each the number of messages that wait for their time."""
+    """Return the current state of topics, and the number of delayed messages in each."""
     standing, world = standing_of(place), real_world()
     if isinstance(standing, ServerStanding):
         return standing.look(topic)

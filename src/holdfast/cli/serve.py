@@ -1,4 +1,4 @@
-"""`holdfast serve` and `holdfast ui`, and what a server says about itself: `status`, `waiters`, `audit`."""
+"""`holdfast serve` and `holdfast ui`, and what a server reports about itself: `status`, `waiters`, `audit`."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ from holdfast.storage.files import join, require_own
 
 logger = logging.getLogger(__name__)
 
-# How long a thread may compute before another one gets the interpreter, instead of 5 ms. One call switches some twenty
+# How long a thread may compute before another one gets the interpreter, instead of 5 ms. One call switches about twenty
 # times: the loop after each wait, a thread before and after each sync. A shorter interval gains nothing, since a thread
-# needs that long to wake up; the cost of the switches could not be measured.
+# takes that long to wake up; the cost of the switches was too small to measure.
 _SWITCH_S: Final = 0.0001
-# Loaded for the first page. A server that lacks one of them says so when it starts.
+# Imported for the first page. A server that lacks one of them reports it at startup.
 _LATER: Final = ("jinja2", "prometheus_client", "python_multipart")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _CONNECTIONS: Final = "server.max_connections"
@@ -126,13 +126,13 @@ def run(
     *,
     shares: bool | None = None,
 ) -> int:
-    """Serve until a signal comes; a second one ends it at once.
+    """Serve until a signal comes; a second one ends the process at once.
 
-    Programs beside the server may open the folder, too: if it `shares` it, or else unless it only shows.
+    With `shares`, other processes may open the folder as well; by default they may unless the server is read-only.
     """
     if folder is None:
         raise InvalidRequest("say which data folder: holdfast serve DIR, or data_dir in the settings file")
-    gc.disable()  # until it listens: what is loaded now stays
+    gc.disable()  # until it listens: everything loaded until then stays
     try:
         return _run(
             folder, effective, settings, say or _say, shares=not settings.read_only if shares is None else shares
@@ -169,7 +169,7 @@ def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, 
     sys.setswitchinterval(_SWITCH_S)
 
     def ready(addresses: Sequence[str]) -> None:
-        gc.freeze()  # nor need it ever be searched for garbage, while all calls wait
+        gc.freeze()  # what is loaded never needs to be searched for garbage, which would hold up all calls
         gc.enable()
         say(folder, addresses, settings)
 
@@ -200,13 +200,13 @@ def go_when_told(told_to_go: asyncio.Event, loop: asyncio.AbstractEventLoop) -> 
 
 def _go(told_to_go: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
     told_to_go.set()
-    for number in _SIGNALS:  # the next one means it
+    for number in _SIGNALS:  # the next signal ends the process
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_DFL)
 
 
 def told(folder: str, addresses: Sequence[str], settings: ServerSettings) -> list[str]:
-    """What the server prints when it listens, with addresses that can be opened on this machine."""
+    """Return the lines printed when the server listens, with addresses that can be opened on this machine."""
     usable, everywhere = [], []
     for address in addresses:
         version, port = _all_of(address)
@@ -220,7 +220,7 @@ def told(folder: str, addresses: Sequence[str], settings: ServerSettings) -> lis
 
 
 def _all_of(address: str) -> tuple[int | None, int | None]:
-    """Of which version of IP the address stands for all that this machine has, and its port."""
+    """Return the IP version of a wildcard address, and its port."""
     parts = urlsplit(address)
     with suppress(ValueError):
         host = ipaddress.ip_address(parts.hostname or "")
@@ -235,7 +235,7 @@ def _say(folder: str, addresses: Sequence[str], settings: ServerSettings) -> Non
 
 
 def _within_limits(effective: Effective, settings: ServerSettings) -> tuple[Effective, ServerSettings]:
-    """The settings, with defaults lowered to the number of files that this process may open."""
+    """Return the settings, with defaults lowered to the number of files that this process may open."""
     from holdfast.server.limits import budget, read_segments
     from holdfast.storage.segment import KEPT_OPEN
 
@@ -272,7 +272,7 @@ def _within_limits(effective: Effective, settings: ServerSettings) -> tuple[Effe
     )
 
 
-# `holdfast ui`: the console of a folder in the browser, for as long as the command runs.
+# `holdfast ui`: the console of a folder in the browser, as long as the command runs.
 
 
 @command
@@ -311,12 +311,12 @@ def ui_command(
 
 
 def _settings(port: int, *, read_only: bool) -> ServerSettings:
-    """Settings of a server for one person: on loopback, whatever the settings file says."""
+    """Return the settings of a server for one person: on loopback, whatever the settings file says."""
     return ServerSettings(host="127.0.0.1", port=port, read_only=read_only, drain_ms=1_000)
 
 
 def _beside(owner: str, settings: ServerSettings, ready: Any) -> int:
-    """Through the socket of the process that owns the folder."""
+    """Serve the console through the socket of the process that owns the folder."""
     from holdfast.server.console.relay import relay
     from holdfast.server.server import event_loop
 
@@ -370,7 +370,7 @@ def status_command(folder: DataFolder, wait: Wait = WAIT, as_json: AsJson = Fals
 
 
 def _of_at_most(count: int, most: int) -> str:
-    return f"{count:,} of at most {most:,}" if most else f"{count:,}"  # a server of an older release says no limit
+    return f"{count:,} of at most {most:,}" if most else f"{count:,}"  # older servers report no limit
 
 
 @command
@@ -414,7 +414,7 @@ def audit_command(folder: DataFolder, limit: Most = 20, wait: Wait = WAIT, as_js
 
 
 def _acts(place: str, limit: int, wait: str) -> tuple[list[Any], list[Any]]:
-    """Acts and refusals, newest first: from a server, or from the audit files in a folder."""
+    """Return acts and refusals, newest first, from a server or from the audit files in a folder."""
     if is_address(place):
         from holdfast.server.api.admin import Acts
 

@@ -1,4 +1,4 @@
-"""Is a data folder as it should be, and what can be mended of it? An API; `holdfast check` and `repair` print it."""
+"""Checks whether a data folder is intact and repairs what can be repaired. `holdfast check` and `repair` use this."""
 
 from holdfast.broker.check.folder import FolderReport, PartReport, check_folder
 from holdfast.broker.check.repair import FolderPlan, FolderRepair, FolderStep, plan_folder_repair, repair_folder

@@ -1,4 +1,7 @@
-"""Look at a whole data folder: each of its logs, what the journals add up to, and the small files beside them."""
+"""Check a whole data folder: every log, the state that each journal adds up to, and the small files.
+
+Nothing is locked or changed, so a folder can be checked while a process owns it.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ from holdfast.storage.files import join, read_file
 
 
 class PartReport(msgspec.Struct, frozen=True):
-    """What was found in one log of a data folder."""
+    """The result of checking one log of a data folder."""
 
     part: FolderPart
     log: CheckReport
@@ -74,7 +77,7 @@ class PartReport(msgspec.Struct, frozen=True):
 
 
 class FolderReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found in a data folder. `missing` and `wrong` are damage, in words; `notes` cost nothing."""
+    """The result of checking a data folder. `missing` and `wrong` describe damage; `notes` cost no data."""
 
     folder: str
     owned: bool
@@ -85,7 +88,7 @@ class FolderReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is damaged: a torn tail is not, opening cuts it."""
+        """Whether nothing is damaged. A torn tail is not damage: opening the folder cuts it off."""
         return not self.missing and not self.wrong and all(part.ok for part in self.parts)
 
 
@@ -96,7 +99,7 @@ def check_folder(
     owned: bool = False,
     progress: Progress | None = None,
 ) -> FolderReport:
-    """Look at every byte of a data folder; takes no lock and changes nothing. `owned`: a process owns it now."""
+    """Read every byte of a data folder, without a lock or a change. `owned`: a process owns the folder now."""
     world, folder = world or real_world(), fspath(folder)
     found = _checked_all(world, folder, progress, owned=owned)
     ends = {
@@ -118,7 +121,7 @@ def check_folder(
 
 
 def _checked_all(world: World, folder: str, progress: Progress | None, *, owned: bool) -> list[PartReport]:
-    """Each log, and the journals held against the logs of their messages."""
+    """Check each log, and compare the journals with the logs that they refer to."""
     found: dict[str, PartReport] = {}
     for part in parts_of(world, folder):
         log = found.get(f"{part.name.partition('/groups/')[0]}/log") if part.kind == "journal" else None
@@ -131,7 +134,7 @@ def _checked_all(world: World, folder: str, progress: Progress | None, *, owned:
             or log is None
             or any(each.code == "unpublished" for each in report.log.findings)
         ):
-            continue  # of events that only the next opening will see, some may have settled what seems to be missing
+            continue  # unpublished events, seen only by the next opening, may have settled what seems to be missing
         _, topic, _, _, group = part.name.split("/")
         what = missing_start(world, folder, topic, group, log.log, report.state)
         if what is not None:
@@ -140,7 +143,7 @@ def _checked_all(world: World, folder: str, progress: Progress | None, *, owned:
 
 
 def _against_logs(world: World, folder: str, report: PartReport, found: Mapping[str, PartReport]) -> PartReport:
-    """A group in stream mode held against the logs that it reads: they were looked at before."""
+    """Compare a group in stream mode with the logs that it reads, which were checked before it."""
     wrong = list(report.wrong)
     assert isinstance(report.state, CommitState)
     catalog = Catalog(world, folder)
@@ -148,7 +151,7 @@ def _against_logs(world: World, folder: str, report: PartReport, found: Mapping[
         log = found.get(f"{TOPICS}/{entry.topic}/{entry.partition}/log")
         if log is None or may_be_forced(world, folder, entry.topic):
             continue
-        with suppress(HoldfastError):  # deleted meanwhile, or damaged, which is said elsewhere
+        with suppress(HoldfastError):  # deleted in the meantime, or damaged, which is reported elsewhere
             if catalog.facts(entry.topic).id == entry.topic_id:
                 what = unread_start(report.part.name.rpartition("/")[2], entry, log.log.start)
                 wrong += [] if what is None else [what]
@@ -164,34 +167,34 @@ def _checked(world: World, part: FolderPart, progress: Progress | None, *, owned
             if not (finding.code == "foreign_file" and is_of_journal(finding.file))
         )
         report = msgspec.structs.replace(report, findings=findings)
-        # What opening would keep counts: after a restart the state file may tell of an end long past.
+        # Without an owner, only what opening would keep counts: the end in the state file may predate the last restart.
         state = _state(world, part, log_start, None if owned else report.end)
         return PartReport(part, report, state, state.wrong)
-    # An owner drops these files while we look: only without one is a file that is not there a missing one.
+    # An owner removes these files while we read, so a file is only known to be missing if nobody owns the folder.
     wrong = tuple(damaged_runs(world, part)) if part.kind == "delayed" and not owned else ()
     return PartReport(part, report, None, wrong)
 
 
 def _state(world: World, part: FolderPart, log_start: int, end: int | None) -> GroupState | CommitState | LocksState:
-    """What the events of a journal add up to, up to `end`."""
+    """Replay the events of a journal up to `end`."""
     if part.kind == "locks":
         return locks_state(world, part.folder.rpartition("/")[0], end)
     return commits_of(world, part.folder, end) if part.kind == "commits" else state_of(world, part, log_start, end)
 
 
-# The logs that a queue is made of, and what its journals add up to, seen without owning anything.
+# The logs of a data folder, and the state that its journals add up to.
 
 
 _MOST_WRONG: Final = 20
 
 
 def is_of_journal(name: str) -> bool:
-    """Whether that is the name of what lies in a journal's folder besides its log."""
+    """Whether a journal's folder has a file of this name besides its log."""
     return name in (SNAPSHOT, BEFORE) or is_past(name)
 
 
 class FolderPart(msgspec.Struct, frozen=True):
-    """One log of a queue; its name is the way to it from the queue's folder."""
+    """One log of a data folder; `name` is its path relative to that folder."""
 
     kind: Literal["messages", "delayed", "journal", "traces", "commits", "locks"]
     name: str
@@ -199,7 +202,7 @@ class FolderPart(msgspec.Struct, frozen=True):
 
 
 class LocksState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the journal of the locks adds up to, and what is wrong with that."""
+    """The state that the journal of locks adds up to, and what is wrong with it."""
 
     held: int = 0
     documents: int = 0
@@ -207,7 +210,10 @@ class LocksState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a journal adds up to, and what is wrong with that; `missing` are not settled and no longer in the log."""
+    """The state that a group's journal adds up to, and what is wrong with it.
+
+    `missing` counts messages that are not settled and no longer in the log.
+    """
 
     floor: int = 0
     cursor: int = 0
@@ -219,7 +225,7 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parts_of(world: World, folder: str) -> list[FolderPart]:
-    """Every log in a data folder, the messages before what is derived from them; nothing that is being deleted."""
+    """Return every log in a data folder, messages before what is derived from them, without what is being deleted."""
     found = []
     gone = {name + DEAD_SUFFIX for name in Catalog(world, folder).deleted()}
     for topic in folders_in(world, join(folder, TOPICS)):
@@ -243,9 +249,9 @@ def parts_of(world: World, folder: str) -> list[FolderPart]:
 
 
 def state_of(world: World, part: FolderPart, log_start: int = 0, end: int | None = None) -> GroupState:
-    """Replay a journal, as opening would, and look at the state that comes of it.
+    """Replay a journal as opening would, and check the resulting state.
 
-    The log's start is to be older than this call: an owner raises the floor before it lets go of messages.
+    Read `log_start` before this call: an owner raises the floor before it trims messages.
     """
     try:
         return _replayed(world, part, log_start, end)
@@ -257,7 +263,7 @@ def _replayed(world: World, part: FolderPart, log_start: int, end: int | None) -
     group, begun, wrong = replayed_group(world, part.folder, end=end)
     if not wrong:
         wrong = check_group(group)
-    # Without a snapshot nobody knows where the group began: perhaps there, with a new journal.
+    # Without a snapshot the group's start is unknown: it may have begun at `log_start`, with a new journal.
     known = begun and not wrong and group.floor < log_start
     return GroupState(
         floor=group.floor,
@@ -271,7 +277,7 @@ def _replayed(world: World, part: FolderPart, log_start: int, end: int | None) -
 
 
 def locks_state(world: World, folder: str, end: int | None = None) -> LocksState:
-    """The same for the locks and documents of a data folder."""
+    """Replay the journal of locks and documents, and check the resulting state."""
     try:
         table, wrong = replayed_locks(world, folder, end)
     except (OSError, HoldfastError) as error:
@@ -280,7 +286,7 @@ def locks_state(world: World, folder: str, end: int | None = None) -> LocksState
 
 
 def damaged_runs(world: World, part: FolderPart) -> Iterator[str]:
-    """What is wrong with the files that delayed messages wait in, beside their intake."""
+    """Yield what is wrong with the manifest and the runs of delayed messages; the intake is checked as a log."""
     folder = part.folder.rpartition("/")[0]
     try:
         manifest = load_manifest(world.disk, folder)
@@ -301,14 +307,14 @@ def damaged_runs(world: World, part: FolderPart) -> Iterator[str]:
             yield f"{entry.name}: {error}"
 
 
-# The small files of a data folder that are no logs: what cannot be read of them, in words.
+# The small files of a data folder that are not logs.
 
 
 Note: TypeAlias = tuple[Literal["damage", "note"], str]
 
 
 def damaged_notes(world: World, folder: str) -> Iterator[Note]:
-    """What is damaged in the catalog, the settings, the notes of groups, producers and queries."""
+    """Yield what is damaged in the catalog, the settings, and the files of groups, producers and queries."""
     try:
         Producers.open(world, folder)
     except CorruptData as error:
@@ -334,12 +340,12 @@ def damaged_notes(world: World, folder: str) -> Iterator[Note]:
         except CorruptData as error:
             yield "damage", str(error)
         except UnknownTopic:
-            continue  # deleted meanwhile
+            continue  # deleted in the meantime
     yield from _queries(world, folder)
 
 
 def _queries(world: World, folder: str) -> Iterator[Note]:
-    """A running query's file is renewed all the time, and goes with it: nothing in it can be lost."""
+    """Report unreadable query files. They hold no data: a running query rewrites its file and removes it at the end."""
     for query in list_queries(world, folder):
         if query.wrong:
             place = f"{QUERIES}/{query.file}"
@@ -347,7 +353,7 @@ def _queries(world: World, folder: str) -> Iterator[Note]:
 
 
 def _facts(world: World, folder: str, topic: str, catalog: Catalog) -> Iterator[Note]:
-    """`topic.json` and the list of parts: each is made anew from the other, and neither may be gone unnoticed."""
+    """Check `topic.json` and the list of parts. Each can be rebuilt from the other, so a missing one is reported."""
     place = topic_folder(folder, topic)
     again = "opening the topic makes it anew, and nothing is lost"
     listed = None
@@ -381,7 +387,7 @@ def _of_topic(world: World, folder: str, topic: str, count: int) -> Iterator[Not
 
 
 def _sequences(world: World, place: str) -> Iterator[Note]:
-    """What is known of producers is a cache: where it is damaged, the log is read instead."""
+    """Check the snapshot of producer sequences. It is a cache: if it is damaged, opening reads the log instead."""
     try:
         load_snapshot(world.disk, place, 0)
     except UnknownFormat as error:
@@ -390,7 +396,7 @@ def _sequences(world: World, place: str) -> Iterator[Note]:
         yield "note", f"{error}; opening reads the log instead, and loses nothing but time"
 
 
-# What a queue should have and has not: messages at the start of its log, whole folders.
+# Missing data: messages at the start of a log, and whole folders.
 
 
 _ADVICE: Final = "Restore the folder from a copy before you open the queue: opening goes on without them"
@@ -402,13 +408,13 @@ _ROOT_ADVICE: Final = {
     TRACES_LOG: "Restore it from a copy",
 }
 
-# An owner that makes a topic just now is through with it soon.
+# While an owner is creating a topic, parts of it are missing for a moment.
 _TRIES: Final = 5
 _LOOK_EVERY_S: Final = 0.1
 
 
 def missing_start(world: World, folder: str, topic: str, group: str, log: CheckReport, state: GroupState) -> str | None:
-    """What the log lacks before its first message, in words; None where all that is gone was settled."""
+    """Describe the messages missing before the start of the log; None if all of them were settled."""
     if not state.missing or may_be_forced(world, folder, topic):
         return None
     lost, last = count_of(state.missing, "message"), log.start - 1
@@ -423,7 +429,7 @@ def missing_start(world: World, folder: str, topic: str, group: str, log: CheckR
 
 
 def may_be_forced(world: World, folder: str, topic: str) -> bool:
-    """Whether retention takes messages of this topic that nobody has handled."""
+    """Whether retention may remove messages of this topic that no group has handled."""
     if topic.endswith(DEAD_SUFFIX):
         return True
     content = read_file(world.disk, join(folder, f"{TOPICS}/{topic}/{SETTINGS}"))
@@ -435,9 +441,9 @@ def may_be_forced(world: World, folder: str, topic: str) -> bool:
 
 
 def missing_folders(world: World, folder: str, ends: Mapping[str, int], *, owned: bool) -> list[str]:
-    """The folders that every topic has and one here has not, in words.
+    """Describe the folders that should exist and do not.
 
-    `ends` tells of each log by its name how far it goes, and of each journal how far its group has come.
+    `ends` maps the name of each log to its end, and the name of each journal to its group's cursor.
     """
     never = threading.Event()
     for _ in range(_TRIES - 1 if owned else 0):
@@ -457,24 +463,24 @@ def _missing_folders(world: World, folder: str, ends: Mapping[str, int]) -> list
         if listed is not None:
             found += listed
             continue
-        # A topic from before there were lists: as far as it can be told from what the others have.
+        # A topic from before parts were listed: infer what is missing from what the other partitions have.
         count, letters = _partitions(world, folder, topic), f"{TOPICS}/{topic}{DEAD_SUFFIX}"
         groups = _groups(world, folder, topic, count)
         for number in range(count):
             place = f"{TOPICS}/{topic}/{number}"
-            # One that was added just before a crash is made at the next opening.
+            # A partition that was added just before a crash is created at the next opening.
             if not number or _is_folder(world, join(folder, place)) or _is_folder(world, join(folder, letters)):
                 found += _missing_of(world, folder, place, groups, ends)
         for number in map(int, filter(str.isdigit, folders_in(world, join(folder, letters)))):
             place = f"{letters}/{number}"
-            # They are made with the first letter, the log before its journal: with neither that was cut short.
+            # Created with the first dead letter, the log before its journal: if neither exists, creation was cut short.
             if any(holds_log(world, join(folder, f"{place}/{part}")) for part in ("log", f"{GROUPS}/{DEFAULT_GROUP}")):
                 found += _missing_of(world, folder, place, [DEFAULT_GROUP], ends)
     return found
 
 
 def _missing_listed(world: World, folder: str, topic: str, ends: Mapping[str, int]) -> list[str] | None:
-    """What the list of a topic's parts names and is not there; None where there is no list, or none to be trusted."""
+    """Describe the parts that a topic's list names and that do not exist; None without a usable list."""
     try:
         if load_contents(world, folder, topic) is None:
             return None
@@ -496,7 +502,7 @@ def _missing_listed(world: World, folder: str, topic: str, ends: Mapping[str, in
 
 
 def _come_to(log: str, ends: Mapping[str, int]) -> int:
-    """How far any group had come in a log that is gone."""
+    """Return the furthest cursor of any group in a log that is missing."""
     groups = f"{log.removesuffix('/log')}/{GROUPS}/"
     return max((end for name, end in ends.items() if name.startswith(groups)), default=0)
 
@@ -504,13 +510,13 @@ def _come_to(log: str, ends: Mapping[str, int]) -> int:
 def _partitions(world: World, folder: str, topic: str) -> int:
     try:
         return Catalog(world, folder).facts(topic).partitions
-    except (CorruptData, UnknownTopic):  # said elsewhere; deleted meanwhile
+    except (CorruptData, UnknownTopic):  # damaged, which is reported elsewhere, or deleted in the meantime
         numbers = [int(name) for name in folders_in(world, join(folder, f"{TOPICS}/{topic}")) if name.isdigit()]
         return max(numbers, default=-1) + 1
 
 
 def _groups(world: World, folder: str, topic: str, count: int) -> list[str]:
-    """The groups in queue mode that the topic has, as far as anything is left of them; a queue has always one."""
+    """Return the topic's groups in queue mode, as far as traces of them remain; a queue always has one."""
     notes, found = GroupNotes(world, topic_folder(folder, topic)), []
     for name in notes.names(count):
         with suppress(CorruptData):
@@ -531,7 +537,7 @@ def _missing_of(world: World, folder: str, place: str, groups: Sequence[str], en
         found.append(f"{log} {_lack(world, folder, log)}{far}: its messages are lost. {_ADVICE}")
     for name in groups:
         group = f"{place}/groups/{name}"
-        # A log without a message and without a group: making the queue was cut short, and nothing is lost.
+        # An empty log without a group: creating the queue was cut short, and nothing is lost.
         if not holds_log(world, join(folder, group)) and (found or ends.get(log)):
             again = "what was handled is not known, and all messages that are kept come again"
             found.append(f"{group} {_lack(world, folder, group)}: {again}. Restore it from a copy to prevent that")
@@ -539,7 +545,7 @@ def _missing_of(world: World, folder: str, place: str, groups: Sequence[str], en
 
 
 def unread_start(name: str, entry: CommittedOffset, start: int) -> str | None:
-    """What a group in stream mode has not read and the log no longer has, in words."""
+    """Describe the messages that a group in stream mode has not read and the log no longer has."""
     if entry.offset >= start:
         return None
     lost = start - entry.offset

@@ -1,7 +1,7 @@
-"""Mending a data folder: its logs, then journals that do not add up, small files, and parts that are gone.
+"""Repair a data folder: first its logs, then inconsistent journals, damaged small files, and missing parts.
 
-Nothing is thrown away: what cannot be used any more goes into a backup folder beside the data, and each step says
-before what it costs. The folder's lock is held, so that nobody owns it meanwhile.
+Nothing is thrown away: data that cannot be used any more is moved to a backup folder, and the plan states the cost of
+each step before it is taken. The folder's lock is held throughout, so no process can open the folder meanwhile.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _COMES_AGAIN: Final = "what was handled is not known: all messages that are kept
 
 
 class FolderStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that the repair of a data folder does. `part` is its path from there."""
+    """One step of a repair. `part` is the path of the affected part, relative to the data folder."""
 
     action: str
     part: str
@@ -70,7 +70,7 @@ class FolderStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FolderPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a repair would do: to single logs, by their names, and beyond them."""
+    """What a repair would do: to single logs, by name, and to everything else."""
 
     folder: str
     logs: dict[str, RepairPlan]
@@ -83,7 +83,7 @@ class FolderPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FolderRepair(msgspec.Struct, frozen=True, kw_only=True):
-    """What a repair did, and the folder as it is now."""
+    """What a repair did, and a check of the folder afterwards."""
 
     logs: dict[str, RepairResult]
     steps: tuple[FolderStep, ...]
@@ -93,7 +93,7 @@ class FolderRepair(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True)
 class _RepairWork:
     step: FolderStep
-    carry_out: Callable[[str], None]  # given the backup folder
+    carry_out: Callable[[str], None]  # called with the backup folder
 
 
 def plan_folder_repair(
@@ -103,7 +103,7 @@ def plan_folder_repair(
     part: str | None = None,
     progress: Progress | None = None,
 ) -> FolderPlan:
-    """What a repair would do, of everything or of one part. Only looks."""
+    """Plan a repair of the whole folder or of one part, without changing anything."""
     world, folder = world or real_world(), fspath(folder)
     steps = tuple(work.step for work in _Planner(world, folder, check_folder(folder, world)).works(part))
     plans = {
@@ -124,9 +124,9 @@ def repair_folder(
     trust_folder: bool = False,
     progress: Progress | None = None,
 ) -> FolderRepair:
-    """Mend everything, or one part, by the name that a check gives it; raises Busy where somebody owns the folder.
+    """Repair the whole folder, or one part by the name that a check reports; raises Busy if a process owns the folder.
 
-    What cannot be used any more goes to `backup`, or to a folder in the data folder.
+    Unusable data is moved to `backup`, by default a new folder inside the data folder.
     """
     world, folder = world or real_world(), fspath(folder)
     require_own(world, folder, trusted=trust_folder)
@@ -146,7 +146,7 @@ def repair_folder(
                 for name, log in plan.logs.items()
                 if log.steps
             }
-            # What the journals add up to is known only now that their logs are whole.
+            # Journals can only be replayed once their logs are repaired, so the rest is planned now.
             works = list(_Planner(world, folder, check_folder(folder, world)).works(part))
             for work in works:
                 work.carry_out(kept or _new_backup(world, folder))
@@ -160,14 +160,14 @@ def _new_backup(world: World, folder: str) -> str:
 
 
 def _is_unusable(wrong: str) -> bool:
-    """Whether a journal of which this is wrong cannot be opened."""
+    """Whether a journal with this problem cannot be opened."""
     return "no snapshot reaches" in wrong or "does not fit" in wrong or "cannot be read" in wrong
 
 
 def _keep_group(world: World, folder: str) -> None:
     journal, group = Journal.open(world, folder, LogSettings(), 0)
     with closing(journal):
-        # As the next opening would: where a session began may be among what is lost.
+        # As the next opening would: the event that began a session may be among those lost.
         group.session = max(group.session, group.fence >> SESSION_BITS)
         wrong = check_group(group)
         if wrong:
@@ -176,7 +176,7 @@ def _keep_group(world: World, folder: str) -> None:
 
 
 class _Planner:
-    """Goes through all that a data folder has besides single logs."""
+    """Plans the repair of everything in a data folder except single logs."""
 
     def __init__(self, world: World, folder: str, report: FolderReport) -> None:
         self._world = world
@@ -214,7 +214,7 @@ class _Planner:
         return self._work("begin_anew", name, what, cost, partial(self._set_aside, path, name))
 
     def _keep_state(self, report: PartReport, backup: str) -> None:
-        """Write a snapshot of what the events add up to; where they do not add up, begin anew."""
+        """Write a snapshot of the state that the events add up to; if they are inconsistent, start over."""
         world, folder = self._world, report.part.folder
         try:
             if report.part.kind == "commits":
@@ -275,7 +275,7 @@ class _Planner:
             except CorruptData as error:
                 cost = "the group has the settings of its topic until you set others"
                 yield self._aside(f"{place}/{GROUPS}/{group}.json", error, cost)
-        # Those of the topic, and of partitions from before topics kept them.
+        # The topic's dedup ids, and those of partitions from before topics kept them.
         for part in (DEDUP, *(f"{number}/{DEDUP}" for number in range(facts.partitions))):
             path = join(folder, part)
             wrong, note = damaged_runs(self._world, path), damaged_note(self._world, path)

@@ -1,1 +1,1 @@
-"""Dedup ids: which were put to a topic within the window, exact, kept across crashes, in bounded memory."""
+"""Dedup ids: which ids were published to a topic within the window. Exact, crash-safe, and bounded in memory."""

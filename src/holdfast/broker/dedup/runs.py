@@ -1,34 +1,34 @@
-"""A run: dedup ids on disk, sorted, written once and never changed.
+"""A run is a file of sorted dedup ids on disk, written once and never changed. This module reads, writes and checks it.
 
     at   size   field
     0    8      magic             "HFDEDUP" and the version, 2
-    8    8      sequence          the number in the file's name; the highest one is the truth
+    8    8      sequence          the number in the file's name; the run with the highest one is authoritative
     16   8      count             records
     24   8      newest_ms         the latest time in it
-    32   8      partitions        so many of the topic's are covered
+    32   8      partitions        number of partitions covered
     40   24     0                 unused
     64   4      kept_count        other runs that belong to the index together with this one
     68   4      tail_crc          CRC32C of the tail
-    72   1      bucket_bits       so many leading bits of a digest are the number of its bucket
+    72   1      bucket_bits       number of leading bits of a digest that select its bucket
     73   3      0                 unused
     76   4      header_crc        CRC32C of bytes 0..75
     80   32*n   records           16 bytes of digest, 8 of time (ms), 8 of reference; both big endian.
-                                  A reference: 16 bits of partition, 47 of offset or delayed id, 1: which of these
+                                  A reference: 16 bits of partition, 47 of offset or delayed id, 1 to tell which
     ..   4*(b+1)  buckets         the tail begins: number of the first record of each bucket, and n
     ..   4*c    block_crcs        CRC32C of each block of 128 records
     ..   n      first_marks       last byte of each digest
     ..   n      second_marks      the byte before it
     ..   8*k    kept              sequences of those other runs
-    ..   32*p   covered           of each partition: epoch and offset in its log, then in its delayed intake
+    ..   32*p   covered           for each partition: epoch and offset in its log, then in its delayed intake
 
-All numbers but those in records are little endian. Big endian makes the order of records as bytes the
-order by digest, then by time. The tail stays in memory, less than 3 bytes an id. Digests are spread
-evenly, so a bucket has about 16 to 64 of them, and the marks of those rule out all but one in a thousand of
-the ids that are not there. Records stay on disk; a block is held to its checksum whenever it is read.
+All numbers are little endian except those in records: big endian makes the byte order of records the order by digest,
+then by time. The tail stays in memory, at less than 3 bytes per id. Digests are evenly distributed, so a bucket has
+about 16 to 64 of them, and their marks rule out all but one in a thousand of the ids that are not in the run. Records
+stay on disk; the checksum of a block is verified whenever it is read.
 
-Version 1 was written when each partition had an index of its own: `covered` of that one stood at 32, none in the
-tail, and references had no partition. Such a run can be read, and is merged into one of the topic (`Run.partition`)
-as soon as there is room for that.
+Version 1 was written when each partition had its own index: it has the partition's `covered` at 32 and none in the
+tail, and its references have no partition. Such a run can still be read, and is merged into one of the topic
+(`DedupRun.partition`) as soon as the disk has room.
 """
 
 from __future__ import annotations
@@ -75,24 +75,24 @@ _RECORD: Final = Struct(f"{RECORD_BYTES}s")
 HEADER_BYTES: Final = _HEADER.size
 assert HEADER_BYTES == 80  # keeps the table above and the code in step
 
-# What is merged at a time: the memory that a merge of any size takes is a few MB.
+# Records merged at a time, so that a merge of any size takes only a few MB of memory.
 _PART_RECORDS: Final = 16_384
 _BEHIND_ALL: Final = b"\xff" * RECORD_BYTES
 
 
 class Covered(msgspec.Struct, frozen=True, gc=False):
-    """Where to begin in both logs of a partition to find the ids that no run holds: all of those below are in runs."""
+    """Positions in both logs of a partition. All ids below them are in runs; the others must be read from the logs."""
 
     partition: LogPosition = LogPosition(0, 0)
     intake: LogPosition = LogPosition(0, 0)
 
 
 class RunFacts(msgspec.Struct, frozen=True, gc=False):
-    """What a run says about itself."""
+    """The header of a run."""
 
     sequence: int
     newest_ms: int
-    covered: tuple[Covered, ...]  # of the partitions, by their numbers
+    covered: tuple[Covered, ...]  # by partition number
     kept: tuple[int, ...]
 
 
@@ -101,7 +101,7 @@ def run_name(sequence: int) -> str:
 
 
 def prefix_of(digest: bytes) -> int:
-    """The leading bits of a digest, of which some are the number of its bucket."""
+    """Return the leading bits of a digest, some of which select its bucket."""
     prefix: int = _PREFIX.unpack_from(digest)[0]
     return prefix
 
@@ -111,7 +111,7 @@ def reference_of(row: bytes) -> int:
 
 
 class DedupRun:
-    """One run, mapped: only its tail is in memory."""
+    """A run, mapped into memory: only its tail is loaded."""
 
     __slots__ = (
         "_block_crcs",
@@ -131,7 +131,7 @@ class DedupRun:
     ) -> None:
         self.path = path
         self.facts = facts
-        self.partition = 0  # what its references are of; those of version 1 do not say it themselves
+        self.partition = 0  # the partition of a version 1 run, whose references do not carry it
         self.count = count
         self._records = records
         self._shift = _PREFIX_BITS - bucket_bits
@@ -143,7 +143,7 @@ class DedupRun:
         self._second_marks = tail[marks_at + count : marks_at + 2 * count]
 
     def find(self, digest: bytes, prefix: int) -> bytes | None:
-        """Time and reference of the digest, 16 bytes as they are stored, or None; `prefix_of` it comes along."""
+        """Return time and reference of the digest as stored, 16 bytes, or None. `prefix` is `prefix_of(digest)`."""
         bucket = prefix >> self._shift
         end = self._buckets[bucket + 1]
         mark = digest[15]
@@ -158,7 +158,7 @@ class DedupRun:
         return None
 
     def blocks(self) -> Iterator[list[bytes]]:
-        """All records in order, a block at a time; CorruptData where one is not what was written."""
+        """Yield all records in order, a block at a time; raises CorruptData if a block is not what was written."""
         for number in range(len(self._block_crcs)):
             rows = [row for (row,) in _RECORD.iter_unpack(self._block(number))]
             yield [_of_partition(row, self.partition) for row in rows] if self.partition else rows
@@ -169,7 +169,7 @@ class DedupRun:
         return any(wanted(reference) for data in blocks for (reference,) in _REFERENCE.iter_unpack(data))
 
     def check(self) -> None:
-        """Read it all; CorruptData where a block is not what was written, or the parts do not agree."""
+        """Read everything; raises CorruptData if a block is not what was written or the parts are inconsistent."""
         last, at = b"", 0
         for number, rows in enumerate(self.blocks()):
             digests = [last, *(row[:DIGEST_BYTES] for row in rows)]
@@ -195,7 +195,7 @@ class DedupRun:
 
 
 class Merge:
-    """Records of several runs and of memory in one order: the newest of each id, nothing expired or lost."""
+    """Merges the records of several runs and of memory: the newest of each id, without expired or lost ones."""
 
     def __init__(
         self, runs: Sequence[DedupRun], rows: list[bytes], *, after_ms: int, lost: Callable[[int], bool] | None = None
@@ -207,7 +207,7 @@ class Merge:
         self.at_most = sum(run.count for run in runs) + len(rows)
 
     def parts(self) -> Iterator[list[bytes]]:
-        """The records, some thousand at a time; digests are spread evenly, so the parts are about equal."""
+        """Yield the records, some thousand at a time; digests are evenly distributed, so the parts are about equal."""
         taken, count = 0, self.at_most // _PART_RECORDS + 1
         for number in range(1, count + 1):
             limit = _BEHIND_ALL if number == count else (number * 2**128 // count).to_bytes(DIGEST_BYTES, "big")
@@ -219,13 +219,13 @@ class Merge:
             if self._lost is not None:
                 rows = [row for row in rows if not self._lost(reference_of(row))]
             rows.sort()
-            # Of equal digests the last has the highest time, and a dict keeps the first one's place.
+            # Among equal digests the last has the latest time, and the dict keeps the position of the first.
             newest = {row[:DIGEST_BYTES]: row for row in rows if row[16:24] >= self._first_time}
             yield list(newest.values())
 
 
 class _Cursor:
-    """A place in a run that is read from its start to its end, each block once."""
+    """A position in a run that is read from start to end, each block once."""
 
     def __init__(self, run: DedupRun) -> None:
         self._blocks = run.blocks()
@@ -243,7 +243,7 @@ class _Cursor:
 
 
 class RunWriter:
-    """Writes a run into a temporary file, synced and then renamed: after a crash it is whole or not there."""
+    """Writes a run to a temporary file, syncs and renames it: after a crash the run is whole or absent."""
 
     def __init__(self, disk: Disk, folder: str) -> None:
         self._disk = disk
@@ -257,10 +257,10 @@ class RunWriter:
         self._marks: tuple[list[bytes], list[bytes]] = ([], [])
 
     def write(self, facts: RunFacts, merge: Merge) -> DedupRun:
-        """Answers when the run would survive a power cut."""
+        """Return the run once it would survive a power cut."""
         temporary, path = join(self._folder, TEMPORARY), join(self._folder, run_name(facts.sequence))
         if self._disk.exists(temporary):
-            self._disk.remove(temporary)  # of a save that failed; what it wrote is not to be trusted
+            self._disk.remove(temporary)  # left by a save that failed; its contents cannot be trusted
         self._bucket_bits = min(_PREFIX_BITS, (merge.at_most // _BUCKET_RECORDS).bit_length())
         with opened_folder(self._disk, self._folder) as folder:
             file = self._disk.open(temporary, write=True, create=True)
@@ -323,7 +323,7 @@ class RunWriter:
 
 
 def open_run(disk: Disk, folder: str, sequence: int) -> DedupRun:
-    """The run with this number, or CorruptData; reads all of it but the records."""
+    """Open the run with this number; raises CorruptData if it is damaged. Reads everything but the records."""
     path = join(folder, run_name(sequence))
     if not disk.exists(path):
         raise damaged(path, "the file is missing")
@@ -356,13 +356,13 @@ def open_run(disk: Disk, folder: str, sequence: int) -> DedupRun:
 
 
 def note_newest(disk: Disk, folder: str, sequence: int) -> None:
-    """Note which run is the last, once it is in place: without that, nobody would miss it."""
+    """Note which run is the last, once it is in place; otherwise its loss would go unnoticed."""
     content = _NEWEST.pack(_NEWEST_MAGIC, sequence)
     durable_replace(disk, folder, NEWEST, content + _CRC.pack(crc32c(content)))
 
 
 def newest_noted(disk: Disk, folder: str) -> int:
-    """The number of the last run as far as noted, 0 where nothing is; CorruptData where the note is damaged."""
+    """Return the noted number of the last run, 0 if there is no note; raises CorruptData if the note is damaged."""
     content = read_file(disk, join(folder, NEWEST))
     if content is None:
         return 0
@@ -373,7 +373,7 @@ def newest_noted(disk: Disk, folder: str) -> int:
 
 
 def damaged(path: str, what: str) -> CorruptData:
-    """The error for a run that is not what was written."""
+    """Return the error for a run that is not what was written."""
     return CorruptData(
         f"{path} is damaged: {what}. It remembers dedup ids, and without it a repeated message would be taken for a "
         "new one; nothing was changed. Restore the file from a backup; or, where that risk is smaller than standing "
@@ -387,7 +387,7 @@ def _covered_bytes(covered: Covered) -> bytes:
 
 
 def _of_partition(row: bytes, partition: int) -> bytes:
-    """The record with a reference that says which partition it is of."""
+    """Return the record with the partition added to its reference."""
     return row[:-8] + partition.to_bytes(2, "big") + row[-6:]
 
 
@@ -396,7 +396,7 @@ def _blocks(count: int) -> int:
 
 
 def _marks(data: bytes) -> tuple[bytes, bytes]:
-    """The last byte of each digest, and the one before it."""
+    """Return the last byte of each digest, and the byte before it."""
     return data[15::RECORD_BYTES], data[14::RECORD_BYTES]
 
 
@@ -407,20 +407,20 @@ def _little_endian(kind: str, data: bytes) -> array[int]:
     return numbers
 
 
-# Are the dedup ids on disk what was written? Looks at every byte, and changes nothing.
+# Checking dedup ids on disk: reads every byte, and changes nothing except in `renew_note`.
 
 
 _RUN: Final = re.compile(r"(\d{20})\.ids")
 
 
 def damaged_dedup(world: World, folder: str) -> list[str]:
-    """What is wrong with the dedup ids in a folder, in words."""
+    """Describe what is wrong with the dedup ids in a folder."""
     note = damaged_note(world, folder)
     return [*([] if note is None else [note]), *damaged_runs(world, folder)]
 
 
 def damaged_note(world: World, folder: str) -> str | None:
-    """What is wrong with the note that says which run is the last. It costs no id, as long as there is any run."""
+    """Describe what is wrong with the note of the last run. A damaged note loses no id as long as a run exists."""
     try:
         newest_noted(world.disk, folder)
     except CorruptData as error:
@@ -429,17 +429,13 @@ def damaged_note(world: World, folder: str) -> str | None:
 
 
 def renew_note(world: World, folder: str) -> None:
-    """Note which run is the last, of those that are there."""
+    """Write the note of the last run again, from the runs that exist."""
     note_newest(world.disk, folder, _numbers(world, folder)[-1])
 
 
 def damaged_runs(world: World, folder: str) -> list[str]:
-    """What is wrong with the runs: the last one and those that it names must be whole. Where one was, one must be."""
-    numbers, noted = _numbers(world, folder), 1
-    with suppress(CorruptData):
-        noted = newest_noted(world.disk, folder)
-    if noted > (numbers[-1] if numbers else 0):
-        return [str(damaged(join(folder, run_name(noted)), "the file is missing"))]
+    """Describe what is wrong with the runs: the last one and those that it names must exist and be intact."""
+    numbers = expected_runs(world, folder)
     if not numbers:
         return []
     wrong: list[str] = []
@@ -454,6 +450,15 @@ def damaged_runs(world: World, folder: str) -> list[str]:
         except (CorruptData, OSError) as error:
             wrong.append(str(error))
     return wrong
+
+
+def expected_runs(world: World, folder: str) -> list[int]:
+    """Return the numbers of the runs in a folder, ascending, and of the noted last run even if it is missing."""
+    numbers = _numbers(world, folder)
+    noted = 1  # a note implies a run; if there are runs, `damaged_note` reports the damaged note
+    with suppress(CorruptData):
+        noted = newest_noted(world.disk, folder)
+    return [*numbers, noted] if noted > max(numbers, default=0) else numbers
 
 
 def _numbers(world: World, folder: str) -> list[int]:

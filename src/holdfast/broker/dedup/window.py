@@ -1,30 +1,29 @@
-"""Which dedup ids were put to a topic within the window: exact, kept across crashes, in bounded memory.
+"""Which dedup ids were published to a topic within the window. Exact, crash-safe, and bounded in memory.
 
                     add                     save                      save, now and then
     a message's id ─────► recent (memory) ─────────► a run on disk ─────────► one larger run
-                          at most about max_recent   immutable, mapped        what has expired falls out
+                          at most about max_recent   immutable, mapped        expired ids are dropped
 
-The index is a cache of the ids that the logs of all partitions hold (each has two: its own and the delayed
-intake), and it keeps them for the window when the logs no longer do. Adding writes nothing: what is not yet in a
-run is in the logs at or behind `covered`, and after opening the caller adds it again from there. So the caller
-pins all logs at `covered`: retention may take only what a run has.
+The index is a cache of the ids in the logs of all partitions (each has two: its own and the delayed intake), and it
+keeps an id for the whole window even after the logs have dropped the message. Adding an id writes nothing: what is not
+yet in a run is in the logs from `covered` on, and the caller adds it again from there after opening. So the caller
+pins all logs at `covered`: retention may only remove what a run holds.
 
-Each save puts one file in place, by one rename, and this file says which of the older runs still
-belong to the index: a crash leaves the state before the save or the one after it. A run that is
-missing or damaged is an error, never an id forgotten: the index does not answer "new" because it cannot
-read. Memory that is full makes no id unknown either; `full` only says that it is time to save.
+Each save puts one file in place with one rename, and that file names the older runs that still belong to the index,
+so a crash leaves the state before the save or the state after it. A missing or damaged run is an error, never a
+forgotten id: the index does not answer "new" because it cannot read. Full memory does not lose ids either; `full`
+only says that it is time to save.
 
-Ids are compared by their 128-bit BLAKE2b digests. That two different ids share one is as good as
-impossible (a billion ids in the window: one chance in 10^20), so the answers are exact for all practical
-purposes, and an id of any length costs the same.
+Ids are compared by their 128-bit BLAKE2b digests. Two different ids practically never share one (with a billion ids
+in the window, the chance is one in 10^20), so the answers are exact for all practical purposes, and an id of any
+length costs the same.
 
-One call at a time: the caller holds its own lock. Only `Saving.write` may run beside the other calls.
+Make one call at a time, under the caller's own lock. Only `Saving.write` may run concurrently with other calls.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -43,7 +42,7 @@ from holdfast.broker.dedup.runs import (
     Merge,
     RunFacts,
     RunWriter,
-    newest_noted,
+    expected_runs,
     note_newest,
     open_run,
     prefix_of,
@@ -62,17 +61,16 @@ from holdfast.storage.log import Log
 
 logger = logging.getLogger(__name__)
 
-_RUN: Final = re.compile(r"(\d{20})\.ids")
 
-# Time and reference, in the order of bytes: the later of two is also the greater.
+# Time and reference, big endian: comparing entries as bytes compares their times first.
 _ENTRY: Final = Struct(">QQ")
 
-# A run does not grow beyond this by merging, so that a save takes seconds at most.
+# Merging never makes a run larger than this, so that a save takes seconds at most.
 _LARGEST_MERGED: Final = 4_000_000
 
 
 class DedupIndex:
-    """Dedup id -> reference and time of the message that had it first."""
+    """Maps a dedup id to the reference and the time of the first message that had it."""
 
     def __init__(self, world: World, folder: str, runs: list[DedupRun], *, window_ms: int, max_recent: int) -> None:
         self._world = world
@@ -82,11 +80,11 @@ class DedupIndex:
         self._recent: dict[bytes, bytes] = {}  # digest -> entry
         self._saving: Saving | None = None
         self._failure: HoldfastError | None = None
-        self._adopted: list[DedupRun] = []  # of partitions, in their folders: until the next save
+        self._adopted: list[DedupRun] = []  # runs in the partitions' own folders, until the next save
         self._runs: list[DedupRun] = []
         self._run_finds: list[Callable[[bytes, int], bytes | None]] = []
         self._use(runs)
-        # An id is nearly always looked for just before it is added: half of the cost of adding it.
+        # An id is nearly always looked up just before it is added; reusing its digest halves the cost of adding it.
         self._last_id, self._last_digest = b"", _digest(b"")
         last = max((run.facts for run in runs), key=lambda facts: facts.sequence, default=None)
         self._sequence = 0 if last is None else last.sequence
@@ -94,7 +92,7 @@ class DedupIndex:
 
     @staticmethod
     def open(world: World, folder: str, *, window_ms: int, max_recent: int = 65_536) -> DedupIndex:
-        """What the runs in the folder know. The caller then adds what the logs hold from `covered` on."""
+        """Load the runs in the folder. The caller then adds what the logs hold from `covered` on."""
         try:
             runs = _load_runs(world, folder)
         except OSError as error:
@@ -102,15 +100,15 @@ class DedupIndex:
         return DedupIndex(world, folder, runs, window_ms=window_ms, max_recent=max_recent)
 
     def find(self, dedup_id: bytes, now_ms: int, *, window_ms: int | None = None) -> int | None:
-        """The reference of the message that had this id within the window; the newest if there were several.
+        """Return the reference of the message that had this id within the window, the newest if there were several.
 
-        Another window may be given for the call. A longer one than the index has sees only what is still kept.
-        What was put in the future, by a clock that was set back since, is within every window.
+        `window_ms` overrides the window for this call; a longer window sees only what is still kept. An entry dated in
+        the future, written before the clock was set back, is within every window.
         """
         self._last_id = dedup_id
         self._last_digest = digest = _digest(dedup_id)
         prefix = prefix_of(digest)
-        # All are asked, because after the clock was set back the latest entry need not be the last one added.
+        # Ask every run: if the clock was set back, the latest entry need not be the last one added.
         found = [entry for find in self._run_finds if (entry := find(digest, prefix)) is not None]
         if (entry := self._recent.get(digest)) is not None:
             found.append(entry)
@@ -122,30 +120,30 @@ class DedupIndex:
         return reference if at_ms > now_ms - (self._window_ms if window_ms is None else window_ms) else None
 
     def add(self, dedup_id: bytes, reference: int, at_ms: int) -> None:
-        """Remember an id, in memory. Of two entries for one id the later one counts."""
+        """Remember an id, in memory. If the id is known already, the later entry wins."""
         digest = self._last_digest if dedup_id is self._last_id else _digest(dedup_id)
         entry = _ENTRY.pack(at_ms if at_ms > 0 else 0, reference)
         if self._recent.setdefault(digest, entry) < entry:
             self._recent[digest] = entry
 
     def full(self) -> bool:
-        """Whether memory holds more than it should: save soon. Until then everything works on."""
+        """Whether memory holds more than it should and a save is due. Everything keeps working until then."""
         return len(self._recent) > self._max_recent
 
     def save(self, covered: tuple[Covered, ...]) -> None:
-        """Put what memory holds into a run, durably; all logs are synced up to `covered`, all ids below are added.
+        """Write the ids in memory to a run, durably. All logs must be synced up to `covered`, all ids below it added.
 
-        After an error nothing is forgotten: what memory held stays there. A full disk may be tried again.
+        If it raises, memory keeps its ids and nothing is forgotten; after a full disk, call it again.
         """
         saving = self.begin_save(covered)
         if saving is not None:
             self._complete(saving)
 
     def begin_save(self, covered: tuple[Covered, ...]) -> Saving | None:
-        """The first of the three steps of a save, quick: what is to be written, or None where nothing is.
+        """Take the first of the three steps of a save, which is quick; return None if there is nothing to write.
 
-        `Saving.write` does all the work and may run without the caller's lock; `finish_save` must follow,
-        whether it raised or not.
+        `Saving.write` does the work and may run without the caller's lock; `finish_save` must follow, whether `write`
+        raised or not.
         """
         self._check_idle()
         after_ms = self._now_ms() - self._window_ms
@@ -157,7 +155,7 @@ class DedupIndex:
         return self._begin(recent, _to_merge(live, len(recent)), live, covered, after_ms)
 
     def finish_save(self, saving: Saving) -> None:
-        """The last step: use the new run; or, where writing failed, take back what it should have held."""
+        """Take the last step of a save: use the new run, or take its ids back into memory if writing failed."""
         self._failure = self._failure or saving.failure
         if saving.run is not None:
             self.covered = saving.run.facts.covered
@@ -168,9 +166,9 @@ class DedupIndex:
         self._saving = None
 
     def adopt(self, folders: Mapping[int, str]) -> None:
-        """Take in the indexes that partitions had of their own, in these folders: the next save makes them its own.
+        """Take in the indexes that partitions kept in these folders; the next save merges them into this one.
 
-        Only where this one has no run yet: otherwise it has them already, and what is left of them is from a crash.
+        Does nothing if this index has a run: then they were merged already, and a crash left the files behind.
         """
         covered: dict[int, Covered] = {}
         for number, folder in folders.items() if not self._sequence else ():
@@ -184,11 +182,11 @@ class DedupIndex:
             self._use(self._adopted)
 
     def drop_from(self, lost: Callable[[int], bool], covered: tuple[Covered, ...] | None = None) -> int:
-        """Forget every reference for which `lost` answers True, durably; answers how many these were.
+        """Forget every reference for which `lost` returns True, durably, and return how many there were.
 
-        For an opening after which a log ends earlier than it did: the offsets behind its end are given to
-        other messages soon, so this must be done before the first append. Where the log also ends below the
-        covered position, the new one is given. Reads every record: about 0.3 s for a million ids.
+        Needed when a log ends earlier after opening than it did before: the offsets behind its end will be given to
+        other messages, so call this before the first append. If the log now ends below the covered position, pass the
+        new one. Reads every record: about 0.3 s for a million ids.
         """
         self._check_idle()
         before = len(self)
@@ -196,22 +194,22 @@ class DedupIndex:
             del self._recent[digest]
         hit = [run for run in self._runs if run.has_reference(lost)]
         if hit or (covered is not None and covered != self.covered):
-            # What memory holds is no part of this run: the logs may not have it on disk yet.
+            # Leave the ids in memory out of this run: their messages may not be synced yet.
             self._complete(self._begin({}, hit, self._runs, covered or self.covered, after_ms=-1, lost=lost))
         return before - len(self)
 
     def check(self) -> None:
-        """Read everything on disk; CorruptData where it is not what was written."""
+        """Read everything on disk; raises CorruptData if it is not what was written."""
         for run in self._runs:
             run.check()
 
     def close(self) -> None:
-        """Let go of everything. Nothing is saved: call `save` before, or let the logs tell it next time."""
+        """Close the runs. Nothing is saved: call `save` first, or the next opening reads the ids from the logs."""
         self._failure = closed = Closed(f"the dedup index in {self._folder} is closed; open it again to use it")
         self._recent, self._runs, self._run_finds = {}, [], [partial(_refuse, closed)]
 
     def __len__(self) -> int:
-        """Entries held, in memory and on disk; also some that expired, or that a newer one replaces."""
+        """Number of entries in memory and on disk, including expired and superseded ones."""
         saving = 0 if self._saving is None else len(self._saving.recent)
         return len(self._recent) + saving + sum(run.count for run in self._runs)
 
@@ -228,9 +226,9 @@ class DedupIndex:
         after_ms: int,
         lost: Callable[[int], bool] | None = None,
     ) -> Saving:
-        # A number is never used twice, not even after an error: then nobody knows what is on disk.
+        # Never reuse a number, not even after an error: the disk may hold a file of that name.
         self._sequence += 1
-        # A run can name others of its own folder only.
+        # A run can only name runs in its own folder, so adopted ones are merged.
         merged = [*merged, *(run for run in self._adopted if run in live and run not in merged)]
         kept = [run for run in live if run not in merged]
         newest_ms = max(
@@ -266,7 +264,7 @@ class DedupIndex:
 
 @dataclass(slots=True)
 class Saving:
-    """A save under way: what it writes does not change any more."""
+    """A save in progress. What it writes no longer changes."""
 
     disk: Disk
     folder: str
@@ -274,14 +272,14 @@ class Saving:
     recent: dict[bytes, bytes]
     merged: list[DedupRun]
     kept: list[DedupRun]
-    stale: list[str]  # runs that the new one makes superfluous
+    stale: list[str]  # runs that the new one replaces
     after_ms: int
     lost: Callable[[int], bool] | None
     run: DedupRun | None = None
     failure: HoldfastError | None = None
 
     def write(self) -> None:
-        """Write the run, durably, then remove those that it replaces. Their views stay valid."""
+        """Write the run durably, then remove the runs that it replaces. Their mapped views stay valid."""
         try:
             if not self.kept:
                 self.disk.make_folder(self.folder)
@@ -293,7 +291,7 @@ class Saving:
             raise self._error(error) from error
         try:
             note_newest(self.disk, self.folder, self.facts.sequence)
-        except OSError as error:  # the run is in place: without the note it is only not missed, should it get lost
+        except OSError as error:  # the run is in place; without the note, its loss would merely go unnoticed
             facts = {"folder": self.folder, "error": str(error)}
             logger.warning("not noted which run of dedup ids is the last", extra=facts)
         for path in self.stale:
@@ -315,35 +313,29 @@ class Saving:
 
 
 def _load_runs(world: World, folder: str) -> list[DedupRun]:
-    """The runs that belong together: the last one and those that it names. Removes what a crash left over."""
+    """Load the last run and the runs that it names. Removes what a crash left over."""
     disk = world.disk
     if not disk.exists(folder):
         return []
-    names = disk.names(folder)
-    numbers = sorted(int(match[1]) for name in names if (match := _RUN.fullmatch(name)))
+    numbers = expected_runs(world, folder)
     runs: list[DedupRun] = []
-    noted = 1  # where there is a note, there is a run; beside one, `check` tells of a damaged note
-    with suppress(CorruptData):
-        noted = newest_noted(disk, folder)
-    if noted > (numbers[-1] if numbers else 0):
-        numbers.append(noted)  # which is missing, and is said to be
     if numbers:
         last = open_run(disk, folder, numbers[-1])
         runs = [last, *(open_run(disk, folder, number) for number in last.facts.kept)]
-        # The process may have died before the last name was durable; only now the others may go.
+        # The process may have died before the last name was durable; the others may only be removed after this sync.
         disk.sync_folder(folder)
     for number in set(numbers) - {run.facts.sequence for run in runs}:
         disk.remove(join(folder, run_name(number)))
-    if TEMPORARY in names:
+    if disk.exists(join(folder, TEMPORARY)):
         disk.remove(join(folder, TEMPORARY))
     return runs
 
 
 def _to_merge(runs: list[DedupRun], recent: int) -> list[DedupRun]:
-    """The smallest runs, as far as each is less than twice what is merged already.
+    """Choose the smallest runs, as long as each is less than twice the size of what is merged already.
 
-    So each run that stays is at least twice as large as the next one, and their number grows with the
-    logarithm of the ids, until runs are too large to be merged.
+    Each run that stays is then at least twice as large as the next one, so their number grows with the logarithm
+    of the ids, until runs are too large to be merged.
     """
     merged, total = [], recent
     for run in reversed(runs):
@@ -359,7 +351,7 @@ def _digest(dedup_id: bytes) -> bytes:
 
 
 def _latest(one: dict[bytes, bytes], two: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """Both together; of two entries for one digest the later one."""
+    """Merge both; if both have a digest, the later entry wins."""
     return one | {digest: max(entry, one.get(digest, entry)) for digest, entry in two.items()}
 
 
@@ -372,34 +364,34 @@ def _refuse(error: HoldfastError, digest: bytes, prefix: int) -> bytes | None:
 
 
 def _remove(disk: Disk, path: str) -> None:
-    """Remove a file that nobody needs; one that stays is removed by the next opening."""
+    """Remove a file that is no longer needed; if that fails, the next opening removes it."""
     with suppress(OSError):
         disk.remove(path)
 
 
-# Duplicates: a dedup id holds for the whole topic, whichever partition its message went to.
+# Duplicates: a dedup id is unique in the whole topic, whichever partition its message went to.
 #
-#     publish ──► one lock ──► known? ──► where the first one is
+#     publish ──► one lock ──► known? ──► the place of the first message
 #                    │
-#                    └── new ──► the message into its partition's log ──► the id into the index, in memory
+#                    └── new ──► append the message to its partition's log ──► add the id to the index, in memory
 #
-# One index serves all partitions, so that an id is known again with another key, and after partitions were added.
-# Looking up, writing and adding are one step under one lock: of two publishers with the same id, the second finds the
-# first's. No sync is waited for under it.
+# One index serves all partitions, so an id is recognized with another key, and after partitions were added. Looking
+# up, writing and adding are one step under one lock: if two publishers use the same id, the second finds the first's
+# message. The lock is never held while waiting for a sync.
 #
-# The message is the record of its id, and nothing else is written for it: there is no moment at which a crash could
-# leave one without the other. The index is a cache (see `dedup`). At opening the ids are read from every partition's
-# logs from where the last saved run ends; a save notes these places for all partitions, syncs the logs up to them,
-# and only then puts the run in place.
+# The message is the record of its id, and nothing else is written, so a crash cannot leave one without the other. The
+# index is a cache (see `DedupIndex`). Opening reads the ids from every partition's logs, starting where the last saved
+# run ends; a save notes these positions for all partitions, syncs the logs up to them, and only then puts the run in
+# place.
 #
-# Earlier versions kept an index in each partition's folder. These are merged into the topic's when it is first opened,
-# then removed; a crash before the merged run is in place changes nothing, and one behind it leaves files to remove.
-# Where the disk has no room for that, they are read where they are, and merged when it has.
+# Earlier versions kept an index in each partition's folder. These are merged into the topic's index when the topic is
+# first opened, then removed. A crash before the merged run is in place changes nothing; a crash after it leaves files
+# to remove. If the disk has no room to merge, they are read where they are until it does.
 
 
 _NAME: Final = "dedup"
 _SAVE_EVERY_MS: Final = 3_600_000
-_MERGE_EVERY_MS: Final = 60_000  # as long as there is no room for it
+_MERGE_EVERY_MS: Final = 60_000  # how often to retry while the disk has no room
 
 
 class Duplicates:
@@ -412,18 +404,18 @@ class Duplicates:
         self._metrics = metrics
         self._window_ms = window_ms
         self._partitions: dict[int, Partition] = {}
-        self.index: DedupIndex | None = None  # opened when first needed
-        self.on_new_part: Callable[[], None] = lambda: None  # the ids have a folder from now on
-        self.on_parting: Callable[[frozenset[str]], object] = lambda _parts: None  # these folders are about to go
-        self._error: CorruptData | None = None  # why ids cannot be looked up; messages without one go on
+        self.index: DedupIndex | None = None  # opened at first use
+        self.on_new_part: Callable[[], None] = lambda: None  # called when the folder of ids was created
+        self.on_parting: Callable[[frozenset[str]], object] = lambda _parts: None  # called before folders are removed
+        self._error: CorruptData | None = None  # why ids cannot be looked up; messages without an id are not affected
         self.closed = False
-        self._lock = threading.Lock()  # around what must be looked up and written as one
+        self._lock = threading.Lock()  # makes looking up and writing one step
         self._save_lock = threading.Lock()
-        self._old: dict[int, str] = {}  # folders of partitions whose ids are to be merged into the topic's
+        self._old: dict[int, str] = {}  # partition -> folder of an old index to merge into the topic's
         self._saved_ms = self._mono_ms()
 
     def follow(self, number: int, partition: Partition) -> None:
-        """The partition is open: its messages with dedup ids come here first."""
+        """Register an open partition: from now on its messages with dedup ids are published through this object."""
         with self._lock:
             if self.index is not None:
                 self._take_in(self.index, number, partition)
@@ -433,16 +425,16 @@ class Duplicates:
         partition.publish_unseen = partial(self.publish, number, partition)
 
     def unfollow(self, number: int) -> None:
-        """The partition is not in use after all."""
+        """Unregister a partition."""
         with self._lock:
             self._partitions.pop(number, None)
 
     def are_used(self) -> bool:
-        """Whether any message had a dedup id so far."""
+        """Whether any message has had a dedup id so far."""
         return self._world.disk.exists(self._folder) or bool(self._old_folders())
 
     def open_if_used(self) -> None:
-        """At the opening of a topic, behind its partitions: ids that were put before are known again."""
+        """Load the known ids when a topic is opened, after its partitions."""
         with self._lock:
             if self.are_used():
                 try:
@@ -451,7 +443,7 @@ class Duplicates:
                     self._refuse(error)
 
     def refuse(self, error: CorruptData) -> None:
-        """Refuse messages with dedup ids from now on: nobody can tell whether they were here before."""
+        """Refuse messages with dedup ids from now on: whether they are duplicates can no longer be known."""
         with self._lock:
             self._refuse(error)
 
@@ -459,14 +451,14 @@ class Duplicates:
         if self._error is None:
             self._error = error
             for partition in self._partitions.values():
-                partition.keep_for_dedup(Covered())  # the ids that the logs still hold are all that is left
+                partition.keep_for_dedup(Covered())  # keep the whole log: its ids are all that is left
             logger.error("dedup ids cannot be read", extra={"folder": self._folder, "error": str(error)})
 
     def publish(self, number: int, partition: Partition, drafts: Sequence[Draft], manner: Manner) -> Publication:
-        """Store what is no duplicate, of an earlier message or of another one in the same call."""
+        """Store the drafts that duplicate neither an earlier message nor another draft of the same call."""
         now_ms = self._world.clock.now_ns() // 1_000_000
         fresh: list[Draft] = []
-        known: dict[int, int] = {}  # which of the drafts -> reference, or -1 - which of the fresh ones
+        known: dict[int, int] = {}  # index of a draft -> reference, or -1 - index of the fresh draft that it duplicates
         in_call: dict[bytes, int] = {}
         with self._lock:
             index = self._open()
@@ -499,11 +491,11 @@ class Duplicates:
         }
         publication.places = [firsts.get(i) or next(rest) for i in range(count)]
         if publication.durability == "fsync":
-            # "Duplicate" is an acknowledgement as well: the first one must be on disk.
+            # "Duplicate" is an acknowledgement as well: the first message must be on disk.
             publication.firsts = [wait for place in firsts.values() for wait in self._unsynced(place)]
 
     def _unsynced(self, place: Place) -> list[tuple[Log, Appended]]:
-        """What to wait for until the message there is on disk: nothing, or its log."""
+        """Return what to wait for until the message is on disk: its log, or nothing."""
         partition = self._partitions[place.partition or 0]
         log, at = partition.log, place.offset
         if partition.delayed is not None and place.delayed_id is not None:
@@ -511,13 +503,13 @@ class Duplicates:
         return [] if at is None or at < log.synced_end else [(log, Appended(0, log.written_end, "fsync"))]
 
     def tick(self) -> None:
-        """Save, where memory is full or the last time was long ago. When that will be is nothing to wake up for."""
+        """Save if memory is full or the last save was long ago. No wakeup is needed for this."""
         overdue = self._mono_ms() - self._saved_ms > (_MERGE_EVERY_MS if self._old else _SAVE_EVERY_MS)
         if self.index is not None and (overdue or self.index.full()):
             self.save()
 
     def save(self) -> None:
-        """Put the ids that only memory holds on disk; the messages that have them are on disk first."""
+        """Write the ids that are only in memory to disk, after syncing their messages."""
         index = self.index
         if index is None:
             return
@@ -539,7 +531,7 @@ class Duplicates:
             self._drop_old()
 
     def close(self) -> None:
-        """Save, and let go of the files. Call it before the partitions are closed."""
+        """Save, and close the files. Call this before closing the partitions."""
         with self._lock:
             if self.closed:
                 return
@@ -547,13 +539,13 @@ class Duplicates:
         if self.index is not None:
             try:
                 self.save()
-            except DiskFull as error:  # the logs hold them: the next opening reads more, and nothing is lost
+            except DiskFull as error:  # the logs hold these ids: the next opening reads more, and nothing is lost
                 logger.warning("dedup ids not saved", extra={"folder": self._folder, "error": str(error)})
             finally:
                 self.index.close()
 
     def _open(self) -> DedupIndex:
-        """The caller holds the lock."""
+        """Open the index if it is not open yet. The caller holds the lock."""
         if self._error is not None:
             raise self._error
         if self.index is None:
@@ -578,7 +570,7 @@ class Duplicates:
         return self.index
 
     def _merge_old(self, index: DedupIndex) -> None:
-        """Make what partitions had of their own a run of the topic, if there is room for that."""
+        """Merge the partitions' old indexes into a run of the topic, if the disk has room."""
         try:
             index.save(index.covered)
             self._drop_old()
@@ -589,7 +581,7 @@ class Duplicates:
             )
 
     def _drop_old(self) -> None:
-        """They are in a run of the topic by now."""
+        """Remove the old indexes, which are now in a run of the topic."""
         if self._old:
             self.on_parting(frozenset(f"{number}/{_NAME}" for number in self._old))
             for folder in self._old.values():
@@ -610,7 +602,7 @@ class Duplicates:
                 index.add(dedup_id, messages_reference_of(place, number), record.timestamp_ns // 1_000_000)
 
     def _covered(self, index: DedupIndex) -> tuple[Covered, ...]:
-        """Where a save that begins now would leave nothing out."""
+        """Return the positions up to which a save that begins now covers every log."""
         count = max([len(index.covered), *[number + 1 for number in self._partitions]])
         return tuple(
             self._partitions[number].positions() if number in self._partitions else _covered_of(index, number)
@@ -618,7 +610,7 @@ class Duplicates:
         )
 
     def _old_folders(self) -> dict[int, str]:
-        """The indexes that partitions have of their own: from before there was one for the topic."""
+        """Return the folders of indexes that partitions kept before there was one for the topic."""
         folders = {number: join(join(self._topic_folder, str(number)), _NAME) for number in self._partitions}
         return {number: folder for number, folder in folders.items() if self._world.disk.exists(folder)}
 

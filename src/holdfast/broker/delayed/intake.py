@@ -1,6 +1,6 @@
-"""The intake: a log into which delayed messages go in order of arrival, and the notes of those cancelled.
+"""The intake: a log that takes delayed messages in order of arrival, and records cancellations.
 
-A message is a data record with its due time; a cancellation is a control record of nine bytes: what it is
+A message is a data record with its due time. A cancellation is a control record of nine bytes: its type
 (1: cancelled) and the id, as an unsigned 64-bit number.
 """
 
@@ -24,10 +24,10 @@ from holdfast.model import Appended, Record
 from holdfast.settings import LogSettings
 from holdfast.storage.log import Log
 
-# Which ids are due when: the near ones in order, the rest in buckets that are wider the farther away they are.
+# Timers: which ids are due when. Near ones are kept in order, the rest in buckets that get wider with distance.
 #
-# An entry is 16 bytes of an array, due time and id, until its bucket comes near: then the bucket is taken apart
-# into narrower ones, and at last into a list that is sorted to the millisecond.
+# An entry takes 16 bytes of an array, due time and id, until its bucket comes near. Then the bucket is split into
+# narrower ones, and finally into a list that is sorted to the millisecond.
 
 
 _TENTH_MS: Final = 100
@@ -37,22 +37,22 @@ HOUR_MS: Final = 60 * _MINUTE_MS
 DAY_MS: Final = 24 * HOUR_MS
 MONTH_MS: Final = 30 * DAY_MS
 
-# (from this distance on, the width of a bucket): the widest that fits is taken.
+# (minimum distance, width of a bucket): the first that applies is used.
 _WIDTHS: Final = (
     (60 * DAY_MS, MONTH_MS),
     (3 * DAY_MS, DAY_MS),
     (2 * HOUR_MS, HOUR_MS),
     (2 * _MINUTE_MS, _MINUTE_MS),
     (2 * SECOND_MS, SECOND_MS),
-    (0, _TENTH_MS),  # what is sorted at once: few enough, however many come in a second
+    (0, _TENTH_MS),  # sorted at once: few enough, whatever the rate of arrival
 )
 
 _SHED: Final = 1024
-_DROP_MOST: Final = 4096  # entries that are looked at in one step
+_DROP_MOST: Final = 4096  # entries examined in one step
 
 
 class _Bucket:
-    """Entries of a stretch of time, unsorted, and the first of them."""
+    """The entries of a period of time, unsorted, and the earliest of them."""
 
     __slots__ = ("entries", "first")
 
@@ -71,17 +71,17 @@ class _Bucket:
 
 
 class DelayedTimers:
-    """Due times and their ids. Everything due before `edge` is in the sorted front."""
+    """Due times and their ids. Everything due before the edge is in the sorted front."""
 
     def __init__(self) -> None:
         self._edge_ms = 0
         self._front: list[tuple[int, int]] = []
-        self._head = 0  # entries of the front before it are done with
+        self._head = 0  # entries of the front before this index are done
         self._buckets: dict[tuple[int, int], _Bucket] = {}
         self._starts: list[tuple[int, int]] = []  # a heap of the buckets' keys: start, width
 
     def add(self, dues_ms: Sequence[int], first_id: int) -> None:
-        """Take in messages with consecutive ids."""
+        """Add messages with consecutive ids."""
         for message_id, due_at_ms in enumerate(dues_ms, first_id):
             self.add_one(due_at_ms, message_id)
 
@@ -91,7 +91,7 @@ class DelayedTimers:
             return
         distance_ms = due_at_ms - self._edge_ms
         width_ms = next(width for least, width in _WIDTHS if distance_ms >= least)
-        # Never before the edge, or a bucket that was just taken apart would be taken apart again.
+        # Never before the edge, or a bucket that was just split would be split again.
         key = (max(due_at_ms - due_at_ms % width_ms, self._edge_ms), width_ms)
         bucket = self._buckets.get(key)
         if bucket is None:
@@ -100,7 +100,7 @@ class DelayedTimers:
         bucket.add(due_at_ms, message_id)
 
     def advance(self, now_ms: int) -> None:
-        """Bring everything due by now, and soon after, into the front. A clock set back changes nothing."""
+        """Move everything due by now, and soon after, to the front. A clock that is set back changes nothing."""
         edge_ms = now_ms - now_ms % _TENTH_MS + _TENTH_MS
         if edge_ms <= self._edge_ms:
             return
@@ -117,7 +117,7 @@ class DelayedTimers:
             self._head = 0
 
     def near(self, until_ms: int) -> Iterator[tuple[int, int]]:
-        """What is due by then, in order; `advance` was called for that time."""
+        """Yield what is due by then, in order. Call `advance` for that time first."""
         front = self._front
         for i in range(self._head, len(front)):
             if front[i][0] > until_ms:
@@ -125,7 +125,7 @@ class DelayedTimers:
             yield front[i]
 
     def shed(self, done: Callable[[int], bool]) -> None:
-        """Let go of the first entries, as far as they are done with."""
+        """Drop the leading entries that are done."""
         front, head = self._front, self._head
         while head < len(front) and done(front[head][1]):
             head += 1
@@ -135,12 +135,12 @@ class DelayedTimers:
         self._head = head
 
     def count_near(self, until_ms: int) -> int:
-        """How many entries are due by then, about."""
+        """Approximate number of entries due by then."""
         near = [bucket for (start_ms, width_ms), bucket in self._buckets.items() if start_ms + width_ms <= until_ms]
         return len(self._front) - self._head + sum(len(bucket.entries) // 2 for bucket in near)
 
     def first(self, done: Callable[[int], bool]) -> tuple[int, int] | None:
-        """The first entry that is not done with."""
+        """Return the first entry that is not done."""
         self.shed(done)
         best = self._front[self._head] if self._head < len(self._front) else None
         for key, bucket in self._buckets.items():
@@ -153,7 +153,7 @@ class DelayedTimers:
         return best
 
     def ordered(self, after: tuple[int, int] | None = None) -> list[tuple[int, int]]:
-        """All entries behind a place, in order: a copy."""
+        """Return a copy of all entries after this one, in order."""
         entries = self._front[self._head :]
         for bucket in self._buckets.values():
             entries += bucket.pairs()
@@ -161,16 +161,14 @@ class DelayedTimers:
         return entries if after is None else entries[bisect_right(entries, after) :]
 
     def dropping_below(self, message_id: int) -> Iterator[None]:
-        """Forget all smaller ids, which wait elsewhere now, some at each step. Between two steps others may come in,
-        or be taken out.
-        """
+        """Forget all smaller ids, which were spilled, a few at each step. Entries may come and go between two steps."""
         self._front = [entry for entry in self._front[self._head :] if entry[1] >= message_id]
         self._head = 0
         yield
         for key, bucket in list(self._buckets.items()):
             kept = _Bucket()
             seen = 0
-            while self._buckets.get(key) is bucket:  # it may have come near meanwhile
+            while self._buckets.get(key) is bucket:  # it may have been split in the meantime
                 if seen >= len(bucket.entries):
                     self._buckets[key] = kept
                     break
@@ -187,27 +185,27 @@ logger = logging.getLogger(__name__)
 _NOTE: Final = Struct("<BQ")
 _CANCELLED: Final = 1
 
-# What is kept in memory of messages that are wanted soon.
+# Memory for decoded messages that are due soon.
 _NEAR_BYTES: Final = 32 << 20
-_RECORD_BYTES: Final = 400  # what a message takes in memory besides its own bytes, about
+_RECORD_BYTES: Final = 400  # approximate memory per message besides its own bytes
 
-# A message that is due is read alone, out of the order in which it came: small frames make that cheap.
+# Due messages are read one by one, not in order of arrival: small frames make that cheap.
 _FRAME_BYTES: Final = 16 * 1024
 
 
 class DelayedIntake:
-    """The log and what is known of its messages, which the lock of the store's state guards."""
+    """The log, and what is known about its messages. The lock of the store's state guards it."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
-        self.present = BitMap64()  # ids that wait here, or did: all data records from the spilled ones on
-        self.unreadable = BitMap64()  # those of them that are damaged
+        self.present = BitMap64()  # ids of all data records that are not spilled, whether they still wait or not
+        self.unreadable = BitMap64()  # ids in `present` that are damaged
         self._near: dict[int, Record] = {}
         self._near_bytes = 0
 
     @staticmethod
     def open(world: World, folder: str, settings: LogSettings) -> DelayedIntake:
-        """Only the store decides what leaves the intake: no retention, no rolling by age."""
+        """Open the log without retention or rolling by age: only the store decides what leaves the intake."""
         changed = msgspec.structs.replace(
             settings,
             frame_bytes=min(settings.frame_bytes, _FRAME_BYTES),
@@ -221,7 +219,7 @@ class DelayedIntake:
         return DelayedIntake(Log.open(folder, changed, world))
 
     def load(self, floor: int, timers: DelayedTimers, settled: BitMap64) -> BitMap64:
-        """Take in what came since the last spill; answers with the ids that were cancelled."""
+        """Load what arrived since the last spill, and return the ids that were cancelled."""
         cancelled = BitMap64()
         log = self.log
         for frame in log.read(max(floor, log.start), on_damage="skip"):
@@ -235,11 +233,11 @@ class DelayedIntake:
         return cancelled
 
     def write_cancelled(self, message_id: int) -> Appended:
-        """Note that the message is cancelled; durable when the caller has waited for it."""
+        """Record that the message is cancelled; durable once the caller has waited for it."""
         return self.log.write([_NOTE.pack(_CANCELLED, message_id)], durability="fsync", kind=Kind.CONTROL)
 
     def data_frames(self, start: int, end: int) -> Iterator[Frame]:
-        """Frames with messages from `start` on, as far as `end`; damaged ones are noted and passed over."""
+        """Yield the frames with messages of [start, end); damaged ones are noted and skipped."""
         start = max(start, self.log.start)
         while start < end:
             try:
@@ -255,10 +253,10 @@ class DelayedIntake:
                 start = damaged.next_offset
 
     def fetch(self, ids: Sequence[int], wanted_soon: Callable[[Record], bool] | None = None) -> dict[int, Record]:
-        """The messages of these ids, which rise; those that are damaged are left out, and noted.
+        """Return the messages of these ascending ids; damaged ones are noted and left out.
 
-        What else is in their frames and wanted soon is kept in memory: frames hold messages in the order in which
-        they came, and each would be read and unpacked again for almost every message in it.
+        Other messages in the same frames are kept in memory if they are wanted soon: frames are in order of arrival,
+        so otherwise a frame would be read and decoded again for almost every message in it.
         """
         near = self._near
         found = {message_id: near[message_id] for message_id in ids if message_id in near}
@@ -267,14 +265,14 @@ class DelayedIntake:
         return found
 
     def let_go(self, ids: Iterable[int]) -> None:
-        """These do not wait here any more."""
+        """Drop these messages from memory: they no longer wait here."""
         for message_id in ids:
             record = self._near.pop(message_id, None)
             if record is not None:
                 self._near_bytes -= len(record.value) + _RECORD_BYTES
 
     def let_go_of_all(self) -> None:
-        """Nothing of what was kept in memory waits here any more."""
+        """Drop all messages from memory: none of them waits here any more."""
         self._near, self._near_bytes = {}, 0
 
     def _keep(self, rows: Sequence[Record], wanted_soon: Callable[[Record], bool]) -> None:
@@ -315,11 +313,11 @@ class DelayedIntake:
                 extra={"folder": self.log.folder, "first_id": first, "next_id": next_offset, "why": str(error)},
             )
         self.unreadable.add_range(first, max(next_offset, first + 1))
-        # What a person may still want to look at is not trimmed away.
+        # Do not trim what a person may still want to look at.
         self.log.pin("damaged", self.unreadable.min())
 
 
 def cancelled_ids(frame: Frame) -> list[int]:
-    """The messages that a control frame says were cancelled."""
+    """Return the ids of the messages that a control frame cancels."""
     notes = [_NOTE.unpack(value) for value in frame.values() if len(value) == _NOTE.size]
     return [message_id for what, message_id in notes if what == _CANCELLED]

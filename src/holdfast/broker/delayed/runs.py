@@ -1,4 +1,4 @@
-"""Runs, immutable files of delayed messages sorted by due time, and the manifest that says which of them count."""
+"""Runs, immutable files of delayed messages sorted by due time, and the manifest that names the current ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CHECK: Final = Struct("<I")
 
 
 class RunEntry(msgspec.Struct, frozen=True):
-    """A run, as the manifest knows it."""
+    """A run, as the manifest lists it."""
 
     name: str
     run_id: int
@@ -61,7 +61,7 @@ def save_manifest(disk: Disk, folder: str, manifest: Manifest) -> None:
 
 
 def load_manifest(disk: Disk, folder: str) -> Manifest | None:
-    """None where there is none; CorruptData where its bytes are not what was written."""
+    """Return the manifest, or None if there is none; raises CorruptData if it is not what was written."""
     content = read_file(disk, join(folder, NAME))
     if content is None:
         return None
@@ -78,10 +78,10 @@ def load_manifest(disk: Disk, folder: str) -> Manifest | None:
         raise CorruptData(f"{join(folder, NAME)} cannot be read: {error}") from error
 
 
-# Opening the store: what the manifest names is loaded, what it does not name is removed.
+# Opening the store: load the runs that the manifest names, and remove the files that it does not.
 #
-# Where the manifest itself is spoiled, nothing is removed: every run is taken in, a message that is both in a run
-# and in the intake counts once, and the caller has to look for releases in the whole of the partition's log.
+# If the manifest itself is damaged, nothing is removed: every run is loaded, a message that is both in a run and in
+# the intake counts once, and the caller has to look for releases in the partition's whole log.
 
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ _RUN: Final = re.compile(r"\d{20}-(\d{10})\.run")
 
 @dataclass
 class LoadedManifest:
-    """What was found in the folder."""
+    """What opening found in the folder."""
 
     manifest: Manifest
     runs: list[DelayedRun] = field(default_factory=list)
@@ -99,10 +99,10 @@ class LoadedManifest:
 
 
 def load(world: World, folder: str, *, intake_is_new: bool) -> LoadedManifest:
-    """Manifest and runs. The caller owns the folder."""
+    """Load the manifest and its runs. The caller owns the folder."""
     disk = world.disk
-    # The last owner may have died before the name of its last manifest was durable: what is removed because of
-    # that manifest must not be missed after a power cut that brings the one before it back.
+    # The last owner may have died before the name of its last manifest was durable. Sync it before removing files:
+    # a power cut could otherwise bring back the previous manifest, which needs them.
     disk.sync_folder(folder)
     names = disk.names(folder)
     run_names = [name for name in names if _RUN.fullmatch(name)]
@@ -153,7 +153,7 @@ def _load_run(disk: Disk, folder: str, entry: RunEntry, loaded: LoadedManifest) 
 
 
 def _set_aside(disk: Disk, folder: str, name: str) -> None:
-    """Out of the way and not thrown away: a person may want to look at it."""
+    """Move a damaged file out of the way without deleting it: a person may want to look at it."""
     disk.rename(join(folder, name), join(folder, name + ".damaged"))
     disk.sync_folder(folder)
 
@@ -163,11 +163,8 @@ def _note(loaded: LoadedManifest, folder: str, what: str) -> None:
     logger.error("damage among the delayed messages", extra={"folder": folder, "what": what})
 
 
-# What may be set of the store of delayed messages.
-
-
 class DelaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much waits in memory, and how often the state is saved."""
+    """How many messages wait in memory, and how often the state is saved."""
 
     spill_messages: Annotated[int, Meta(ge=1, le=10_000_000)] = 50_000
     save_ms: Annotated[int, Meta(ge=1, le=3_600_000)] = 5_000
@@ -178,8 +175,8 @@ class DelaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 # A run: an immutable file of delayed messages, sorted by (due time, id), in blocks of a few hundred.
 #
-#     part      what it is
-#     block     a control frame with one value (the due times, then the ids, as int64), and behind it a data frame
+#     part      contents
+#     block     a control frame with one value (the due times, then the ids, as int64), followed by a data frame
 #               with the messages themselves; repeated
 #     footer    a journal frame with two values: the table of blocks (due time of the first message and position
 #               of the block, as int64 pairs) and the bitmap of all ids
@@ -192,8 +189,8 @@ class DelaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 #     24   4     run_id            the log id of the frames: a random number of this run
 #     28   4     check             CRC32C of bytes 0..27
 #
-# Frames are those of a log, each with its checksums, with offsets that count all values in the file. Footer and
-# trailer are caches: where they are spoiled, walking over the blocks makes them anew.
+# Frames are those of a log, each with its checksums; their offsets count all values in the file. Footer and trailer
+# are caches: if they are damaged, they are rebuilt from the blocks.
 
 
 TRAILER_MAGIC: Final = b"HFDRUN01"
@@ -202,17 +199,17 @@ _TRAILER: Final = Struct("<8sQQII")
 TRAILER_BYTES: Final = _TRAILER.size
 assert TRAILER_BYTES == 32  # keeps the table above and the code in step
 
-# Lengths in frames have 32 bits; who reads a run is its owner, who wrote it.
+# Lengths in frames have 32 bits. No tighter limit is needed: only the owner that wrote a run reads it.
 _MOST_RAW_BYTES: Final = 2**32 - 1
 
 NEVER_MS: Final = 2**63
 
-# Where a message waits: its due time and id, the run (None: the intake), and its place there.
+# Where a message waits: its due time, id, run (None: the intake), and block and index in the run.
 Entry: TypeAlias = "tuple[int, int, DelayedRun | None, int, int]"
 
 
 class DelayedRun:
-    """The read side of a run. Only ids and the table of blocks stay in memory, no message does."""
+    """The read side of a run. Only the ids and the table of blocks stay in memory, not the messages."""
 
     __slots__ = (
         "_at",
@@ -237,21 +234,21 @@ class DelayedRun:
         self.ids = ids
         self.first_dues_ms = table[::2]
         self._positions = table[1::2]
-        self._head, self._at = 0, 0  # block and place of the first message that may be live
+        self._head, self._at = 0, 0  # block and index of the first message that may be live
         self._cached: tuple[int, array[int], array[int]] | None = None
         self.spoiled: dict[int, str] = {}  # blocks that cannot be read, and why
-        self.keep_file = False  # damaged: a person may want to look at it
+        self.keep_file = False  # set for a damaged file, which a person may want to look at
 
     @property
     def messages(self) -> int:
         return len(self.ids)
 
     def not_before_ms(self) -> int:
-        """No live message is due before this time."""
+        """Return a time before which no live message is due."""
         return self.first_dues_ms[self._head] if self._head < len(self.first_dues_ms) else NEVER_MS
 
     def first(self, gone: BitMap64) -> tuple[int, int] | None:
-        """The first message that is not gone."""
+        """Return due time and id of the first message that is not gone."""
         while self._head < len(self.first_dues_ms):
             dues_ms, ids = self._index(self._head)
             at = self._at
@@ -266,7 +263,7 @@ class DelayedRun:
     def entries(
         self, gone: BitMap64, *, after: tuple[int, int] | None = None, until_ms: int | None = None
     ) -> Iterator[Entry]:
-        """What is not gone, in order, behind a place and due by a time."""
+        """Yield the messages that are not gone, in order, after a place and due by a time."""
         start = self._head
         if after is not None:
             start = max(start, bisect_left(self.first_dues_ms, after[0]) - 1)
@@ -282,7 +279,7 @@ class DelayedRun:
                     yield due_at_ms, message_id, self, block, i
 
     def find(self, message_id: int) -> Entry | None:
-        """Where the message is; None where its block cannot be read."""
+        """Return where the message is; None if its block cannot be read."""
         for block in range(len(self.first_dues_ms)):
             dues_ms, ids = self._index(block)
             if message_id in ids:
@@ -291,7 +288,7 @@ class DelayedRun:
         return None
 
     def records(self, block: int) -> list[Record]:
-        """The messages of a block, with their ids as offsets; CorruptData where it cannot be read."""
+        """Return the messages of a block, with their ids as offsets; raises CorruptData if it cannot be read."""
         try:
             with self._opened() as file:
                 index = self._frame(file, self._positions[block])
@@ -301,7 +298,7 @@ class DelayedRun:
             raise
 
     def blocks(self) -> Iterator[list[Record]]:
-        """The messages, block by block, without those that are damaged; the file may lose its name meanwhile."""
+        """Yield the messages block by block, without damaged ones. The file may be unlinked meanwhile."""
         file = self._disk.open(self.path)
         try:
             for block, position in enumerate(self._positions):
@@ -314,7 +311,7 @@ class DelayedRun:
             file.close()
 
     def _index(self, block: int) -> tuple[array[int], array[int]]:
-        """Due times and ids of a block; nothing where it is spoiled."""
+        """Return due times and ids of a block; nothing if it is damaged."""
         if self._cached is not None and self._cached[0] == block:
             return self._cached[1:]
         if block in self.spoiled:
@@ -340,7 +337,7 @@ class DelayedRun:
 
     @contextmanager
     def _opened(self) -> Iterator[File]:
-        """The file, for a moment. A part that the disk does not give must not hold up all the others."""
+        """Open the file for a short time. An unreadable part must not hold up all the others."""
         try:
             file = self._disk.open(self.path)
             try:
@@ -348,7 +345,7 @@ class DelayedRun:
             finally:
                 file.close()
         except OSError as error:
-            if ran_out(error):  # its messages are as they were: read them when there is one again
+            if ran_out(error):  # a shortage of resources, not damage: the messages can be read later
                 raise shortage(f"cannot read {self.path}", error, "Nothing was changed") from error
             raise CorruptData(f"cannot be read: {error.strerror or error}") from error
 
@@ -363,13 +360,13 @@ class DelayedRun:
 
 
 def block_index(frame: Frame) -> tuple[array[int], array[int]]:
-    """Due times and ids from the first frame of a block."""
+    """Decode due times and ids from the first frame of a block."""
     both = array("q", frame.values()[0])
     return both[: len(both) // 2], both[len(both) // 2 :]
 
 
 def _with_ids(ids: array[int], frame: Frame) -> list[Record]:
-    """The messages of the second frame of a block: as `Frame.records`, but their offsets are the ids."""
+    """Decode the second frame of a block as `Frame.records` does, but with the ids as offsets."""
     columns = frame.columns()
     if frame.count != len(ids):
         raise CorruptData(f"a block has {len(ids)} ids for {frame.count} messages")
@@ -390,7 +387,7 @@ def _with_ids(ids: array[int], frame: Frame) -> list[Record]:
 
 
 def open_run(disk: Disk, folder: str, name: str, run_id: int | None = None) -> DelayedRun:
-    """The run in a file, by its footer, or by its blocks where the footer is spoiled."""
+    """Open a run by its footer, or by its blocks if the footer is damaged."""
     file = disk.open(join(folder, name))
     try:
         try:

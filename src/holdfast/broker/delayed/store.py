@@ -1,7 +1,7 @@
-"""The store of delayed messages: the calls that others make.
+"""The store of delayed messages: its public calls.
 
-One lock guards the state. It is held for work in memory and for reading what is due, never while a sync is
-waited for. Due times are wall times: a clock set forward releases, a clock set back waits.
+One lock guards the state. It is held for work in memory and for reading due messages, never while waiting for a
+sync. Due times are wall-clock times: setting the clock forward releases messages early, setting it back delays them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from holdfast.storage.files import join, open_error
 from holdfast.storage.log import Log
 
 _CHUNK: Final = 256  # messages that a listing reads at a time
-_LOOK_EVERY: Final = 10_000  # messages that may come until somebody looks whether it is time to spill
-_NEAR_MS: Final = 10_000  # what is due within this time is kept when its frame was read for another message
+_LOOK_EVERY: Final = 10_000  # messages that may arrive before `tick` checks whether to spill
+_NEAR_MS: Final = 10_000  # a message due within this time is kept if its frame was read for another message
 _BLOCKS: Final = 64  # decoded blocks of runs that are kept while messages are released
 
 
@@ -44,7 +44,7 @@ class Delayed(msgspec.Struct, frozen=True, gc=False):
 class DelayStore:
     """Delayed messages in a folder, owned by this object until it is closed. Safe to use from any thread.
 
-    How a message gets from here into its partition once, also across crashes, is told in the package's docstring.
+    The package's docstring explains how a message gets from here into its partition exactly once, even across crashes.
     """
 
     def __init__(self, world: World, folder: str, settings: DelaySettings, state: DelayedState) -> None:
@@ -63,10 +63,10 @@ class DelayStore:
 
     @staticmethod
     def open(world: World, folder: str, settings: LogSettings, delays: DelaySettings | None = None) -> DelayStore:
-        """Own the store in the folder; made where there is none."""
+        """Open the store in the folder and own it; it is created if there is none."""
         try:
             world.disk.make_folder(folder)
-            intake = DelayedIntake.open(world, join(folder, "intake"), settings)  # its lock is the store's lock
+            intake = DelayedIntake.open(world, join(folder, "intake"), settings)  # its lock also locks the store
             try:
                 loaded = load(world, folder, intake_is_new=intake.log.written_end == 0)
                 return DelayStore(world, folder, delays or DelaySettings(), DelayedState(intake, loaded))
@@ -78,17 +78,17 @@ class DelayStore:
 
     @property
     def accounted(self) -> int:
-        """Every release below this offset of the partition's log is in the manifest on disk: keep the log from here."""
+        """The manifest on disk has every release below this offset of the partition's log: pin the log here."""
         return self._state.saved_position
 
     @property
     def intake(self) -> Log:
-        """The log that takes messages in, for whoever needs to look through it or to keep it from being trimmed."""
+        """The log that takes messages in, for callers that read it or pin it against trimming."""
         return self._log
 
     @property
     def damage(self) -> list[str]:
-        """What was found damaged, in words; empty when all is well."""
+        """Descriptions of the damage found; empty if there is none."""
         state = self._state
         with state.lock:
             spoiled = [f"{run.path}: {why}" for run in state.runs for why in run.spoiled.values()]
@@ -98,7 +98,7 @@ class DelayStore:
 
     @property
     def on_pause(self) -> Callable[[], object]:
-        """Called again and again while a spill is under way, which is long: release what is due meanwhile."""
+        """Called repeatedly during a spill, which takes long, so that due messages can be released meanwhile."""
         return self._upkeep.on_pause
 
     @on_pause.setter
@@ -107,7 +107,7 @@ class DelayStore:
 
     @property
     def on_attention(self) -> Callable[[], None]:
-        """Called when `tick` should be called sooner than it said: for a sync, a message that is due, a spill."""
+        """Called when `tick` is needed sooner than it said: for a sync, a due message, or a spill."""
         return self._log.on_attention
 
     @on_attention.setter
@@ -115,7 +115,7 @@ class DelayStore:
         self._log.on_attention = call
 
     def forget(self, ids: Iterable[int]) -> None:
-        """At opening: these ids were found in the partition's log, which is synced; they are not released again."""
+        """At opening, drop ids that were found in the partition's synced log, so that they are not released again."""
         state = self._state
         with state.lock:
             state.gone |= state.known(BitMap64(list(ids)))
@@ -129,7 +129,7 @@ class DelayStore:
         codec: CodecName | None = None,
         any_size: bool = False,
     ) -> Appended:
-        """Take messages in, all or none, without waiting; their ids are the answer's offsets. Then `wait`."""
+        """Append messages, all or none, without waiting. The offsets returned are their ids; `wait` comes next."""
         dues_ms = batch.due_at_ms
         if dues_ms is None or len(dues_ms) != len(batch.values):
             raise InvalidRequest("a delayed message needs a due time: give due_at_ms for each of the batch")
@@ -137,30 +137,30 @@ class DelayStore:
         if not whole or (dues_ms and not 0 <= min(dues_ms) <= max(dues_ms) < NEVER_MS):
             raise InvalidRequest("a due time is a whole number of milliseconds since 1970, below 2**63")
         state = self._state
-        with state.lock:  # or a spill could see them in the log before the state knows of them
+        with state.lock:  # otherwise a spill could see them in the log before the state knows them
             appended = self._log.write(batch, durability=durability, codec=codec, any_size=any_size)
             state.intake.present.add_range(appended.offset, appended.next_offset)
             state.timers.add(dues_ms, appended.offset)
             first_ms = min(dues_ms, default=NEVER_MS)
             sooner = first_ms < state.not_before_ms
             state.not_before_ms = min(state.not_before_ms, first_ms)
-        # Not for each: whoever ticks knows of a message that is due before these, and looks at what follows it then.
+        # Not on every write: the caller of `tick` already wakes for an earlier message, and looks ahead again then.
         if sooner or appended.offset // _LOOK_EVERY != appended.next_offset // _LOOK_EVERY:
             self.on_attention()
         return appended
 
     def wait(self, appended: Appended) -> None:
-        """Return when what was written is as durable as its answer says."""
+        """Return once what was written is as durable as requested."""
         self._log.wait(appended)
 
     async def wait_async(self, appended: Appended) -> None:
-        """The same for a task."""
+        """Async version of `wait`."""
         await self._log.wait_async(appended)
 
     def due(self, now_ms: int, limit: int) -> list[Delayed]:
-        """The first messages that are due by now, by (due, id). Changes nothing: `released` tells what was done.
+        """Return the first messages due by now, ordered by (due, id). Changes nothing: report back with `released`.
 
-        Fewer than there are, where they are large: they are to be written at once.
+        Returns fewer messages than are due if they are large, since the caller writes them all at once.
         """
         state = self._state
         chosen: list[Entry] = []
@@ -170,13 +170,13 @@ class DelayStore:
             state.timers.advance(now_ms)
             state.timers.shed(state.done_here)
             whole = False
-            while not whole:  # what turns out to be damaged is left out, and others are chosen
+            while not whole:  # replace those that turn out to be damaged
                 near = [run for run in state.runs if run.not_before_ms() <= now_ms and run.first(state.gone)]
                 sources = [run.entries(state.gone, until_ms=now_ms) for run in near]
                 chosen = list(islice(merge(state.waiting_here(state.timers.near(now_ms)), *sources), limit))
                 found, whole = self._fetch(chosen, now_ms)
             if len(chosen) < limit:
-                self._blocks.clear()  # nothing more is due for now
+                self._blocks.clear()  # nothing else is due for now
             if not chosen:
                 state.look_ahead()
             synced_end = self._log.synced_end
@@ -186,7 +186,7 @@ class DelayStore:
         return found
 
     def released(self, ids: Sequence[int], position: int) -> None:
-        """These are in the partition's log, below the offset `position`, which need not be synced yet."""
+        """Mark these as written to the partition's log, below the offset `position`, not necessarily synced yet."""
         state = self._state
         with state.lock:
             known = state.known(BitMap64(list(ids))) - state.gone
@@ -198,7 +198,7 @@ class DelayStore:
             state.look_ahead()
 
     def settled(self, position: int) -> None:
-        """The partition's log is synced below this offset, and all that was released there was told before."""
+        """The partition's log is synced below this offset. Report all releases below it with `released` first."""
         state = self._state
         with state.lock:
             kept = deque(each for each in state.unsettled if each[0] > position)
@@ -207,21 +207,21 @@ class DelayStore:
             state.settled_position = max(state.settled_position, position)
 
     def cancel(self, message_id: int) -> bool:
-        """Take a message back, durably; False where it is unknown, released or cancelled already."""
+        """Cancel a message, durably; returns False if it is unknown, released or cancelled already."""
         appended = self.write_cancel(message_id)
         if appended is not None:
             self.wait(appended)
         return appended is not None
 
     async def cancel_async(self, message_id: int) -> bool:
-        """The same for a task."""
+        """Async version of `cancel`."""
         appended = self.write_cancel(message_id)
         if appended is not None:
             await self.wait_async(appended)
         return appended is not None
 
     def write_cancel(self, message_id: int) -> Appended | None:
-        """The first half of `cancel`, which never waits; the cancellation is durable after `wait`."""
+        """Do the first half of `cancel`, which never waits; the cancellation is durable after `wait`."""
         state = self._state
         with state.lock:
             state.check_open()
@@ -237,7 +237,7 @@ class DelayStore:
             return appended
 
     def get(self, message_id: int) -> Delayed | None:
-        """The message, if it waits and can be read."""
+        """Return the message if it waits and can be read, otherwise None."""
         state = self._state
         with state.lock:
             state.check_open()
@@ -251,9 +251,9 @@ class DelayStore:
             return found[0] if found else None
 
     def waiting(self, *, after: tuple[int, int] | None = None, limit: int | None = None) -> Iterator[Delayed]:
-        """What waits, by (due, id), behind a place; read from the files as the caller goes on.
+        """Yield the waiting messages by (due, id), after a place; read from the files as the caller iterates.
 
-        What is released or cancelled meanwhile is left out; what comes meanwhile may be.
+        Messages released or cancelled meanwhile are left out; messages that arrive meanwhile may be.
         """
         state = self._state
         with state.lock:
@@ -276,24 +276,24 @@ class DelayStore:
             yield from found
 
     def next_due_ms(self) -> int | None:
-        """When the first message is due that waits; None where none does."""
+        """Return when the first waiting message is due; None if none waits."""
         with self._state.lock:
             return self._state.look_ahead()
 
     def late_ms(self, now_ms: int) -> int:
-        """How late the first message that waits is, about; takes no lock, and costs nothing."""
+        """Return about how late the first waiting message is. Takes no lock and is cheap."""
         return now_ms - self._state.not_before_ms
 
     def __len__(self) -> int:
-        """How many messages wait."""
+        """Number of waiting messages."""
         with self._state.lock:
             return self._state.live()
 
     def __bool__(self) -> bool:
-        return True  # an empty store is still a store
+        return True  # an empty store must not be falsy
 
     def close(self) -> None:
-        """Save, sync, let go of the folder. Closing twice is fine."""
+        """Save, sync, and release the folder. Closing twice is fine."""
         self._upkeep.close()
 
     def __enter__(self) -> DelayStore:
@@ -303,12 +303,12 @@ class DelayStore:
         self.close()
 
     def check(self) -> None:
-        """Assert what must always hold."""
+        """Assert the invariants."""
         with self._state.lock:
             self._state.check()
 
     def _fetch(self, entries: Sequence[Entry], now_ms: int | None = None) -> tuple[list[Delayed], bool]:
-        """The messages at these places, and whether all of them could be read; `now_ms`: they are due."""
+        """Read the messages at these places, and say whether all were readable. `now_ms` is given if they are due."""
         ids = sorted([message_id for _, message_id, run, _, _ in entries if run is None])
         here = self._state.intake.fetch(ids, None if now_ms is None else partial(self._is_near, now_ms + _NEAR_MS))
         found = []
@@ -326,7 +326,7 @@ class DelayStore:
         return record.due_at_ms <= until_ms and not self._state.done_here(record.offset)
 
     def _block(self, run: DelayedRun, block: int) -> list[Record]:
-        """The messages of a block, kept for a while; none where it cannot be read."""
+        """Return the messages of a block, cached for a while; none if it cannot be read."""
         try:
             records = self._blocks[run, block] = run.records(block)
         except CorruptData:

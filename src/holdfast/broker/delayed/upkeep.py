@@ -1,8 +1,8 @@
-"""Spills, manifests and the removal of files, beside the rest: only results are taken over under the state's lock.
+"""Spills, manifests and the removal of files, in the background: the state's lock is only held to adopt the results.
 
-The order is the whole point. A spill: sync the intake, write the runs, name them in a manifest, trim the intake. A
-manifest: note what is gone, sync the intake (so that it holds every id that the manifest speaks of), put the
-manifest in place, and only then remove what nothing refers to any more.
+The order of the steps keeps this crash-safe. A spill syncs the intake, writes the runs, names them in a manifest, and
+trims the intake. Saving a manifest notes what is gone, syncs the intake (so that it holds every id that the manifest
+mentions), puts the manifest in place, and only then removes files that nothing refers to any more.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from holdfast.model import Batch, Record
 from holdfast.storage.files import FULL_DISK, advice, join, write_fully
 from holdfast.storage.keeper import soonest
 
-# What the store knows in memory: where each message lies, which are gone, and which of those for certain.
+# The state in memory: where each message is, which are gone, and which of those for certain.
 #
-# known     ids that lie in a file: in the intake or in a run
-# gone      those of them that were released or cancelled
-# settled   those gone for certain: their releases are synced in the partition's log
+# known     ids in a file: in the intake or in a run
+# gone      known ids that were released or cancelled
+# settled   gone ids whose releases are synced in the partition's log
 
 
 _MOST = 2**64 - 1
 
 
 class DelayedState:
-    """Guarded by its lock, which whoever calls a method here holds."""
+    """The state of the store. Hold its lock while calling any method."""
 
     def __init__(self, intake: DelayedIntake, loaded: LoadedManifest) -> None:
         self.lock = Lock()
@@ -64,18 +64,18 @@ class DelayedState:
         self.runs = loaded.runs
         self.damage = loaded.damage
         self.timers = DelayedTimers()
-        self.floor = loaded.manifest.spilled_below  # the intake's messages below it are in runs, or gone
+        self.floor = loaded.manifest.spilled_below  # messages of the intake below this are in runs, or gone
         self.next_number = loaded.manifest.next_number
         self.saved_position = self.settled_position = loaded.manifest.accounted
-        self.unsettled: deque[tuple[int, BitMap64]] = deque()  # released, by the position below which they lie
+        self.unsettled: deque[tuple[int, BitMap64]] = deque()  # released ids, with the position that they are below
         self.changed = bool(loaded.damage)  # since the last manifest
         self.closed = False
-        # No message that waits is due before this: what whoever ticks was told last, or what came since.
+        # No waiting message is due before this: the last answer of `tick`, or the due time of an earlier arrival.
         self.not_before_ms = 0
         spilled = self.in_runs()
         before = loaded.manifest.gone_ids()
         cancelled = intake.load(self.floor, self.timers, before | spilled)
-        # Only where the manifest was lost: messages of an unfinished spill, which are in runs already.
+        # Messages of an unfinished spill that are in runs already; only if the manifest was lost.
         self.twice = intake.present & spilled
         intake.present -= spilled
         self.gone = (before | cancelled) & (intake.present | spilled)
@@ -91,7 +91,7 @@ class DelayedState:
         return ids
 
     def known(self, ids: BitMap64) -> BitMap64:
-        """Those of the ids that lie in a file."""
+        """Return the ids that are in a file."""
         known = ids & self.intake.present
         for run in self.runs:
             known |= ids & run.ids
@@ -101,9 +101,9 @@ class DelayedState:
         return sum(run.messages for run in self.runs) + len(self.intake.present) - len(self.gone)
 
     def is_full(self, most: int, soon_ms: int) -> bool:
-        """Whether it is time to spill: many wait in memory, or many that are gone keep the intake long.
+        """Whether to spill: many messages wait in memory, or many that are gone keep the intake long.
 
-        What is due by `soon_ms` does not count, up to a limit: it would be released before the spill is done.
+        Messages due by `soon_ms` do not count, up to a limit: they would be released before the spill is done.
         """
         present = self.intake.present
         waiting = present - self.gone
@@ -112,12 +112,12 @@ class DelayedState:
         return bool(waiting) and len(present) - present.rank(waiting.min()) >= 4 * most
 
     def done_here(self, message_id: int) -> bool:
-        """Whether a timer of the intake is done with."""
+        """Whether a timer of the intake is obsolete."""
         intake = self.intake
         return message_id in self.gone or message_id not in intake.present or message_id in intake.unreadable
 
     def waiting_here(self, entries: Iterable[tuple[int, int]]) -> Iterator[Entry]:
-        """Those entries that wait in the intake and may be shown: as durable as their policy promised."""
+        """Yield the entries that wait in the intake and are as durable as their policy promised."""
         end = self.intake.log.end
         for due_at_ms, message_id in entries:
             if message_id < end and not self.done_here(message_id):
@@ -135,22 +135,22 @@ class DelayedState:
         return best_ms if best_ms < NEVER_MS else None
 
     def look_ahead(self) -> int | None:
-        """When the first message is due that waits, learned anew; None where none does."""
+        """Find out when the first waiting message is due, and remember it; None if none waits."""
         first_ms = self._next_due_ms()
         self.not_before_ms = NEVER_MS if first_ms is None else first_ms
         return first_ms
 
     def settled(self) -> BitMap64:
-        """The ids that are gone for certain: a copy."""
+        """Return a copy of the ids that are gone for certain."""
         ids = self.gone.copy()
         for _, released in self.unsettled:
             ids -= released
         return ids
 
     def take_over(self, runs: list[DelayedRun], cut: int) -> Iterator[None]:
-        """A spill is done: all that waited in the intake below `cut` is in these runs.
+        """Adopt the runs of a spill: everything that waited in the intake below `cut` is in them.
 
-        The answer, step by step, lets go of timers that nobody needs any more; between two steps the lock may be free.
+        The iterator returned drops obsolete timers step by step; the lock may be released between two steps.
         """
         present = self.intake.present
         below = present.copy()
@@ -167,7 +167,7 @@ class DelayedState:
         return self.timers.dropping_below(cut)
 
     def take_out_finished(self, settled: BitMap64) -> list[DelayedRun]:
-        """Runs of which nothing can come back are no longer part of the store, nor are their ids."""
+        """Remove and return the runs whose messages are all gone for certain, and drop their ids."""
         finished = [run for run in self.runs if run.ids.intersection_cardinality(settled) == run.messages]
         self.runs = [run for run in self.runs if run not in finished]
         for run in finished:
@@ -176,9 +176,9 @@ class DelayedState:
         return finished
 
     def raise_floor(self, settled: BitMap64) -> None:
-        """Messages at the head of the intake that are gone for certain need no spill: what is kept begins behind them.
+        """Raise the floor past the leading messages of the intake that are gone for certain, as they need no spill.
 
-        They are no longer part of the store, nor of `settled`, which the next manifest holds.
+        Their ids are dropped from the store and from `settled`, which goes into the next manifest.
         """
         needed = self.intake.present - settled
         end = self.intake.log.end
@@ -203,7 +203,7 @@ class DelayedState:
         )
 
     def check(self) -> None:
-        """Assert what must always hold."""
+        """Assert the invariants."""
         known = self.intake.present.copy()
         for run in self.runs:
             assert not known & run.ids, f"{run.name} holds messages that wait elsewhere, too"
@@ -215,40 +215,40 @@ class DelayedState:
         assert self.intake.present - self.gone - self.intake.unreadable <= BitMap64(here), "a message has no timer"
 
 
-# From the intake to runs: messages in order of arrival become files in order of due time.
+# Spilling the intake to runs: messages in order of arrival become files in order of due time.
 #
-# A file ends where a bucket of time ends: an hour for what is near, a day, thirty days for what is far. So a
-# file is done with, and removed, soon after its last message was due. Small neighbours share a file, so that
-# years of sparse delays do not make thousands of files.
+# A file ends where a bucket of time ends: an hour for near due times, then a day, then thirty days. So a file can be
+# removed soon after its last message was due. Small neighbouring buckets share a file, so that years of sparse delays
+# do not make thousands of files.
 
 
 _BLOCK_MESSAGES: Final = 256
 _BLOCK_BYTES: Final = 64 * 1024
 _FILE_BYTES: Final = 1 << 30  # positions in frames have 32 bits
 _UNCUT: Final = 1 << 62
-# What a decoded message takes in memory besides its own bytes, about.
+# Approximate memory of a decoded message besides its own bytes.
 _MESSAGE_BYTES: Final = 400
 _DUE_ORDER: Final = attrgetter("due_at_ms", "offset")
-# What is sorted at once: a few milliseconds.
+# Messages sorted at once, which takes a few milliseconds.
 _PIECE_MESSAGES: Final = 2_000
 _SAMPLE_MOST: Final = 8_000
-# So much of a run is synced at a time: a release that is synced meanwhile would have to wait for all of it.
+# Bytes of a run synced at a time: a release that is synced meanwhile has to wait for them.
 _SYNC_BYTES: Final = 4 << 20
 
 
 class SpillPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a spill needs to know."""
+    """The parameters of a spill."""
 
     folder: str
     number: int  # of the first file
     now_ms: int
-    least_messages: int  # a file with fewer goes on into the next bucket
+    least_messages: int  # a file with fewer continues into the next bucket
     packing: Packing = PLAIN
     memory_bytes: int = 16 << 20
 
 
 def bucket_of(due_at_ms: int, now_ms: int) -> int:
-    """Where the bucket of this due time begins."""
+    """Return the start of the bucket that holds this due time."""
     distance_ms = due_at_ms - now_ms
     width_ms = HOUR_MS if distance_ms < 2 * DAY_MS else DAY_MS if distance_ms < 2 * MONTH_MS else MONTH_MS
     return due_at_ms - due_at_ms % width_ms
@@ -257,9 +257,9 @@ def bucket_of(due_at_ms: int, now_ms: int) -> int:
 def in_due_order(
     frames: Callable[[], Iterator[Frame]], wanted: Callable[[int], bool], memory_bytes: int
 ) -> Iterator[Record]:
-    """The wanted messages, sorted by (due, id). `frames` is read several times rather than held in memory.
+    """Yield the wanted messages sorted by (due, id). `frames` is read several times rather than held in memory.
 
-    Nothing is sorted in one go that may be long: no other thread runs meanwhile, and no message is released.
+    Sorts in small pieces: no other thread runs during a sort, and no message is released.
     """
     for first, end in pairwise(_bounds(frames, wanted, memory_bytes)):
         pieces: list[list[Record]] = [[]]
@@ -281,10 +281,9 @@ def in_due_order(
 def _bounds(
     frames: Callable[[], Iterator[Frame]], wanted: Callable[[int], bool], memory_bytes: int
 ) -> list[tuple[int, int]]:
-    """Places in the order of the wanted messages, from before the first to behind the last: what lies between two of
-    them fits into memory, about.
+    """Choose bounds in the order of the wanted messages, such that what lies between two of them about fits in memory.
 
-    A sample tells where they are: to sort all keys would take a second once there are some hundred thousand.
+    Estimated from a sample: sorting all keys would take a second for some hundred thousand of them.
     """
     sample: list[tuple[int, int]] = []
     count, every, raw_bytes = 0, 1, 0
@@ -292,7 +291,7 @@ def _bounds(
         found = [(due, i) for i, due in enumerate(_dues_ms(frame), frame.base_offset) if wanted(i)]
         sample += found[-count % every :: every]
         count += len(found)
-        if not frame.is_large:  # what stays in its file takes no memory
+        if not frame.is_large:  # large values stay in their file and take no memory
             raw_bytes += frame.header.raw_bytes * len(found) // frame.count
         if len(sample) > _SAMPLE_MOST:
             del sample[1::2]
@@ -305,7 +304,7 @@ def _bounds(
 
 
 def write_runs(world: World, records: Iterator[Record], plan: SpillPlan) -> list[DelayedRun]:
-    """Write sorted messages into as many runs as buckets of time and size ask for; all are durable then."""
+    """Write sorted messages to as many runs as the buckets and the file size require; all are durable on return."""
     runs: list[DelayedRun] = []
     writer: _RunWriter | None = None
     bucket, temporary = 0, join(plan.folder, "spill.tmp")
@@ -357,7 +356,7 @@ class _RunWriter:
         self.file.truncate(0)
 
     def add(self, record: Record) -> None:
-        if self._block and isinstance(record.value, LargeValue):  # it gets a block of its own
+        if self._block and isinstance(record.value, LargeValue):  # a large value gets its own block
             self._end_block()
         self._block.append(record)
         self._block_bytes += len(record.value)
@@ -366,7 +365,7 @@ class _RunWriter:
             self._end_block()
 
     def finish(self) -> DelayedRun:
-        """Put the file in its place; its name is durable after the folder's next sync."""
+        """Rename the file to its final name, which is durable after the next sync of the folder."""
         if self._block:
             self._end_block()
         self._ids.run_optimize()
@@ -403,7 +402,7 @@ def _body(batch: Batch, kind: Kind, packing: Packing = PLAIN) -> Body:
 
 
 def _as_batch(records: Sequence[Record]) -> Batch:
-    """Messages as columns; a column that none of them uses is left out."""
+    """Turn messages into columns, leaving out columns that none of them uses."""
     return Batch(
         values=[r.value for r in records],
         times_ns=[r.timestamp_ns for r in records],
@@ -424,15 +423,15 @@ logger = logging.getLogger(__name__)
 
 _Item = TypeVar("_Item")
 
-_SOON_MS: Final = 10_000  # what is due within this time is not worth a spill
+_SOON_MS: Final = 10_000  # messages due within this time are not worth a spill
 
-# Between two pauses of a spill: a few milliseconds.
+# Frames between two pauses of a spill: a few milliseconds.
 _PAUSE_FRAMES: Final = 10
 _PAUSE_MESSAGES: Final = 256
 
 
 class DelayedUpkeep:
-    """One at a time is at work here."""
+    """Spills and saves, one at a time."""
 
     def __init__(self, world: World, folder: str, settings: DelaySettings, state: DelayedState) -> None:
         self._world = world
@@ -443,7 +442,7 @@ class DelayedUpkeep:
         self._lock = Lock()
         self._saved_ns = world.clock.monotonic_ns()
         self._failed_ns: int | None = None
-        self._garbage: list[DelayedRun] = []  # finished, and removed after the next manifest
+        self._garbage: list[DelayedRun] = []  # finished runs, removed after the next manifest
         self.on_pause: Callable[[], object] = lambda: None
         log_settings = self._log.settings
         self._packing = Packing.named(
@@ -455,14 +454,14 @@ class DelayedUpkeep:
         )
 
     def tick(self, now_ms: int) -> int | None:
-        """Do what is due by now; answers in how many ms more will be due. A full disk is no reason to stop."""
+        """Do what is due by now and return the ms until the next call. A full disk does not stop it."""
         state = self._state
         log_ms = self._log.tick()
         with state.lock:
             state.timers.advance(now_ms)
             state.timers.shed(state.done_here)
             full = state.is_full(self._settings.spill_messages, now_ms + _SOON_MS)
-            # A position that moved on alone costs a longer look at the next opening, nothing else.
+            # If only the position moved, saving is less urgent: it merely shortens the next opening.
             waits = 1 if state.changed else 10 if state.settled_position > state.saved_position else None
         save_ms = None
         if full or waits is not None:
@@ -475,21 +474,21 @@ class DelayedUpkeep:
         return soonest(log_ms, save_ms, due_ms)
 
     def spill(self, now_ms: int) -> int:
-        """Move what waits in the intake into runs; answers how many messages that were."""
+        """Move the waiting messages of the intake to runs, and return their number."""
         with self._lock, _naming_errors(self._folder):
             return self._spill(now_ms)
 
     def save(self, on_pause: Callable[[], object] = lambda: None) -> None:
-        """Write the manifest, and remove the files that it makes needless.
+        """Write the manifest, and remove the files that it makes obsolete.
 
-        Nothing is released meanwhile, unless the caller asks for it: one who compacts does not expect messages to
-        come in by that, and may hold locks that a release would wait for.
+        Messages are not released meanwhile unless `on_pause` does so: a caller that compacts does not expect new
+        messages in the log, and may hold locks that a release would wait for.
         """
         with self._lock, _naming_errors(self._folder):
             self._save(on_pause)
 
     def close(self) -> None:
-        """Save and close the intake. Whatever fails, the folder is let go; nothing is lost that was acknowledged."""
+        """Save, and close the intake. The folder is released even if this fails; nothing acknowledged is lost."""
         with self._lock:
             with self._state.lock:
                 if self._state.closed:
@@ -549,12 +548,12 @@ class DelayedUpkeep:
         return sum(run.messages for run in runs)
 
     def _step(self, steps: Iterator[None]) -> bool:
-        """Take one under the lock; answers whether there was one."""
+        """Take one step under the lock; return whether there was one."""
         with self._state.lock:
             return next(steps, self) is None
 
     def _with_pauses(self, items: Iterator[_Item], every: int) -> Iterator[_Item]:
-        """A spill is work for a second, and messages come due meanwhile: they must not wait for its end."""
+        """Pause now and then: a spill may take a second, and messages that come due must not wait for its end."""
         for i, item in enumerate(items):
             if not i % every:
                 self.on_pause()
@@ -579,7 +578,7 @@ class DelayedUpkeep:
         garbage, self._garbage = self._garbage, []
         for run in garbage:
             on_pause()
-            with contextlib.suppress(OSError):  # what stays is not in the manifest, and goes at the next opening
+            with contextlib.suppress(OSError):  # not in the manifest any more, so the next opening removes it
                 if run.keep_file:
                     self._world.disk.rename(run.path, run.path + ".damaged")
                 else:
@@ -587,7 +586,7 @@ class DelayedUpkeep:
         for segment in self._log.segments()[:-1]:
             if segment.next_offset > manifest.spilled_below:
                 return
-            on_pause()  # a large file takes a while to remove
+            on_pause()  # removing a large file takes a while
             self._log.trim(segment.next_offset)
 
 

@@ -1,1 +1,1 @@
-"""A data folder: which names may be given, where things lie, and the small files that say what must be there."""
+"""A data folder: the names allowed in it, its layout, and the small files that record what must exist."""

@@ -66,7 +66,7 @@ _ROOT_COSTS: Final = {
 
 
 class TopicFacts(msgspec.Struct, frozen=True):
-    """What a topic is, whatever its settings: another one of the same name has another id."""
+    """The identity of a topic, apart from its settings. A topic created again under the same name gets another id."""
 
     id: int = 0
     created_ms: int = 0
@@ -74,7 +74,7 @@ class TopicFacts(msgspec.Struct, frozen=True):
 
 
 class Contents(msgspec.Struct, frozen=True):
-    """The list."""
+    """The list of parts that a topic, or the data folder itself, must have."""
 
     facts: TopicFacts = TopicFacts()
     parts: frozenset[str] = frozenset()
@@ -85,7 +85,7 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 def load_contents(world: World, root: str, topic: str) -> Contents | None:
-    """The list of a topic, None where there is none; CorruptData where it is not what was written."""
+    """Load the list of a topic; None if there is none. Raises CorruptData if it is not what was written."""
     return _load(world, topic_folder(root, topic))
 
 
@@ -101,17 +101,17 @@ def _load(world: World, folder: str) -> Contents | None:
 
 
 def save_contents(world: World, folder: str, contents: Contents) -> None:
-    """Put a list into the folder of a topic, durably."""
+    """Write a list to the folder of a topic, durably."""
     durable_replace(world.disk, folder, CONTENTS, sealed(_encode(contents)))
 
 
 def renew_contents(world: World, root: str, topic: str, facts: TopicFacts) -> None:
-    """List what is there now, beside what is listed: that is struck off before it goes, or else it is missed."""
+    """Add the parts that exist now to a topic's list. Strike a part off before removing it, or it will be missed."""
     _renew(world, topic_folder(root, topic), facts, parts_there(world, root, topic, facts.partitions))
 
 
 def renew_root(world: World, root: str) -> None:
-    """The same for what is no topic's."""
+    """Add the parts of the data folder that exist now, apart from topics, to its list."""
     _renew(world, root, TopicFacts(), root_parts_there(world, root))
 
 
@@ -119,14 +119,14 @@ def _renew(world: World, folder: str, facts: TopicFacts, there: Iterable[str]) -
     try:
         known = _load(world, folder)
     except CorruptData:
-        known = None  # `check` tells; made anew, it is good again
+        known = None  # `check` reports the damage; rebuilding the list fixes it
     contents = Contents(facts, frozenset([*there, *(() if known is None else known.parts)]))
     if known != contents:
         save_contents(world, folder, contents)
 
 
 def root_parts_there(world: World, root: str) -> list[str]:
-    """What the data folder has besides topics."""
+    """Return the parts of the data folder that exist, apart from topics."""
     streams = [f"{GROUPS}/{name}" for name in names_in(world, join(root, GROUPS)) if not name.startswith(".")]
     return [part for part in (PRODUCERS, KEY_FILE, LOCKS, TRACES_LOG, *streams) if root_has(world, root, part)]
 
@@ -137,7 +137,7 @@ def root_has(world: World, root: str, part: str) -> bool:
 
 
 def missing_root_parts(world: World, root: str) -> list[str]:
-    """What is listed of the data folder and not there, in order; nothing where its list is not to be trusted."""
+    """Return the listed parts of the data folder that do not exist, in order; none if the list is unusable."""
     try:
         contents = _load(world, root)
     except CorruptData:
@@ -146,12 +146,12 @@ def missing_root_parts(world: World, root: str) -> list[str]:
 
 
 def strike_off_root(world: World, root: str, part: str) -> None:
-    """It is about to go, or is given up."""
+    """Take a part off the list before it is removed, or because it is given up."""
     _strike_off(world, root, frozenset([part]))
 
 
 def root_list_error(world: World, root: str) -> str | None:
-    """What is wrong with the list of the data folder; None where nothing is."""
+    """Describe what is wrong with the list of the data folder; None if nothing is."""
     try:
         return None if _load(world, root) is not None else f"{join(root, CONTENTS)} is missing"
     except CorruptData as error:
@@ -159,7 +159,7 @@ def root_list_error(world: World, root: str) -> str | None:
 
 
 def lacking_root(root: str, part: str) -> CorruptData:
-    """The error for a part of the data folder that is not there."""
+    """Return the error for a missing part of the data folder."""
     return CorruptData(
         f"{join(root, part)} is missing: {root_cost_of(part)}. Nothing was changed. Restore it from a copy; or run "
         f"`holdfast repair {shlex.quote(root)}` to go on without it"
@@ -167,24 +167,24 @@ def lacking_root(root: str, part: str) -> CorruptData:
 
 
 def root_cost_of(part: str) -> str:
-    """What is lost with a part of the data folder."""
+    """Describe what is lost with a part of the data folder."""
     return _ROOT_COSTS.get(part, "the group begins anew: what it committed is not known")
 
 
 def strike_off(world: World, root: str, topic: str, parts: frozenset[str]) -> None:
-    """These are about to go, or are given up."""
+    """Take parts off a topic's list before they are removed, or because they are given up."""
     _strike_off(world, topic_folder(root, topic), parts)
 
 
 def _strike_off(world: World, folder: str, parts: frozenset[str]) -> None:
-    with suppress(CorruptData):  # a list that is damaged names nothing, and is made anew of what is there
+    with suppress(CorruptData):  # a damaged list is rebuilt from what exists
         known = _load(world, folder)
         if known is not None and known.parts & parts:
             save_contents(world, folder, msgspec.structs.replace(known, parts=known.parts - parts))
 
 
 def missing_parts(world: World, root: str, topic: str) -> list[str]:
-    """The parts that are listed and not there, in order."""
+    """Return the listed parts that do not exist, in order."""
     contents = load_contents(world, root, topic)
     if contents is None or not contents.parts:
         return []
@@ -192,7 +192,7 @@ def missing_parts(world: World, root: str, topic: str) -> list[str]:
 
 
 def _kind(part: str) -> str:
-    """What a part is: its own name, but where that is a group's, which may have any name, `log` too."""
+    """Return the kind of a part: its last name, except for groups, whose names are free and may even be `log`."""
     place, _, name = part.rpartition("/")
     if place == GROUPS:
         return _NOTE
@@ -200,27 +200,27 @@ def _kind(part: str) -> str:
 
 
 def is_vital(part: str, partitions: int) -> bool:
-    """Whether a topic of so many partitions cannot be used without this part."""
+    """Whether a topic with this number of partitions cannot be used without this part."""
     return _kind(part) == SETTINGS or (is_messages(part) and partitions == 1)
 
 
 def is_messages(part: str) -> bool:
-    """Whether these are the messages of a partition."""
+    """Whether this part is the message log of a partition."""
     return _kind(part) == _LOG and not part.startswith(DEAD_SUFFIX)
 
 
 def is_delayed(part: str) -> bool:
-    """Whether this is where the delayed messages of a partition wait."""
+    """Whether this part is the store of delayed messages of a partition."""
     return _kind(part) == DELAYED
 
 
 def is_dedup(part: str) -> bool:
-    """Whether this is the topic's dedup ids, or those that a partition kept before topics did."""
+    """Whether this part is the topic's dedup ids, or those of a partition from before topics kept them."""
     return _kind(part) == DEDUP
 
 
 def groups_of(parts: Iterable[str]) -> set[str]:
-    """The groups that have any of these parts."""
+    """Return the groups that any of these parts belong to."""
     found = set()
     for part in parts:
         name = part.rpartition("/")[2]
@@ -232,7 +232,7 @@ def groups_of(parts: Iterable[str]) -> set[str]:
 
 
 def lacking(root: str, topic: str, part: str) -> CorruptData:
-    """The error for a part that is not there."""
+    """Return the error for a missing part of a topic."""
     path = part_path(root, topic, part)
     named = path.removeprefix(f"{root}/")
     return CorruptData(
@@ -242,7 +242,7 @@ def lacking(root: str, topic: str, part: str) -> CorruptData:
 
 
 def cost_of(part: str) -> str:
-    """What is lost with a part."""
+    """Describe what is lost with a part."""
     kind = _kind(part)
     return (
         "its dead letters are lost"
@@ -252,13 +252,13 @@ def cost_of(part: str) -> str:
 
 
 def part_path(root: str, topic: str, part: str) -> str:
-    """Where a part lies."""
+    """Return the path of a part."""
     folder = topic_folder(root, topic)
     return folder + part if part.startswith(DEAD_SUFFIX + "/") else join(folder, part)
 
 
 def is_there(world: World, root: str, topic: str, part: str) -> bool:
-    """Whether a part is there, or what is left of it."""
+    """Whether a part, or a remainder of it, exists."""
     path, kind = part_path(root, topic, part), _kind(part)
     if kind in (_LOG, _JOURNAL):
         return _holds_log(world, path)
@@ -270,7 +270,7 @@ def _holds_log(world: World, folder: str) -> bool:
 
 
 def parts_there(world: World, root: str, topic: str, partitions: int) -> list[str]:
-    """The parts that a topic has now."""
+    """Return the parts that a topic has now."""
     folder = topic_folder(root, topic)
     found: list[str] = [SETTINGS] if world.disk.exists(join(folder, SETTINGS)) else []
     found += [f"{GROUPS}/{name}" for name in names_in(world, join(folder, GROUPS)) if name.endswith(".json")]
@@ -293,11 +293,11 @@ def _parts_of(world: World, root: str, topic: str, place: str) -> list[str]:
     return [part for name in found if is_there(world, root, topic, part := f"{place}/{name}")]
 
 
-# The settings that a topic and its groups keep in the folder, so that every opener means the same.
+# The settings of a topic and of its groups, kept in the folder so that every process uses the same.
 
 
-# Chosen by each program for itself: a weaker promise must never come from a file. And `partitions` is no wish: it is
-# noted with the topic.
+# Durability is chosen by each program: a file must never weaken a promise. And `partitions` is a fact of the topic,
+# recorded with it.
 NOT_KEPT: Final = frozenset({"durability", "ack_durability", "partitions"})
 
 _DEFAULTS: Final = TopicSettings()
@@ -310,7 +310,7 @@ def settings_for(
     changes: Mapping[str, Any],
     base: TopicSettings = _DEFAULTS,
 ) -> TopicSettings:
-    """Those given, or those that the folder keeps on top of the base, with the changes."""
+    """Return the settings given, or else those kept in the folder on top of the base, with the changes applied."""
     if given is None:
         kept = kept_settings(world, join(folder, SETTINGS))
         return load(TopicSettings, {**msgspec.structs.asdict(base), **kept, **changes})
@@ -318,14 +318,14 @@ def settings_for(
 
 
 def check_settings(given: QueueSettings | None, changes: Mapping[str, Any]) -> TopicSettings:
-    """Those given with the changes; BadSettings where they do not fit."""
+    """Apply the changes to the settings given; raises BadSettings if they are invalid."""
     if given is not None and not isinstance(given, QueueSettings):
         raise BadSettings(f"settings must be QueueSettings or TopicSettings, not {type(given).__name__}")
     return load(TopicSettings, {**msgspec.structs.asdict(given or _DEFAULTS), **changes})
 
 
 def keep_settings(world: World, folder: str, settings: TopicSettings, base: TopicSettings = _DEFAULTS) -> None:
-    """Note what differs from the base, where that has changed."""
+    """Write down what differs from the base, if that has changed."""
     differing = differing_settings(settings, base)
     content = sealed(msgspec.json.format(msgspec.json.encode(differing)))
     known = read_file(world.disk, join(folder, SETTINGS))
@@ -334,7 +334,7 @@ def keep_settings(world: World, folder: str, settings: TopicSettings, base: Topi
 
 
 def differing_settings(settings: TopicSettings, base: TopicSettings) -> dict[str, Any]:
-    """What is to be kept of the settings."""
+    """Return the settings that differ from the base and are kept."""
     return {
         name: getattr(settings, name)
         for name in settings.__struct_fields__
@@ -343,7 +343,7 @@ def differing_settings(settings: TopicSettings, base: TopicSettings) -> dict[str
 
 
 def dead_settings(settings: TopicSettings) -> TopicSettings:
-    """Dead letters are kept for a time of their own, are never retried, and have no dead letters themselves."""
+    """Return the settings of the dead letters: own retention, no retries, and no dead letters of their own."""
     return msgspec.structs.replace(
         settings,
         durability="fsync",
@@ -363,7 +363,7 @@ def dead_settings(settings: TopicSettings) -> TopicSettings:
 
 
 def log_settings(settings: TopicSettings) -> TopicSettings:
-    """As the logs of its partitions follow them: a topic that is only compacted keeps the last of each key for ever."""
+    """Return the settings of the partitions' logs. If a topic is only compacted, the last of each key stays forever."""
     if settings.cleanup != "compact":
         return settings
     return msgspec.structs.replace(
@@ -372,7 +372,7 @@ def log_settings(settings: TopicSettings) -> TopicSettings:
 
 
 def kept_settings(world: World, path: str) -> dict[str, Any]:
-    """What a file of settings says, checked; nothing where there is none."""
+    """Read and validate a settings file; empty if there is none."""
     content = read_file(world.disk, path)
     if content is None:
         return {}
@@ -388,18 +388,18 @@ def kept_settings(world: World, path: str) -> dict[str, Any]:
     return kept
 
 
-# What is noted of a topic's groups in queue mode: where each began, what it does differently, whether it is to go.
+# Notes on a topic's groups in queue mode: where each began, its own settings, and whether it is being deleted.
 
 
 class GroupNote(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The note of one group. `positions` are where it began, for each partition that there was then."""
+    """The note of one group. `positions` has its start in each partition that existed when it began."""
 
     positions: list[int] = msgspec.field(default_factory=list)
     settings: dict[str, Any] = msgspec.field(default_factory=dict)
     deleted: bool = False
 
     def start(self, number: int) -> int | None:
-        """Where it begins in a partition; None: with the oldest message there."""
+        """Return where the group begins in a partition; None for the oldest message."""
         return self.positions[number] if number < len(self.positions) else None
 
 
@@ -407,7 +407,7 @@ _decode_policy = msgspec.json.Decoder(GroupNote).decode
 
 
 class GroupNotes:
-    """The notes in a topic's folder. A group that nobody said anything special of needs none."""
+    """The notes in a topic's folder. A group with nothing special about it needs none."""
 
     def __init__(self, world: World, folder: str) -> None:
         self._world = world
@@ -415,14 +415,14 @@ class GroupNotes:
         self._folder = join(folder, GROUPS)
 
     def names(self, partitions: int) -> list[str]:
-        """The groups that have a note, or a journal in any of the partitions."""
+        """Return the groups that have a note, or a journal in any partition."""
         noted = {name.removesuffix(".json") for name in names_in(self._world, self._folder) if name.endswith(".json")}
         for number in range(partitions):
             noted.update(names_in(self._world, f"{self._topic}/{number}/{GROUPS}"))
         return sorted(noted)
 
     def read(self, group: str) -> GroupNote:
-        """The note of a group; an empty one where there is none."""
+        """Return the note of a group; an empty one if there is none."""
         path = self._path(group)
         content = read_file(self._world.disk, path)
         if content is None:
@@ -436,7 +436,7 @@ class GroupNotes:
             ) from error
 
     def write(self, group: str, note: GroupNote, *, needed: bool = True) -> None:
-        """Keep a note, if there is anything in it to keep."""
+        """Write a note, if it has any content."""
         if needed:
             self._world.disk.make_folder(self._folder)
             durable_replace(
@@ -444,17 +444,17 @@ class GroupNotes:
             )
 
     def deleted(self) -> list[str]:
-        """The groups that are to go."""
+        """Return the groups that are being deleted."""
         noted = [name.removesuffix(".json") for name in names_in(self._world, self._folder) if name.endswith(".json")]
         found = []
         for group in noted:
-            with suppress(CorruptData):  # then that group does not open, and its user is told
+            with suppress(CorruptData):  # that group does not open, and its user gets the error
                 if self.read(group).deleted:
                     found.append(group)
         return found
 
     def forget(self, group: str, partitions: int) -> None:
-        """Take away all that a group has here, for good before its note goes: without that nobody would look for it."""
+        """Remove everything of a group durably, its note last: without the note, leftovers would never be found."""
         disk = self._world.disk
         for number in range(partitions):
             folder = f"{self._topic}/{number}/{GROUPS}"
@@ -468,9 +468,9 @@ class GroupNotes:
         return join(self._folder, f"{check_name(group, 'group')}.json")
 
 
-# Which topics a data folder has. The folders are the catalog: nothing else could say something different.
+# The catalog: which topics a data folder has. The folders themselves are the catalog, so nothing can contradict it.
 #
-# A topic comes and goes with a rename, which is all or nothing; what a crash leaves half made or half deleted has a
+# A topic is created and deleted by a rename, which is atomic. What a crash leaves half created or half deleted has a
 # name that no topic can have, and is removed at the next opening.
 
 
@@ -485,7 +485,7 @@ _decode_catalog = msgspec.json.Decoder(TopicFacts).decode
 
 
 class Catalog:
-    """The topics of one data folder; its owner has the folder's lock."""
+    """The topics of one data folder. Only the holder of the folder's lock may change them."""
 
     def __init__(self, world: World, root: str) -> None:
         self._world = world
@@ -493,14 +493,14 @@ class Catalog:
         self._folder = join(root, TOPICS)
 
     def names(self) -> list[str]:
-        """The topics that users made."""
+        """Return the topics that users created."""
         return [name for name in names_in(self._world, self._folder) if is_users_topic(name)]
 
     def __contains__(self, name: str) -> bool:
         return self._world.disk.exists(topic_folder(self._root, name))
 
     def facts(self, name: str) -> TopicFacts:
-        """What is noted of a topic; of one that was made before anything was noted, the defaults."""
+        """Return what is recorded about a topic; defaults for a topic from before anything was recorded."""
         if name not in self:
             known = self.names()
             there = f"there are {', '.join(known[:10])}" if known else "there is none yet"
@@ -517,7 +517,7 @@ class Catalog:
             return listed
 
     def noted(self, name: str) -> TopicFacts | None:
-        """What `topic.json` says, None where there is none; CorruptData where it is not what was written."""
+        """Read `topic.json`; None if there is none. Raises CorruptData if it is not what was written."""
         path, content = self._note_of(name)
         if content is None:
             return None
@@ -531,9 +531,9 @@ class Catalog:
         return is_sealed(self._note_of(name)[1] or b"")
 
     def bring_up_to_date(self, name: str, facts: TopicFacts) -> None:
-        """Write `topic.json` anew where it is lost, damaged, or of an older release.
+        """Rewrite `topic.json` if it is missing, damaged, or of an older release.
 
-        It tells that there is a list of parts, and waits for that: there may have been no room for one.
+        It says that a list of parts exists, so that list comes first: the disk may have had no room for it.
         """
         if self._listed(name) is None:
             return
@@ -548,20 +548,20 @@ class Catalog:
             return path, read_file(self._world.disk, path)
 
     def _listed(self, name: str) -> TopicFacts | None:
-        """The copy of the facts in the list of parts."""
+        """Return the copy of the facts in the list of parts."""
         with suppress(CorruptData):
             contents = load_contents(self._world, self._root, name)
             return None if contents is None else contents.facts
         return None
 
     def create(self, name: str, settings: TopicSettings, base: TopicSettings) -> TopicFacts:
-        """Make a topic with its settings, wholly or not at all."""
+        """Create a topic with its settings, atomically."""
         if name in self:
             raise TopicExists(
                 f"there is a topic {name} in {self._root} already; alter it, choose another name, or say exist_ok=True "
                 "where that is fine"
             )
-        self.tidy(name)  # or it would find the dead letters of an earlier one of its name
+        self.tidy(name)  # otherwise it would inherit the dead letters of a deleted topic of this name
         disk = self._world.disk
         fresh = join(self._folder, f"{_NEW}{name}-0")
         facts = TopicFacts(self._world.ids.random_u32(), self._world.clock.now_ns() // 1_000_000, settings.partitions)
@@ -576,30 +576,30 @@ class Catalog:
         return facts
 
     def grow(self, name: str, partitions: int) -> TopicFacts:
-        """Note that the topic has so many partitions."""
+        """Record the new number of partitions."""
         facts = msgspec.structs.replace(self.facts(name), partitions=partitions)
         self._note(topic_folder(self._root, name), facts)
         return facts
 
     def delete(self, name: str) -> None:
-        """Take the topic and its dead letters away. From the first rename on it is gone, whatever happens then."""
+        """Delete a topic and its dead letters. It is gone from the first rename on, whatever fails after that."""
         gone = join(self._folder, f"{_GONE}{name}-{self._world.ids.random_u32()}")
-        self.facts(name)  # or UnknownTopic
+        self.facts(name)  # raises UnknownTopic
         self._world.disk.rename(topic_folder(self._root, name), gone)
         self._world.disk.sync_folder(self._folder)
         self.tidy(name)
 
     def leftovers(self) -> set[str]:
-        """The names of topics of which something was left half made or half deleted, or is so at this moment."""
+        """Return the names of topics that are half created or half deleted."""
         return {found[2] for left in names_in(self._world, self._folder) if (found := _LEFT.fullmatch(left))}
 
     def deleted(self) -> set[str]:
-        """The names of topics that were deleted, and of which something is left."""
+        """Return the names of deleted topics of which something is left."""
         left = filter(None, map(_LEFT.fullmatch, names_in(self._world, self._folder)))
         return {found[2] for found in left if found[1] == _GONE and found[2] not in self}
 
     def tidy(self, name: str | None = None) -> None:
-        """Remove what was left half made or half deleted, of one name or of all. Nobody else is at work on them."""
+        """Remove what is half created or half deleted, of one topic or of all. Nobody may be using them."""
         disk, deleted = self._world.disk, self.deleted()
         for left in names_in(self._world, self._folder):
             found = _LEFT.fullmatch(left)
@@ -607,7 +607,7 @@ class Catalog:
                 continue
             letters = join(self._folder, found[2] + DEAD_SUFFIX)
             if found[2] in deleted:
-                remove_tree(disk, letters)  # for good, and first: without what is left of the topic nobody would look
+                remove_tree(disk, letters)  # durably and first: without the rest of the topic they would never be found
                 disk.sync_folder(self._folder)
             remove_tree(disk, join(self._folder, left))
 

@@ -1,4 +1,4 @@
-"""Where things lie in a data folder, which names may be given, and small JSON files that carry a checksum."""
+"""The layout of a data folder, the names allowed in it, and small JSON files that carry a checksum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOPICS: Final = "topics"
 GROUPS: Final = "groups"
 LOCKS: Final = "locks"
 RESERVE: Final = "reserve"
-OWNER_SOCKET: Final = "owner.sock"  # where the owner of a data folder lets other processes in
+OWNER_SOCKET: Final = "owner.sock"  # where other processes connect to the owner of a data folder
 QUERIES: Final = "queries"
 STAGING: Final = "staging"
 SETTINGS: Final = "settings.json"
@@ -29,13 +29,13 @@ DEFAULT_TOPIC: Final = "queue"
 _MOST_CHARS: Final = 200
 _NAME: Final = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{_MOST_CHARS - 1}}}")
 _ID: Final = re.compile(r"(?:(.*)-([0-9]{1,5})-)?(d?)([0-9]{1,18})")
-_TOKEN: Final = r"@([0-9a-f]{1,16}|[A-Za-z0-9_-]{32})"  # as proofs.py makes them, or a fence alone
+_TOKEN: Final = r"@([0-9a-f]{1,16}|[A-Za-z0-9_-]{32})"  # as proofs.py makes them, or only a fence
 _RECEIPT: Final = re.compile(r"(?:(.*)-([0-9]{1,5})-)?([0-9]{1,18})" + _TOKEN)
 _LEASE: Final = re.compile(r"(.*)" + _TOKEN)
 
 
 def check_name(name: object, what: str, most: int = _MOST_CHARS) -> str:
-    """The name, if a topic or group may have it; no path can be made of it."""
+    """Return the name if a topic or group may have it; raises otherwise. A valid name cannot form a path."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > most:
         raise InvalidRequest(
             f"{what} {name!r} cannot be used: letters, digits, '.', '_' and '-', not beginning with '.' or '-', "
@@ -61,8 +61,8 @@ def stream_group_folder(root: str, group: str) -> str:
 
 
 def check_topic_name(name: object) -> str:
-    """The name, if a user may give it to a topic."""
-    name = check_name(name, "topic", _MOST_CHARS - len(DEAD_SUFFIX))  # its dead letters have a name, too
+    """Return the name if users may give it to a topic; raises otherwise."""
+    name = check_name(name, "topic", _MOST_CHARS - len(DEAD_SUFFIX))  # leaves room for the name of its dead letters
     if name.endswith(DEAD_SUFFIX) or name.startswith(INTERNAL_PREFIX):
         raise InvalidRequest(
             f"topic {name!r} cannot be used: names that end in {DEAD_SUFFIX} are for dead letters, and those that "
@@ -72,40 +72,40 @@ def check_topic_name(name: object) -> str:
 
 
 def check_readable_name(name: object) -> str:
-    """The name, if there may be a topic to read by it: a user's, or that of its dead letters."""
+    """Return the name if users may read a topic by it, their own or its dead letters; raises otherwise."""
     if isinstance(name, str) and name.endswith(DEAD_SUFFIX):
         return check_topic_name(name.removesuffix(DEAD_SUFFIX)) + DEAD_SUFFIX
     return check_topic_name(name)
 
 
 def is_users_topic(name: str) -> bool:
-    """Whether a folder's name is that of a topic that users know of."""
+    """Whether this is the folder name of a topic that users created."""
     return bool(_NAME.fullmatch(name)) and not name.endswith(DEAD_SUFFIX) and not name.startswith(INTERNAL_PREFIX)
 
 
 def topics(world: World, root: str) -> list[str]:
-    """The topics in a data folder, without the dead letters' ones and our own."""
+    """Return the topics in a data folder, without dead letters and internal topics."""
     return list(filter(is_users_topic, names_in(world, join(root, TOPICS))))
 
 
 def names_in(world: World, folder: str) -> list[str]:
-    """What a folder holds; nothing where there is none."""
+    """Return the names in a folder; none if it does not exist."""
     return world.disk.names(folder) if world.disk.exists(folder) else []
 
 
 def topic_for(root: str) -> str:
-    """The name for the topic of a new queue in this folder: the folder's own, where that may be used."""
+    """Return the topic name for a new queue in this folder: the folder's own name if it is allowed."""
     name = root.rstrip("/").rpartition("/")[2]
     return name if is_users_topic(name) else DEFAULT_TOPIC
 
 
 def message_id(topic: str, partition: int, offset: int | None, delayed_id: int | None) -> str:
-    """What a message is called outside: where it is, or its number among those that were delayed."""
+    """Return the public id of a message: its place in the log, or its delayed id."""
     return f"{topic}-{partition}-{offset}" if delayed_id is None else f"{topic}-{partition}-d{delayed_id}"
 
 
 class MessagePlace(msgspec.Struct, frozen=True, gc=False):
-    """What a message id says: the partition, and the offset there or the number among the delayed ones."""
+    """A parsed message id: the partition, and the offset there or the delayed id."""
 
     partition: int
     offset: int | None = None
@@ -113,7 +113,7 @@ class MessagePlace(msgspec.Struct, frozen=True, gc=False):
 
 
 def parse_message_id(text: object, topic: str) -> MessagePlace:
-    """The place of a message of this topic; InvalidRequest for anything else."""
+    """Parse the id of a message of this topic; raises InvalidRequest for anything else."""
     found = _ID.fullmatch(text) if isinstance(text, str) else None
     if found is None or found[1] not in (None, topic):
         raise InvalidRequest(f"{text!r} is no id of a message of {topic}; ids look like {topic}-0-42 or {topic}-0-d7")
@@ -122,7 +122,7 @@ def parse_message_id(text: object, topic: str) -> MessagePlace:
 
 
 def topic_of_id(text: object) -> str:
-    """The topic that a message id names."""
+    """Return the topic that a message id names."""
     found = _ID.fullmatch(text) if isinstance(text, str) else None
     if found is None or found[1] is None:
         raise InvalidRequest(f"{text!r} is no id of a message; ids look like orders-0-42 or orders-0-d7")
@@ -130,7 +130,7 @@ def topic_of_id(text: object) -> str:
 
 
 class ReceiptText(NamedTuple):
-    """A receipt, taken apart; whether it proves anything is not known yet."""
+    """A parsed receipt, not verified yet."""
 
     partition: int
     offset: int
@@ -138,7 +138,7 @@ class ReceiptText(NamedTuple):
 
 
 def parse_receipt(text: object, topic: str) -> ReceiptText:
-    """What a receipt says; InvalidRequest where it is none of this topic."""
+    """Parse a receipt; raises InvalidRequest if it is not one of this topic."""
     found = _RECEIPT.fullmatch(text) if isinstance(text, str) else None
     if found is not None and found[1] in (None, topic):
         return ReceiptText(int(found[2] or 0), int(found[3]), found[4])
@@ -146,31 +146,31 @@ def parse_receipt(text: object, topic: str) -> ReceiptText:
 
 
 class LeaseText(NamedTuple):
-    """The id of a lock's lease, taken apart; whether it proves anything is not known yet."""
+    """A parsed lease id of a lock, not verified yet."""
 
     name: str
     token: str
 
 
 def parse_lease(text: object) -> LeaseText:
-    """What the id of a lock's lease says; InvalidRequest where it is none."""
+    """Parse the lease id of a lock; raises InvalidRequest if it is not one."""
     found = _LEASE.fullmatch(text) if isinstance(text, str) else None
     if found is None or not _NAME.fullmatch(found[1]):
         raise InvalidRequest(f"{text!r:.300} is no lease of a lock; give the lease_id that came with the lock")
     return LeaseText(found[1], found[2])
 
 
-# Small JSON files that carry a checksum: a flipped bit in a number would otherwise be taken for another number.
+# Small JSON files with a checksum, so that a flipped bit in a number is not taken for another number.
 #
-# The checksum is the first member, ``"check"``: CRC32C, in hexadecimal, of all bytes behind it. A file without one was
-# written by an older release, or by a person, and is taken as it is; the next write gives it one.
+# The checksum is the first member, ``"check"``: CRC32C, in hexadecimal, of all bytes after it. A file without one was
+# written by an older release or by a person, and is accepted as it is; the next write adds one.
 
 
 _CHECK: Final = re.compile(rb'\{\s*"check":\s*"([0-9a-f]{8})",?')
 
 
 def sealed(document: bytes) -> bytes:
-    """A JSON object with its checksum."""
+    """Return a JSON object with its checksum added."""
     rest = document.strip()[1:]
     comma = b"" if rest.strip() == b"}" else b","
     return b'{"check":"%08x"%s%s' % (crc32c(rest), comma, rest)
@@ -181,7 +181,7 @@ def is_sealed(content: bytes) -> bool:
 
 
 def unsealed(content: bytes, path: str) -> bytes:
-    """The object without its checksum; ChecksumMismatch where the two do not fit."""
+    """Return the object without its checksum; raises ChecksumMismatch if the checksum is wrong."""
     found = _CHECK.match(content)
     if found is None:
         return content

@@ -1,1 +1,1 @@
-"""How a data folder stands, read beside whoever owns it: no lock is taken and nothing is written."""
+"""The state of a data folder, read while another process may own it: takes no lock and writes nothing."""

@@ -1,4 +1,4 @@
-"""The messages of a partition, its delayed ones and its dead letters, read without owning the folder."""
+"""The messages of a partition, its delayed messages and its dead letters, read without owning the folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from holdfast.storage.files import is_log, join
 
 
 class UnreadableRange(msgspec.Struct, frozen=True, gc=False):
-    """The messages [first_offset, next_offset) cannot be read, and why."""
+    """A range of messages, [first_offset, next_offset), that cannot be read, and why."""
 
     first_offset: int
     next_offset: int
@@ -36,7 +36,7 @@ class UnreadableRange(msgspec.Struct, frozen=True, gc=False):
 
 
 def frames_beside(reader: LogReader, start: int, stop: int) -> Iterator[Frame]:
-    """The frames that hold messages of [start, stop), without what is damaged or was trimmed away meanwhile."""
+    """Yield the frames with messages of [start, stop), skipping what is damaged or was trimmed in the meantime."""
     at = max(start, reader.start)
     stop = min(stop, reader.end)
     while at < stop:
@@ -49,12 +49,12 @@ def frames_beside(reader: LogReader, start: int, stop: int) -> Iterator[Frame]:
             return
         except OffsetOutOfRange as trimmed:
             if trimmed.start <= at:
-                return  # it ends before: a tail was cut off
+                return  # the log ends earlier: a tail was cut off
             at = trimmed.start
 
 
 def records_beside(reader: LogReader, start: int, stop: int) -> Iterator[Record]:
-    """The messages of [start, stop), in the same way."""
+    """Yield the messages of [start, stop), skipping what is damaged or was trimmed in the meantime."""
     for frame in frames_beside(reader, start, stop):
         for record in frame.records():
             if start <= record.offset < stop:
@@ -62,7 +62,7 @@ def records_beside(reader: LogReader, start: int, stop: int) -> Iterator[Record]
 
 
 def damage_in(world: World, folder: str) -> Iterator[UnreadableRange]:
-    """What a reader of the log cannot have, in order; looks at every byte below the readable end."""
+    """Yield what a reader of the log cannot read, in order. Reads every byte below the readable end."""
     reader = LogReader(folder, world=world)
     at, stop = reader.start, reader.end
     while at < stop:
@@ -91,16 +91,16 @@ def _undecodable(frame: Frame) -> Iterator[UnreadableRange]:
         yield UnreadableRange(frame.base_offset, frame.next_offset, str(error))
 
 
-# The dead letters of a partition, all that its log still holds, and what became of each; seen without owning anything.
+# The dead letters of a partition that its log still holds, and the state of each.
 #
-#     waiting    nobody has decided yet
-#     moving     on its way back into its topic: a redrive is under way, or was cut short
+#     waiting    not decided yet
+#     moving     being redriven, or a redrive was cut short
 #     redriven   back in its topic, as a new message
 #     purged     dropped for good
-#     done       one of the last two; the journal no longer says which
+#     done       redriven or purged; the journal no longer says which
 #
-# A letter that is settled stays in the log until its segment goes. What each of them is follows from the journal as it
-# was at one moment, when the look began; letters that came since are not seen.
+# A settled letter stays in the log until its segment is removed. The states are those of one moment, when the journal
+# was replayed; letters that arrived since are not seen.
 
 
 logger = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ _MOST: Final = 2**64 - 1
 
 
 class SeenLetter(msgspec.Struct, frozen=True, gc=False):
-    """A dead letter as it lies in its log, the note of how it died, and what became of it."""
+    """A dead letter as stored, the note of how it died, and its state."""
 
     record: Record
     note: DeadNote
@@ -119,7 +119,7 @@ class SeenLetter(msgspec.Struct, frozen=True, gc=False):
 
 
 def letters_of(world: World, root: str, topic: str, partition: int) -> Iterator[SeenLetter]:
-    """The letters of one partition of a topic, of all groups, oldest first."""
+    """Yield the dead letters of one partition of a topic, of all groups, oldest first."""
     name = topic + DEAD_SUFFIX
     folder = join(partition_folder(root, name, partition), "log")
     if not is_log(world, folder):
@@ -134,7 +134,7 @@ def letters_of(world: World, root: str, topic: str, partition: int) -> Iterator[
 
 
 class _Fates:
-    """What the journal of the letters says of each."""
+    """The state of each dead letter, according to the journal."""
 
     def __init__(self, world: World, folder: str, start: int) -> None:
         self._group, _, wrong = replayed_group(world, folder, start)
@@ -157,7 +157,7 @@ def _is_moving(group: Group, offset: int) -> bool:
 
 
 def _settled(world: World, folder: str) -> tuple[BitMap64, BitMap64]:
-    """The letters that were redriven, and those that were purged, as far back as the journal reaches."""
+    """Return the letters that were redriven and those that were purged, as far back as the journal reaches."""
     acked, cancelled = BitMap64(), BitMap64()
     if not holds_log(world, folder):
         return acked, cancelled
@@ -169,27 +169,27 @@ def _settled(world: World, folder: str) -> tuple[BitMap64, BitMap64]:
             for start, stop in pairs(event.runs):
                 chosen.add_range(start, stop)
         elif isinstance(event, Opened | Rewound):
-            # Behind it stand other letters by now, or the same once more.
+            # From there on the offsets belong to other letters now, or the same letters come again.
             again = event.end if isinstance(event, Opened) else event.to
             acked.remove_range(again, _MOST)
             cancelled.remove_range(again, _MOST)
     return acked, cancelled
 
 
-# The delayed messages of a partition, seen without owning them: beside an owner who releases, spills and removes.
+# The delayed messages of a partition, read while an owner may release, spill and remove them.
 #
-# First it is found out which messages wait: those in the files that the manifest names and in the intake, without what
-# the manifest, the intake or the partition's log says is gone. That holds for one moment: if the manifest names other
-# files afterwards, all of it is looked at again. Then the messages are read. What a spill moves from the intake into
-# runs meanwhile is looked for there; what is released or cancelled meanwhile may be left out, and nothing comes twice.
+# First determine which messages wait: those in the files that the manifest names and in the intake, except those that
+# the manifest, the intake or the partition's log says are gone. If the manifest names other files afterwards, start
+# over, so that the result is that of one moment. Then read the messages. Those that a spill moves from the intake to
+# runs meanwhile are looked up there; those released or cancelled meanwhile may be left out; none is yielded twice.
 
 
-# An owner spills once in a while, not all the time: look again, but not for ever.
+# An owner spills only now and then: retry, but not forever.
 _TRIES: Final = 5
 
 
 class _Look(NamedTuple):
-    """Where messages wait, and which do."""
+    """Which messages wait, and where."""
 
     runs: list[DelayedRun]
     intake: LogReader
@@ -198,7 +198,7 @@ class _Look(NamedTuple):
 
 
 def waiting_beside(world: World, partition: str) -> Iterator[Delayed]:
-    """What waits in the folder of a partition, in no order."""
+    """Yield the delayed messages in the folder of a partition, in no particular order."""
     folder = join(partition, "delayed")
     if not is_log(world, join(folder, "intake")):
         return
@@ -209,15 +209,15 @@ def waiting_beside(world: World, partition: str) -> Iterator[Delayed]:
             for record in _records(look, left):
                 left.discard(record.offset)
                 yield Delayed(record.offset, record.due_at_ms, record)
-            return  # what is still left is damaged
-        except (FileNotFoundError, OffsetOutOfRange):  # spilled, or all of a file released, while we read
+            return  # the rest is damaged
+        except (FileNotFoundError, OffsetOutOfRange):  # spilled, or a whole file released, while we read
             look = _steady_look(world, partition, folder)
             left &= look.waiting
     raise _too_fast(folder)
 
 
 def count_beside(world: World, partition: str) -> int:
-    """How many wait there, without reading them."""
+    """Return the number of delayed messages, without reading them."""
     folder = join(partition, "delayed")
     return len(_steady_look(world, partition, folder).waiting) if is_log(world, join(folder, "intake")) else 0
 
@@ -227,7 +227,7 @@ def _steady_look(world: World, partition: str, folder: str) -> _Look:
         try:
             look = _look(world, partition, folder)
         except (OSError, HoldfastError):
-            continue  # changed meanwhile, or damaged: then it fails once more
+            continue  # changed in the meantime, or damaged, and then it fails again
         if look is not None:
             return look
     look = _look(world, partition, folder)
@@ -241,7 +241,7 @@ def _too_fast(folder: str) -> Unavailable:
 
 
 def _look(world: World, partition: str, folder: str) -> _Look | None:
-    """None where the owner has changed the files meanwhile."""
+    """Take one look; None if the owner changed the files in the meantime."""
     manifest = load_manifest(world.disk, folder) or Manifest()
     intake = LogReader(join(folder, "intake"), world=world)
     floor = max(manifest.spilled_below, intake.start)
@@ -258,14 +258,14 @@ def _look(world: World, partition: str, folder: str) -> _Look | None:
     now = load_manifest(world.disk, folder) or Manifest()
     if (now.spilled_below, now.runs) != (manifest.spilled_below, manifest.runs):
         return None
-    # An owner lets go of the log only behind the place that its manifest names.
+    # An owner trims the log only up to the position that its manifest names.
     if log_start > manifest.accounted != now.accounted:
         return None
     return _Look(runs, intake, floor, present - gone)
 
 
 def _add_released(world: World, partition: str, accounted: int, gone: BitMap64) -> int:
-    """Add what is in the partition's log already, and of which the manifest does not know; answers where it starts."""
+    """Add releases that are in the partition's log but not in the manifest; return the start of the log."""
     folder = join(partition, "log")
     if not is_log(world, folder):
         return 0

@@ -1,4 +1,4 @@
-"""The state of topics and groups, read without owning the folder: the owner goes on meanwhile."""
+"""The state of topics and groups, read without owning the folder and while an owner may be at work."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ from holdfast.errors import CorruptData, DamagedRange, HoldfastError, OffsetOutO
 from holdfast.storage import LogReader
 from holdfast.storage.files import is_log, join
 
-# What a group in stream mode has committed, seen without owning anything.
+# What a group in stream mode has committed.
 
 
-# An owner takes a snapshot and drops old events while we read: look again, but not for ever.
+# An owner may take a snapshot and drop old events while we read: retry, but not forever.
 _TRIES: Final = 3
 
 
 class CommitState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the commits of a group add up to, and what is wrong with them."""
+    """The state that the commits of a group add up to, and what is wrong with them."""
 
     epoch: int = 0
     static_members: tuple[str, ...] = ()
@@ -67,12 +67,12 @@ class CommitState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def commits_of(world: World, folder: str, end: int | None = None) -> CommitState:
-    """Replay the commits in a folder, as opening would; `end`: where it would end their log, if that is known."""
+    """Replay the commits in a folder as opening would. `end` is where opening would end their log, if known."""
     for _ in range(_TRIES - 1):
         try:
             return _replayed(world, folder, end)
         except (OSError, HoldfastError):
-            continue  # an owner has changed it meanwhile, or it is damaged: then it fails once more
+            continue  # an owner changed it in the meantime, or it is damaged, and then it fails again
     try:
         return _replayed(world, folder, end)
     except (OSError, HoldfastError) as error:
@@ -111,7 +111,7 @@ def _replayed(world: World, folder: str, end: int | None) -> CommitState:
 
 
 class _State:
-    """The commits as far as they are replayed."""
+    """The commits replayed so far."""
 
     def __init__(self) -> None:
         self.entries: dict[tuple[str, int], CommittedOffset] = {}
@@ -130,7 +130,7 @@ class _State:
 
 
 class PartitionStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition: what it keeps. `problem`: why it stands still, while the others go on, and what to do."""
+    """What one partition holds. `problem` says why it is stopped, while the others go on, and what to do."""
 
     number: int
     start: int = 0
@@ -141,7 +141,7 @@ class PartitionStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a group is in one partition: `lag` messages are not handled, the oldest of them for `lag_seconds`."""
+    """A group's progress in one partition: `lag` messages are not handled, the oldest for `lag_seconds`."""
 
     topic: str
     partition: int
@@ -154,7 +154,7 @@ class PartitionProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueryStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """What a query says of itself: who runs it, when it last said so, and how long that counts."""
+    """What a query reports: who runs it, when it last reported, and how long a report is valid."""
 
     kind: str
     holder: str
@@ -164,7 +164,7 @@ class QueryStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """A group on one topic, or a query of another process that reads it."""
+    """A group on one topic, or a query of another process that reads the topic."""
 
     name: str
     topic: str
@@ -197,7 +197,7 @@ class GroupStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """One topic; `settings` are those that it keeps."""
+    """One topic; `settings` are those kept in its folder."""
 
     name: str
     id: int
@@ -217,7 +217,7 @@ class TopicStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FolderStatus:
-    """A data folder at one moment."""
+    """The state of a data folder at one moment."""
 
     def __init__(self, world: World, folder: str) -> None:
         self._world = world
@@ -234,16 +234,16 @@ class FolderStatus:
         }
 
     def topics(self) -> Iterator[TopicStanding]:
-        """All of them; one that is deleted meanwhile is left out."""
+        """Yield all topics except those deleted in the meantime."""
         for name in self.names():
             yield from self.if_there(name)
 
     def names(self) -> list[str]:
-        """The names of all of them, in order."""
+        """Return the names of all topics, in order."""
         return sorted(topics(self._world, self._folder))
 
     def if_there(self, name: str) -> list[TopicStanding]:
-        """One of them; nothing where it was deleted meanwhile."""
+        """Return one topic in a list; an empty list if it was deleted in the meantime."""
         try:
             return [self.topic(name)]
         except (OSError, HoldfastError):
@@ -252,7 +252,7 @@ class FolderStatus:
             return []
 
     def topic(self, name: str) -> TopicStanding:
-        """One of them; UnknownTopic where there is none."""
+        """Return one topic; raises UnknownTopic if there is none of this name."""
         facts = self._catalog.facts(name)
         readers = dict(self._readers(name, facts.partitions))
         return TopicStanding(
@@ -270,12 +270,12 @@ class FolderStatus:
         )
 
     def partitions(self, name: str) -> list[PartitionStanding]:
-        """What the partitions of a topic keep."""
+        """Return what the partitions of a topic hold."""
         count = self._catalog.facts(name).partitions
         return self._kept(name, dict(self._readers(name, count)), count)
 
     def groups(self, topic: str | None = None) -> list[GroupStanding]:
-        """The groups of a topic, or of all."""
+        """Return the groups of one topic, or of all topics."""
         chosen = self.topics() if topic is None else [self.topic(topic)]
         return sorted((group for each in chosen for group in each.groups), key=lambda group: (group.name, group.topic))
 
@@ -292,16 +292,16 @@ class FolderStatus:
         ]
 
     def _missing(self, topic: str) -> set[str]:
-        """The parts that are listed and gone."""
+        """Return the listed parts that are missing."""
         try:
             return set(missing_parts(self._world, self._folder, topic))
-        except CorruptData:  # `check` says what is wrong with the list
+        except CorruptData:  # `check` reports what is wrong with the list
             return set()
 
     def _readers(self, topic: str, count: int) -> Iterator[tuple[int, LogReader]]:
         for number in range(count):
             folder = join(partition_folder(self._folder, topic, number), "log")
-            if is_log(self._world, folder):  # it has none before its first use
+            if is_log(self._world, folder):  # a partition has no log before its first use
                 yield number, LogReader(folder, world=self._world)
 
     def _queue_groups(self, topic: str, readers: dict[int, LogReader]) -> Iterator[GroupStanding]:
@@ -345,11 +345,11 @@ class FolderStatus:
             )
 
     def _dead(self, topic: str, count: int) -> int:
-        """How many dead letters there are."""
+        """Return the number of dead letters."""
         name, found = topic + DEAD_SUFFIX, 0
         for number, reader in self._readers(name, count):
             folder = group_folder(self._folder, name, number, DEFAULT_GROUP)
-            with suppress(OSError, HoldfastError):  # `check` says what is wrong
+            with suppress(OSError, HoldfastError):  # `check` reports what is wrong
                 group = replayed_group(self._world, folder, reader.start).group
                 found += max(reader.end - max(group.floor, reader.start) - len(group.done), 0)
         return found
@@ -362,7 +362,7 @@ class FolderStatus:
                 if (entry.topic, entry.topic_id) != (topic, topic_id) or reader is None:
                     continue
                 lags.append(self._lag_of(reader, topic, entry.partition, entry.offset))
-            if lags or (commits.wrong and not commits.committed):  # then it may have read any topic
+            if lags or (commits.wrong and not commits.committed):  # a damaged group may have read any topic
                 yield GroupStanding(
                     name=name,
                     topic=topic,
@@ -408,12 +408,12 @@ class FolderStatus:
         )
 
     def _held(self, group: Group) -> int:
-        """How many messages are in hand; leases that have ended are there until an owner looks."""
+        """Return the number of messages in flight, without expired leases, which stay until an owner ends them."""
         now_ms = self._world.clock.monotonic_ns() // 1_000_000
         return sum(lease.until_ms > now_ms for lease in group.leases.values())
 
     def _age_s(self, reader: LogReader, offset: int) -> float:
-        """How long ago the first message from the offset on was published; 0 where there is none."""
+        """Return the age of the first message from the offset on; 0 if there is none."""
         now_ns, at = self._world.clock.now_ns(), max(offset, reader.start)
         while at < reader.end:
             try:
@@ -439,19 +439,19 @@ def _partition(number: int, reader: LogReader) -> PartitionStanding:
     )
 
 
-# What the journal of a group adds up to, seen without owning it: beside whoever does.
+# Replaying the journal of a group while another process may own it.
 #
-# A journal is read behind the snapshot that was the newest when the look began, up to the end that the owner had
-# published then or since: the state is that of one moment in the group's life, never a mix of two. An owner that takes
-# snapshots meanwhile may drop the events that are wanted next; then all of it is read again.
+# The journal is replayed from the newest snapshot up to the end that the owner has published, so the state is that of
+# one moment in the group's life, never a mix of two. An owner that takes snapshots meanwhile may drop events that are
+# still to be read; then everything is read again.
 
 
-# An owner takes a snapshot and drops old events while we read: look again, but not for ever.
+# An owner may take a snapshot and drop old events while we read: retry, but not forever.
 TRIES: Final = 3
 
 
 class ReplayedJournal(NamedTuple):
-    """A group as its journal leaves it; `known` tells whether the journal says where it began."""
+    """A group after replaying its journal; `known` says whether the journal tells where the group began."""
 
     group: Group
     known: bool
@@ -459,15 +459,15 @@ class ReplayedJournal(NamedTuple):
 
 
 def replayed_group(world: World, folder: str, start: int = 0, end: int | None = None) -> ReplayedJournal:
-    """The group whose journal is in the folder; without a snapshot it began at `start`.
+    """Replay the journal in the folder; without a snapshot the group began at `start`.
 
-    `end` is where opening would end the journal, if that is known: after a restart its owner's word may be old.
+    `end` is where opening would end the journal, if known: after a restart, the published end may be out of date.
     """
     for _ in range(TRIES - 1):
         try:
             return _replayed_journals(world, folder, start, end)
         except (OSError, HoldfastError):
-            continue  # an owner has changed it meanwhile, or it is damaged: then it fails once more
+            continue  # an owner changed it in the meantime, or it is damaged, and then it fails again
     return _replayed_journals(world, folder, start, end)
 
 
@@ -491,7 +491,7 @@ def replay_beside(
     damage_means: str,
     end: int | None = None,
 ) -> list[str]:
-    """Let the events of a journal from `at` on happen, behind the snapshot of that file; answers what is wrong."""
+    """Apply the events of a journal from `at` on, after the given snapshot; return what is wrong."""
     if snapshot != SNAPSHOT and world.disk.exists(join(folder, SNAPSHOT)):
         raise damaged_snapshot(folder, snapshot)
     reader = LogReader(folder, world=world, end=end)
@@ -505,7 +505,7 @@ def replay_beside(
                 at = record.offset + 1
         except DamagedRange as damage:
             wrong.append(f"events {damage.first_offset} to {damage.next_offset - 1} are lost: {damage_means}")
-            break  # what follows need not fit any more; opening passes over what does not
+            break  # later events need not fit any more; opening skips those that do not
         except (IllegalMove, msgspec.DecodeError) as error:
             wrong.append(f"event {at} does not fit: {error}")
             break
@@ -513,12 +513,12 @@ def replay_beside(
 
 
 def holds_log(world: World, folder: str) -> bool:
-    """Whether there is a log. One whose state file is gone is still a log, and one to be checked."""
+    """Whether the folder holds a log, even one whose state file is missing."""
     return is_log(world, folder) or any(name.endswith(".log") for name in folders_in(world, folder))
 
 
 def folders_in(world: World, folder: str) -> list[str]:
-    """What a folder holds, without what was left half made or half deleted; nothing where there is none."""
+    """Return the names in a folder, without what is half created or half deleted; none if it does not exist."""
     try:
         return sorted(name for name in world.disk.names(folder) if not name.startswith("."))
     except OSError:

@@ -1,1 +1,1 @@
-"""Groups in stream mode: their members, the offsets that they committed, and queries that read from elsewhere."""
+"""Groups in stream mode: their members, their committed offsets, and queries that other processes run."""

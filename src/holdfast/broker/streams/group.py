@@ -1,7 +1,7 @@
-"""A group in stream mode: its members, what they committed, and whom to wake when something changes for them.
+"""A group in stream mode: its members, what they committed, and which of them to wake when something changes.
 
-The three steps of a change are those of a queue's: decide, journal, apply. Of the membership only the epoch and the
-static members are journaled: all others are gone after a restart, and join again.
+A change takes the same three steps as in a queue: decide, journal, apply. Of the membership, only the epoch and the
+static members are journaled: all other members are gone after a restart, and join again.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 
 
 class Bell(Waiters):
-    """A place in the lines of a partition, for whoever owns the partition at the time."""
+    """A place among the waiters of a partition, for the member that owns the partition at the time."""
 
     def __init__(self, partition: Partition) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Bell(Waiters):
 
 
 class Pulse(msgspec.Struct):
-    """A member in this process: its line, and how the keeper sees whether it is alive (None: it is no more)."""
+    """A member in this process: the line that wakes it, and how the keeper checks that it is alive (None: gone)."""
 
     line: Waiters
     alive: Callable[[], bool | None]
@@ -103,9 +103,9 @@ class StreamGroup:
         self.offsets = offsets
         before = offsets.remembered
         self.members = Members(before.assignor, before.rebalance, epoch=offsets.epoch)
-        self.version = 0  # rises with everything that members should hear of
+        self.version = 0  # rises with every change that members should notice
         self.lock = threading.RLock()
-        # Held, as long as a member wants them; never changed in place: `changed` looks at it without the lock.
+        # Topics are held while a member wants them. Replaced, never mutated: `changed` reads this without the lock.
         self._topics: dict[str, Topic] = {}
         self._pulses: dict[str, Pulse] = {}
         self._bells: dict[TopicPartition, Bell] = {}
@@ -114,7 +114,7 @@ class StreamGroup:
             self.members.apply(event)
 
     def topics(self) -> set[str]:
-        """All that it has to do with: what its members read, and what was committed."""
+        """Return all topics that its members read or that it committed offsets for."""
         with self.lock:
             reading = {topic for member in self.members.members.values() for topic in member.topics}
         return reading | {entry.topic for entry in self.offsets.entries()}
@@ -129,10 +129,10 @@ class StreamGroup:
         alive: Callable[[], bool | None] | None = None,
         again: bool = False,
     ) -> tuple[str, Waiters]:
-        """A new member's name, and the line in which it is woken; its share comes with the first heartbeat.
+        """Add a member; return its name and the line that wakes it. Its share comes with the first heartbeat.
 
-        With `alive` it lives in this process, and the keeper sends its heartbeats. Whoever joins `again` may want
-        topics that were deleted since.
+        With `alive`, the member is in this process and the keeper sends its heartbeats. With `again`, the member
+        rejoins and may want topics that were deleted in the meantime.
         """
         wanted = tuple(topics)
         with self.lock:
@@ -141,7 +141,7 @@ class StreamGroup:
                 for topic in wanted:
                     self._look_after(topic)
                     if not again:
-                        self._hold(topic)  # or UnknownTopic
+                        self._hold(topic)  # raises UnknownTopic
                 found = [self._topics[topic] for topic in wanted if topic in self._topics]
                 for each in found:
                     self._check_mode(each)
@@ -168,24 +168,24 @@ class StreamGroup:
         return member, line
 
     def heartbeat(self, member: str, epoch: int, owned: Iterable[TopicPartition] | None) -> Share:
-        """The member works on `owned`; answers with what it should work on. Fenced if it is none any more."""
+        """Note that the member works on `owned`; return what it should work on. Raises Fenced if it was removed."""
         with self.lock:
             self._recount()
             self._do(Heartbeat(member, epoch, None if owned is None else tuple(owned)))
             return self.members.share(member)
 
     def epoch_of(self, member: str) -> int:
-        """The epoch that a member was told last; Fenced if it is none any more."""
+        """Return the last epoch given to a member; raises Fenced if it was removed."""
         with self.lock:
             return self.members.known(member, self.members.epoch).epoch
 
     def is_taken(self, instance_id: str) -> bool:
-        """Whether a member has this instance id now."""
+        """Whether a current member has this instance id."""
         with self.lock:
             return any(member.instance_id == instance_id for member in self.members.members.values())
 
     def leave(self, member: str, epoch: int) -> None:
-        """The member has stopped working on all it had."""
+        """Remove a member that has stopped working on its partitions."""
         with self.lock:
             self._do(Leave(member, epoch))
             self._release_unwanted()
@@ -198,9 +198,9 @@ class StreamGroup:
         durability: Durability | None = None,
         topic_ids: Mapping[TopicPartition, int] | None = None,
     ) -> Appended | None:
-        """Note how far a member came, for all these partitions or for none; the answer is what to `wait` for.
+        """Record a member's offsets, for all these partitions or for none; pass the result to `wait`.
 
-        `topic_ids` are of the topics that it read, which may have been deleted and made anew meanwhile.
+        `topic_ids` are those of the topics that it read, which may have been deleted and created again since.
         """
         with self.lock:
             entries = []
@@ -217,14 +217,14 @@ class StreamGroup:
             return self.offsets.commit(entries, durability) if entries else None
 
     def committed(self, topic: Topic, partition: int) -> int | None:
-        """Where the group goes on in a partition, None before it began there."""
+        """Return the group's position in a partition; None before it began there."""
         found = self.offsets.of(topic.name, topic.id, partition)
         if found is not None and partition in topic.lost:
-            return found.offset  # should its log come back, the group goes on there
+            return found.offset  # if its log comes back, the group resumes there
         return None if found is None else usable_offset(topic.partitions[partition].log, found)
 
     def listen(self, place: TopicPartition, line: Waiters | None) -> tuple[Topic, Partition, int]:
-        """Let arrivals in the partition wake this line from now on; answers where to go on reading."""
+        """Wake this line for arrivals in the partition from now on; return where to resume reading."""
         with self.lock:
             topic = self._topic(place[0])
             partition = topic.partitions[topic.number(place[1])]
@@ -237,21 +237,21 @@ class StreamGroup:
             return topic, partition, self.committed(topic, place[1]) or 0
 
     def silence(self, place: TopicPartition, line: Waiters) -> None:
-        """Wake this line no more for the partition."""
+        """Stop waking this line for the partition."""
         with self.lock:
             bell = self._bells.get(place)
             if bell is not None and bell.line is line:
                 bell.line = None
 
     def changed(self, version: int) -> bool:
-        """Whether members should be heard again: something changed since this version, or a topic has grown."""
+        """Whether members should send a heartbeat: something changed since this version, or a topic has grown."""
         return version != self.version or any(
             topic.closed or len(topic.partitions) != self.members.counts.get(name)
             for name, topic in self._topics.items()
         )
 
     def reset(self, topic_name: str, to: To, *, partition: int | None = None, dry_run: bool = False) -> list[Reset]:
-        """Go on elsewhere, in one partition or in all; with dry_run only say what that would do."""
+        """Move the group's position, in one partition or in all; with `dry_run`, only report what that would do."""
         with self._engine.using(topic_name) as topic:
             numbers = topic.usable_numbers() if partition is None else [topic.usable(partition)]
             found = [
@@ -279,7 +279,7 @@ class StreamGroup:
             return found
 
     def lag(self) -> list[PartitionLag]:
-        """How far behind the group is, in each partition that it has anything to do with."""
+        """Return how far the group is behind, in each partition that it reads or has read."""
         found: list[PartitionLag] = []
         names = sorted({entry.topic for entry in self.offsets.entries()})
         for name in names:
@@ -300,7 +300,7 @@ class StreamGroup:
         return found
 
     def describe(self) -> GroupFacts:
-        """The group at this moment."""
+        """Return the state of the group at this moment."""
         with self.lock:
             members, now_ms = self.members, self._now_ms()
             settled = all(set(members.members[name].owned) == set(share) for name, share in members.target.items())
@@ -329,7 +329,7 @@ class StreamGroup:
         )
 
     def tick(self) -> int | None:
-        """Hear who is alive, put out who is not, keep what was committed; answers in how many ms more is due."""
+        """Check which members are alive, remove the others, save commits; return the ms until the next call."""
         with self.lock:
             for member, pulse in list(self._pulses.items()):
                 self._feel(member, pulse)
@@ -345,30 +345,30 @@ class StreamGroup:
         due_ms = self.offsets.tick()
         written = self.offsets.log.written_end
         if written != self._pinned_at and self.offsets.synced:
-            for topic in self._engine.open_topics():  # also those that no member wants any more
+            for topic in self._engine.open_topics():  # including those that no member wants any more
                 self.pin(topic)
             self._pinned_at = written
         return due_ms
 
     def pin(self, topic: Topic) -> None:
-        """Let retention keep what the group has not handled. Takes no lock: the engine may hold its own."""
+        """Make retention keep what the group has not handled. Takes no lock: the engine may hold its own."""
         for number, partition in enumerate(topic.partitions):
             entry = self.offsets.of(topic.name, topic.id, number)
             if entry is not None:
                 partition.log.pin(STREAM_PIN + self.name, entry.offset)
 
     def unpin(self, topic: Topic) -> None:
-        """The group is to go."""
+        """Remove the pins of a group that is being deleted."""
         for partition in topic.partitions:
             partition.log.unpin(STREAM_PIN + self.name)
 
     def nudge(self) -> None:
-        """Wake all who wait: something has changed. Takes no lock of the group."""
+        """Wake all waiters because something has changed. Does not take the group's lock."""
         for pulse in list(self._pulses.values()):
             pulse.line.wake_all()
 
     def close(self) -> None:
-        """Keep what was committed, and wake all who wait: they find the group closed."""
+        """Save what was committed, and wake all waiters, which then find the group closed."""
         self.nudge()
         self.offsets.close()
 
@@ -404,7 +404,7 @@ class StreamGroup:
             logger.info("a member ended", extra={"group": self.name, "member": event.member, "why": event.why})
 
     def _agree(self, settings: ConsumerSettings) -> None:
-        """All members share partitions out in the same way; the first one chooses."""
+        """Check that the member uses the group's assignment strategy, which the first member chooses."""
         members = self.members
         if not members.members:
             members.assignor, members.rebalance = settings.assignor, settings.rebalance
@@ -440,8 +440,8 @@ class StreamGroup:
             self._drop(name)
 
     def _recount(self) -> None:
-        """See whether topics have grown, came or went."""
-        self._engine.check_open()  # those that close with the broker have not gone
+        """Notice topics that have grown, were created or were deleted."""
+        self._engine.check_open()  # topics that close with the broker were not deleted
         members = self.members
         for name in {topic for member in members.members.values() for topic in member.topics}:
             self._look_after(name)
@@ -452,11 +452,11 @@ class StreamGroup:
             self._do(Partitions(counts))
 
     def _look_after(self, name: str) -> None:
-        """Hold the topic of this name; one that is closed was deleted, and there may be another one by now."""
+        """Hold the topic of this name. A closed one was deleted, and another may have its name by now."""
         topic = self._topics.get(name)
         if topic is not None and topic.closed:
             self._drop(name)
-            self.version += 1  # whoever had partitions there must let go of them
+            self.version += 1  # members must give up their partitions there
             self.nudge()
         if name not in self._topics:
             try:
@@ -468,10 +468,10 @@ class StreamGroup:
                 return
 
     def _begin(self, topic: Topic, start: str) -> None:
-        """Note where the group begins in partitions that are new to it: then it is sure to go on there.
+        """Commit the group's start in partitions that are new to it, so that it is sure to resume there.
 
-        `start` counts for a topic that it has never read. Partitions that were added are read from their first
-        message on, or what came between would be skipped.
+        `start` applies to a topic that the group has never read. Partitions added later are read from their first
+        message, or messages that arrived in between would be skipped.
         """
         unknown = [
             number for number in range(len(topic.partitions)) if self.offsets.of(topic.name, topic.id, number) is None
@@ -498,7 +498,7 @@ class StreamGroup:
         return self._clock.monotonic_ns() // 1_000_000
 
 
-# The groups in stream mode of a data folder: opened together, so that each keeps what it has not read.
+# The groups in stream mode of a data folder. All are opened together, so that each pins what it has not read.
 
 
 _AFTER_ERROR_MS: Final = 1_000
@@ -506,14 +506,14 @@ _GONE: Final = re.compile(r"\.gone-.*")
 
 
 class StreamGroups:
-    """All groups in stream mode. Safe to use from any thread; the engine may hold its lock when it calls."""
+    """All groups in stream mode. Safe to use from any thread, also while the engine holds its lock."""
 
     def __init__(self, engine: BrokerEngine) -> None:
         self._engine = engine
         self._folder = join(engine.folder, GROUPS)
         self._lock = threading.Lock()
         self._groups: dict[str, StreamGroup] = {}
-        self.spoiled: dict[str, CorruptData] = {}  # those that cannot be opened, and why; the others go on
+        self.spoiled: dict[str, CorruptData] = {}  # groups that cannot be opened, and why; the others are not affected
         self._closed = False
         self._told = ""
         try:
@@ -536,7 +536,7 @@ class StreamGroups:
         return list(self._groups.values())
 
     def group(self, name: str, *, create: bool = False) -> StreamGroup:
-        """The group of this name; UnknownGroup where there is none, unless it is to be made."""
+        """Return the group of this name; raises UnknownGroup if there is none and `create` is not set."""
         check_name(name, "group")
         with self._lock:
             self._engine.check_open()
@@ -555,7 +555,7 @@ class StreamGroups:
             return made
 
     def on(self, topic: Topic) -> list[StreamGroup]:
-        """The groups that read this topic, or have read it."""
+        """Return the groups that read this topic, or have read it."""
         return [
             group
             for _, group in sorted(self._groups.items())
@@ -563,20 +563,20 @@ class StreamGroups:
         ]
 
     def check_free(self, name: str, topic: Topic) -> None:
-        """Refuse a name for queue mode that reads the topic in stream mode already."""
+        """Refuse a name for queue mode if a group of this name reads the topic in stream mode."""
         if any(group.name == name for group in self.on(topic)):
             raise InvalidRequest(
                 f"the group {name} reads {topic.name} in stream mode; choose another name, or delete that group first"
             )
 
     def bring_pins(self, topic: Topic) -> None:
-        """Let the topic's logs go up to what is committed now."""
+        """Move the pins of the topic's logs up to what is committed now."""
         for group in self.on(topic):
             group.offsets.log.sync()
             group.pin(topic)
 
     def delete(self, name: str) -> None:
-        """Forget a group and all that it committed; it must have no members."""
+        """Delete a group and its commits; it must have no members."""
         if name in self.spoiled:
             self._delete_spoiled(name)
             return
@@ -621,31 +621,31 @@ class StreamGroups:
                     disk.sync_folder(self._folder)
         except OSError as error:
             if disk.exists(folder) and name not in self.spoiled:
-                self._open(name)  # it goes on
+                self._open(name)  # deleting failed, so the group stays in use
             raise open_error(folder, error) from error
 
     def tick(self) -> int | None:
-        """Do what is due by now; answers in how many ms more will be due."""
+        """Do what is due by now; return the ms until the next call."""
         return soonest(*map(self._tick, list(self._groups.values())))
 
     def _tick(self, group: StreamGroup) -> int | None:
         try:
             return group.tick()
-        except HoldfastError as error:  # one group that fails must not keep the others from their work
+        except HoldfastError as error:  # one failing group must not hold up the others
             if self._groups.get(group.name) is not group or self._closed or self._engine.closed:
                 return None
-            if str(error) != self._told:  # once, not at every tick
+            if str(error) != self._told:  # log it once, not at every tick
                 self._told = str(error)
                 logger.error("upkeep failed", extra={"group": group.name, "error": str(error)})
             return _AFTER_ERROR_MS
 
     def sync(self) -> None:
-        """Return when everything committed so far is on disk."""
+        """Return once everything committed so far is on disk."""
         for group in list(self._groups.values()):
             group.offsets.log.sync()
 
     def close(self) -> None:
-        """Keep what was committed; whoever waits is woken. Closing twice is fine."""
+        """Save what was committed and wake all waiters. Closing twice is fine."""
         with self._lock, ExitStack() as closing:
             self._closed = True
             for group in self._groups.values():
@@ -654,9 +654,9 @@ class StreamGroups:
     def _pin(self, topic: Topic) -> None:
         for group in list(self._groups.values()):
             group.pin(topic)
-            group.nudge()  # it may have grown
+            group.nudge()  # the topic may have grown
         for name in list(self.spoiled):
-            # How far it has come nobody knows: nothing goes until it is repaired or deleted.
+            # The position of a damaged group is unknown: keep everything until it is repaired or deleted.
             for partition in topic.partitions:
                 partition.log.pin(stream_group_folder(self._engine.folder, name), partition.log.start)
 
@@ -678,4 +678,4 @@ class StreamGroups:
         return group
 
     def _attention(self) -> None:
-        self._engine.on_attention()  # looked up now: whoever keeps the engine has set it since
+        self._engine.on_attention()  # looked up at each call, since the keeper sets it later

@@ -1,8 +1,8 @@
-"""How far a group in stream mode has come: the offsets that it committed, in a journal with snapshots.
+"""The offsets that a group in stream mode committed, in a journal with snapshots.
 
-A commit of many partitions is one frame, so it is there wholly or not at all. Each offset carries the epoch of its
-log, so that a tail that a power cut took away is noticed and not skipped over. The epoch of the group's membership
-is kept too, so that those who were fenced stay fenced after a restart, and its static members.
+A commit of many partitions is one frame, so it is atomic. Each offset carries the epoch of its log, so that the loss
+of a log's tail in a power cut is noticed rather than skipped over. The epoch of the group's membership is kept as
+well, so that fenced members stay fenced after a restart, and so are its static members.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from holdfast.storage.log import Log
 
 logger = logging.getLogger(__name__)
 
-# A snapshot costs about as much as so many commits.
+# Take a snapshot after this many commits, which cost about as much as the snapshot.
 _SNAPSHOT_FRAMES: Final = 2_000
 
 
 class CommittedOffset(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Everything below `offset` of this partition is handled. Another topic of the same name has another id."""
+    """Everything below `offset` of this partition is handled. `topic_id` tells topics of the same name apart."""
 
     topic: str
     topic_id: int
@@ -50,25 +50,25 @@ class CommittedOffset(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Commits(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
-    """Offsets were committed, all in one."""
+    """Offsets were committed, all at once."""
 
     entries: tuple[CommittedOffset, ...]
 
 
 class Forgotten(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
-    """The group has nothing to do with a topic any more."""
+    """The group has forgotten a topic."""
 
     topic: str
 
 
 class Risen(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
-    """The epoch of the membership rose; whoever shows an older one is refused."""
+    """The epoch of the membership rose; members with an older one are fenced."""
 
     epoch: int
 
 
 class Remembered(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
-    """These are the static members, how they share, and how many partitions each topic has."""
+    """The static members, the assignment strategy, and the number of partitions of each topic."""
 
     statics: tuple[StaticMember, ...] = ()
     counts: dict[str, int] = {}
@@ -83,7 +83,7 @@ decode_event = msgspec.msgpack.Decoder(Event).decode
 
 
 class _Image(msgspec.Struct, frozen=True, array_like=True):
-    """The state after all events below `position` of the journal."""
+    """The state after all events of the journal below `position`."""
 
     position: int
     entries: tuple[CommittedOffset, ...]
@@ -96,7 +96,7 @@ decode_image = msgspec.msgpack.Decoder(_Image).decode
 
 
 class Offsets:
-    """What one group has committed. Safe to use from any thread; it calls nobody, so any lock may be held."""
+    """What one group has committed. Safe to use from any thread and under any lock: it calls no other component."""
 
     def __init__(self, folder: str, log: Log, files: SnapshotFiles) -> None:
         self.folder = folder
@@ -111,7 +111,7 @@ class Offsets:
 
     @staticmethod
     def open(world: World, folder: str, settings: LogSettings | None = None) -> Offsets:
-        """Own what the group in the folder has committed; made where there is none."""
+        """Open the commits in the folder and own them; the folder is created if there is none."""
         log = Log.open(folder, log_settings(settings or LogSettings()), world, kind=Kind.JOURNAL)
         try:
             offsets = Offsets(folder, log, SnapshotFiles(world, folder))
@@ -122,53 +122,53 @@ class Offsets:
         return offsets
 
     def commit(self, entries: Iterable[CommittedOffset], durability: Durability | None = None) -> Appended:
-        """Write the commits as one; the answer is what to `wait` for."""
+        """Write the commits atomically; pass the result to `wait`."""
         return self._write(Commits(tuple(entries)), durability)
 
     def forget(self, topic: str) -> None:
-        """The topic is gone, or is to be begun anew."""
+        """Forget a topic that is gone or is to be read afresh."""
         self._write(Forgotten(topic))
 
     def raise_epoch(self, epoch: int) -> None:
-        """Return when no later owner can take the epoch for a new one."""
+        """Return once the epoch is durable, so that no later owner can issue it again."""
         self.wait(self._write(Risen(epoch), "fsync"))
 
     def remember(self, remembered: Remembered) -> None:
-        """Keep the static members, if they are others than those kept."""
+        """Save the static members if they have changed."""
         if remembered != self.remembered and (remembered.statics or self.remembered.statics):
             self._write(remembered)
 
     def wait(self, appended: Appended) -> None:
-        """Return when what was written is as durable as its answer says."""
+        """Return once what was written is as durable as requested."""
         self.log.wait(appended)
 
     async def wait_async(self, appended: Appended) -> None:
-        """The same for a task."""
+        """Async version of `wait`."""
         await self.log.wait_async(appended)
 
     def of(self, topic: str, topic_id: int, partition: int) -> CommittedOffset | None:
-        """What was committed for a partition, if that was of this very topic."""
+        """Return the commit for a partition if it was made for the topic of this id."""
         found = self._entries.get((topic, partition))
         return found if found is not None and found.topic_id == topic_id else None
 
     def entries(self) -> list[CommittedOffset]:
-        """All commits, in order."""
+        """Return all commits, in order."""
         with self._lock:
             return sorted(self._entries.values(), key=lambda entry: entry.place)
 
     @property
     def synced(self) -> bool:
-        """Whether a power cut would leave everything as it is now."""
+        """Whether everything would survive a power cut now."""
         return self.log.synced_end >= self.log.written_end
 
     def tick(self) -> int | None:
-        """Do what is due by now; answers in how many ms more will be due."""
+        """Do what is due by now; return the ms until the next call."""
         if self.log.written_end - self._snapshot_at >= _SNAPSHOT_FRAMES:
             self.snapshot()
         return self.log.tick()
 
     def snapshot(self) -> None:
-        """Keep the state as it is now, and let go of the journal behind the one before."""
+        """Save the current state, and drop the journal up to the previous snapshot."""
         with self._lock:
             position = self.log.written_end
             self._keep(_Image(position, tuple(self._entries.values()), self.epoch, self.remembered))
@@ -177,7 +177,7 @@ class Offsets:
         self.log.close()
 
     def _keep(self, image: _Image) -> None:
-        self.log.sync()  # the journal must not end before it after a power cut
+        self.log.sync()  # after a power cut the journal must not end before the snapshot
         self._files.keep(_encode_image(image))
         self._before_at, self._snapshot_at = self._snapshot_at, image.position
         self.log.trim(self._before_at)
@@ -206,7 +206,7 @@ class Offsets:
             self._entries = {entry.place: entry for entry in image.entries}
             self.epoch, self.remembered = image.epoch, image.remembered
             if image.position > self.log.written_end:
-                # Events were lost that the snapshot has: new ones would stand where replay does not look.
+                # Events that the snapshot includes were lost: new ones would get offsets that replay skips.
                 self._keep(msgspec.structs.replace(image, position=self.log.written_end))
         if self._snapshot_at < self.log.start:
             raise CorruptData(
@@ -232,11 +232,11 @@ class Offsets:
                 raise CorruptData(f"the commits in {self.folder} hold an unknown event: {error}") from error
 
 
-# Where a group in stream mode stands in a partition, where it could stand, and how far behind it is.
+# A group's position in a partition, where it can be moved, and how far behind it is.
 
 
 class PartitionLag(msgspec.Struct, frozen=True, kw_only=True):
-    """How far behind a group is in a partition: in messages, and in the age of the first one not handled."""
+    """How far a group is behind in a partition: in messages, and in the age of the first one not handled."""
 
     topic: str
     partition: int
@@ -247,7 +247,7 @@ class PartitionLag(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reset(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reset does to one partition; `messages` come again, or are passed over if below 0."""
+    """What a reset does to one partition: `messages` are redelivered, or skipped if below 0."""
 
     topic: str
     partition: int
@@ -260,7 +260,7 @@ class Reset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResetEffect(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reset does to a partition's messages: `again` were handled and come again, `passed_over` never come."""
+    """What a reset does to a partition: `again` handled messages are redelivered, `passed_over` are never delivered."""
 
     topic: str
     partition: int
@@ -271,7 +271,7 @@ class ResetEffect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def effect_of(reset: Reset, counts: tuple[int, int] | None = None) -> ResetEffect:
-    """The effect of a reset; without `counts`, all messages between the two positions are counted."""
+    """Return the effect of a reset; without `counts`, all messages between the two positions are counted."""
     again, passed_over = counts or (max(reset.messages, 0), max(-reset.messages, 0))
     return ResetEffect(
         topic=reset.topic,
@@ -308,7 +308,7 @@ class GroupFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class To(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to go on: one of the two ends, the first message of a time, or an offset."""
+    """The target of a reset: the start, the end, the first message of a time, or an offset."""
 
     end: Literal["earliest", "latest"] | None = None
     time_ns: int | None = None
@@ -319,7 +319,7 @@ class To(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest("say where to go on: earliest, latest, a time or an offset, and only one of them")
 
     def find(self, log: Log) -> int:
-        """The offset in this log; one that it does not hold becomes the nearest that it does."""
+        """Return the offset in this log, clamped to those that it holds."""
         if self.end is not None:
             return log.start if self.end == "earliest" else log.end
         if self.time_ns is not None:
@@ -328,12 +328,12 @@ class To(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def usable_offset(log: Log, committed: CommittedOffset) -> int:
-    """Where to go on from a commit: there, unless the log has lost messages before or behind that place."""
+    """Return where to resume from a commit: its offset, unless the log has lost messages around it."""
     facts = {"topic": committed.topic, "partition": committed.partition, "committed": committed.offset}
     try:
         log.check_position(committed.position)
     except TailLost as lost:
-        # Other messages will stand, or stand already, where those were that the group had read.
+        # The offsets of the lost messages, which the group had read, are reused for other messages.
         logger.warning("a tail was lost that had been read", extra={**facts, "go_on": lost.epoch_end})
         return max(lost.epoch_end, log.start)
     if committed.offset < log.start:
@@ -343,7 +343,7 @@ def usable_offset(log: Log, committed: CommittedOffset) -> int:
 
 
 def check_offset(log: Log, offset: object, place: TopicPartition) -> int:
-    """The offset, if a consumer of this partition may stand there."""
+    """Return the offset if it is a valid position in this partition; raises otherwise."""
     start, end = log.start, log.end
     if type(offset) is int and start <= offset <= end:
         return offset
@@ -357,7 +357,7 @@ def check_offset(log: Log, offset: object, place: TopicPartition) -> int:
 
 
 def lag_of(log: Log, place: TopicPartition, offset: int, now_ns: int) -> PartitionLag:
-    """How far behind somebody is who goes on at the offset."""
+    """Return the lag of a reader at the offset."""
     start, end = log.start, log.end
     at = max(start, min(offset, end))
     return PartitionLag(
@@ -371,7 +371,7 @@ def lag_of(log: Log, place: TopicPartition, offset: int, now_ns: int) -> Partiti
 
 
 def _time_ns(log: Log, at: int, now_ns: int) -> int:
-    """When the first message from the offset on was published; now, if there is none."""
+    """Return when the first message from the offset on was published; `now_ns` if there is none."""
     while at < log.end:
         try:
             return next((record.timestamp_ns for record in log.records(at, whole=False)), now_ns)

@@ -1,10 +1,10 @@
-"""Running queries: who reads a data folder from another process, and from which offsets on it needs the messages.
+"""Running queries: which other processes read a data folder, and from which offsets they need its messages.
 
-A query keeps one small file, queries/GROUP@TOKEN.json, and writes it anew every third of its time-out. No lock is
-taken: the file comes and goes with a rename. It is not synced: after a power cut its query does not run any more.
+A query keeps one small file, queries/GROUP@TOKEN.json, and rewrites it three times per time-out. It takes no lock:
+the file is replaced by a rename. The file is not synced: after a power cut its query does not run any more.
 
     query   hold ──► file ──► renewed, renewed, ... ──► end: removed
-    owner   before it removes a segment: what do the files need? One that is not renewed in time counts no more
+    owner   before it removes a segment, reads which offsets the files need; ignores files not renewed in time
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ VERSION: Final = 1
 TTL_MS: Final = 300_000
 LEAST_TTL_MS: Final = 1_000
 MOST_TTL_MS: Final = 7 * 24 * 3_600_000
-# A partition that a query does not name is needed from here on: new ones are read from their beginning.
+# The floor of a partition that a query does not name: new partitions are read from their start.
 FROM_THE_START: Final = 0
-# What stands for a partition of a topic that the query leaves alone.
+# The floor of a partition that a query does not read.
 NOT_READ: Final = 2**63 - 1
 
 QUERY_FILE: Final = re.compile(r"(.+)@[0-9a-f]{8}\.json")
@@ -49,14 +49,14 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class TopicPins(msgspec.Struct, frozen=True):
-    """What a query needs of one topic: from these offsets on, by partition."""
+    """The offsets from which a query needs one topic, by partition."""
 
     id: int
     partitions: dict[Count, Count]
 
 
 class QueryNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands in a query's file. `renewed` rises with each write; the times say when the last one was."""
+    """The contents of a query's file. `renewed` rises with each write; the times are those of the last write."""
 
     version: int = VERSION
     group: str
@@ -72,14 +72,14 @@ class QueryNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """What every version has in common."""
+    """The fields that all versions share."""
 
     version: int = 0
     ttl_ms: Annotated[int, msgspec.Meta(ge=LEAST_TTL_MS, le=MOST_TTL_MS)] = TTL_MS
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """A query as its file tells of it. What is `wrong` with the file, in words: then it is taken to need everything."""
+    """A query as described by its file. If the file is damaged, `wrong` says how, and the query pins everything."""
 
     file: str
     group: str
@@ -87,21 +87,21 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     holder: str = ""
     ttl_ms: int = TTL_MS
     renewed_ms_ago: int | None = None
-    renewed_mono_ms: int | None = None  # on this machine's clock, if it was written since the machine was started
+    renewed_mono_ms: int | None = None  # on this machine's clock, if written since it booted
     topics: dict[str, TopicPins] = {}
     wrong: str = ""
 
     @property
     def stale(self) -> bool:
-        """Whether it was not renewed in time, as far as somebody can tell who has just come."""
+        """Whether it was not renewed in time, as far as its file alone can tell."""
         return self.renewed_ms_ago is not None and self.renewed_ms_ago >= self.ttl_ms
 
     def floor(self, topic: str, topic_id: int, partition: int) -> int | None:
-        """From which offset on it needs a partition; None where it does not."""
+        """Return the first offset of a partition that the query needs; None if it needs none."""
         if self.wrong:
             return FROM_THE_START
         pins = self.topics.get(topic)
-        if pins is None or pins.id != topic_id:  # another topic of that name: it was deleted and made again
+        if pins is None or pins.id != topic_id:  # a topic of that name was deleted and created again
             return None
         offset = pins.partitions.get(partition, FROM_THE_START)
         return None if offset == NOT_READ else offset
@@ -112,7 +112,7 @@ _decode_head = msgspec.json.Decoder(_Head).decode
 
 
 def parse_query(world: World, file: str, content: bytes) -> Query:
-    """What a file says; one that cannot be understood is a query of which nothing is known."""
+    """Parse a file; one that cannot be parsed becomes a query with `wrong` set."""
     found = QUERY_FILE.fullmatch(file)
     group = file if found is None else found[1]
     try:
@@ -141,7 +141,7 @@ def parse_query(world: World, file: str, content: bytes) -> Query:
 
 
 def list_queries(world: World, root: str) -> list[Query]:
-    """The queries of a data folder, seen without owning it; also those that have ended without a word."""
+    """Return the queries of a data folder, without owning it; including those that died without ending."""
     folder, found = join(root, QUERIES), []
     try:
         files = names_in(world, folder)
@@ -151,7 +151,7 @@ def list_queries(world: World, root: str) -> list[Query]:
         try:
             content = read_file(world.disk, join(folder, file))
         except FileNotFoundError:
-            continue  # ended meanwhile
+            continue  # ended in the meantime
         except OSError as error:
             found.append(unknown_query(file, error))
             continue
@@ -161,12 +161,12 @@ def list_queries(world: World, root: str) -> list[Query]:
 
 
 def unknown_query(file: str, error: OSError) -> Query:
-    """One whose file cannot be read."""
+    """Return the query for a file that cannot be read."""
     return Query(file=file, group=file.rpartition("@")[0], wrong=error.strerror or str(error))
 
 
 def remove_queries(world: World, root: str, group: str) -> int:
-    """Take away the files of a group's queries; one that runs writes its own again. Answers how many there were."""
+    """Remove the files of a group's queries and return their number. A running query writes its file again."""
     removed = 0
     with translated(join(root, QUERIES)):
         for query in list_queries(world, root):
@@ -178,11 +178,11 @@ def remove_queries(world: World, root: str, group: str) -> int:
 
 
 class QueryLease:
-    """The query's side: keeps what it has not read from going, as far as the folder can be written.
+    """The query's side: keeps retention from removing what the query has not read, if the folder is writable.
 
-    Safe to use from any thread. Ends by `end`, with the process, or when nobody has the object any more; a child after
-    a fork finds it ended. `renewing` gives it a thread, without which it lasts no longer than its time-out. A `lasting`
-    one leaves its file behind unless it is ended: somebody else will take the query up within the time-out.
+    Safe to use from any thread. It ends with `end`, with the process, or when the object is garbage collected; in a
+    child after a fork it has ended. `renewing` adds a thread that keeps it from expiring. If
+    `lasting`, the file stays unless `end` is called: another process will take the query over within the time-out.
     """
 
     def __init__(self, world: World, root: str, group: str, *, ttl_ms: int, kind: str, lasting: bool = False) -> None:
@@ -197,7 +197,7 @@ class QueryLease:
         self._kind = kind
         self._topics: dict[str, TopicPins] = {}
         self._renewed = 0
-        self._written_ns: int | None = None  # None: what is to be written could not be
+        self._written_ns: int | None = None  # None after a failed write
         self._told = False
         self._ended = False
         self._lasting = lasting
@@ -210,7 +210,7 @@ class QueryLease:
     def start(
         world: World, root: str, group: str, *, ttl_ms: int = TTL_MS, kind: str = "spark", lasting: bool = False
     ) -> QueryLease:
-        """A query of this name, which needs nothing until it says so by `hold`."""
+        """Start a query of this name, which needs nothing until `hold` is called."""
         check_name(group, "group")
         if type(ttl_ms) is not int or not LEAST_TTL_MS <= ttl_ms <= MOST_TTL_MS:
             raise InvalidRequest(
@@ -222,8 +222,8 @@ class QueryLease:
     def hold(self, positions: Mapping[str, tuple[int, Mapping[int, int]]]) -> bool:
         """Need these topics, {name: (id, {partition: offset})}, from the offsets on, and nothing else any more.
 
-        It counts from the return on: whoever just begins looks afterwards whether the log still has the offset.
-        False where it could not be written down, which is logged once: the query goes on without.
+        In effect once this returns: a query that begins must check afterwards that the log still has its offsets.
+        Returns False if it could not be written, which is logged once; the query goes on without protection.
         """
         topics = {name: TopicPins(topic_id, dict(offsets)) for name, (topic_id, offsets) in positions.items()}
         with self._lock:
@@ -235,12 +235,12 @@ class QueryLease:
             return self._write()
 
     def renew(self) -> bool:
-        """Say that the query still runs; False where that could not be written down."""
+        """Record that the query still runs; return False if that could not be written."""
         with self._lock:
             return not self._ended and self._renewed > 0 and self._write()
 
     def tick(self) -> int:
-        """Renew if it is time; answers in how many ms it will be."""
+        """Renew if it is time; return the ms until the next renewal."""
         with self._lock:
             if self._ended:
                 raise Closed(f"the query {self.group} has ended")
@@ -254,22 +254,22 @@ class QueryLease:
             return every_ms
 
     def end(self) -> None:
-        """Need nothing any more. Twice is fine."""
+        """Need nothing any more. Ending twice is fine."""
         with self._lock:
             ended, self._ended = self._ended, True
             if not ended and self._renewed:
-                with suppress(OSError):  # it is not renewed any more, which ends it, too
+                with suppress(OSError):  # the file expires anyway
                     self._world.disk.remove(join(self.folder, self.file))
         if not ended:
             self.before_close()
 
     def disown(self) -> None:
-        """In a child after a fork: the parent goes on with it."""
+        """Give the query up in a child after a fork; the parent keeps it."""
         self._ended = True
-        self._lock = threading.Lock()  # whoever had the other one does not exist here
+        self._lock = threading.Lock()  # the old one may be held by a thread that does not exist here
 
     def __del__(self) -> None:
-        # Nobody can be inside the lock: whoever is has the object.
+        # No thread can hold the lock: it would hold a reference to the object.
         if not self._ended and not self._lasting:
             self.end()
 
@@ -289,7 +289,7 @@ class QueryLease:
 
     def _put_in_place(self, content: bytes) -> None:
         disk = self._world.disk
-        if not disk.exists(join(self._root, TOPICS)):  # or a folder that was taken away would come back
+        if not disk.exists(join(self._root, TOPICS)):  # do not recreate a folder that was removed
             raise FileNotFoundError(errno.ENOENT, f"{self._root} is no data folder any more")
         if not disk.exists(self.folder):
             disk.make_folder(self.folder)
@@ -313,13 +313,13 @@ class QueryLease:
 
 
 def renewing(lease: QueryLease) -> QueryLease:
-    """Give it a thread that renews it for as long as somebody has the object: a batch may take hours."""
+    """Start a thread that renews the lease as long as the object is referenced: a batch may take hours."""
     Keeper(lease).start()
     return lease
 
 
 def _replace(disk: Disk, folder: str, name: str, content: bytes) -> None:
-    """Whoever looks finds the old content or the new one, whole; a power cut may take either."""
+    """Replace a file atomically. Readers see the old content or the new; a power cut may lose both."""
     temporary = join(folder, name + ".tmp")
     file = disk.open(temporary, write=True, create=True)
     try:
@@ -330,17 +330,17 @@ def _replace(disk: Disk, folder: str, name: str, content: bytes) -> None:
     disk.rename(temporary, join(folder, name))
 
 
-# The owner's side of running queries: what they still need is not removed, and those that died are forgotten.
+# The owner's side of running queries: keep what they still need, and forget those that died.
 #
-# Whether a query lives is told by its file alone: it does, until the file has not changed for the query's time-out, by
-# the monotonic clock. So setting the clock neither ends a query nor keeps a dead one. Where query and owner share that
-# clock, the file says itself when it was written, and an owner that has just come need not wait.
+# A query is alive until its file has not changed for the query's time-out, by the monotonic clock. So setting the
+# clock neither ends a query nor keeps a dead one. If query and owner share that clock, the file says when it was
+# written, and an owner that has just started need not wait.
 
 
-# Bulk writes whose commit was cut short, as their manifests tell of them: see `holdfast.spark.commits`.
+# Bulk writes whose commit was cut short, according to their manifests: see `holdfast.spark.commits`.
 #
-# Whoever goes on with one looks in the log for what it had written. So that stays, until the commit is finished or
-# nobody has come for a week.
+# Resuming one means looking in the log for what it had written. So that part of the log is kept until the commit is
+# finished, or nobody has resumed it for a week.
 
 
 HELD_MS: Final = 7 * 24 * 3_600_000
@@ -360,7 +360,7 @@ class _Start(msgspec.Struct, frozen=True):
 
 
 class _Manifest(msgspec.Struct, frozen=True):
-    """The part of it that counts here."""
+    """The fields of a commit's manifest that matter here."""
 
     lanes: tuple[_Start, ...]
     noted_at_ms: int = 0
@@ -377,7 +377,7 @@ _decode_done = msgspec.json.Decoder(_Done).decode
 
 
 def staged_floor(world: World, root: str, topic: str, topic_id: int, partition: int) -> int | None:
-    """From which offset of a partition on a commit that was cut short may have written; None where there is none."""
+    """Return the first offset of a partition that an unfinished commit may have written; None if there is none."""
     wanted = (topic, topic_id, partition)
     try:
         found = [
@@ -387,7 +387,7 @@ def staged_floor(world: World, root: str, topic: str, topic_id: int, partition: 
             if (start.lane.topic, start.topic_id, start.lane.partition) == wanted
         ]
     except OSError:
-        return 0  # there may be one
+        return 0  # an unreadable area may hold an unfinished commit
     return min(found, default=None)
 
 
@@ -405,7 +405,7 @@ def _unfinished(world: World, root: str) -> Iterator[_Manifest]:
 
 
 def staged_names(world: World, folder: str) -> list[str]:
-    """What a folder of the staging area holds; others may take it away at any time, or put a file there."""
+    """Return the names in a folder of the staging area. Other processes may add and remove files at any time."""
     try:
         return names_in(world, folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -416,12 +416,12 @@ def _read(world: World, path: str, decode: Callable[[bytes], Found]) -> Found | 
     try:
         content = read_file(world.disk, path)
         return None if content is None else decode(content)
-    except (FileNotFoundError, msgspec.MsgspecError):  # finished just now, or never to be finished by anybody
+    except (FileNotFoundError, msgspec.MsgspecError):  # finished just now, or impossible to finish
         return None
 
 
 class _Seen(msgspec.Struct, frozen=True):
-    """What a file held, and since when we know it so."""
+    """The content of a file, and since when it has been unchanged."""
 
     content: bytes
     since_ns: int
@@ -435,14 +435,14 @@ class Queries:
         self._root = root
         self._folder = join(root, QUERIES)
         self._seen: dict[str, _Seen] = {}
-        self._removed: set[str] = set()  # one that comes back lives, whatever its file says of the time
+        self._removed: set[str] = set()  # a file that comes back is alive, whatever time it states
         self._told: set[str] = set()
         self._lock = threading.Lock()
 
     def floor(self, topic: str, topic_id: int, partition: int) -> int | None:
-        """The first offset of a partition that is needed, as of now; None where nobody needs any.
+        """Return the first offset of a partition that is needed now; None if none is.
 
-        By a query, or by a bulk write whose commit was cut short.
+        It may be needed by a query, or by a bulk write whose commit was cut short.
         """
         with self._lock:
             floors = [query.floor(topic, topic_id, partition) for query in self._look()]
@@ -450,12 +450,12 @@ class Queries:
         return min((floor for floor in floors if floor is not None), default=None)
 
     def running(self) -> list[Query]:
-        """Those that live, and of which it is known what they need."""
+        """Return the queries that are alive and whose needs are known."""
         with self._lock:
             return [query for query in self._look() if not query.wrong]
 
     def on(self, topic: Topic) -> list[tuple[Query, list[PartitionLag]]]:
-        """The queries that read a topic, and how far behind each is in its partitions."""
+        """Return the queries that read a topic, and each one's lag in its partitions."""
         now_ns, found = self._world.clock.now_ns(), []
         for query in self.running():
             lags = []
@@ -468,11 +468,11 @@ class Queries:
         return found
 
     def remove(self, group: str) -> int:
-        """Take away the files of a group's queries; one that runs writes its own again. Answers how many there were."""
+        """Remove the files of a group's queries and return their number. A running query writes its file again."""
         return remove_queries(self._world, self._root, group)
 
     def tidy(self) -> None:
-        """Remove the files of those that died."""
+        """Remove the files of dead queries."""
         with self._lock:
             self._look()
 
@@ -489,7 +489,7 @@ class Queries:
         return found
 
     def _look_at(self, file: str) -> Query | None:
-        """The query, or None where it has ended; what is no file of a query is left alone."""
+        """Return the query, or None if it has ended; other files are left alone."""
         ours = QUERY_FILE.fullmatch(file)
         if not ours and not UNFINISHED.fullmatch(file):
             return None
@@ -499,14 +499,14 @@ class Queries:
             return None
         except OSError as error:
             self._tell(file, error.strerror or str(error))
-            return unknown_query(file, error)  # whatever becomes of it: it may be alive
+            return unknown_query(file, error)  # it may be alive
         if content is None:
             return None
         query = parse_query(self._world, file, content)
         if self._is_dead(file, content, query):
             return None if self._forget(file, content) else self._look_at(file)
         if not ours:
-            return None  # what a query that was killed left behind, or is about to rename
+            return None  # a temporary file, left by a killed query or about to be renamed
         if query.wrong:
             self._tell(file, query.wrong)
         return query
@@ -524,7 +524,7 @@ class Queries:
     def _forget(self, file: str, content: bytes) -> bool:
         """Remove the file, unless it was renewed just now."""
         path = join(self._folder, file)
-        with suppress(OSError):  # then it stays, and counts no more all the same
+        with suppress(OSError):  # the file stays, but no longer counts
             if read_file(self._world.disk, path) not in (content, None):
                 return False
             self._world.disk.remove(path)
@@ -533,14 +533,14 @@ class Queries:
         return True
 
     def _tell(self, file: str, what: str) -> None:
-        if file not in self._told:  # once, not at every look
+        if file not in self._told:  # log it once, not at every look
             self._told.add(file)
             told = {"file": join(self._folder, file).rstrip("/"), "error": what}
             logger.warning("a query's file cannot be read: no old message is removed meanwhile", extra=told)
 
 
 def query_gauges(queries: Queries, topic: Topic) -> dict[str, float]:
-    """How many queries read the topic, and how far behind the last of them is."""
+    """Return the number of queries that read the topic, and the largest lag among them."""
     found = [lags for _, lags in queries.on(topic)]
     return {
         "queries": len(found),

@@ -1,1 +1,1 @@
-"""Tracing: the steps of a message's life, the log they go to, and who writes them down."""
+"""Tracing: the steps of a message's life, the log that holds them, and the observers that record them."""

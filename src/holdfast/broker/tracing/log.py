@@ -1,7 +1,7 @@
-"""The log of traces: steps go in as they happen, and are found again by message, or by topic and time.
+"""The log of traces: steps are written as they happen, and found by message, or by topic and time.
 
 It is the only partition of an internal topic, `__traces`. Each step is a record whose key is the id of its message,
-so that a look for one message decodes no other. Steps survive kill -9; a power cut may take the last of them.
+so that a search for one message decodes no other. Steps survive kill -9; a power cut may lose the last of them.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     from holdfast.broker.delayed import Delayed
 
 
-# The steps of a message's life: which messages are traced, and what is written down of them.
+# The steps of a message's life: which messages are traced, and what is recorded about them.
 #
-# Whether a message is traced, in which trace and under which span follows from the message alone: from its headers,
-# or from a hash of its place. So every step answers alike, in every group and after a restart, and nothing is kept.
+# Whether a message is traced, in which trace and under which span, depends only on the message: on its headers, or on
+# a hash of its place. So every step agrees, in every group and after a restart, without any state being kept.
 #
 #     its header `holdfast.trace`          it was traced before it was redriven
-#     its header `traceparent`, flag 01    whoever sent it records the trace
-#     hash of topic, partition, place      one of the share that `trace_sample` asks for
+#     its header `traceparent`, flag 01    the sender records the trace
+#     hash of topic, partition, place      it is in the share that `trace_sample` selects
 #
 # A delivery is a span of its own below the message's; all its steps carry it.
 
@@ -71,14 +71,14 @@ CANCELLED: Final = "cancelled"
 SKIPPED: Final = "skipped"
 LOST: Final = "lost"
 REPLAYED: Final = "replayed"
-OMITTED: Final = "omitted"  # in a history: so many steps, which are not told
+OMITTED: Final = "omitted"  # in a history: stands for a number of steps that are left out
 
 STEPS: Final = (
     PUBLISHED, DELAYED, RELEASED, LEASED, EXTENDED, ACKED, NACKED, RETURNED, BURIED, REDRIVEN, EXPIRED, CANCELLED,
     SKIPPED, LOST, REPLAYED, OMITTED,
 )  # fmt: skip
 
-# With a message that was redriven goes the trace that it had; ours, so that the user's headers stay as they are.
+# A redriven message carries its trace in a header of ours, so that the user's headers stay as they are.
 TRACE: Final = PREFIX + "trace"
 
 _MASK: Final = 2**64 - 1
@@ -86,7 +86,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class TraceStep(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One step of one message. `due_ms` says when it comes next, `until_ms` how long its lease lasts."""
+    """One step of one message. `due_ms` is when the message is due next, `until_ms` when its lease ends."""
 
     at_ns: int
     step: str
@@ -105,7 +105,7 @@ class TraceStep(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     span_id: str = ""
     parent_id: str = ""
     state: str = ""
-    related: str = ""  # the message that this one was redriven into, or out of
+    related: str = ""  # the message that this one was redriven to or from
 
     @property
     def time(self) -> datetime:
@@ -118,17 +118,17 @@ decode_step = msgspec.msgpack.Decoder(TraceStep).decode
 
 
 class StepSink(Protocol):
-    """Where steps go. It answers whatever happens: a message's own call never fails for its trace."""
+    """Takes steps. It never raises: an operation on a message must not fail because of its trace."""
 
     def record(self, steps: Sequence[TraceStep]) -> None:
-        """Write the steps down, in one write."""
+        """Write the steps, in one write."""
 
     def failed(self, error: BaseException) -> None:
-        """Steps could not even be made."""
+        """Report that steps could not be made."""
 
 
 class Traced(msgspec.Struct, frozen=True, gc=False):
-    """A message that is traced."""
+    """The trace of a message that is traced."""
 
     id: str
     trace_id: str
@@ -138,12 +138,12 @@ class Traced(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def context(self) -> TraceContext:
-        """What to hand on to whatever continues the trace."""
+        """Return the context for whatever continues the trace."""
         return TraceContext(self.trace_id, self.span_id, SAMPLED)
 
 
 class Sampler:
-    """Says of the messages of one partition which are traced."""
+    """Decides which messages of one partition are traced."""
 
     def __init__(self, topic: str, topic_id: int, partition: int, rate: float) -> None:
         self.topic = topic
@@ -153,15 +153,15 @@ class Sampler:
         self._choice, self._trace_high, self._trace_low, self._span = _seeds(self._name, 4)
 
     def group_seed(self, group: str) -> int:
-        """What tells the spans of one group from those of another."""
+        """Return a number that tells the spans of this group from those of others."""
         return _seeds(f"{self._name}/{group}", 1)[0]
 
     def of(self, record: Record) -> Traced | None:
-        """What is to be known of a message in the log, if it is traced."""
+        """Return the trace of a message in the log; None if it is not traced."""
         return self.message(record.headers, record.offset)
 
     def message(self, headers: HeaderPairs, offset: int | None, delayed_id: int | None = None) -> Traced | None:
-        """The same for a message with these headers in this place; one that was delayed keeps its delayed id."""
+        """Return the trace of a message with these headers and this place. A delayed message keeps its delayed id."""
         ours = sent = None
         state = b""
         for name, value in headers:
@@ -186,7 +186,7 @@ class Sampler:
         )
 
     def chosen(self, number: int) -> bool:
-        """Whether the share takes it. A larger share takes all that a smaller one does."""
+        """Whether the sample includes this number. A larger share includes everything that a smaller one does."""
         return _mixed(self._choice, number) < self._below
 
     def _trace_id(self, number: int) -> str:
@@ -194,7 +194,7 @@ class Sampler:
 
 
 class PartitionTracer:
-    """Notes what happens to the messages of one partition outside of any group."""
+    """Records what happens to the messages of one partition outside of any group."""
 
     def __init__(self, sampler: Sampler, sink: StepSink, now_ns: Callable[[], int]) -> None:
         self.sampler = sampler
@@ -202,18 +202,18 @@ class PartitionTracer:
         self.now_ns = now_ns
 
     def published(self, headers: Sequence[HeaderPairs] | None, first: int, count: int, at_ns: int) -> None:
-        """Messages were written from `first` on; `at_ns` is from before that, or a lease might seem earlier."""
+        """Messages were written from `first` on. `at_ns` was taken before that, or a lease might seem earlier."""
         try:
             found = [
                 (offset, self.sampler.message(() if headers is None else headers[offset - first], offset))
                 for offset in range(first, first + count)
             ]
             self._sink.record([self._step(PUBLISHED, traced, offset, at_ns) for offset, traced in found if traced])
-        except Exception as error:  # whatever is wrong with a trace, the message is safe
+        except Exception as error:  # a failing trace must not affect the message
             self._sink.failed(error)
 
     def delayed(self, headers: Sequence[HeaderPairs], first: int, dues_ms: Sequence[int], at_ns: int) -> None:
-        """Messages that are not due yet were written, with delayed ids from `first` on."""
+        """Delayed messages were written, with delayed ids from `first` on."""
         try:
             steps: list[TraceStep] = []
             for i, due_ms in enumerate(dues_ms):
@@ -226,7 +226,7 @@ class PartitionTracer:
             self._sink.failed(error)
 
     def released(self, messages: Sequence[Delayed], first: int) -> None:
-        """Messages that were delayed have entered the log, from the offset `first` on."""
+        """Delayed messages were moved to the log, from the offset `first` on."""
         try:
             at_ns = self.now_ns()
             found = [
@@ -238,7 +238,7 @@ class PartitionTracer:
             self._sink.failed(error)
 
     def cancelled(self, delayed_id: int, headers: HeaderPairs) -> None:
-        """A delayed message was taken back."""
+        """A delayed message was cancelled."""
         try:
             traced = self.sampler.message(headers, None, delayed_id)
             if traced is not None:
@@ -247,12 +247,12 @@ class PartitionTracer:
             self._sink.failed(error)
 
     def trace_header(self, letter: Record, note: DeadNote) -> tuple[tuple[str, bytes], ...]:
-        """What to add to the headers of a dead letter that comes back, so that its trace goes on."""
+        """Return the header to add to a redriven dead letter so that its trace continues."""
         traced = self.sampler.message(letter.headers, note.offset)
         return () if traced is None else ((TRACE, traced.context.traceparent.encode()),)
 
     def redriven(self, letters: Sequence[tuple[Record, DeadNote | None]], first: int, at_ns: int) -> None:
-        """Dead letters came back as new messages, from the offset `first` on; `at_ns` is from before that."""
+        """Dead letters were redriven as new messages, from the offset `first` on; `at_ns` was taken before that."""
         try:
             self._sink.record(list(self._redriven(letters, first, at_ns)))
         except Exception as error:
@@ -301,12 +301,12 @@ class PartitionTracer:
 
 
 def delivery_span(group_seed: int, traced: Traced, fence: int) -> str:
-    """The span of one delivery: of a message, to a group, under this fencing number."""
+    """Return the span of one delivery of a message to a group, under this fencing number."""
     return _span_id(group_seed, int(traced.span_id, 16) + fence)
 
 
 def _number(offset: int | None, delayed_id: int | None) -> int:
-    """One number for both kinds of places."""
+    """Map both kinds of places to one number."""
     if delayed_id is not None:
         return delayed_id << 1 | 1
     assert offset is not None
@@ -318,7 +318,7 @@ def _span_id(seed: int, number: int) -> str:
 
 
 def _mixed(seed: int, number: int) -> int:
-    """64 bits that look like chance and are the same each time (the finish of SplitMix64)."""
+    """Return 64 bits that look random but are reproducible (the finalizer of SplitMix64)."""
     mixed = seed + number * 0x9E3779B97F4A7C15 & _MASK
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK
@@ -336,7 +336,7 @@ TRACES: Final = "__traces"
 
 _WRITE_MOST: Final = 10_000
 _NEVER_NS: Final = 2**63 - 1
-_LAST: Final = 2**62  # behind all that is in a log
+_LAST: Final = 2**62  # greater than any offset
 
 _Found = TypeVar("_Found")
 
@@ -353,28 +353,28 @@ class ReadableLog(Protocol):
 
 
 class TraceLog:
-    """Takes in the steps of all topics of one broker. Safe to use from any thread; it never raises at a step."""
+    """Takes the steps of all topics of one broker. Safe to use from any thread; recording a step never raises."""
 
     def __init__(self, open_log: Callable[[], Log], is_there: Callable[[], bool] = lambda: True) -> None:
         self._open_log = open_log
         self._is_there = is_there
         self._log: Log | None = None
         self._lock = threading.Lock()
-        self._refusal: HoldfastError | None = None  # why it could not be opened; the next tick lets it be tried again
+        self._refusal: HoldfastError | None = None  # why it could not be opened; cleared by the next tick to retry
         self._closed = False
         self._told = ""
         self.on_attention: Callable[[], None] = lambda: None
-        self.listeners: tuple[Callable[[Sequence[TraceStep]], None], ...] = ()  # told of all steps; quick, and no error
+        self.listeners: tuple[Callable[[Sequence[TraceStep]], None], ...] = ()  # get all steps; quick, and never raise
         self.lost = 0  # steps that could not be written
 
     @staticmethod
     def open(world: World, folder: str, retention_ms: int | None) -> TraceLog:
-        """The traces in the folder of their partition's log; it is opened, or made, when the first step comes."""
+        """Return the traces in this folder; their log is opened or created when the first step comes."""
         return TraceLog(lambda: Log.open(folder, trace_settings(retention_ms), world), lambda: is_log(world, folder))
 
     @property
     def log(self) -> Log:
-        """The log itself; opened where it was not yet."""
+        """Return the log, and open it if necessary."""
         log = self._log
         if log is None:
             with self._lock:
@@ -386,7 +386,7 @@ class TraceLog:
         return log
 
     def readable(self) -> Log | None:
-        """The log, for a look into it; None where nothing was ever traced: a look makes no files."""
+        """Return the log for reading; None if nothing was ever traced, because reading creates no files."""
         return self.log if self._log is not None or self._is_there() else None
 
     def _opened(self) -> Log:
@@ -399,18 +399,18 @@ class TraceLog:
         return log
 
     def record(self, steps: Sequence[TraceStep]) -> None:
-        """Write the steps down. Where that fails, it is counted, and said once."""
+        """Write the steps. A failure is counted, and logged once."""
         for listener in self.listeners if steps else ():
             listener(steps)
         for first in range(0, len(steps), _WRITE_MOST):
             some = steps[first : first + _WRITE_MOST]
             try:
                 self.log.write(_batch(some), durability="os")
-            except Exception as error:  # whatever it is: the message that it is about has been served
+            except Exception as error:  # whatever it is, the operation on the message has succeeded
                 self.failed(error, len(some))
 
     def failed(self, error: BaseException, steps: int = 1) -> None:
-        """So many steps are lost, for this reason."""
+        """Report that this many steps were lost, and why."""
         with self._lock:
             self.lost += steps
             first = self._told != type(error).__name__
@@ -419,7 +419,7 @@ class TraceLog:
             logger.error("trace steps lost; the messages are safe", extra={"error": repr(error)})
 
     def tick(self) -> int | None:
-        """Do what is due by now, retention above all; answers in how many ms more will be due."""
+        """Do what is due by now, mainly retention; return the ms until the next call."""
         log = self._log
         if log is not None:
             return log.tick()
@@ -428,7 +428,7 @@ class TraceLog:
         return None
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         with self._lock:
             log, self._log, self._closed = self._log, None, True
             self._refusal = Closed("the traces are closed, with the broker that they belong to")
@@ -437,18 +437,18 @@ class TraceLog:
 
 
 def trace_settings(retention_ms: int | None) -> LogSettings:
-    """Settings of the log of traces."""
+    """Return the settings for the log of traces."""
     return LogSettings(durability="os", segment_bytes=16 * 1024 * 1024, retention_ms=retention_ms)
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
-    """Which steps are wanted; what is left out does not matter. Times are inclusive."""
+    """Criteria for steps; a field that is not set matches any step. Times are inclusive."""
 
     topic: str | None = None
     group: str | None = None
     event: str | None = None
     holder: str | None = None
-    error: str | None = None  # a part of it, in any case of letters
+    error: str | None = None  # a part of the error, in any case
     since_ns: int = 0
     until_ns: int = _NEVER_NS
 
@@ -462,7 +462,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(f"there is no event {self.event!r}; {hint}choose from {', '.join(STEPS)}")
 
     def wants(self, step: TraceStep) -> bool:
-        """Whether the step is one of them."""
+        """Whether the step matches."""
         return (
             self.since_ns <= step.at_ns <= self.until_ns
             and self.event in (None, step.step)
@@ -476,9 +476,9 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
 def search(
     log: ReadableLog, wanted: Search, *, after: int = -1, before: int = _LAST, look: Callable[[int], None] | None = None
 ) -> Iterator[TraceStep]:
-    """The steps that are wanted, as they were written down, oldest first, behind a place in the log, before another.
+    """Yield the matching steps in the order written, oldest first, between two places in the log.
 
-    Each place is told to `look` before it is looked at; that may raise, to end the search there.
+    Calls `look` with each place before reading it; `look` may raise to end the search there.
     """
     for frame in _frames(log, wanted.since_ns, after + 1):
         if frame.base_offset >= before:
@@ -496,22 +496,22 @@ def search(
 
 
 def newest(steps: Iterator[TraceStep], limit: int) -> list[TraceStep]:
-    """The last of them, oldest first."""
+    """Return the last steps, oldest first."""
     return list(deque(steps, maxlen=limit))
 
 
 def extent(log: ReadableLog, since_ns: int = 0) -> range:
-    """The places in which there may be steps of that time or later."""
+    """Return the places in the log that may hold steps of that time or later."""
     return range(_start(log, since_ns), log.end)
 
 
 def trace(log: ReadableLog, message: str, since_ns: int = 0) -> list[TraceStep]:
-    """The life of one message; see `looking_for`."""
+    """Return the life of one message; see `looking_for`."""
     return found_by(looking_for(log, message, since_ns))
 
 
 def found_by(looking: Generator[int, None, _Found]) -> _Found:
-    """What a look finds that nobody interrupts."""
+    """Run a search to its end without interruption, and return what it found."""
     while True:
         try:
             next(looking)
@@ -521,10 +521,10 @@ def found_by(looking: Generator[int, None, _Found]) -> _Found:
 
 
 def looking_for(log: ReadableLog, message: str, since_ns: int = 0) -> Generator[int, None, list[TraceStep]]:
-    """Look for the life of one message, in the order of time, with those of what it was redriven into or out of.
+    """Search for the life of one message, in order of time, including the messages that it was redriven to or from.
 
-    `since_ns` is a moment before which the message is known not to have existed: it makes a long log short. Says
-    after each frame how many steps were passed, so that others can have their turn.
+    `since_ns` is a time before which the message did not exist, which shortens the search in a long log. Yields the
+    number of steps passed after each frame, so that other work can take its turn.
     """
     asked = {message}
     found: dict[int, TraceStep] = {}
@@ -534,7 +534,7 @@ def looking_for(log: ReadableLog, message: str, since_ns: int = 0) -> Generator[
         if not related:
             break
         asked |= related
-        since_ns = 0  # what it was redriven out of is older
+        since_ns = 0  # the message that it was redriven from is older
     in_log = [step for _, step in sorted(found.items())]
     return _last_lives(sorted(in_log, key=_at))
 
@@ -547,7 +547,7 @@ def _of_messages(log: ReadableLog, ids: set[str], since_ns: int) -> Generator[in
         span = columns.span(KEYS)
         in_frame = b"" if span is None else bytes(span)
         yield frame.count
-        if not any(key in in_frame for key in wanted):  # one look at all keys at once
+        if not any(key in in_frame for key in wanted):  # searches all keys of the frame at once
             continue
         values = frame.values()
         for i, key in enumerate(columns.keys() or ()):
@@ -557,13 +557,13 @@ def _of_messages(log: ReadableLog, ids: set[str], since_ns: int) -> Generator[in
 
 
 def _last_lives(steps: Sequence[TraceStep]) -> list[TraceStep]:
-    """Without the lives of earlier messages in the same places, of a topic that was deleted or a tail that was lost."""
+    """Drop the steps of earlier messages in the same places, from a deleted topic or a lost tail."""
     begins = {step.id: i for i, step in enumerate(steps) if step.step == PUBLISHED}
     return [step for i, step in enumerate(steps) if i >= begins.get(step.id, 0)]
 
 
 def _batch(steps: Sequence[TraceStep]) -> Batch:
-    """The steps as records, each with its own time and the id of its message as key."""
+    """Return the steps as records, each with its own time and its message's id as key."""
     return Batch(
         values=[encode_step(step) for step in steps],
         times_ns=[step.at_ns for step in steps],
@@ -572,7 +572,7 @@ def _batch(steps: Sequence[TraceStep]) -> Batch:
 
 
 def _frames(log: ReadableLog, since_ns: int, since: int = 0) -> Iterator[Frame]:
-    """The frames that may hold steps of that time and place or later; damage costs those that it hit, no others."""
+    """Yield the frames that may hold steps of that time and place or later; damaged frames are skipped."""
     return log.read(min(max(_start(log, since_ns), since), log.end), on_damage="skip")
 
 
@@ -582,7 +582,7 @@ def _start(log: ReadableLog, since_ns: int) -> int:
 
 def _decoded(values: Sequence[bytes]) -> Iterator[TraceStep]:
     for value in values:
-        with suppress(msgspec.MsgspecError):  # of a release that writes them otherwise
+        with suppress(msgspec.MsgspecError):  # written by a release with another format
             yield decode_step(value)
 
 
@@ -590,7 +590,7 @@ def _at(step: TraceStep) -> int:
     return step.at_ns
 
 
-# What many steps add up to: how long messages waited and were worked on, how often they were tried, what failed.
+# Statistics of many steps: how long messages waited and were handled, how often they were tried, and what failed.
 
 
 _MOST_ERRORS: Final = 20
@@ -598,7 +598,7 @@ _ENDS: Final = frozenset({ACKED, NACKED, RETURNED, BURIED})
 
 
 class TraceStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps in numbers. Times are in seconds; `attempts` says how many messages were done after how many."""
+    """Statistics of steps. Times are in seconds; `attempts` maps a number of attempts to the messages done after it."""
 
     messages: int
     steps: dict[str, int]
@@ -609,10 +609,10 @@ class TraceStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tallied:
-    """Steps as they are counted, in the order of time; what began before the first of them is not timed.
+    """Counts steps in order of time. What began before the first step is not timed.
 
-    A message is first ready when it was published, or released from its delay. Handling is from a lease to its end,
-    whichever way it ends.
+    A message is first ready when it is published or released from its delay. Handling lasts from a lease to its
+    end, however it ends.
     """
 
     def __init__(self) -> None:
@@ -625,7 +625,7 @@ class Tallied:
         self._first_delivery, self._handling = Histogram(), Histogram()
 
     def add(self, step: TraceStep) -> None:
-        """Count the next one."""
+        """Count the next step."""
         self._messages.add(step.id)
         self._counts[step.step] += 1
         if step.error:
@@ -644,7 +644,7 @@ class Tallied:
                 self._attempts[step.attempt] += 1
 
     def stats(self) -> TraceStats:
-        """Those so far, in numbers."""
+        """Return the statistics of the steps so far."""
         return TraceStats(
             messages=len(self._messages),
             steps=dict(self._counts.most_common()),
@@ -656,7 +656,7 @@ class Tallied:
 
 
 def stats(steps: Iterable[TraceStep]) -> TraceStats:
-    """The numbers of these steps."""
+    """Return the statistics of these steps."""
     tallied = Tallied()
     for step in steps:
         tallied.add(step)

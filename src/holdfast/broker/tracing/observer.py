@@ -1,4 +1,4 @@
-"""Tracing while it is switched on: partitions and groups report to an observer, which writes the steps down."""
+"""Tracing while it is enabled: partitions and groups report to an observer, which records the steps."""
 
 from __future__ import annotations
 
@@ -70,15 +70,15 @@ if TYPE_CHECKING:
     from holdfast.broker.engine import BrokerEngine
 
 
-# How many messages are read at a time where a whole run of them is settled unread.
+# Messages read at a time when a whole range is settled without having been read.
 _READ_MOST: Final = 1_000
 
 
 class GroupTracer:
-    """Follows one group on one partition; whoever calls holds the group's lock.
+    """Traces one group on one partition. Hold the group's lock while calling it.
 
-    `steps` reads the state as it is before the events, `written` ends what `steps` began, once they are journaled.
-    It knows the traced messages that are leased or delayed, nothing of the others.
+    `steps` reads the state before the events are applied; `written` completes it once they are journaled. It only
+    knows the traced messages that are leased or delayed.
     """
 
     def __init__(
@@ -96,17 +96,18 @@ class GroupTracer:
         self._fetch = fetch
         self._sink = sink
         self._known: dict[int, Traced] = {}
-        self._unseen = BitMap64([*group.leases, *group.waiting])  # from before: whether they are traced is in the log
+        # Leased or waiting before tracing began: only the log tells which of them are traced.
+        self._unseen = BitMap64([*group.leases, *group.waiting])
         self._at_hand: dict[int, Record] = {}
         self._gone: list[int] = []
         self._at_ns = 0
 
     def loaded(self, records: Sequence[Record]) -> None:
-        """These were read just now, most likely to be leased next."""
+        """Note messages that were just read and are likely to be leased next."""
         self._at_hand = {record.offset: record for record in records}
 
     def steps(self, events: Sequence[Event], at_ns: int) -> list[TraceStep]:
-        """What the events mean for traced messages."""
+        """Return the steps that the events mean for traced messages."""
         self._gone = []
         self._at_ns = at_ns
         steps: list[TraceStep] = []
@@ -117,12 +118,12 @@ class GroupTracer:
                     steps += meant(self, event)
             if len(events) > 1:
                 return _without_short_waits(steps)
-        except Exception as error:  # whatever is wrong with a trace, the message must not feel it
+        except Exception as error:  # a failing trace must not affect the message
             self._sink.failed(error)
         return steps
 
     def written(self, steps: Sequence[TraceStep]) -> None:
-        """The events are journaled and have happened: so have these steps."""
+        """Record the steps, whose events are journaled and applied."""
         for offset in self._gone:
             self._known.pop(offset, None)
         self._gone = []
@@ -179,14 +180,14 @@ class GroupTracer:
             yield self._step(CANCELLED, traced, offset, None)
 
     def _lost(self, event: Lost) -> Iterator[TraceStep]:
-        # Nobody can read what they said of themselves; the share is chosen by the place alone.
+        # Their headers cannot be read, so only the hash of the place decides which are traced.
         for offset in each(event.runs):
             traced = self._sampler.message((), offset)
             if traced is not None:
                 yield self._step(LOST, traced, offset, None)
 
     def _skipped(self, event: Skipped) -> Iterator[TraceStep]:
-        """Only of those that waited for a retry: a seek may pass over millions that nobody has ever looked at."""
+        """Only messages that waited for a retry get a step: a seek may skip millions that were never read."""
         for offset, traced in self._held([offset for offset in self._group.waiting if offset < event.to]):
             self._gone.append(offset)
             yield self._step(SKIPPED, traced, offset, None)
@@ -201,7 +202,7 @@ class GroupTracer:
             yield from self._read([offset]) if ready else self._held([offset])
 
     def _held(self, offsets: Iterable[int]) -> Iterator[tuple[int, Traced]]:
-        """Those of the leased or delayed messages that are traced."""
+        """Yield the leased or delayed messages among the offsets that are traced."""
         for offset in offsets:
             if self._unseen and offset in self._unseen:
                 self._unseen.discard(offset)
@@ -211,7 +212,7 @@ class GroupTracer:
                 yield offset, traced
 
     def _read(self, offsets: Iterable[int]) -> Iterator[tuple[int, Traced]]:
-        """Those of any messages that are traced, by what they say themselves."""
+        """Read the messages at the offsets and yield those that are traced."""
         missing: list[int] = []
         for offset in offsets:
             record = self._at_hand.get(offset)
@@ -257,7 +258,7 @@ class GroupTracer:
             traced.span_id if held else traced.parent_id,
         )
 
-    # All others are no steps of a message's life: a document saved, the second half of a burial, an opening.
+    # All other events are not steps of a message's life: a document saved, the second half of a burial, an opening.
     _STEPS: ClassVar[dict[type, Callable[[Any, Any], Iterator[TraceStep]]]] = {
         Leased: _leased,
         Acked: _acked,
@@ -275,34 +276,34 @@ class GroupTracer:
 
 
 def _without_short_waits(steps: list[TraceStep]) -> list[TraceStep]:
-    """Whatever comes back to be ready at once has not waited: its release is no step of its own."""
+    """Drop the release of a message that becomes ready again at once: it has not waited."""
     back = {step.offset for step in steps if step.step in (NACKED_STEP, RETURNED)}
     return [step for step in steps if step.step != RELEASED or step.offset not in back]
 
 
-# Tracing switched on: while a topic is sampled, its partitions and its groups have a tracer that they tell of all.
+# Enabling tracing: while a topic is sampled, its partitions and its groups have a tracer that they report to.
 #
-# The short ways of a message never ask for one: where a topic is sampled they are shut, and every message goes the long
-# way, where it is seen.
+# The fast paths of a message know no tracer: they are disabled while a topic is sampled, and every message takes the
+# general path, which reports it.
 
 
 logger = logging.getLogger(__name__)
 
-# A clock that is set back a little must not hide the beginning of a life.
+# Setting the clock back a little must not hide the beginning of a message's life.
 _MARGIN_NS: Final = 60_000_000_000
 
 _AFTER_ERROR_MS: Final = 60_000
 
 
 class Traces:
-    """The traces of one data folder: where steps go, and where they are found again."""
+    """The traces of one data folder: records steps and searches them."""
 
     def __init__(self, world: World, root: str, retention_ms: int | None) -> None:
         self.log = TraceLog.open(world, join(partition_folder(root, TRACES), "log"), retention_ms)
         self._told = ""
 
     def tick(self) -> int | None:
-        """Do what is due by now; answers in how many ms more will be due. Its troubles are nobody else's."""
+        """Do what is due by now; return the ms until the next call. A failure is logged, not raised."""
         try:
             return self.log.tick()
         except HoldfastError as error:
@@ -312,12 +313,12 @@ class Traces:
             return _AFTER_ERROR_MS
 
     def looking_for(self, message: str, published_ns: int = 0) -> Generator[int, None, list[TraceStep]]:
-        """Look for the life of one message, with that of the messages that it was redriven into or out of."""
+        """Search for the life of one message, including the messages that it was redriven to or from."""
         log = self.log.readable()
         return [] if log is None else (yield from looking_for(log, message, max(published_ns - _MARGIN_NS, 0)))
 
     def search(self, wanted: Search, limit: int, *, last: bool = False) -> list[TraceStep]:
-        """The oldest or the newest steps that are wanted, oldest first."""
+        """Return the oldest or the newest matching steps, oldest first."""
         log = self.log.readable()
         if log is None:
             return []
@@ -325,19 +326,19 @@ class Traces:
         return newest(found, limit) if last else list(islice(found, limit))
 
     def steps(self, wanted: Search, places: range, look: Callable[[int], None]) -> Iterator[TraceStep]:
-        """The steps that are wanted, in these places; each is told to `look` before it is looked at."""
+        """Yield the matching steps in these places; calls `look` with each place before reading it."""
         log = self.log.readable()
         if log is None:
             return iter(())
         return search(log, wanted, after=places.start - 1, before=places.stop, look=look)
 
     def extent(self, wanted: Search) -> range:
-        """The places in which there may be steps that are wanted."""
+        """Return the places that may hold matching steps."""
         log = self.log.readable()
         return range(0) if log is None else extent(log, wanted.since_ns)
 
     def stats(self, wanted: Search) -> TraceStats:
-        """What the steps that are wanted add up to."""
+        """Return the statistics of the matching steps."""
         log = self.log.readable()
         return stats(iter(()) if log is None else search(log, wanted))
 
@@ -352,13 +353,13 @@ class TopicTracing:
         self._topic_id = topic_id
 
     def follow_partition(self, partition: Partition, number: int, rate: float) -> None:
-        """Trace the partition from now on, at this rate; at 0 no longer."""
+        """Trace the partition from now on, at this rate; 0 stops tracing."""
         sampler = self._sampler(number, rate)
         partition.tracer = PartitionTracer(sampler, self._sink, self._now_ns) if rate else None
 
     def follow_group(self, delivery: Delivery, name: str, number: int, rate: float) -> None:
-        """Trace a group on a partition from now on, at this rate; at 0 no longer."""
-        with delivery.lock:  # no event may be half seen
+        """Trace a group on a partition from now on, at this rate; 0 stops tracing."""
+        with delivery.lock:  # no event may be seen only in part
             sampler = self._sampler(number, rate)
             delivery.tracer = GroupTracer(sampler, name, delivery.group, delivery.read, self._sink) if rate else None
 
@@ -367,7 +368,7 @@ class TopicTracing:
 
 
 def traced_as(engine: BrokerEngine, message: object) -> tuple[str, int]:
-    """The id by which traces know a message, and the time before which it has no step."""
+    """Return the id under which a message is traced, and a time before which it has no steps."""
     name = topic_of_id(message)
     place = parse_message_id(message, name)
     known, published_ns = message_id(name, place.partition, place.offset, place.delayed_id), 0

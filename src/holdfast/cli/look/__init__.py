@@ -1,1 +1,1 @@
-"""Commands that show how things stand, and change nothing."""
+"""Commands that show the state of things and change nothing."""

@@ -1,4 +1,4 @@
-"""`holdfast log`: what a log holds, as a whole and message by message."""
+"""`holdfast log`: what a log holds, in summary and message by message."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from holdfast.storage.state import LogState
 
 # Finding the owner of a log without touching its lock.
 #
-# To try the lock, even for a moment, could turn away an owner that is just starting. The kernel lists the locks that
+# Trying the lock, even for a moment, could turn away an owner that is just starting. The kernel lists the locks that
 # are held; the note in the lock file says who wrote it last.
 
 
@@ -60,7 +60,7 @@ _NOTE_BYTES: Final = 512
 
 
 class LockOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about the owner. `alive` is None where it cannot be determined from here."""
+    """What is known about the owner. `alive` is None if it cannot be determined from here."""
 
     alive: bool | None
     pid: int | None = None
@@ -75,7 +75,7 @@ class LockOwner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def owner_of(folder: str, locks: Path = _LOCKS) -> LockOwner | None:
-    """The owner of the folder, or the last one; None where it was never owned."""
+    """Return the owner of the folder, or the last one; None if it was never owned."""
     path = os.path.join(folder, LOCK)
     try:
         inode = os.stat(path).st_ino
@@ -112,14 +112,14 @@ def _is_locked(locks: str, inode: int) -> bool | None:
     return None
 
 
-# What there is to know about a log without reading its messages.
+# The facts about a log that are known without reading its messages.
 
 
 _MOST_ROWS: Final = 24
 
 
 def info_of(folder: str) -> dict[str, Any]:
-    """The facts as a JSON document."""
+    """Return the facts as a JSON document."""
     world = real_world()
     reader = LogReader(folder, world=world)
     identity = reader.identity
@@ -177,7 +177,7 @@ def _segment(reader: LogReader, facts: SegmentFacts) -> dict[str, Any]:
 
 
 def _first_time_ns(reader: LogReader, facts: SegmentFacts) -> int | None:
-    """The time of a segment's first message; None if it is damaged or has just been trimmed."""
+    """Return the time of a segment's first message; None if it is damaged or has just been trimmed."""
     if facts.next_offset <= facts.base_offset:
         return None
     try:
@@ -191,7 +191,7 @@ def _first_time_ns(reader: LogReader, facts: SegmentFacts) -> int | None:
 
 
 def _disk_use(folder: str) -> tuple[int, int]:
-    """Bytes of all files below the folder, as long as they are and as many as the disk holds for them."""
+    """Return the total length of all files below the folder, and the bytes that they take on disk."""
     used = allocated = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -281,7 +281,7 @@ _Column: TypeAlias = tuple[str, int, Literal["left", "right"]]
 
 
 class Dump:
-    """One run over a log's messages."""
+    """One pass over a log's messages."""
 
     def __init__(self, reader: LogReader, *, as_json: bool) -> None:
         self._reader = reader
@@ -292,7 +292,7 @@ class Dump:
         self._whole = True
 
     def run(self, start: int, limit: int | None) -> bool:
-        """Print up to `limit` messages; answers whether none of them was damaged."""
+        """Print up to `limit` messages; return whether none of them was damaged."""
         for kind, record in islice(self._records(start), limit):
             if self._as_json:
                 print_json_line(_document(kind, record))
@@ -304,7 +304,7 @@ class Dump:
         return self._whole
 
     def _records(self, offset: int) -> Iterator[tuple[Kind, Record]]:
-        # What is appended while we print is for the next time: a dump ends.
+        # Stop at the current end: a dump must finish even while messages are appended.
         end = self._reader.end
         while True:
             try:
@@ -350,7 +350,7 @@ class Dump:
 
 
 def _table(console: Console, page: list[tuple[Kind, Record]], *, keys: bool, headers: bool, titles: bool) -> Table:
-    """Columns of fixed width, so that the pages of a long dump line up; the value gets what is left."""
+    """Return a table with columns of fixed width, so that the pages of a long dump line up; the value gets the rest."""
     columns: list[_Column] = [
         ("offset", max(_OFFSET_CELLS, len(str(page[-1][1].offset))), "right"),
         ("time (UTC)", _TIME_CELLS, "left"),

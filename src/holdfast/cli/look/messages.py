@@ -1,4 +1,4 @@
-"""Messages as tables for people and as JSON for scripts, wherever they stand."""
+"""Messages as tables for people and as JSON for scripts, and the commands `peek`, `list` and `show`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _SPACE: Final = 2
 _BODY: Final = "body"
 _MOST_BODY_CELLS: Final = 200
 _MOST_ERROR_CELLS: Final = 200
-# Where there is too little room: which column gives way, and down to how many cells. An id never does.
+# If there is too little room: the columns to shrink, in order, and down to how many cells. Ids are never shrunk.
 _GIVE_WAY: Final = (
     (_BODY, 16), ("error", 24), (_BODY, 8), ("headers", 8), ("error", 16), ("holder", 8), ("key", 4), ("reason", 8),
     (_BODY, 4), ("error", 10),
@@ -62,7 +62,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class MessageColumn(NamedTuple):
-    """A column of a table; one that says nothing in a whole page is left out."""
+    """A column of a table; it is left out if it is empty in a whole page."""
 
     title: str
     cells: int
@@ -71,19 +71,19 @@ class MessageColumn(NamedTuple):
 
 
 def reader_of(topic: str, partition: int = 0) -> Callable[[Record], AnyMessage]:
-    """From the records of a partition's log to messages, without owning the folder."""
+    """Return a function that makes messages of the records in a partition's log, without owning the folder."""
     home, bodies = PartitionHome(topic, partition), Bodies(None)
     return lambda record: Contents(home, bodies, record)
 
 
 def offset_of(message: AnyMessage) -> int | None:
-    """Its place in the queue's log; None while it has none."""
+    """Return the message's offset in the log; None if it has none yet."""
     original: int | None = getattr(message, "original_offset", None)
     return message.offset if original is None else original
 
 
 def document(message: AnyMessage, **more: Any) -> dict[str, Any]:
-    """A message for scripts."""
+    """Return a message as a JSON document."""
     found: dict[str, Any] = {
         "id": message.id,
         "topic": message.topic,
@@ -107,7 +107,7 @@ def document(message: AnyMessage, **more: Any) -> dict[str, Any]:
 
 
 def moment(name: str, when: datetime | None) -> dict[str, Any]:
-    """A time for a JSON object, twice: ISO 8601, and milliseconds since 1970."""
+    """Return a time for a JSON object in two forms: ISO 8601, and milliseconds since 1970."""
     if when is None:
         return {name: None, f"{name}_ms": None}
     text = when.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
@@ -119,12 +119,12 @@ def bytes_of(value: str | bytes | None) -> bytes | None:
 
 
 def seconds_text(when: datetime | None) -> str:
-    """UTC to the second."""
+    """Format a time as UTC to the second."""
     return "" if when is None else f"{when.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def header_text(message: AnyMessage) -> str:
-    """The headers on one line."""
+    """Format the headers on one line."""
     return ", ".join(f"{safe(name)}={preview(bytes_of(value) or b'', 40)}" for name, value in message.headers.pairs)
 
 
@@ -145,14 +145,14 @@ USUAL: Final = (ID, TIME, KEY, HEADERS, PRIORITY, ATTEMPTS, SIZE)
 
 
 def body_text(body: bytes) -> str:
-    """A body for people: its lines as they are, nothing that acts on the terminal, and not too much of it."""
+    """Format a body: keeps its lines, escapes terminal controls, and cuts it if it is long."""
     lines = body[:_MOST_SHOWN_BYTES].decode("utf-8", "backslashreplace").split("\n")
     text = "\n".join(safe(line.replace("\t", "    ")) for line in lines)
     return text if len(body) <= _MOST_SHOWN_BYTES else f"{text}…"
 
 
 def lease_end(queue: holdfast.Group[Any], message: AnyMessage) -> datetime | None:
-    """The wall-clock time at which a lease ends; None if the message is not leased."""
+    """Return the wall-clock time at which a lease ends; None if the message is not leased."""
     until_ns = 0
     if isinstance(message, holdfast.Message):
         until_ns = port_of(queue).ends_ns(taken_of(message))
@@ -167,7 +167,7 @@ def is_tombstone(message: AnyMessage) -> bool:
 
 
 def _fitting(cells: dict[str, int], room: int) -> dict[str, int]:
-    """The widths of the columns by their titles, made smaller until they fit, if they can."""
+    """Return the widths of the columns by title, shrunk until they fit if possible."""
     cells = dict(cells)
     for title, least in _GIVE_WAY:
         over = sum(cells.values()) + _SPACE * (len(cells) - 1) - room
@@ -177,7 +177,7 @@ def _fitting(cells: dict[str, int], room: int) -> dict[str, int]:
 
 
 class Pages:
-    """A table of any length, page by page; columns keep their place from one page to the next."""
+    """A table of any length, printed page by page; columns keep their position on all pages."""
 
     def __init__(self, console: Console, columns: Sequence[MessageColumn] = USUAL) -> None:
         self._console = console
@@ -187,7 +187,7 @@ class Pages:
         self._page: list[AnyMessage] = []
 
     def show(self, messages: Iterable[AnyMessage]) -> int:
-        """Print them all; answers how many."""
+        """Print all messages; return their number."""
         count = 0
         for message in messages:
             count += 1
@@ -212,7 +212,7 @@ class Pages:
         bodies = [preview(message.raw, _MOST_BODY_CELLS) for message in self._page]
         shown = [*used, MessageColumn(_BODY, max(len(_BODY), *map(cell_len, bodies)), lambda _: "")]
         cells = _fitting({column.title: column.cells for column in shown}, self._room)
-        # Rich would cut every column alike, ids as well. Let lines that still do not fit overflow instead.
+        # Rich would cut all columns, including ids. Let lines that still do not fit overflow instead.
         self._console.width = max(self._room, sum(cells.values()) + _SPACE * len(cells))
         table = Table(box=None, show_header=titles, pad_edge=False, padding=(0, _SPACE, 0, 0), collapse_padding=True)
         for column in shown:
@@ -224,7 +224,7 @@ class Pages:
         self._page.clear()
 
     def _width(self, column: MessageColumn, texts: Sequence[str]) -> int:
-        """As wide as needed up to the column's own width; an id is never cut, for it is there to be copied."""
+        """Return the width needed, up to the column's own limit; ids are never cut, so that they can be copied."""
         before = next((each.cells for each in self._shown if each.title == column.title), 0)
         longest = max(map(cell_len, texts))
         most = longest if column.title == ID.title else column.cells
@@ -232,7 +232,7 @@ class Pages:
 
 
 def text_value(value: bytes) -> str | None:
-    """The value as text, where it is UTF-8 that a shell variable can hold."""
+    """Return the value as text if it is UTF-8 that a shell variable can hold."""
     try:
         text = value.decode("utf-8")
     except UnicodeDecodeError:
@@ -269,7 +269,7 @@ class Everything(NamedTuple):
 
 
 def everything_about(group: holdfast.Group[bytes], message_id: str) -> Everything:
-    """What is known of the message or dead letter with this id; InvalidRequest where there is none."""
+    """Return what is known about the message or dead letter with this id; raises InvalidRequest if there is none."""
     found: Found | None = port_of(group).look_up(message_id)
     if found is None:
         raise InvalidRequest(
@@ -289,7 +289,7 @@ def everything_about(group: holdfast.Group[bytes], message_id: str) -> Everythin
 
 
 def dead_id(group: holdfast.Group[bytes], message_id: str) -> str:
-    """The id of a dead letter, found by that or by the id that the message had when it was alive."""
+    """Return the id of a dead letter, given that id or the id that the message had before it died."""
     if not message_id.startswith(f"{group.name}-"):
         return group.dead.show(message_id).id
     found: str | None = port_of(group).letter_id_of(message_id)
@@ -299,7 +299,7 @@ def dead_id(group: holdfast.Group[bytes], message_id: str) -> str:
 
 
 def everything_about_letter(letter: DeadLetter[bytes], history: Sequence[TraceStep] = ()) -> Everything:
-    """What is known of a dead letter."""
+    """Return what is known about a dead letter."""
     facts = {
         "original_id": letter.original_id,
         **moment("original_time", letter.original_timestamp),
@@ -313,7 +313,7 @@ def everything_about_letter(letter: DeadLetter[bytes], history: Sequence[TraceSt
 
 
 def show_everything(found: Everything, *, as_json: bool) -> None:
-    """All of it, for people or for scripts."""
+    """Print all of it, as text or as JSON."""
     if as_json:
         print_json(found.document)
     else:
@@ -428,7 +428,7 @@ def show_messages(
     as_json: bool,
     leases_of: holdfast.Group[Any] | None = None,
 ) -> None:
-    """As a table, or one JSON object a line."""
+    """Print messages as a table, or as one JSON object per line."""
     if as_json:
         for message in messages:
             print_json_line(document(message, **_lease(leases_of, message)))

@@ -1,4 +1,4 @@
-"""`holdfast stats` and `holdfast top`: how many messages stand where, and how fast they move."""
+"""`holdfast stats` and `holdfast top`: how many messages are in which state, and how fast they move."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from holdfast.storage.checks.finding import count_of
 
 
 class GroupLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """A group, or a query of another process. `settled` only says something beside the one of another look."""
+    """A group, or a query of another process. `settled` is only meaningful compared with another sample."""
 
     name: str
     mode: str
@@ -55,7 +55,7 @@ class GroupLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic; `delayed` are those that no group has got yet, `published` is where its partitions end, summed up."""
+    """A topic. `delayed` messages are in no group yet; `published` is the sum of the ends of its partitions."""
 
     name: str
     messages: int
@@ -67,14 +67,14 @@ class TopicLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """One look at all topics, with the moment of it on a clock that never steps."""
+    """A sample of all topics, with its time on a monotonic clock."""
 
     at_s: float
     topics: list[TopicLoad]
 
 
 class LoadSource:
-    """Where the numbers come from: a data folder, read without owning it, or a server."""
+    """The source of the numbers: a data folder, read without owning it, or a server."""
 
     def __init__(self, place: str, topic: str | None) -> None:
         self.name = place
@@ -85,12 +85,12 @@ class LoadSource:
                 raise unknown_topic(place, topic, found)
 
     def look(self) -> Load:
-        """How things are now."""
+        """Take a sample."""
         at_s, (topics, delayed) = time.monotonic(), standing_with_delayed(self.name, self._topic)
         return Load(at_s=at_s, topics=[_load_of(topic, delayed.get(topic.name, 0)) for topic in topics])
 
     def owner(self) -> str:
-        """The process that has it, for people."""
+        """Describe the process that owns the folder."""
         if is_address(self.name):
             return "a server"
         owner = owner_of(self.name)
@@ -149,7 +149,7 @@ def top_command(
 
 
 def _watch(source: LoadSource, interval_s: float, *, as_json: bool) -> None:
-    """What is wrong at the first look is an error; what comes later is shown."""
+    """Show samples until interrupted. An error in the first sample is raised; later ones are shown."""
     console, before = stdout(), source.look()
     load: Load | None = before
     with screen(console, painted=not as_json, whole=True) as live:
@@ -169,7 +169,7 @@ def _watch(source: LoadSource, interval_s: float, *, as_json: bool) -> None:
 def _looked(source: LoadSource, live: Screen, *, as_json: bool) -> Load | None:
     try:
         return source.look()
-    except HoldfastError as error:  # an owner that changes much just now, or a topic that went
+    except HoldfastError as error:  # an owner that is changing much, or a deleted topic
         if as_json:
             print_json_line({"error": {"code": error.code, "message": str(error)}})
         else:
@@ -178,7 +178,7 @@ def _looked(source: LoadSource, live: Screen, *, as_json: bool) -> Load | None:
 
 
 def document(name: str, load: Load, before: Load | None) -> dict[str, Any]:
-    """One look for scripts; rates are null in the first."""
+    """Return a sample as a JSON document; rates are null in the first."""
     rates = _Rates(load, before)
     return {
         "folder": name,
@@ -197,7 +197,7 @@ def document(name: str, load: Load, before: Load | None) -> dict[str, Any]:
 
 
 def load_table(load: Load, before: Load | None) -> Table:
-    """A table with a line for each group, and one for each topic that has none."""
+    """Return a table with a row for each group, and one for each topic without groups."""
     rates = _Rates(load, before)
     titles = ("topic", "group", "ready>", "leased>", "delayed>", "dead>", "oldest>", "in/s>", "out/s>", "disk>")
     shown = table(*titles)
@@ -219,7 +219,7 @@ def load_table(load: Load, before: Load | None) -> Table:
 
 
 def _nobody(topic: TopicLoad) -> GroupLoad:
-    """All is ready for a group that is still to come."""
+    """Return a row for a topic without groups, all of whose messages are ready."""
     return GroupLoad(name="-", mode="", ready=topic.messages, leased=0, retries=0, oldest_seconds=0.0, settled=0)
 
 
@@ -232,7 +232,7 @@ def _caption(source: LoadSource, load: Load) -> Text:
 
 
 class _Rates:
-    """How much went in and out since the look before."""
+    """How many messages went in and out per second since the previous sample."""
 
     def __init__(self, load: Load, before: Load | None) -> None:
         self._seconds = 0.0 if before is None else load.at_s - before.at_s
@@ -248,7 +248,7 @@ class _Rates:
         return None if before is None else self._rate(group.settled - before.settled)
 
     def _rate(self, count: int) -> float | None:
-        # A group that was set back, or a tail that was lost: that is no speed.
+        # A negative count means that a group was reset or a tail was lost, which is no rate.
         return round(max(count, 0) / self._seconds, 3) if self._seconds > 0 else None
 
 
@@ -263,7 +263,7 @@ def _rate(rate: float | None) -> str:
 
 
 def _age(seconds: float) -> str:
-    """A short time to the second, a long one to the minute."""
+    """Format an age: a short one to the second, a long one to the minute."""
     whole = int(seconds)
     days, hours, minutes = whole // 86_400, whole // 3600 % 24, whole // 60 % 60
     if days:
@@ -299,13 +299,13 @@ def stats_command(
 
 
 class _Looking:
-    """One look after the other at a queue, or at many topics."""
+    """Samples a queue, or many topics, repeatedly."""
 
     def __init__(self, at: QueueAt) -> None:
         self._at = at
 
     def look(self) -> tuple[dict[str, Any], Table]:
-        """What there is, for scripts and for people."""
+        """Return the current counts, as a JSON document and as a table."""
         place = self._at.folder
         named = self._at.topic or self._at.group or queue_of(place)
         if not named and len(topics_of(place)) > 1:
@@ -313,17 +313,17 @@ class _Looking:
             return topics_document(place, topics), topics_table(topics)
         with self._at.opened() as queue:
             oldest_ns = port_of(queue).oldest_ready_ns()
-            stats = queue.stats()  # behind the look, which may come across damage
+            stats = queue.stats()  # after the line above, which may come across damage
             found: dict[str, Any] = {**msgspec.to_builtins(stats), "folder": queue.folder}
         for own in ("metrics", "waiters", "durability"):
-            del found[own]  # these describe this process only
+            del found[own]  # these describe only this process
         found |= moment("oldest_ready", None if oldest_ns is None else to_datetime(oldest_ns))
         return found, _stats_table(found)
 
 
 def _watch_stats(looking: _Looking, every_s: float, *, as_json: bool) -> None:
-    """Print the counts again and again. The folder is free between two looks; while it is busy, say so."""
-    looking.look()  # what is wrong now is an error; what comes later is shown
+    """Print the counts repeatedly. The folder is free between two samples; while it is busy, say so."""
+    looking.look()  # an error now is raised; later ones are shown
     console = stdout()
     with screen(console, painted=not as_json) as live:
         while True:
@@ -354,7 +354,7 @@ def _stats_table(found: dict[str, Any]) -> Table:
         when = to_datetime(found["oldest_ready_ms"] * 1_000_000)
         facts.add_row("oldest ready", f"{seconds_text(when)} UTC ({_age_of(found['oldest_ready_ms'])} old)")
     start, end = found["start"], found["end"]
-    if found["partitions"] > 1:  # the offsets are sums, which say nothing
+    if found["partitions"] > 1:  # the offsets are sums, which mean nothing
         facts.add_row("partitions", f"{found['partitions']:,}, with {count_of(end - start, 'message')} kept")
     else:
         kept = f"{start} to {end - 1} are kept; all before {found['floor']} are settled" if end > start else "none yet"

@@ -62,7 +62,7 @@ from holdfast.storage import LogReader
 from holdfast.storage.checks.finding import count_of
 from holdfast.storage.files import is_log, join
 
-# The life of a message as a picture: one line for each step, with a bar for each lease and each wait.
+# The life of a message as a drawing: one line for each step, with a bar for each lease and each wait.
 #
 #   0 ms  ●                                         published
 #  12 ms  ├───────┤                                 leased     billing, attempt 1, by host:77
@@ -91,7 +91,7 @@ _MARKS: Final = {
     OMITTED: "⋮",
 }
 _STYLES: Final = {ACKED: "green", NACKED: "red", RETURNED: "yellow", BURIED: "red", LOST: "red"}
-# Steps that end a lease, and with it its bar.
+# Steps that end a lease, and thereby its bar.
 _ENDS: Final = frozenset({ACKED, NACKED, RETURNED, BURIED})
 
 _TIME_CELLS: Final = 9
@@ -104,7 +104,7 @@ _UNITS: Final = (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0), ("s", 1.0))
 
 
 def life_line(steps: Sequence[TraceStep], *, width: int, now_ns: int) -> Iterator[Text]:
-    """The lines of the picture. The steps are ordered by time; a lease that still runs is drawn up to `now_ns`."""
+    """Yield the lines of the drawing. The steps are in order of time; a running lease is drawn up to `now_ns`."""
     if not steps:
         return
     drawing = _Drawing(steps, width, now_ns)
@@ -116,7 +116,7 @@ def life_line(steps: Sequence[TraceStep], *, width: int, now_ns: int) -> Iterato
 
 
 def time_text(ns: int) -> str:
-    """A length of time for people, short."""
+    """Format a duration briefly."""
     seconds = ns / 1e9
     if abs(seconds) < 1:
         return f"{ns / 1e6:.3g} ms" if ns else "0 ms"
@@ -182,7 +182,7 @@ class _Drawing:
         return min(max(cell, 0), self._cells - 1)
 
     def _lease_end_ns(self, i: int, step: TraceStep) -> int | None:
-        """When the lease that began here ended; None if no step says that it has."""
+        """Return when the lease that began here ended; None if no step says so."""
         for later in self._steps[i + 1 :]:
             if later.step in _ENDS and later.span_id == step.span_id and later.id == step.id:
                 return later.at_ns
@@ -239,7 +239,7 @@ def show_command(
     """Draw the life of one message, from its publication on, through redrives and all."""
     if is_address(message_id) or is_queue(message_id):  # all other commands take the folder first
         message_id, folder = folder, message_id
-    topic_of_id(message_id)  # or a mistake in the call
+    topic_of_id(message_id)  # raises for an invalid id
     if is_address(folder):
         with opened_broker(folder) as broker:
             steps = broker.trace(message_id)
@@ -335,12 +335,12 @@ def _steps(place: str, wanted: Search, limit: int, *, last: bool) -> Iterable[Tr
 
 
 def _all_steps(place: str, wanted: Search) -> Iterator[TraceStep]:
-    """All that fit; from a server, as many of the newest as it answers at once."""
+    """Yield all matching steps; from a server, as many of the newest as one answer holds."""
     return iter(_steps(place, wanted, _MOST_TOLD, last=True)) if is_address(place) else search(_log(place), wanted)
 
 
 def _question(wanted: Search) -> dict[str, Any]:
-    """A search as a broker takes it."""
+    """Return a search as the arguments that a broker takes."""
     ever, names = Search(), ("topic", "group", "event", "holder", "error")
     times = {"since": (wanted.since_ns, ever.since_ns), "until": (wanted.until_ns, ever.until_ns)}
     said = {name: to_datetime(ns) for name, (ns, unset) in times.items() if ns != unset}
@@ -351,7 +351,7 @@ def _log(folder: str) -> LogReader:
     world = real_world()
     place = join(partition_folder(folder, TRACES), "log")
     if not is_log(world, place):
-        topics_of(folder)  # or there is nothing here at all
+        topics_of(folder)  # raises if this is not a data folder
         raise NotAQueue(f"nothing was traced in {folder} yet: give a topic the setting trace_sample, from 0 to 1")
     return LogReader(place, world=world)
 
@@ -367,7 +367,7 @@ def _search(topic: str | None, group: str | None, since: str | None, until: str 
 
 
 def _document(step: TraceStep) -> dict[str, Any]:
-    """A step for scripts, with all that it says and nothing else."""
+    """Return a step as a JSON document, with the fields that are set."""
     found: dict[str, Any] = msgspec.to_builtins(step)
     return {"time": iso_time(step.at_ns), **found}
 
@@ -426,7 +426,7 @@ class _TracedMessage:
 
 
 def _lives(steps: Iterator[TraceStep]) -> list[_TracedMessage]:
-    """What became of each message, the one that was heard of last at the end."""
+    """Return what became of each message, the one with the newest step last."""
     lives: dict[str, _TracedMessage] = {}
     for step in steps:
         life = lives.pop(step.id, None)

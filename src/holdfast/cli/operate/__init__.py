@@ -1,1 +1,1 @@
-"""Commands of an operator: topics, groups, dead letters, settings, check and repair."""
+"""Commands for operators: topics, groups, dead letters, settings, check and repair."""

@@ -1,4 +1,4 @@
-"""`holdfast check`: is this log, or every log of this queue, as it should be?"""
+"""`holdfast check` and `holdfast repair`: find damage in a log or in a whole queue, and repair it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from holdfast.storage.checks.finding import NO_MESSAGE, NOTHING, CheckReport, Fi
 from holdfast.storage.checks.repair import RepairPlan, RepairResult, plan_repair, repair
 from holdfast.storage.files import take_lock, translated
 
-# What a check found in one log, for people and for scripts.
+# The result of checking one log, for people and for scripts.
 
 
 STYLES: Final = {"damage": "bold red", "torn": "bold yellow", "note": "cyan"}
@@ -48,7 +48,7 @@ _MOST_SHOWN: Final = 50
 
 
 def report_document(report: CheckReport, *, owned: bool = False) -> dict[str, object]:
-    """A report as a JSON document."""
+    """Return a report as a JSON document."""
     document: dict[str, object] = msgspec.to_builtins(report)
     document["log_id"] = None if report.log_id is None else f"{report.log_id:08x}"
     document["owned"] = owned
@@ -56,7 +56,7 @@ def report_document(report: CheckReport, *, owned: bool = False) -> dict[str, ob
 
 
 def show_report(console: Console, report: CheckReport, *, owned: bool = False) -> None:
-    """A report for people."""
+    """Print a report as text."""
     log_id = "unknown" if report.log_id is None else f"{report.log_id:08x}"
     counts = report.counts
     held = f" ({offsets(report.start, report.end)})" if report.end > report.start else ""
@@ -71,11 +71,11 @@ def show_report(console: Console, report: CheckReport, *, owned: bool = False) -
         show_findings(console, [finding for finding in report.findings if finding.severity == severity])
     _show_quarantine(console, report)
     console.print()
-    console.print(_verdict(report), soft_wrap=True)  # a command to copy stays on one line
+    console.print(_verdict(report), soft_wrap=True)  # keeps a command to copy on one line
 
 
 def show_findings(console: Console, findings: Sequence[Finding]) -> None:
-    """One block for each; only the first ones where there are very many."""
+    """Print one block for each finding; only the first ones if there are very many."""
     for finding in findings[:_MOST_SHOWN]:
         block = Table.grid(padding=(0, 2))
         block.add_column(width=6)
@@ -90,7 +90,7 @@ def show_findings(console: Console, findings: Sequence[Finding]) -> None:
 def _lines(finding: Finding) -> Iterator[str]:
     yield safe(finding.file) if finding.position is None else f"{finding.file}, position {finding.position}"
     yield safe(finding.what)
-    # A note that costs nothing and asks for nothing need not say so.
+    # A note that costs nothing and requires nothing need not say so.
     if finding.severity != "note" or finding.cost != NO_MESSAGE:
         yield f"cost: {safe(finding.cost)}"
     if finding.severity != "note" or not finding.next_step.startswith(NOTHING):
@@ -123,7 +123,7 @@ def _verdict(report: CheckReport) -> Text:
     return Text.assemble(("ok", "bold green"), f": {count_of(report.counts.messages, 'message')} whole{gone}")
 
 
-# What a repair would do and what it did, for people and for scripts.
+# The plan and the result of a repair, for people and for scripts.
 
 
 def document(plan: RepairPlan, result: RepairResult | None) -> dict[str, Any]:
@@ -169,16 +169,16 @@ def show_result(console: Console, result: RepairResult) -> None:
         console.print("damage is left; run `holdfast check` to see it")
 
 
-# `holdfast check` and `repair` of a whole queue: each of its logs, and what the journals add up to.
+# `holdfast check` and `repair` of a whole queue: each of its logs, and the state that its journals add up to.
 
 
 _MOST_ROWS: Final = 60
-# Messages that are missing only a copy brings back.
+# Only a copy brings back missing messages.
 _COPIED: Final = frozenset({"messages"})
 
 
 def check_queue(folder: str, *, as_json: bool) -> int:
-    """Look at all of it; takes no lock and changes nothing."""
+    """Check all of a queue; takes no lock and changes nothing."""
     owner = owner_of(folder)
     owned = owner is not None and owner.alive is True
     with progress("checking", "bytes", shown=not as_json) as advance:
@@ -251,7 +251,7 @@ def _show(
         console.print(Text.assemble(("ok", "bold green"), f": {count_of(messages, 'message')} whole"))
         return
     mends = any(not report.log.ok or (report.wrong and report.part.kind not in _COPIED) for report in found)
-    mends = mends or bool(missing)  # a repair goes on without it
+    mends = mends or bool(missing)  # a repair makes the queue usable without it
     text = f"\nto see what can be done: holdfast repair {shlex.quote(folder)} --dry-run" if mends else ""
     console.print(Text.assemble(("damaged", STYLES["damage"]), text), soft_wrap=True)
 
@@ -261,7 +261,7 @@ def _show_damage(console: Console, what: str) -> None:
 
 
 def repair_queue(folder: str, *, part: str | None, dry_run: bool, backup: str | None, yes: bool, as_json: bool) -> int:
-    """Repair all of a queue, or one part. Nobody else can own it until that is done."""
+    """Repair all of a queue, or one part. No other process can own it until that is done."""
     with progress("looking", "bytes", shown=not as_json) as advance:
         plan = plan_folder_repair(folder, part=part, progress=advance)
     if not as_json:
@@ -300,7 +300,7 @@ def _show_folder_plan(console: Console, plan: FolderPlan) -> None:
 
 
 def _show_steps(console: Console, folder: str, steps: Sequence[FolderStep]) -> None:
-    """What a repair would do beyond the single logs."""
+    """Print what a repair would do beyond single logs."""
     if not steps:
         return
     console.print(f"{safe(folder)}: beyond the logs, a repair would", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`holdfast doctor`: what may be expected of the disk under a folder, measured."""
+"""`holdfast doctor`: measure what to expect of the disk under a folder."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Sync(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Warn(msgspec.Struct, frozen=True, kw_only=True):
-    """Something to think about before trusting this folder."""
+    """Something to consider before trusting this folder."""
 
     code: str
     message: str
@@ -86,7 +86,7 @@ def doctor_command(
 
 
 def diagnose(world: World, folder: str, *, seconds: float, settings: LogSettings | None = None) -> Diagnosis:
-    """Look and measure."""
+    """Examine and measure a folder."""
     settings = settings or LogSettings()
     disk = world.disk
     if not disk.exists(folder):
@@ -119,9 +119,9 @@ def diagnose(world: World, folder: str, *, seconds: float, settings: LogSettings
 
 @contextmanager
 def measuring_file(world: World, folder: str) -> Iterator[str]:
-    """The name of a file that is gone afterwards, also after Ctrl-C or a polite kill.
+    """Yield the name of a file that is removed afterwards, also after Ctrl-C or SIGTERM.
 
-    Should even that fail, opening the log removes it: it ends in `.tmp`.
+    If even that fails, opening the log removes the file, because its name ends in `.tmp`.
     """
     path = join(folder, f"doctor-{os.getpid()}.tmp")
     with _ending_in_order():
@@ -133,7 +133,7 @@ def measuring_file(world: World, folder: str) -> Iterator[str]:
 
 
 def measure(world: World, path: str, *, seconds: float, most_bytes: int) -> Sync:
-    """Write and sync 4 KiB at a time into reserved blocks, one behind the other, as the log does."""
+    """Write and sync 4 KiB at a time into reserved blocks, one after the other, as the log does."""
     clock = world.clock
     file = world.disk.open(path, write=True, create=True)
     taken_us: list[float] = []
@@ -196,7 +196,7 @@ def _warnings(kind: str, free: int, min_free: int, sync: Sync | None) -> Iterato
 
 
 def _user_warnings(world: World, folder: str) -> Iterator[Warn]:
-    """Others who could take our place here."""
+    """Warn about other users who could tamper with this folder."""
     why = world.disk.exposure(folder)
     if why is not None:
         yield Warn(code="other_users", message=f"{why}: it is refused unless you trust them (--trust-folder)")
@@ -207,7 +207,7 @@ def _user_warnings(world: World, folder: str) -> Iterator[Warn]:
 
 
 def _query_warnings(world: World, folder: str) -> Iterator[Warn]:
-    """Queries that keep old messages although they may have ended."""
+    """Warn about queries that keep old messages although they may have ended."""
     for query in list_queries(world, folder):
         place = f"{QUERIES}/{query.file}"
         if query.wrong:
@@ -222,7 +222,7 @@ def _query_warnings(world: World, folder: str) -> Iterator[Warn]:
 
 
 def _write_warnings(world: World, folder: str) -> Iterator[Warn]:
-    """Rows of a Spark job that were committed and did not all reach the log."""
+    """Warn about rows of a Spark job that were committed but did not all reach the log."""
     from holdfast.spark.commits import Staging
 
     try:
@@ -235,7 +235,7 @@ def _write_warnings(world: World, folder: str) -> Iterator[Warn]:
 
 
 def show(console: Console, diagnosis: Diagnosis) -> None:
-    """A diagnosis for people."""
+    """Print a diagnosis as text."""
     console.print(safe(diagnosis.folder), soft_wrap=True)
     facts = facts_table()
     facts.add_row(
@@ -268,21 +268,21 @@ def _item(mark: str, style: str, text: str) -> Table:
 
 
 def _rounded(number: float) -> str:
-    """Two digits are all that such a measurement is worth."""
+    """Round to two digits, which is all that such a measurement is worth."""
     digits = max(0, len(str(round(number))) - 2)
     return f"{round(number, -digits):,.0f}"
 
 
 @contextmanager
 def _ending_in_order() -> Iterator[None]:
-    """SIGTERM ends the process by way of every `finally`."""
+    """Make SIGTERM raise, so that every `finally` runs."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
     try:
         before = signal.signal(signal.SIGTERM, end)
-    except ValueError:  # not the main thread: leave signals alone
+    except ValueError:  # signals can only be set in the main thread
         yield
         return
     try:

@@ -1,4 +1,4 @@
-"""`holdfast cancel`, `seek`, `purge`, `compact`, `apply-retention` and `dead`: what an operator does to a queue."""
+"""`holdfast cancel`, `seek`, `purge`, `compact`, `apply-retention` and `dead`: operations on a queue."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ from holdfast.storage.checks.finding import count_of
 
 
 def show_moves(console: Console, moves: Sequence[ResetEffect]) -> None:
-    """For people: one sentence for one partition, and a table before the sum of several."""
+    """Print a sentence for one partition, or a table and the sum for several."""
     again, passed = sum(move.again for move in moves), sum(move.passed_over for move in moves)
     where = f"offset {moves[0].after}" if len(moves) == 1 else "these offsets"
     if len(moves) > 1:
@@ -88,9 +88,6 @@ def show_moves(console: Console, moves: Sequence[ResetEffect]) -> None:
         f"{count_of(passed, 'message')} will be passed over",
         soft_wrap=True,
     )
-
-
-# `holdfast cancel`, `seek`, `purge`, `compact`, `apply-retention`: what an operator does to a queue.
 
 
 @command
@@ -184,7 +181,7 @@ def _place(to: str | None, offset: int | None, when: str | None) -> str | int | 
 def moves_of(
     broker: holdfast.Broker, group: str, topic: str, to: str | int | datetime, partition: int | None
 ) -> list[ResetEffect]:
-    """The new position of a group in each partition, and its effect on messages."""
+    """Return the new position of a group in each partition, and its effect on messages."""
     resets = broker.reset_offsets(group, topic, to=to, partition=partition, dry_run=True)
     effects: list[ResetEffect] = port_of(broker).effects(group, resets)
     return effects
@@ -291,14 +288,14 @@ def dead_show_command(
             found = everything_about_letter(letters.show(letter_id))
         else:
             found = everything_about(queue, dead_id(queue, letter_id))
-        # Only what the letter itself holds, as beside an owner; `holdfast show` has the whole history.
+        # Only what the letter itself holds, as when another process owns the folder; `holdfast show` has the history.
         show_everything(found._replace(history=()), as_json=at.as_json)
     return OK
 
 
 @contextmanager
 def _looking(at: QueueAt) -> Iterator[tuple[holdfast.Group[bytes] | None, DeadLetters[bytes] | LettersBeside]]:
-    """The queue and its letters; beside a living owner only the letters, as it has written them."""
+    """Open the queue and its dead letters; if another process owns the folder, only the letters on disk."""
     with ExitStack() as closing:
         try:
             queue = closing.enter_context(at.opened())
@@ -349,7 +346,7 @@ def dead_purge_command(
 
 
 class _Moving:
-    """Many dead letters, a few at a time."""
+    """Redrives or purges many dead letters, a few at a time."""
 
     def __init__(self, verb: str, done: str, ids: Sequence[str], size: int, pause_s: float, *, as_json: bool) -> None:
         self._verb = verb
@@ -360,7 +357,7 @@ class _Moving:
         self._as_json = as_json
 
     def run(self, do: _Do, *, dry_run: bool, yes: bool) -> int:
-        """Say how many, ask, do it."""
+        """Say how many letters there are, ask for confirmation, and process them."""
         ids, done = self._ids, 0
         would = "would be" if dry_run or not ids else "will be"
         if not self._as_json:

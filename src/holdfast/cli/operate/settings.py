@@ -1,4 +1,4 @@
-"""`holdfast settings` and `holdfast config`: the settings of a queue, and all that are in force."""
+"""`holdfast settings`, `holdfast config` and `holdfast profile`: a queue's settings, all in force, named places."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def settings_command(
 
 
 def show_settings(shown: dict[str, Any]) -> None:
-    """Settings for people, beside their defaults."""
+    """Print settings next to their defaults."""
     defaults = msgspec.structs.asdict(TopicSettings())
     if not shown:
         stdout().print("all settings have their default values; --all shows them")
@@ -96,7 +96,7 @@ def show_settings(shown: dict[str, Any]) -> None:
 
 
 def changes_of(texts: Sequence[str]) -> dict[str, Any]:
-    """Settings by name, from `name=value`; what is not known or cannot be is refused before anything is made."""
+    """Parse `name=value` pairs; unknown names and impossible values are refused before anything is created."""
     wanted = dict(_change(text) for text in texts)
     for name in wanted.keys() & (NOT_KEPT - {"partitions"}):
         raise BadSettings(
@@ -118,9 +118,9 @@ def _change(text: str) -> tuple[str, Any]:
 
 
 def _value(name: str, text: str, default: Any) -> Any:
-    """From text to what the setting takes; its limits are looked at when it is used."""
+    """Convert text to the setting's type; its limits are checked when it is used."""
     if text.lower() in ("none", "null"):
-        # A codec may be called none; a limit that is none is no limit.
+        # For a codec, `none` is a name; for a limit, it means no limit.
         return text.lower() if isinstance(default, str) else None
     if isinstance(default, str):
         return text
@@ -138,7 +138,7 @@ def _value(name: str, text: str, default: Any) -> Any:
 
 
 def size_of(name: str, text: str) -> int:
-    """Bytes of a size on the command line: `65536`, `64KiB`."""
+    """Parse a size on the command line to bytes: `65536`, `64KiB`."""
     found = _SIZE.fullmatch(text)
     if found is not None:
         return int(found[1]) * _FACTORS[found[2].upper()]
@@ -216,14 +216,14 @@ def settings_file_show_command(
 
 
 class _ServerOrigin(Origin, frozen=True):
-    """Where a server says that a value comes from."""
+    """The origin of a value, as reported by a server."""
 
     def __str__(self) -> str:
         return self.where or self.kind
 
 
 def _server_settings(place: str) -> tuple[list[Setting], dict[str, list[Setting]]]:
-    """What a server follows, as a whole and for each topic."""
+    """Return the settings of a server, overall and for each topic."""
     from holdfast.protocol.topics import SettingsTold
 
     with opened_broker(place) as broker:
@@ -244,7 +244,7 @@ def _as_settings(told: Any) -> list[Setting]:
 
 
 def _topics(world: World, effective: Effective, folder: str | None) -> dict[str, list[Setting]]:
-    """What is set for single topics, be they in the file or in the folder."""
+    """Return the settings of single topics, from the file and from the folder."""
     found = {topic: list(effective.topic_settings(topic)) for topic in effective.broker.topics}
     if folder is None:
         return found
@@ -255,7 +255,7 @@ def _topics(world: World, effective: Effective, folder: str | None) -> dict[str,
             partitions = catalog.facts(topic).partitions
             kept = kept_settings(world, f"{topic_folder(folder, topic)}/{SETTINGS}")
         except UnknownTopic:
-            continue  # it has just been deleted
+            continue  # deleted just now
         settings = effective.topic_settings(topic, kept, f"{place}/{SETTINGS}")
         # The number of partitions is a fact of the folder, whatever the settings file says.
         counted = Setting("partitions", partitions, Origin("folder", f"{place}/{TOPIC}"))
@@ -276,7 +276,7 @@ def _settings_document(settings: Iterable[Setting]) -> dict[str, Any]:
 
 
 def _setting_text(setting: Setting) -> str:
-    """The value for people; a time or a size also as the file may say it."""
+    """Format the value; a time or a size also as it may be written in the file."""
     value = setting.value
     if value is None:
         return "none"
@@ -302,7 +302,7 @@ def _duration(ms: int) -> str:
     return text
 
 
-# `holdfast profile`: places with a name, for those who work with several.
+# `holdfast profile`: named places, for people who work with several.
 
 
 app = CommandSection("Places with a name, and what it takes to get in there.")
@@ -352,7 +352,7 @@ def add_command(
     if is_address(place):
         parse_address(place)
     else:
-        place = str(Path(place).absolute())  # it holds wherever the next command is typed
+        place = str(Path(place).absolute())  # the profile is valid in any working directory
     new = places.Profile(
         place=place,
         token=None if token_file is None else _token(token_file),

@@ -1,4 +1,4 @@
-"""`holdfast token`: make tokens for a server, list, check and take them back. The server notices by itself."""
+"""`holdfast token`: create, list, check and revoke tokens for a server, which notices changes by itself."""
 
 from __future__ import annotations
 
@@ -197,13 +197,13 @@ def _tokens(path: str, *, missing_ok: bool = False) -> Tokens:
 
 
 def _role(text: str) -> str | list[str]:
-    """A role by its name, or a list of actions; `admin` is both."""
+    """Parse a role name or a list of actions; `admin` is both."""
     parts = [part.strip() for part in text.split(",")]
     return text if text in ROLES or not set(parts) & set(ACTIONS) else parts
 
 
 def _moment(text: str | None) -> datetime | None:
-    """When a token ends: after a duration, or at a moment, to the second."""
+    """Parse when a token expires: after a duration, or at a time, to the second."""
     if text is None:
         return None
     now_ns = real_world().clock.now_ns()
@@ -221,7 +221,7 @@ def _allowed(entry: TokenEntry) -> str:
 
 
 def _document(entry: TokenEntry) -> dict[str, Any]:
-    """An entry without the hash of its token."""
+    """Return an entry as a JSON document, without the hash of its token."""
     principal = principal_of(entry)
     return {
         "name": entry.name,
@@ -249,13 +249,13 @@ def _write(path: str, text: str) -> None:
     real = os.path.realpath(path)
     temporary = f"{real}.tmp"
     with suppress(FileNotFoundError):
-        os.unlink(temporary)  # one that was left behind; or a link, which would lead elsewhere
+        os.unlink(temporary)  # a leftover file, or a link, which would lead elsewhere
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as new:
         with suppress(FileNotFoundError):
             old = os.stat(real)
             os.fchmod(handle, stat.S_IMODE(old.st_mode))
-            if os.geteuid() == 0:  # a file of root's would be one that the server cannot read
+            if os.geteuid() == 0:  # the server could not read a file that belongs to root
                 os.fchown(handle, old.st_uid, old.st_gid)
         new.write(text)
         new.flush()

@@ -1,4 +1,4 @@
-"""`holdfast topic` and `holdfast group`: make, list, change and delete topics and the groups that read them."""
+"""`holdfast topic` and `holdfast group`: create, list, change and delete topics and the groups that read them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def group_ls_command(folder: DataFolder, topic: Topic = None, as_json: AsJson = 
 
 
 def groups_table(groups: Sequence[GroupStanding]) -> Table:
-    """Groups for people."""
+    """Return a table of groups."""
     statics = any(group.static_members for group in groups)
     queries = any(group.query for group in groups)
     more = [*(["renewed>", "time-out>"] if queries else []), *(["static members"] if statics else [])]
@@ -107,7 +107,7 @@ def groups_table(groups: Sequence[GroupStanding]) -> Table:
 
 
 def _renewed(group: GroupStanding) -> tuple[str, str]:
-    """When a query was last renewed, and its timeout."""
+    """Return when a query was last renewed, and its timeout."""
     if group.query is None:
         return "", ""
     stale = " (stale)" if group.query.stale else ""
@@ -140,7 +140,7 @@ def group_show_command(folder: DataFolder, name: GroupName, topic: Topic = None,
 
 
 def _tell_of_damage(folder: str, groups: Sequence[GroupStanding]) -> None:
-    """Print each fault of a group once: a group in stream mode is listed for each of its topics."""
+    """Print each problem of a group once: a group in stream mode is listed for each of its topics."""
     for name, wrong in dict.fromkeys((group.name, wrong) for group in groups for wrong in group.wrong):
         what = f"{safe(name)}: {safe(wrong)}; see `holdfast check {safe(folder)}`"
         note(f"damaged: group {what}")
@@ -175,7 +175,7 @@ def _lags_table(group: GroupStanding) -> Table:
 
 
 def _groups(folder: str, name: str, topic: str | None) -> list[GroupStanding]:
-    """The group on each of its topics, or on one of them."""
+    """Return the group on each of its topics, or on one of them."""
     check_name(name, "group")
     topics_of(folder)
     everyone = standing_of(folder).groups(None if topic is None else chosen_topic(folder, topic))
@@ -189,7 +189,7 @@ def _groups(folder: str, name: str, topic: str | None) -> list[GroupStanding]:
 
 
 def _one_group(folder: str, name: str, topic: str | None) -> GroupStanding:
-    """The only group of this name, queries aside: they have their positions elsewhere."""
+    """Return the only group of this name. Queries do not count: they keep their positions elsewhere."""
     found = _groups(folder, name, topic)
     groups = [group for group in found if group.mode != "query"]
     if len(groups) > 1:
@@ -276,7 +276,7 @@ def group_delete_command(
 
 def _delete(folder: str, group: GroupStanding, wait: str) -> None:
     if group.mode == "query" and not is_address(folder):
-        remove_queries(real_world(), folder, group.name)  # needs no owner, and there may be one
+        remove_queries(real_world(), folder, group.name)  # works whether or not a process owns the folder
         return
     with opened_broker(folder, wait=wait) as broker:
         broker.delete_group(group.name, group.topic if group.mode == "queue" else None)
@@ -338,7 +338,7 @@ def topic_ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
 
 
 def topics_document(folder: str, found: list[TopicStanding]) -> dict[str, Any]:
-    """Topics for scripts."""
+    """Return the JSON document of topics."""
     return {"folder": folder, "topics": [_document(topic) for topic in found]}
 
 
@@ -357,7 +357,7 @@ def _document(topic: TopicStanding) -> dict[str, Any]:
 
 
 def topics_table(found: list[TopicStanding]) -> Table:
-    """Topics for people."""
+    """Return a table of topics."""
     shown = table(
         "topic",
         "partitions>",
@@ -530,7 +530,7 @@ def _loss(topic: TopicStanding, behind: int, will: str) -> str:
 def topic_compact_command(folder: DataFolder, name: TopicName, wait: Wait = WAIT, as_json: AsJson = False) -> int:
     """Keep the last message of each key now, as cleanup=compact does in time; offsets never change."""
     _standing(folder, name)
-    # Without the threads that look after a folder: they compact as well, and what they do would go uncounted.
+    # Without the upkeep threads: they compact as well, and their work would not be counted.
     with opened_broker(folder, wait=wait, keep=False) as broker:
         done = _compacted(broker, name, as_json=as_json)
     if as_json:

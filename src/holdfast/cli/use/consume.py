@@ -1,4 +1,4 @@
-"""Commands that take messages until told to stop: consume, tail, and a worker with a handler."""
+"""Commands that take messages until they are stopped: consume, tail, and a worker with a handler."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def tail_command(
 
 
 class Showing:
-    """Messages as a table, as JSON lines, or their bodies only, with their keys before them where that is asked."""
+    """Prints messages as a table, as JSON lines, or as raw bodies, with their keys in front if requested."""
 
     def __init__(self, *, raw: bool, as_json: bool, separator: bytes | None = None) -> None:
         self._raw = raw
@@ -95,7 +95,7 @@ class Showing:
         self._pages = Pages(stdout(), _COLUMNS)
 
     def show(self, messages: Sequence[AnyMessage]) -> None:
-        """Print some, and see to it that they have left us."""
+        """Print messages, and flush them."""
         if self._as_json:
             for message in messages:
                 print_json_line(document(message))
@@ -163,7 +163,7 @@ def consume_command(
         raise InvalidRequest("a group reads all partitions; --partition is for reading without one")
     check_name(group, "group")
     if begin is not None:
-        _place(begin)  # a mistake, before anything is made
+        _place(begin)  # raises for an invalid place before anything is created
     taken = _GroupTaking(folder, name, group, mode, begin, showing).run(count, wait_s, wait)
     if not taken:
         note(f"no message for {safe(group)} in {safe(name)}")
@@ -188,7 +188,7 @@ def _place(begin: str) -> To:
 
 
 class _GroupTaking:
-    """Prints what a group has not handled yet; what is printed is handled."""
+    """Prints what a group has not handled yet; what is printed counts as handled."""
 
     def __init__(
         self, folder: str, topic: str, name: str, mode: Mode | None, begin: str | None, showing: Showing
@@ -201,7 +201,7 @@ class _GroupTaking:
         self._showing = showing
 
     def run(self, count: int | None, timeout_s: float, wait: str) -> int:
-        """Print what there is and what comes, until nothing has come for that long; answers how many."""
+        """Print what there is and what arrives, until nothing has arrived for `timeout_s`; return the number."""
         turns = OpeningTurns(self._folder, self._topic, timeout_s, wait)
         left: float = math.inf if count is None else count
         taken = 0
@@ -230,7 +230,7 @@ class _GroupTaking:
         return taken
 
     def _known_mode(self, broker: holdfast.Broker) -> str | None:
-        """How the group reads the topic; None where it does not yet."""
+        """Return how the group reads the topic; None if it does not yet."""
         info = broker.describe_topic(self._topic)
         known = "queue" if self._name in info.groups else "stream" if self._name in info.stream_groups else None
         if known is not None and self._mode not in (None, known):
@@ -246,7 +246,7 @@ class _GroupTaking:
         return known
 
     def _make(self, broker: holdfast.Broker) -> str:
-        """Make the group at the place where it is to begin; answers with its mode."""
+        """Create the group at its starting position; return its mode."""
         place, mode = _place(self._begin or "earliest"), self._mode or "stream"
         self._begin = None
         start, since = place.end or "earliest", None if place.time_ns is None else to_datetime(place.time_ns)
@@ -262,11 +262,11 @@ class _GroupTaking:
                 consumer.seek(self._topic, number, offset)
             if since is not None:
                 consumer.seek_to_time(since)
-            consumer.commit()  # from now on it has its place, though it has read nothing yet
+            consumer.commit()  # saves its position, though it has read nothing yet
         return mode
 
     def _offsets(self, broker: holdfast.Broker, offset: int | None) -> Iterator[tuple[int, int]]:
-        """The offset in each partition, or the nearest that is kept there."""
+        """Yield the offset in each partition, or the nearest that is kept there."""
         for each in () if offset is None else broker.describe_topic(self._topic).partitions:
             yield each.number, max(each.start, min(offset or 0, each.end))
 
@@ -295,7 +295,7 @@ class _GroupTaking:
         return len(messages)
 
 
-# `holdfast worker`: give the messages of queues to a function of the user's.
+# `holdfast worker`: pass the messages of queues to a function of the user's.
 
 
 logger = logging.getLogger(__name__)
@@ -353,7 +353,7 @@ def worker_command(
 
 
 def _names(at: str, wanted: list[str]) -> list[str]:
-    """The queues that are meant; one that is named need not be there yet."""
+    """Return the queues to work on; one that is named need not exist yet."""
     names = wanted or [name for name in (queue_of(at),) if name is not None]
     if not is_address(at):
         topics_of(at)
@@ -369,14 +369,14 @@ def _run(worker: holdfast.Worker, *, as_json: bool) -> int:
     start_logging("json" if as_json else "text", sys.stderr)
     code = worker.run()
     if code != OK:
-        # What did not end in time may never end, and must not keep the process.
+        # A handler that did not end in time may never end, and must not keep the process alive.
         logging.shutdown()
         os._exit(code)
     return code
 
 
 def named(text: str) -> Callable[[Any], Any]:
-    """The function that is meant by `module:function`; looked for here, too, as `python -m` does."""
+    """Import the function named by `module:function`; also looks in the working directory, as `python -m` does."""
     module_name, colon, path = text.partition(":")
     if not module_name or not colon or not path:
         raise InvalidRequest(f"{text} names no handler: {_FORM}")

@@ -51,10 +51,10 @@ from holdfast.client.address import is_address
 from holdfast.env import real_world
 from holdfast.errors import Empty, HoldfastError, InvalidRequest
 
-# A message as shell variables: what `holdfast get --export` prints for `eval`.
+# A message as shell variables, which `holdfast get --export` prints for `eval`.
 
 
-# Every one is set or unset each time: nothing of the message before may be taken for something of this one.
+# Each is set or unset every time, so that no value of the previous message is left over.
 NAMES: Final = tuple(
     f"HOLDFAST_{name}"
     for name in (
@@ -77,7 +77,7 @@ NAMES: Final = tuple(
     )
 )
 
-# The environment is no place for large things: with too much in it no program can be started.
+# Keep large bodies out of the environment: if it is too large, no program can be started.
 _MOST_BODY_BYTES: Final = 32 * 1024
 
 
@@ -92,7 +92,7 @@ def fits_variable(message: holdfast.Message[bytes]) -> bool:
 def variables(
     folder: str, group: str, message: holdfast.Message[bytes], body_file: str | None, state: Any = None
 ) -> str:
-    """The lines to be evaluated by a POSIX shell."""
+    """Return the lines for a POSIX shell to evaluate."""
     key = bytes_of(message.key)
     key_text = None if key is None else text_value(key)
     headers = {name: _readable(value) for name, value in reversed(message.headers.pairs)}
@@ -119,7 +119,7 @@ def variables(
 
 
 def nothing_exported(code: int) -> str:
-    """What stands there instead, so that `eval` ends with this exit code and no variable is left over."""
+    """Return the lines to print instead, so that `eval` ends with this exit code and no variable is left over."""
     return f"unset {' '.join(NAMES)}\n(exit {code})\n"
 
 
@@ -201,9 +201,9 @@ def _patience_s(timeout: str, *, block: bool) -> float:
 
 @contextmanager
 def _body_file(message: holdfast.Message[bytes], out: str | None, *, export: bool) -> Iterator[str | None]:
-    """The file with the body: the given one, or a new one if the environment cannot hold the body.
+    """Yield the file for the body: the given one, or a new one if the environment cannot hold the body.
 
-    The handler of the message removes a new file; we do so if its path was never printed.
+    The consumer of the message removes a new file; it is removed here if its path was never printed.
     """
     path, made = out, False
     if path is None and export and not fits_variable(message):
@@ -222,13 +222,13 @@ def _body_file(message: holdfast.Message[bytes], out: str | None, *, export: boo
 
 
 def default_holder() -> str:
-    """The shell that called this command: the command itself ends at once."""
+    """Return the shell that called this command, since the command itself ends at once."""
     note = real_world().ids.process_note()
     return f"{note['host']}:{os.getppid()}"
 
 
 def _take(at: QueueAt, taken: _Taken, count: int, timeout_s: float, options: dict[str, Any]) -> None:
-    """Hand over what is ready, or what comes in time."""
+    """Pass on what is ready, or what arrives in time."""
     topic = at.topic or ""
     with closing(OpeningTurns(at.folder, topic, timeout_s, at.wait).each()) as turns:
         for broker, wait_s in turns:
@@ -242,7 +242,7 @@ def _take(at: QueueAt, taken: _Taken, count: int, timeout_s: float, options: dic
 
 
 class _Showing:
-    """Messages that were taken, for people, scripts or the shell."""
+    """Prints messages that were taken, for people, scripts or the shell."""
 
     def __init__(
         self, folder: str, queue: holdfast.Group[bytes], *, acked: bool, out: str | None, stateful: bool
@@ -275,7 +275,7 @@ class _Showing:
                 self._show_facts(console, message)
 
     def _show_receipt(self, message: holdfast.Message[bytes]) -> None:
-        """Print the receipt on stderr, beside a raw body; scripts use --export."""
+        """Print the receipt to stderr, next to a raw body; scripts use --export."""
         if not self._acked:
             sys.stdout.flush()
             note(f"receipt {safe(message.receipt)}")
@@ -383,7 +383,7 @@ def extend_command(
 
 
 def _with_state(state: str | None, settle: Callable[[_Message], None]) -> Callable[[_Message], None]:
-    """A function that saves the document before it settles; `null` removes the document."""
+    """Return a function that saves the document before it settles; `null` removes the document."""
     if state is None:
         return settle
     try:
@@ -400,7 +400,7 @@ def _with_state(state: str | None, settle: Callable[[_Message], None]) -> Callab
 
 
 def _settled(at: QueueAt, receipts: list[str] | None, verb: str, settle: Callable[[_Message], None]) -> int:
-    """Settle messages, each receipt for itself: one that is no longer good does not stop the others."""
+    """Settle messages one by one: an invalid receipt does not stop the others."""
     group = at.group or (None if receipts else os.environ.get(GROUP) or None)
     code = OK
     with opened_broker(at.folder, wait=at.wait) as broker:
@@ -430,7 +430,7 @@ def _exported() -> str:
 
 
 def _after(group: holdfast.Group[bytes], message: _Message, verb: str) -> dict[str, Any]:
-    """Where the message stands now."""
+    """Return the state of the message after it was settled."""
     phase, until_ms = {"acked": ("done", 0), "rejected": ("dead", 0)}.get(verb) or port_of(group).phase(
         taken_of(message)
     )

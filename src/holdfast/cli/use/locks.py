@@ -179,7 +179,7 @@ def lock_ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
 
 
 def _infos(folder: str, name: str | None = None) -> list[holdfast.LockInfo]:
-    """One lock, or all that are held: read without owning the folder, or asked of a server."""
+    """Return one lock, or all that are held: read without owning the folder, or from a server."""
     if is_address(folder):
         with opened_broker(folder) as broker:
             return broker.locks.list() if name is None else [broker.locks.describe(name)]
@@ -328,7 +328,7 @@ def _document(place: str, name: str) -> holdfast.Document | None:
 
 
 def _documents(place: str) -> list[tuple[holdfast.Document, int]]:
-    """All of them, and how many bytes each has."""
+    """Return all documents, with the size of each in bytes."""
     if is_address(place):
         with opened_broker(place) as broker:
             documents = [broker.documents.get(name) for name in broker.documents.list()]

@@ -54,14 +54,14 @@ from holdfast.model import CodecName, Durability
 from holdfast.producing.parcels import Sent
 from holdfast.storage.checks.finding import count_of
 
-# What `holdfast put` is given: arguments, files, stdin, lines or JSON lines, as messages with their places.
+# The input of `holdfast put`: arguments, files, stdin, lines or JSON lines, as messages with their places.
 
 
 STDIN = "-"
 
 
 class Defaults(NamedTuple):
-    """What the options say of every message."""
+    """The options that apply to every message."""
 
     key: str | bytes | None
     headers: tuple[tuple[str, str | bytes], ...]
@@ -74,14 +74,14 @@ class Defaults(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A message, and where it stands in the input: for errors."""
+    """A message, and its place in the input, for error messages."""
 
     place: str
     message: NewMessage
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of JSON. Its names are the library's: `at` is the option --due."""
+    """One line of JSON. Its names are those of the library: `at` is the option --due."""
 
     body: str | msgspec.UnsetType | None = msgspec.UNSET
     body_base64: str | msgspec.UnsetType = msgspec.UNSET
@@ -100,7 +100,7 @@ _decode_line = msgspec.json.Decoder(Line).decode
 
 
 class PutInput:
-    """All messages of one call, one after the other, so that an input of any size fits."""
+    """Yields the messages of one call one by one, so that the input may have any size."""
 
     def __init__(self, defaults: Defaults, now_ms: int, *, lines: bool, jsonl: bool) -> None:
         self._now_ms = now_ms
@@ -114,7 +114,7 @@ class PutInput:
             raise InvalidRequest("--delay and --due both say when; give one of them")
 
     def items(self, bodies: Sequence[str], files: Sequence[str]) -> Iterator[Item]:
-        """Arguments first, then files; stdin where neither is given."""
+        """Yield arguments first, then files; stdin if neither is given."""
         for number, body in enumerate(bodies, 1):
             if body == STDIN:
                 yield from self._of_stream("stdin", sys.stdin.buffer)
@@ -186,7 +186,7 @@ class PutInput:
 
 
 def text_or_bytes(argument: str) -> str | bytes:
-    """An argument as text; as its bytes where these are none."""
+    """Return an argument as text, or as bytes if it is not valid text."""
     try:
         argument.encode()
     except UnicodeEncodeError:
@@ -195,12 +195,12 @@ def text_or_bytes(argument: str) -> str | bytes:
 
 
 def separator_of(text: str) -> bytes:
-    """What stands between key and body in a line; `\\t` and `\\0` may be written as they are read."""
+    """Parse the separator between key and body in a line; `\\t` and `\\0` are understood as escapes."""
     return os.fsencode({"\\t": "\t", "\\0": "\0"}.get(text, text))
 
 
 def header_pairs(headers: Sequence[str]) -> tuple[tuple[str, str | bytes], ...]:
-    """From `name=value` to pairs."""
+    """Parse `name=value` to pairs."""
     pairs = []
     for header in headers:
         name, sign, value = header.partition("=")
@@ -211,7 +211,7 @@ def header_pairs(headers: Sequence[str]) -> tuple[tuple[str, str | bytes], ...]:
 
 
 def _body(line: Line) -> bytes | None:
-    """The body of a line; None for a tombstone, which deletes the messages with its key."""
+    """Return the body of a line; None for a tombstone, which deletes the messages with its key."""
     given = [name for name in ("body", "body_base64", "json") if getattr(line, name) is not msgspec.UNSET]
     if len(given) != 1:
         found = f"{' and '.join(given)} are given" if given else "there is no body"
@@ -289,7 +289,7 @@ def put_command(
     name = chosen_topic(folder, topic, create=not no_create)
     putting = _Putting(name, durability, codec, as_json=as_json, quiet=quiet)
     try:
-        # The first messages before the queue: a mistake in the call must not leave an empty queue behind.
+        # Read the first messages before creating the queue: a usage error must not leave an empty queue behind.
         batches = _batches(intake.items(*given))
         first = list(islice(batches, 1))
         with opened_broker(folder, wait=wait, create=not no_create) as broker:
@@ -311,7 +311,7 @@ def _check_put(bodies: list[str], files: list[str], dedup_id: str | None, *, lin
 
 
 class _Putting:
-    """Batches into the queue, ids out of it."""
+    """Puts batches into the queue and prints ids."""
 
     def __init__(
         self, topic: str, durability: Durability | None, codec: CodecName | None, *, as_json: bool, quiet: bool
@@ -326,14 +326,14 @@ class _Putting:
         self.duplicates = 0
 
     def put_all(self, broker: holdfast.Broker, batches: Iterable[list[Item]]) -> None:
-        """One batch after the other, with the count of them for those who look on."""
+        """Put one batch after the other, with a progress bar at a terminal."""
         with progress("putting", "count", shown=not self._as_json) as told:
             for batch in batches:
                 self.put(broker, batch)
                 told(self.stored)
 
     def put(self, broker: holdfast.Broker, batch: list[Item]) -> None:
-        """All of them or none; of those for several partitions: all that go to one."""
+        """Put a batch, all or nothing per partition."""
         messages = [item.message for item in batch]
         try:
             receipts = broker.publish_many(self._topic, messages, durability=self._durability, codec=self._codec)
@@ -358,7 +358,7 @@ class _Putting:
                 sys.stdout.write(f"{safe(stored.id)}\n")
 
     def summary(self) -> None:
-        """For people, and only where there is something to say beyond one id."""
+        """Print a summary for people, if there is more to say than one id."""
         if self._as_json or (self.stored == 1 and not self.duplicates):
             return
         again = f", {self.duplicates:,} of them known before" if self.duplicates else ""
@@ -367,7 +367,7 @@ class _Putting:
         stderr().print(f"{count_of(self.stored, 'message')}{again}{durability}")
 
     def with_count(self, error: InvalidRequest) -> InvalidRequest:
-        """The error, and what had been stored before it."""
+        """Return the error with the number of messages stored before it."""
         text = str(error).removesuffix(". Nothing was stored")
         before = f"{count_of(self.stored, 'message')} before this batch stored; of this one nothing"
         error.args = (f"{text}. {before if self.stored else 'Nothing was stored'}",)
@@ -375,7 +375,7 @@ class _Putting:
 
 
 def place_of_mistake(broker: holdfast.Broker, topic: str, batch: list[Item]) -> str:
-    """The place of the message that cannot be stored, or of the whole batch if that is not known."""
+    """Return the place of the message that cannot be stored, or of the whole batch if that is not known."""
     found = port_of(broker).unfit(topic, [item.message for item in batch])
     return f"{batch[0].place} to {batch[-1].place}" if found is None else batch[found].place
 
@@ -393,7 +393,7 @@ def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
         yield batch
 
 
-# So many may be on their way; above that the oldest answer is waited for.
+# The most messages in flight; beyond that, wait for the oldest answer.
 _MOST_UNANSWERED: Final = 20_000
 _TELL_EVERY: Final = 1_000
 
@@ -443,7 +443,7 @@ def produce_command(
     intake = PutInput(defaults, real_world().clock.now_ns() // 1_000_000, lines=not whole and not jsonl, jsonl=jsonl)
     chosen = chosen_topic(folder, topic)
     items = _keyed(intake.items(bodies or [], files or []), separator)
-    first = list(islice(items, 1))  # before the folder is owned, so that no other command waits for our input
+    first = list(islice(items, 1))  # before opening the folder, so that no other command waits for our input
     with opened_broker(folder, wait=wait) as broker:
         producing = _Producing(broker.producer(name=name, resume=resume, **changes), chosen, partition)
         producing.run(chain(first, items), shown=not as_json)
@@ -452,7 +452,7 @@ def produce_command(
 
 
 def _producer_changes(acks: str | None, linger: str | None, messages: int | None, size: str | None) -> dict[str, Any]:
-    """The settings of the producer that were given."""
+    """Return the producer settings that were given."""
     given = {
         "acks": acks,
         "linger_ms": None if linger is None else round(parse_duration(linger, "--linger") * 1000),
@@ -488,7 +488,7 @@ def _separator(text: str, key: str | None, *, jsonl: bool) -> bytes:
 
 
 def _keyed(items: Iterator[Item], separator: bytes | None) -> Iterator[Item]:
-    """The messages, with the key that stands before the separator."""
+    """Yield the messages, with the key that precedes the separator."""
     if separator is None:
         yield from items
         return
@@ -504,7 +504,7 @@ def _keyed(items: Iterator[Item], separator: bytes | None) -> Iterator[Item]:
 
 
 class _Producing:
-    """Messages out, answers in."""
+    """Sends messages and collects the answers."""
 
     def __init__(self, producer: Producer, topic: str, partition: int | None) -> None:
         self._producer = producer
@@ -516,7 +516,7 @@ class _Producing:
         self.sent = self.stored = self.known = self.bytes = 0
 
     def run(self, items: Iterator[Item], *, shown: bool) -> None:
-        """Send all of them and wait for their answers; an error says how many were stored before it."""
+        """Send all messages and wait for their answers; an error says how many were stored before it."""
         began = time.monotonic()
         try:
             with progress("producing", "count", shown=shown) as told:
@@ -577,12 +577,12 @@ class _Producing:
                 span[1], span[2] = min(span[1], stored.offset), max(span[2], stored.offset)
 
     def _end(self) -> None:
-        """After a mistake or Ctrl-C: what was sent is still to be stored, and counted."""
+        """After an error or Ctrl-C, wait for what was sent, and count it."""
         while self._unanswered:
             try:
                 self._answered(0)
             except HoldfastError:
-                continue  # the first error is the one to report
+                continue  # report the first error only
         try:
             self._producer.close()
         except HoldfastError:
@@ -593,7 +593,7 @@ class _Producing:
         return f"{count_of(self.stored, 'message')} stored{again}"
 
     def summary(self, *, as_json: bool) -> None:
-        """How many, where, how fast."""
+        """Print how many messages were stored, where, and how fast."""
         acks = self._producer.settings.acks
         rate = self.sent / max(self._seconds, 1e-9)
         if as_json:
