@@ -1,4 +1,4 @@
-"""What a group hands out next: chosen by priority or key, read from the log, without what is expired or lost."""
+"""The next messages of a group: chosen by priority or key and read from the log, skipping expired and lost ones."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from holdfast.broker.delivery import Delivery
 
 
-_STRETCH: Final = 256  # messages that are read from the log before the next choice; then twice as many, and so on
+_STRETCH: Final = 256  # messages read from the log before choosing again; doubled each time
 
 
 class KeyedGroup:
-    """What the partitions of a group share: the limits of key groups, whose keys may lie in any of them.
+    """The limits of key groups, shared by all partitions of a group.
 
-    Its lock is taken after that of a partition's delivery, and held from a choice until its leases are noted, or
-    two partitions could both give the last message that a limit allows.
+    Its lock is taken after that of a partition's delivery, and held from the choice until the leases are noted.
+    Otherwise two partitions could both hand out the last message that a limit allows.
     """
 
     def __init__(self, policy: KeyPolicy, *, now_mono_ms: int, new: bool) -> None:
@@ -46,13 +46,13 @@ class KeyedGroup:
 
     @staticmethod
     def of(settings: TopicSettings, *, now_mono_ms: int, new: bool) -> KeyedGroup | None:
-        """What the settings ask for; None where keys decide nothing."""
+        """The limits for these settings; None if they do not use keys."""
         policy = KeyPolicy.of(settings)
         return None if policy is None else KeyedGroup(policy, now_mono_ms=now_mono_ms, new=new)
 
 
 class Keyed:
-    """The gate of one partition. Whoever uses it holds the lock of the partition's delivery."""
+    """Choice by key in one partition. Callers hold the lock of the partition's delivery."""
 
     def __init__(self, shared: KeyedGroup, log: Log, group: Group) -> None:
         self.lock = shared.lock
@@ -61,21 +61,21 @@ class Keyed:
         self._record = log.follower().record
         with self.lock:
             self._gate = KeyGate(shared.limits)
-            # An event here can let something go elsewhere only where there are limits.
+            # Only with limits can an event here unblock a message in another partition.
             shared.gates.append(self._gate)
             self._gates = shared.gates if shared.policy.limited else [self._gate]
             self.begin()
 
     def begin(self) -> None:
-        """Begin anew at the group's floor."""
+        """Start again at the group's floor."""
         with self.lock:
             self._gate.begin(self._group, self._key_of)
 
     def choose(self, count: int, now_mono_ms: int) -> list[int]:
-        """The next messages, up to `count`, in order of delivery."""
+        """Up to `count` next messages, in order of delivery."""
         with self.lock:
             gate, stretch = self._gate, max(count, _STRETCH)
-            if gate.policy.key_group_fair:  # whoever shares must know all of them; else the oldest on offer is next
+            if gate.policy.key_group_fair:  # a fair choice must know all messages; otherwise the oldest is next
                 self._read_on(None)
             elif gate.ready < count:
                 self._read_on(stretch)
@@ -86,7 +86,7 @@ class Keyed:
             return chosen
 
     def note(self, events: Sequence[Event]) -> None:
-        """These have happened."""
+        """Update the gate after these events."""
         with self.lock:
             for event in events:
                 self._gate.note(event)
@@ -94,7 +94,7 @@ class Keyed:
                 self.begin()
 
     def any_next(self, now_mono_ms: int) -> bool:
-        """Whether any partition has something to give, as far as that can be seen from here."""
+        """Whether any partition has a message to hand out; reads on only in this one."""
         with self.lock:
             stretch = _STRETCH
             while not any(gate.any_next(now_mono_ms) for gate in self._gates):
@@ -104,48 +104,48 @@ class Keyed:
             return True
 
     def next_ms(self, now_mono_ms: int) -> int | None:
-        """In how many ms a rate lets the next message of this partition through."""
+        """Ms until a rate limit lets the next message of this partition through; None if no limit holds one."""
         with self.lock:
             return self._gate.next_ms(now_mono_ms)
 
     def next_anywhere_ms(self, now_mono_ms: int) -> int | None:
-        """The same for all partitions: what is taken from one may make the others wait."""
+        """Like `next_ms`, for all partitions: a message taken from one may make the others wait."""
         with self.lock:
             return soonest(*[gate.next_ms(now_mono_ms) for gate in self._gates])
 
     def _read_on(self, most: int | None) -> bool:
-        """Whether there was anything to read."""
+        """Read up to `most` more messages into the gate; returns whether there were any."""
         return self._gate.fill(self._group, self._log.end, self._key_of, most)
 
     def _key_of(self, offset: int) -> bytes | None:
         try:
             return self._record(offset).key
         except (DamagedRange, OffsetOutOfRange):
-            return None  # nobody is held back by what cannot be read; whoever would get it finds out
+            return None  # must not block a key; it is skipped as lost when its turn comes
 
 
-# What a group may hand out next, read from the log: chosen, loaded, and sifted from what is expired or lost.
+# Reading the log for one group.
 
 
 logger = logging.getLogger(__name__)
 
-# How many expired messages are passed over at a time: others wait for the group's lock meanwhile.
+# Expired messages skipped at a time, while other threads wait for the group's lock.
 _PASS_MOST: Final = 10_000
-_PASS_FRAMES: Final = 1_000  # in as many frames at most: looking at one takes as long as passing over ten messages
+_PASS_FRAMES: Final = 1_000  # frames looked at for that: one takes as long as skipping ten messages
 _AGE_EVERY_MS: Final = 100
 
 
 class LoadedMessages(msgspec.Struct, frozen=True, gc=False):
-    """Messages that can be handed out, and the offsets of those that cannot any more."""
+    """Messages that can be handed out, and the offsets of those that cannot."""
 
     records: list[Record]
     expired: Sequence[int] = ()
     lost: Sequence[int] = ()
-    passed: Sequence[int] = ()  # for another group only, or removed since
+    passed: Sequence[int] = ()  # for another group only, or removed by compaction
 
 
 class Supply:
-    """Reads for one group. It changes nothing; whoever uses it holds the group's lock."""
+    """Chooses and reads messages for one group, without leasing them. Callers hold the group's lock."""
 
     def __init__(self, log: Log, group: Group, settings: TopicSettings, name: str = DEFAULT_GROUP) -> None:
         self._log = log
@@ -155,27 +155,27 @@ class Supply:
         self.record = self._follower.record
         self._aged_at_ms = 0
         self._aged_below = 0
-        self.keyed: Keyed | None = None  # where keys decide who is next
+        self.keyed: Keyed | None = None  # set if messages are chosen by key
         self.change(settings)
 
     def change(self, settings: TopicSettings) -> None:
-        """Choose by other settings from now on."""
+        """Apply new settings."""
         self._promote_after_ms = settings.promote_after_ms
         self._turns = PriorityTurns(settings.priority_weights) if settings.priority_choice == "fair" else None
 
     def choose(self, count: int, now: Moment, *, look: bool = False) -> Chosen:
-        """The next messages; a mere look costs no lane its turn."""
+        """The next messages; with `look`, fair turns of the priorities are not used up."""
         if self.keyed is not None:
             return Chosen(self.keyed.choose(count, now.mono_ms), self._group.cursor)
         turns = self._turns.copy() if look and self._turns is not None else self._turns
         return choose(self._group, count, self._log.end, aged_below=self._aged(now.wall_ms), turns=turns)
 
     def load(self, offsets: Sequence[int], now_ms: int) -> LoadedMessages:
-        """The messages at these offsets."""
+        """Read the messages at these offsets and sort out those that cannot be handed out."""
         if isinstance(offsets, range):
             with suppress(DamagedRange, OffsetOutOfRange):
                 in_order = self._follower.records(offsets.start, offsets.stop)
-                whole = len(in_order) == len(offsets)  # otherwise some were removed
+                whole = len(in_order) == len(offsets)  # else compaction has removed some
                 if whole and (self._follower.plain or not _any_special(in_order)):
                     return LoadedMessages(in_order)
         records: list[Record] = []
@@ -201,10 +201,10 @@ class Supply:
         return LoadedMessages(records, expired, lost, passed)
 
     def coming(self, count: int, now: Moment) -> Sequence[int]:
-        """Up to `count` ready messages that come next, or, where keys decide, stand behind the next one in the log."""
+        """Up to `count` next messages; with keys, the ready messages that follow the next one in the log."""
         if self.keyed is None:
             return self.choose(count, now, look=True).offsets
-        # A key keeps back all but its first message, so a choice would show one of a long run at a time.
+        # A key blocks all but its first message, so a choice would return a long run one at a time.
         phase, first = self._group.phase, self.keyed.choose(1, now.mono_ms)
         return [
             offset
@@ -214,7 +214,7 @@ class Supply:
         ]
 
     def removed_from(self, offset: int) -> range:
-        """How far everything was removed from there on."""
+        """The run of messages from `offset` on that compaction has removed."""
         if not self._is_untouched(offset):
             return range(0)
         try:
@@ -226,7 +226,7 @@ class Supply:
         return range(0)
 
     def expired_from(self, offset: int, now_ms: int) -> range:
-        """How far everything is expired from there on: whole frames at a time."""
+        """The run of expired messages from `offset` on, in whole frames."""
         start, end = offset, min(self._log.end, offset + _PASS_MOST)
         if not self._is_untouched(offset):
             return range(0)
@@ -242,17 +242,17 @@ class Supply:
         return range(start, min(offset, self._log.end))
 
     def _is_untouched(self, offset: int) -> bool:
-        """Whether nothing has happened yet to any message from there on."""
+        """Whether no event has touched any message from `offset` on."""
         ahead = self._group.ahead
         return self._group.cursor <= offset < self._log.end and not (ahead and ahead.max() >= offset)
 
     def unread_priorities(self) -> list[tuple[int, int]]:
-        """(offset, priority) of messages that are written, but cannot be read yet: a scan would not find them."""
+        """(offset, priority) of messages that are written but not readable yet, so that a scan would miss them."""
         end, levels = self._log.end, self._group.lanes.levels
         return [(offset, level) for level, known in enumerate(levels) for offset in known if offset >= end]
 
     def scan(self, unread: Sequence[tuple[int, int]] = ()) -> list[int]:
-        """Look through the log for priorities that the group does not know yet; answers what is for others only."""
+        """Read the priorities that the group does not know yet; returns the offsets of messages for other groups."""
         for_others: list[int] = []
         lanes, end = self._group.lanes, self._log.end
         start = max(lanes.scanned, self._group.floor, self._log.start)
@@ -263,11 +263,11 @@ class Supply:
             for_others += not_for(frame, self._name)
         for offset, level in unread:
             self._group.arrive(offset, [level])
-        lanes.scanned = max(lanes.scanned, end)  # no further: what is written and held back was not seen
+        lanes.scanned = max(lanes.scanned, end)  # not further: written but unreadable messages were not seen
         return for_others
 
     def _aged(self, now_ms: int) -> int:
-        """Below this offset everything has waited long enough to be promoted."""
+        """The offset below which all messages have waited long enough to be promoted."""
         after_ms = self._promote_after_ms
         if after_ms is None or not self._group.lanes.used:
             return 0
@@ -278,15 +278,15 @@ class Supply:
 
 
 def _any_special(records: Sequence[Record]) -> bool:
-    """Whether one of them may be expired, or for another group only."""
+    """Whether any of them may be expired, or for another group only."""
     return bool([record.offset for record in records if record.flags & MOVED or record.expires_at_ms])
 
 
-# Messages that nobody gets any more, passed over many at a time.
+# Skipping runs of messages that cannot be handed out.
 #
-# Where the next message is expired, lost or for another group, those behind it often are as well. One commit for each,
-# and a new choice after each, would make a run of them cost its square; so the look widens as long as it finds nothing
-# to hand out. It ends after about a thousand: then the caller lets go of the lock, so that others have their turn.
+# If the next message is expired, lost or for another group, those after it often are too. Committing and choosing again
+# for each would take quadratic time, so the look ahead widens for as long as it finds nothing to hand out. After about
+# a thousand messages it stops, and the caller releases the lock to let other threads run.
 
 
 _STEPS: Final = (4, 16, 64, 256, 1_000)
@@ -295,9 +295,9 @@ _PAUSE_S: Final = 0.0002
 
 
 def look_ahead(delivery: Delivery, now: Moment) -> bool:
-    """Pass over what comes next and cannot be handed out; whoever calls holds the lock.
+    """Skip the next messages that cannot be handed out. The caller holds the lock.
 
-    Answers whether the end of it is in sight; otherwise it is time to give others a turn.
+    Returns False if there may be more of them, and the caller should release the lock for a moment.
     """
     for step in _STEPS:
         offsets = delivery.supply.coming(step, now)
@@ -307,18 +307,21 @@ def look_ahead(delivery: Delivery, now: Moment) -> bool:
 
 
 def give_way() -> None:
-    """Let other threads run, and take the locks that this one has let go of."""
+    """Let other threads run and take the locks that this one has released."""
     threading.Event().wait(_PAUSE_S)
 
 
-# A look at the messages that would be handed out next, of one group in one partition.
+# Peeking at the next messages of one partition.
 
 
 _AT_A_TIME: Final = 64
 
 
 def peek(delivery: Delivery, count: int, most_bytes: int | None) -> list[Record]:
-    """Nothing changes but that expired ones are passed over. `most_bytes`: behind so many no more are loaded."""
+    """The next messages, without leasing them; loads no more once there are more than `most_bytes`.
+
+    Expired and lost messages on the way are skipped durably, as in a receive.
+    """
     while True:
         with delivery.lock:
             records = _peek(delivery, count, most_bytes)
@@ -328,13 +331,13 @@ def peek(delivery: Delivery, count: int, most_bytes: int | None) -> list[Record]
 
 
 def _peek(delivery: Delivery, count: int, most_bytes: int | None) -> list[Record] | None:
-    """The same under the lock; None where something was passed over, so that others are the next by now."""
+    """One attempt under the lock; None if messages were skipped, because then others may be next."""
     now = delivery.moment()
     records: list[Record] = []
     size = 0
     whole = True
     for offsets in _parts(delivery.supply.choose(count, now, look=True).offsets):
-        if not whole:  # what was passed over may have taken some of these with it
+        if not whole:  # some of these may have been skipped along with earlier ones
             offsets = [offset for offset in offsets if delivery.group.phase(offset) is Phase.READY]
         loaded = delivery.load(offsets, now)
         if len(loaded) < len(offsets):

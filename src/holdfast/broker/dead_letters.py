@@ -1,9 +1,13 @@
-"""Dead letters: a topic of their own beside the queue's, and the two moves between them, each atomic.
+"""Dead letters: a log of their own beside the topic's, and the atomic moves into it and back.
 
-A move spans two logs. First the journal of the one says what is to be moved and where the other log ends;
-then the message is appended there, with a note of where it comes from; then the journal says that it is
-done. A crash in between leaves the first without the last: the next opening looks in the other log from
-the place that was noted, finds the message there or does not, and ends the move accordingly.
+A move spans two logs and takes three steps:
+
+    intent     the source's journal notes what is to be moved and where the target log ends; it is synced
+    append     the message is appended to the target log, synced, with a header that says where it comes from
+    done       the source's journal notes that the move is done
+
+After a crash between the first and the last step, the next opening searches the target log from the noted end. If it
+finds the message, it notes the move as done; otherwise the move starts over. So a message is never lost or moved twice.
 """
 
 from __future__ import annotations
@@ -56,21 +60,21 @@ _REDRIVER: Final = "redrive"
 
 
 class DeadLetter(msgspec.Struct, frozen=True, gc=False):
-    """A dead letter: the message as it was, and the note of what became of it."""
+    """A dead letter: the original message, and the note of what happened to it."""
 
     record: Record
     note: DeadNote
 
 
 class LetterPlace(NamedTuple):
-    """Where a dead letter is, and how large: all that it takes to move it, and little to hold of many."""
+    """Offset and size of a dead letter: all that moving it takes, and cheap to keep for many."""
 
     offset: int
     size: int
 
 
 class DeadPartition:
-    """Where the letters of one partition are kept, those of all its groups."""
+    """The dead letters of one partition, for all its groups."""
 
     def __init__(self, source: Partition, target: Partition, letters: Delivery) -> None:
         self.source = source
@@ -78,7 +82,7 @@ class DeadPartition:
         self.letters = letters  # the delivery of the dead letters themselves
 
     def recover(self) -> None:
-        """End the redrives that a crash cut short."""
+        """Finish the redrives that a crash interrupted."""
         moving = {
             offset: lease.moving_to for offset, lease in self.letters.group.leases.items() if lease.moving_to >= 0
         }
@@ -95,7 +99,7 @@ class DeadPartition:
         self.letters.end_sessions()
 
     def drop_letters_of(self, group: str) -> None:
-        """Drop what a group has here that is to go; returns when none of it can come back."""
+        """Drop the dead letters of a group that is being deleted, durably."""
         state, log = self.letters.group, self.target.log
         found = [
             record.offset
@@ -107,11 +111,11 @@ class DeadPartition:
             self.letters.journal.log.sync()
 
     def tick(self) -> int | None:
-        """Do what is due by now; answers in how many ms more will be due."""
+        """Do what is due; returns in how many ms to call again."""
         return soonest(self.target.tick(), self.letters.tick())
 
     def close(self) -> None:
-        """Let go of the files, also where that fails for some."""
+        """Close all files, even if closing one of them fails."""
         try:
             self.letters.close()
         finally:
@@ -119,7 +123,7 @@ class DeadPartition:
 
 
 class Graveyard:
-    """The dead letters of one group on one partition, once there are any: the moves into their log and out of it."""
+    """Moves the dead letters of one group on one partition into their log and out of it."""
 
     def __init__(self, place: DeadPartition, delivery: Delivery) -> None:
         self._source = place.source
@@ -128,13 +132,13 @@ class Graveyard:
         self.letters = place.letters
         self._group = delivery.name
         self._lock = threading.Lock()
-        self._read = place.source.log.follower().record  # its own: consumers need not wait while letters are written
-        self._interrupted = False  # whether a move began that may have come half way
+        self._read = place.source.log.follower().record  # a reader of its own, so that consumers need not wait
+        self._interrupted = False  # whether a move may have stopped half way
         self._settling = threading.Lock()
-        self._unsettled: list[Command] = []  # how redrives ended of which the letters' journal does not know yet
+        self._unsettled: list[Command] = []  # outcomes of redrives that the journal could not take yet
 
     def inter(self) -> int:
-        """Move what was buried into its log; answers how many."""
+        """Move buried messages into the log of the dead letters; returns how many."""
         if not self._delivery.group.burials:
             return 0
         moved = 0
@@ -143,12 +147,12 @@ class Graveyard:
                 moved = self._end_moved()
                 self._delivery.metrics.buried.add(moved)
             while batch := self._next_burials():
-                # The intent first: a letter without one would be the second life of a message that is still ready.
+                # Sync the intent first: if it were lost, the message would be ready again and have a dead letter too.
                 self._delivery.journal.log.sync()
-                self._interrupted = True  # until the journal knows: any error on the way may leave letters behind
+                self._interrupted = True  # until the journal says done: an error may leave letters behind
                 self._append(batch)
                 with self._delivery.lock:
-                    # Those that were dropped meanwhile, by other settings, have ended already.
+                    # Some may have been dropped meanwhile, because the settings have changed.
                     left = [offset for offset in batch if offset in self._delivery.group.burials]
                     if left:
                         self._delivery.commit_events([Interred(runs_of(left))])
@@ -158,19 +162,19 @@ class Graveyard:
         return moved
 
     def between_moves(self) -> threading.Lock:
-        """Whoever holds it may close the group: no move into the letters is under way, and none begins."""
+        """A lock that keeps moves into the dead letters from running; held while the group is closed."""
         return self._lock
 
     def recover(self) -> None:
-        """End the burials whose letter is in the log already: a crash came before the journal knew."""
+        """Finish the burials whose letter was written before a crash."""
         if self._delivery.group.burials:
             self._end_moved()
 
     def _end_moved(self) -> int:
-        """End the burials whose letter is in the log already; answers how many."""
+        """Note the burials whose letter is already in the log as done; returns how many."""
         burials = dict(self._delivery.group.burials)
         start = min([burial.dead_from for burial in burials.values()], default=self.target.log.end)
-        # An offset may die more than once, after a seek: only a letter behind its own intent counts.
+        # After a seek, a message may die again: only a letter written after the current intent counts.
         found = {
             note.offset
             for record in moved_records(self.target.log, start)
@@ -189,22 +193,22 @@ class Graveyard:
     def _next_burials(self) -> dict[int, Burial]:
         with self._delivery.lock:
             burials = {} if self._delivery.closed else self._delivery.group.burials
-            # The first to have died, and not the lowest of all: to sort them for every batch would cost a square.
+            # Those that died first, not the lowest offsets: sorting all of them for each batch would be quadratic.
             return {offset: burials[offset] for offset in sorted(islice(burials, _MOVE_MOST))}
 
     def _append(self, burials: dict[int, Burial]) -> None:
         for part in portions(self._letters(burials), lambda letter: len(letter[0].value)):
             headers = [(*_without(record.headers, ONLY_FOR), (DEAD, encode_note(note))) for record, note in part]
-            # Synced, whatever the queue's own policy: the journal must never know of a letter that is not there.
+            # This syncs, whatever the topic's durability: the journal must never say done before the letter is on disk.
             self.target.append_moved(moved_batch([record for record, _ in part], headers))
 
     def _letters(self, burials: dict[int, Burial]) -> Iterator[tuple[Record, DeadNote]]:
         for offset, burial in burials.items():
             try:
                 record = self._read(offset)
-            except Removed:  # by key compaction: a later message of its key says what holds
+            except Removed:  # by key compaction: a later message of its key has replaced it
                 continue
-            except (DamagedRange, OffsetOutOfRange) as error:  # damaged on disk since: nothing is left of it
+            except (DamagedRange, OffsetOutOfRange) as error:
                 logger.error("message %d of %s cannot be read: %s", offset, self._source.log.folder, error)
                 continue
             yield record, self._note(record, burial)
@@ -236,7 +240,7 @@ class Graveyard:
         )
 
     def letter(self, offset: int, *, gone: bool = False) -> DeadLetter | None:
-        """The dead letter at an offset of its own log, unless it was redriven or purged; with `gone` even so."""
+        """The dead letter at an offset of its own log; None if redriven or purged, unless `gone`."""
         log = self.target.log
         if not log.start <= offset < log.end:
             return None
@@ -246,9 +250,9 @@ class Graveyard:
         return found if found is not None and found.note.group == self._group else None
 
     def letter_of(self, message: int) -> DeadLetter | None:
-        """The dead letter that the message at an offset of the topic became; looks through all of them."""
+        """The dead letter of the message at an offset of the topic; searches all of them."""
         group, log = self.letters.group, self.target.log
-        said = b'"offset":%d,' % message  # in a note; to read each of them would take ten times as long
+        said = b'"offset":%d,' % message  # as in a note: decoding every note would take ten times as long
         for record in log.records(min(max(group.floor, log.start), log.end), on_damage="skip", whole=False):
             checkpoint()
             if said in (mark(record, DEAD) or b"") and group.phase(record.offset) is Phase.READY:
@@ -258,7 +262,7 @@ class Graveyard:
         return None
 
     def all(self, start: int = 0, look: Callable[[int], None] | None = None) -> Iterator[DeadLetter]:
-        """The group's dead letters, oldest first; those that are being moved back are left out."""
+        """The group's dead letters from `start` on, oldest first, without those being redriven."""
         group, log = self.letters.group, self.target.log
         start = min(max(group.floor, log.start, start), log.end)
         for record in log.records(start, on_damage="skip", whole=False):
@@ -270,7 +274,7 @@ class Graveyard:
                     yield letter
 
     def redrive(self, letters: Sequence[LetterPlace]) -> int:
-        """Put these back into the queue, in this order, each once; answers how many."""
+        """Put these back into the topic in this order, each once; returns how many."""
         return sum(map(self._redrive, portions(letters, lambda letter: letter.size)))
 
     def _redrive(self, letters: Sequence[LetterPlace]) -> int:
@@ -281,18 +285,18 @@ class Graveyard:
             return 0
         self.letters.journal.log.sync()  # the intent first, as in `inter`
         tracer = self._source.tracer
-        at_ns = 0 if tracer is None else tracer.now_ns()  # from before: whoever waits takes a message at once
+        at_ns = 0 if tracer is None else tracer.now_ns()  # before the write: a message may be received at once
         try:
             appended = self._source.append_moved(self._revived(moving))
-        except (Unavailable, InvalidRequest):  # nothing was written; after any other error the next opening must look
+        except (Unavailable, InvalidRequest):  # nothing was written; other errors are left to the next opening
             self._settle([Nack(delivered.receipt, 0, counted=False) for delivered in moving])
             raise
         self._settle([Ack([delivered.receipt for delivered in moving])])
         for other in list(self._source.deliveries):
             if other is not self._delivery:
-                with suppress(HoldfastError):  # it passes over them when it comes there
+                with suppress(HoldfastError):  # otherwise it skips them when their turn comes
                     other.pass_over(range(appended.offset, appended.next_offset))
-        # The message may be done and trimmed away soon: then nothing else would tell that it was moved.
+        # Once the message is done and trimmed, only the journal shows that it was moved.
         self.letters.journal.log.sync()
         self._delivery.metrics.redriven.add(len(moving))
         if tracer is not None:
@@ -301,7 +305,7 @@ class Graveyard:
         return len(moving)
 
     def _take(self, letters: Sequence[LetterPlace]) -> list[Delivered]:
-        """Those of the letters that are there, in this order; after a crash they are looked for in the queue's log."""
+        """Lease those of the letters that still exist, in this order, with the intent to move them."""
         taken = self.letters.take(
             [letter.offset for letter in letters],
             lease_ms=_REDRIVE_LEASE_MS,
@@ -312,9 +316,9 @@ class Graveyard:
         return [by_offset[letter.offset] for letter in letters if letter.offset in by_offset]
 
     def hand_over(self, letters: Sequence[LetterPlace], store: Callable[[Sequence[DeadLetter]], None]) -> int:
-        """Let `store` keep these elsewhere, and then be done with them; answers how many.
+        """Pass the letters to `store`, which keeps them elsewhere, then ack them; returns how many.
 
-        A crash in between leaves letters that are stored there already: `store` must know them again.
+        After a crash in between, `store` gets the same letters again and must recognize them.
         """
         return sum(self._hand_over(some, store) for some in portions(letters, lambda letter: letter.size))
 
@@ -332,7 +336,7 @@ class Graveyard:
         return len(moving)
 
     def end_redrives(self) -> None:
-        """Tell the journal how redrives ended that it could not be told of: otherwise those would go a second time."""
+        """Journal the outcomes of redrives that could not be journaled before, or they would be redriven again."""
         if self._unsettled:
             self._settle([])
             self.letters.journal.log.sync()
@@ -342,12 +346,12 @@ class Graveyard:
             commands, self._unsettled = [*self._unsettled, *commands], []
             try:
                 self.letters.settle_all(commands)
-            except Unavailable:  # any other error leaves it to the next opening
+            except Unavailable:  # other errors are left to the next opening
                 self._unsettled = commands
                 raise
 
     def purge(self, letters: Sequence[LetterPlace]) -> int:
-        """Drop these for good; answers how many."""
+        """Drop these for good; returns how many."""
         return len(self.letters.settle_all([Cancel(letter.offset) for letter in letters]).events)
 
     def _revived(self, moving: Sequence[Delivered]) -> Batch:
@@ -356,29 +360,29 @@ class Graveyard:
         return moved_batch(records, [self._revived_headers(record) for record in records], priorities=priorities)
 
     def _revived_headers(self, record: Record) -> tuple[tuple[str, bytes], ...]:
-        """The headers of a message that comes back: it is a new one, nobody's duplicate, and for this group only."""
+        """The headers of a redriven message: a new message, not a duplicate, and for this group only."""
         kept = _without(record.headers, DEAD, DEDUP_ID, DELAYED_ID, REDRIVEN_FROM, ORIGINAL, ONLY_FOR, TRACE)
         note = note_of(record)
         if note is not None:
             kept.append((ORIGINAL, encode_original(note.first)))
         if note is not None and mark(record, CORRELATION_ID) is None:
-            kept.append((CORRELATION_ID, note.id.encode()))  # what it was without one
+            kept.append((CORRELATION_ID, note.id.encode()))  # defaults to the message's id, which changes now
         if note is not None and self._source.tracer is not None:
             kept += self._source.tracer.trace_header(record, note)
         return (*kept, (REDRIVEN_FROM, b"%d" % record.offset), (ONLY_FOR, self._group.encode()))
 
 
 class GroupDeadLetters:
-    """The dead letters of one group on one partition; their log is made when the first message dies."""
+    """The dead letters of one group on one partition; their log is created when the first message dies."""
 
     def __init__(self, delivery: Delivery, open_place: Callable[[int], DeadPartition] | None) -> None:
         self._delivery = delivery
-        self._open_place = open_place  # None for the dead letters themselves: none of them dies
+        self._open_place = open_place  # None for the delivery of the dead letters themselves
         self._opening = threading.Lock()
-        self.graveyard: Graveyard | None = None  # until the log is needed
+        self.graveyard: Graveyard | None = None  # None until the log is needed
 
     def open(self) -> Graveyard:
-        """The graveyard, whose log is made where there is none."""
+        """Return the graveyard, creating its log if needed."""
         with self._opening:
             if self.graveyard is None:
                 self._delivery.check_open()
@@ -388,27 +392,27 @@ class GroupDeadLetters:
             return self.graveyard
 
     def end(self) -> int:
-        """Where the log of the letters ends: a letter of what dies from now on comes behind it."""
+        """The end of the log of the letters, where letters of messages that die from now on will be."""
         if self.graveyard is None:
             return -1 if self._open_place is None else 0
         return self.graveyard.target.log.written_end
 
     def between_moves(self) -> AbstractContextManager[object]:
-        """Keeps moves away, behind one that is under way."""
+        """Wait for a running move to finish, and keep others from starting during the block."""
         return nullcontext() if self.graveyard is None else self.graveyard.between_moves()
 
     def letters(self, start: int = 0, look: Callable[[int], None] | None = None) -> Iterator[DeadLetter]:
-        """The dead letters from an offset of their log on, also those on their way; each place is told to `look`."""
+        """The dead letters from an offset of their log on; `look` is called with each offset visited."""
         graveyard = self._up_to_date()
         return iter(()) if graveyard is None else graveyard.all(start, look)
 
     def letter(self, offset: int, *, gone: bool = False) -> DeadLetter | None:
-        """The dead letter at an offset of its own log, if there is one; with `gone` even if redriven or purged."""
+        """The dead letter at an offset of its own log; None if redriven or purged, unless `gone`."""
         graveyard = self._up_to_date()
         return None if graveyard is None else graveyard.letter(offset, gone=gone)
 
     def letter_of(self, message: int) -> DeadLetter | None:
-        """The dead letter that the message at an offset became, if it is there; looks through all of them."""
+        """The dead letter of the message at an offset of the topic; searches all of them."""
         graveyard = self._up_to_date()
         return None if graveyard is None else graveyard.letter_of(message)
 
@@ -418,23 +422,23 @@ class GroupDeadLetters:
         return self.graveyard
 
     def lost(self, start: int, stop: int) -> int:
-        """How many dead letters there cannot be read, as far as that is known; whose they were nobody can say."""
+        """Number of dead letters in this range known to be unreadable, of any group."""
         if self.graveyard is None:
             return 0
         letters, log = self.graveyard.letters, self.graveyard.target.log
         return letters.group.ready_of(log.damaged()).range_cardinality(start, stop)
 
     def count(self) -> int:
-        """How many dead letters the group has here, those on their way included."""
+        """Number of dead letters of the group here, including dead messages that are not moved yet."""
         graveyard, buried = self.graveyard, len(self._delivery.group.burials)
         if graveyard is None:
             return buried
-        if len(self._delivery.partition.deliveries) == 1:  # then all of them are ours
+        if len(self._delivery.partition.deliveries) == 1:  # all of them belong to this group
             return buried + graveyard.letters.ready_count()
         return buried + sum(1 for _ in graveyard.all())
 
     def inter(self) -> None:
-        """Move what died into the dead letters, whose log is made when the first one does."""
+        """Move dead messages to the dead letters, or drop them if the topic keeps none."""
         delivery = self._delivery
         if self.graveyard is not None:
             self.graveyard.end_redrives()
@@ -460,10 +464,9 @@ class GroupDeadLetters:
             delivery.metrics.buried.add(len(dropped))
 
     def inter_if_possible(self) -> None:
-        """The same for whoever has done his part: what the journal calls dead is dead.
+        """Like `inter`, but only log a failure, such as a full disk; upkeep tries again until it succeeds.
 
-        If the letter cannot be moved now, for the disk is full, then later: upkeep tries until it succeeds. Who
-        rejected the message must not be told of an error, and do again what is done.
+        The message is already dead in the journal. A caller that rejected it must not get an error and retry.
         """
         delivery = self._delivery
         try:
@@ -482,7 +485,7 @@ class GroupDeadLetters:
 
 
 def note_of(record: Record) -> DeadNote | None:
-    """The note of a dead letter; None for what is none."""
+    """The note of a dead letter; None if the record is not one."""
     text = mark(record, DEAD)
     if text is None:
         return None

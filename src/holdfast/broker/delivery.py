@@ -1,23 +1,24 @@
-"""One group on one partition: who holds which message of the log, until each of them is done.
+"""One group on one partition: which consumer holds which message, from its first delivery until it is done.
 
-Whatever happens to a message happens in three steps, always in this order and under one lock:
+Every change takes three steps, in this order and under one lock:
 
-    decide     what a command means for the state as it is: events, or a refusal. Pure, and nothing has changed yet.
-    journal    the events are written. If that raises, nothing has happened.
-    apply      the events change the state. This cannot fail, for `decide` has looked at all that could be wrong.
+    decide     turn the command into events, or refuse it. Pure: no state has changed yet.
+    journal    write the events. If this raises, nothing has happened.
+    apply      change the state. This cannot fail, because `decide` has already checked everything.
 
-The journal comes before the state because nobody may act on a state that a crash takes back: replay must come to what
-holders were told. Only a signal, such as Ctrl-C, can come between the two; then `_mend` replays the journal at once.
+The journal is written before the state changes so that nobody acts on a state that a crash would undo: after a restart,
+replay must arrive at what callers have seen. Only a signal such as Ctrl-C can interrupt between the last two steps;
+`_mend` then rebuilds the state from the journal.
 
-`lock` protects the state (`group`), the choice of what is next, and the order of events in the journal. A write with
-priorities holds it from outside (`Partition.telling_groups`); the lock of limits by key (`KeyedGroup`) is taken after
-it. Nobody holds it over a sync: a caller that asked for one waits in `wait`, after the lock. Finalizers run at any
-point of any thread, so they take no lock; they leave a receipt in `_dropped`.
+`lock` protects the state (`group`), the choice of the next message, and the order of events in the journal. A write
+with priorities takes it from outside (`Partition.telling_groups`); the lock of the key limits (`KeyedGroup`) is taken
+after it. It is never held during a sync: callers that need one release it and call `wait`. Finalizers can run at any
+point of any thread, so they take no lock; they only add a receipt to `_dropped`.
 
-`receive_next` and `ack_one` are the three steps fused for one message. They may assume what `_is_plain` says: no keys
-and no tracer, so nobody but journal and state has to see the event. Where anything else is special (priorities, a
-message that comes back, expires or was moved), they stop before they have written anything, and the caller goes the
-long way. A change in one of the two ways belongs into the other; tests compare them.
+`receive_next` and `ack_one` fuse the three steps for a single message. They rely on `_is_plain`: without keys and
+tracing, only the journal and the state need to see the event. If anything else is special (priorities, or a message
+that is retried, expired or moved), they return before writing anything, and the caller falls back to the general path.
+Keep the two paths in step; tests compare them.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_END_MOST: Final = 100  # leases and delays that end before others have their turn at the lock
+_END_MOST: Final = 100  # leases and delays ended before the lock is released for a moment
 _FENCE: Final = attrgetter("fence")
 _LEASED_AT: Final = attrgetter("at_ms")
 _OFFSET: Final = attrgetter("offset")
@@ -88,10 +89,10 @@ _TIMESTAMP: Final = attrgetter("timestamp_ns")
 
 
 class Delivery:
-    """Hands out the messages of a log to the consumers of one group. Safe to use from any thread.
+    """Leases the messages of a log to the consumers of one group. Thread-safe.
 
-    Calls are short; only `wait` and `wait_async` wait. Dead letters have a delivery, too, which is on no site: it has
-    neither `partition` nor `receipts`, and nothing dies there.
+    Only `wait` and `wait_async` block. The delivery of a dead-letter log has no site: `partition` and `receipts` are
+    not set, and its messages never become dead letters themselves.
     """
 
     partition: Partition
@@ -120,24 +121,24 @@ class Delivery:
         self.lock = threading.Lock()
         self.closed = False
         self.waiters = Waiters()
-        self.holder = ""  # who takes messages without saying who it is
+        self.holder = ""  # holder of messages received without a name
         self.on_attention: Callable[[], None] = lambda: None
         self.supply = Supply(log, group, settings, name)
         self._dropped = Dropped(log.folder)
         self.renewals = Renewals()
-        self._due_mono_ms = 0  # by then somebody will call `tick`
+        self._due_mono_ms = 0  # when the next `tick` is expected
         self._floor = Floor(log, journal, group, name)
-        self.unhurried = settings.ack_durability != "fsync"  # whether acks wait for no sync
+        self.unhurried = settings.ack_durability != "fsync"  # acks do not wait for a sync
         self.topic, self.number = ("", 0) if site is None else (site.topic, site.number)
         self.check_open: Callable[[], None] = (lambda: None) if site is None else site.check_open
         self.dead = GroupDeadLetters(self, None if site is None else site.open_dead)
         if site is not None:
             self.partition = site.partition
             self.receipts = Receipts(site.topic, site.number, group, site.prover)
-        self.tracer: GroupTracer | None = None  # sees every event, while the topic is sampled: no short ways then
+        self.tracer: GroupTracer | None = None  # must see every event, so it disables the fused paths
         self._keyed_group: KeyedGroup | None = None
         self._is_plain = not settings.keyed and not settings.trace_sample
-        # Bound once, for the short ways.
+        # Bound once, for the fused paths.
         self._write_event = journal.write_one
         self._count_delivered, self._count_acked = metrics.delivered.add, metrics.acked.add
         self._observe_wait, self._observe_handle = metrics.wait_seconds.observe_ns, metrics.handle_seconds.observe_ns
@@ -155,12 +156,12 @@ class Delivery:
         start: int | None = None,
         site: Site | None = None,
     ) -> Self:
-        """The group whose journal is in the folder, brought up to the log as it is now; a new one begins at `start`."""
+        """Open the group whose journal is in the folder; a new group begins at `start`, by default the log's start."""
         journal, group = Journal.open(world, folder, settings, log.start if start is None else start)
         try:
             delivery = cls(world, log, journal, group, settings, metrics, name, site)
-            # Synced, for two reasons: fencing numbers begin with the session, and what the group knew of a tail
-            # that the log has lost must stay forgotten when other messages stand there.
+            # Synced, because fences contain the session, and because state about a lost tail of the log must not
+            # come back once new messages have taken those offsets.
             journal.log.wait(delivery._commit(OpenGroup(world.ids.boot_id(), log.written_end), durability="fsync"))
             delivery.scan()
             journal.past.note_floor(journal.log.written_end, delivery.group.floor)
@@ -171,12 +172,12 @@ class Delivery:
         return delivery
 
     def mono_ms(self) -> int:
-        """The time by which leases end."""
+        """Monotonic time in ms, the clock of leases."""
         return self._mono_ns() // 1_000_000
 
     def change(self, settings: TopicSettings, keyed: KeyedGroup | None = None) -> None:
-        """Go on with other settings; leases that are running keep their ends."""
-        self._is_plain = False  # before anybody relies on seeing every event
+        """Apply new settings; current leases keep their deadlines."""
+        self._is_plain = False  # first: keys and tracing must not miss an event
         with self.lock:
             self.settings = settings
             self.unhurried = settings.ack_durability != "fsync"
@@ -185,7 +186,7 @@ class Delivery:
         self._is_plain = not settings.keyed and not settings.trace_sample
 
     def follow_keys(self, keyed: KeyedGroup | None) -> None:
-        """Let keys decide who is next, or no longer."""
+        """Choose messages by key from now on, or stop doing so if None."""
         with self.lock:
             if keyed is not self._keyed_group:
                 self.supply.keyed = None if keyed is None else Keyed(keyed, self._log, self.group)
@@ -193,11 +194,11 @@ class Delivery:
         self.waiters.wake_all()
 
     def scan(self, unread: Sequence[tuple[int, int]] = ()) -> None:
-        """Learn what the log says of messages that the group has not seen yet. The caller holds the lock."""
+        """Read the priorities of messages that the group has not seen yet. The caller holds the lock."""
         self._pass_over(self.supply.scan(unread))
 
     def pass_over(self, offsets: Sequence[int]) -> None:
-        """These are for another group only: they count no more here, long before it is their turn."""
+        """Skip messages that are for another group only, so that they no longer count as ready here."""
         with self.lock:
             if not self.closed:
                 self._pass_over(offsets)
@@ -208,24 +209,24 @@ class Delivery:
             self.commit_events([Cancelled(runs_of(ready))])
 
     def recover(self, *, dead: bool) -> None:
-        """End what a crash cut short; `dead` tells whether the partition has dead letters already."""
+        """Finish what a crash interrupted; `dead` says whether the partition already has dead letters."""
         if dead:
             self.dead.open().recover()
         self.end_sessions()
         self.dead.inter_if_possible()
 
     def end_sessions(self) -> None:
-        """What holders of earlier sessions had comes back. Moves that a crash cut short behind the letter are ended."""
+        """Return the messages that earlier sessions held, and finish moves whose dead letter was already written."""
         with self.lock:
             self._commit(GiveUp())
 
     def receive_next(self) -> Delivered | None:
-        """The next message in plain order, for the group's own lease; None where anything is special."""
+        """Lease the next message with the default lease time; None if the general path is needed (see above)."""
         with self.lock:
             return self._receive_plain(self.settings.lease_ms, self.holder, self.group.session)
 
     def _receive_plain(self, lease_ms: int, holder: str, session: int) -> Delivered | None:
-        """The fused form of `_receive` for one message in plain order; None where anything is special."""
+        """Fused form of `_receive` for one message; None if the general path is needed."""
         group = self.group
         if not self._is_plain or self._dropped or group.lanes.filled or group.ahead or group.cursor >= self._log.end:
             return None
@@ -258,9 +259,9 @@ class Delivery:
         return Delivered(record, lease, 1, self)
 
     def receive(self, count: int, *, lease_ms: int, holder: str, detached: bool = False) -> list[Delivered] | None:
-        """Up to `count` messages that are ready now, leased to the holder.
+        """Lease up to `count` ready messages to the holder.
 
-        None where so many expired ones were passed over that others should have the lock: call again.
+        Returns None after skipping many expired messages, to let other threads have the lock: call again.
         """
         with self.lock:
             session = NO_SESSION if detached else self.group.session
@@ -273,7 +274,7 @@ class Delivery:
                 return self._receive(count, lease_ms, holder, session)
             with keyed.lock:
                 taken = self._receive(count, lease_ms, holder, session)
-            if taken == []:  # it may be that only time is missing
+            if taken == []:  # a rate limit may allow more later
                 mono_ms = self.mono_ms()
                 self._expect_within(keyed.next_ms(mono_ms), mono_ms)
             return taken
@@ -286,7 +287,7 @@ class Delivery:
             if not chosen.offsets:
                 break
             records = self.load(chosen.offsets, now)
-            if not records:  # all of them were expired or lost, and are passed over by now
+            if not records:  # all were expired or lost, and `load` has skipped them
                 if not look_ahead(self, now):
                     return out or None
                 continue
@@ -304,7 +305,7 @@ class Delivery:
         return out
 
     def take(self, offsets: Sequence[int], *, lease_ms: int, holder: str, moving_to: int) -> list[Delivered]:
-        """Lease just these messages, as far as they are ready: for a move into another log."""
+        """Lease those of these messages that are ready, to move them into another log."""
         with self.lock:
             now = self.moment()
             ready = [offset for offset in offsets if self.group.phase(offset) is Phase.READY]
@@ -317,7 +318,7 @@ class Delivery:
             return [Delivered(record, self.group.leases[record.offset], 1, self) for record in records]
 
     def load(self, offsets: Sequence[int], now: Moment) -> list[Record]:
-        """The messages, without those that are expired or lost; these are passed over."""
+        """Read messages; those that are expired, lost or not for this group are skipped durably and left out."""
         loaded = self.supply.load(offsets, now.wall_ms)
         if loaded.lost:
             self.metrics.damaged.add(len(loaded.lost))
@@ -342,7 +343,7 @@ class Delivery:
         self.metrics.expired.add(size(runs))
 
     def ack(self, receipts: Sequence[Receipt], durability: Durability | None = None) -> Pending:
-        """Ack what is still held; `wait` raises LeaseLost for what somebody else may have by now."""
+        """Ack the messages whose leases are still valid; `wait` raises LeaseLost for the others."""
         self.check_open()
         durability = durability or self.settings.ack_durability
         with self.lock:
@@ -352,16 +353,14 @@ class Delivery:
             if None in held_by or list(map(_FENCE, held_by)) != list(map(_FENCE, receipts)):
                 good = [receipt for receipt in receipts if held(self.group, receipt)]
                 offsets = set(map(_OFFSET, good))
-            appended = None
-            if good:
-                appended = self._ack(offsets, list(filter(None, held_by)), durability)
+            appended = self._ack(offsets, list(filter(None, held_by)), durability) if good else None
             if len(good) == len(receipts):
                 return Pending(appended=appended)
             refused = self._lost(sorted(set(receipts).difference(good), key=_OFFSET))
         return Pending(appended=appended, refused=refused)
 
     def ack_taken(self, taken: Sequence[Delivered], durability: Durability | None = None) -> Pending:
-        """The same for messages in hand, whose leases mostly are as they were given."""
+        """Fast form of `ack` for messages received together: usually consecutive, with unchanged leases."""
         self.check_open()
         offsets = [one.record.offset for one in taken]
         leases = [one.lease for one in taken]
@@ -382,7 +381,7 @@ class Delivery:
         return appended
 
     def ack_one(self, offset: int, fence: int) -> LeaseLost | None:
-        """The fused form of `ack` for one message, where acks need not be synced."""
+        """Fused form of `ack` for one message, for acks that need no sync. Returns the error instead of raising it."""
         with self.lock:
             plain, group, now_ns = self._is_plain, self.group, self._now_ns()
             lease = group.leases.get(offset)
@@ -402,20 +401,20 @@ class Delivery:
         return None
 
     def count_next(self, most: int) -> int:
-        """How many messages are ready now, as far as `most`; one that has expired since is counted."""
+        """Number of ready messages, up to `most`; includes messages that have expired but are not yet skipped."""
         with self.lock:
             self._take_back_dropped()
             return len(self.supply.choose(most, self.moment(), look=True).offsets)
 
     def settle(self, command: Command, durability: Durability | None = None) -> Pending:
-        """Carry out a command of a holder or an operator, or raise LeaseLost. Then `wait`."""
+        """Carry out a command. Call `wait` afterwards. Raises LeaseLost if the command's receipt is not valid."""
         pending = self.settle_all([command], durability)
         if pending.refused is not None:
             raise pending.refused
         return pending
 
     def settle_all(self, commands: Sequence[Command], durability: Durability | None = None) -> Pending:
-        """Carry out commands, each for a message of its own, in one write; `wait` raises LeaseLost for the refused."""
+        """Carry out commands for distinct messages in one write; `wait` raises LeaseLost for those refused."""
         self.check_open()
         events: list[Event] = []
         refused: LeaseLost | None = None
@@ -433,7 +432,7 @@ class Delivery:
         return Pending(events, appended, refused)
 
     def wait(self, pending: Pending) -> None:
-        """Return when what was decided is as durable as asked, and dead letters have moved if there is room."""
+        """Wait until the change is durable, then move new dead letters. Raises LeaseLost if any receipt was refused."""
         if pending.appended is not None:
             self.journal.log.wait(pending.appended)
         if pending.buried:
@@ -442,7 +441,7 @@ class Delivery:
             raise pending.refused
 
     async def wait_async(self, pending: Pending) -> None:
-        """The same for a task."""
+        """Async version of `wait`."""
         if pending.appended is not None:
             await self.journal.log.wait_async(pending.appended)
         if pending.buried:
@@ -451,20 +450,20 @@ class Delivery:
             raise pending.refused
 
     def fetch(self, offsets: Sequence[int]) -> list[Record]:
-        """The messages at these offsets, as far as they can be read."""
+        """Return the messages at these offsets that can be read."""
         with self.lock:
             return self.read(offsets)
 
     def read(self, offsets: Sequence[int]) -> list[Record]:
-        """`fetch` for a caller that holds the lock."""
+        """Like `fetch`, for a caller that holds the lock."""
         return self.supply.load(offsets, now_ms=0).records
 
     def holds(self, receipt: Receipt) -> bool:
-        """Whether the receipt is still good."""
+        """Whether the receipt's lease is still valid."""
         return held(self.group, receipt)
 
     def resume(self, receipt: Receipt) -> Delivered:
-        """The message that a receipt stands for, if it is still held."""
+        """Return the message leased under a receipt. Raises LeaseLost, or CorruptData if it cannot be read."""
         self.check_open()
         if not self.holds(receipt):
             raise self.refusal(receipt)
@@ -475,22 +474,22 @@ class Delivery:
         return Delivered(record, group.leases[receipt.offset], group.attempts(receipt.offset) + 1, self)
 
     def id_of(self, record: Record) -> str:
-        """The message's id: it keeps the one that it had while it was delayed."""
+        """The message's id, which is still its delayed id if it was published with a delay."""
         return id_of(self.topic, self.number, record)
 
     def drop(self, receipt: Receipt) -> None:
-        """Nobody has the message in hand any more, and nobody settled it. Callable from a finalizer."""
+        """Return a message that was garbage-collected without being settled. Callable from a finalizer."""
         self._dropped.add(receipt)
         self.on_attention()
 
     def renew(self, receipt: Receipt, lease_ms: int) -> None:
-        """Keep the lease alive until it is settled or dropped, whatever the holder does meanwhile."""
+        """Extend the lease automatically until the message is settled or dropped."""
         with self.lock:
             self.renewals.add(receipt, lease_ms)
-            self._expect_tick(self._mono_ns() // 1_000_000 + lease_ms // 3)
+            self._expect_tick(self.mono_ms() + lease_ms // 3)
 
     def seek(self, to: int) -> None:
-        """Go on from there: all before is passed over, all behind comes again."""
+        """Move the group's position: earlier messages are skipped, later ones are delivered again."""
         with self.lock:
             self._seek(to)
         self.waiters.wake_all()
@@ -503,21 +502,20 @@ class Delivery:
         self._floor.hold()
 
     def purge(self) -> int:
-        """Pass over all that is ready or waits for another attempt, durably; answers how many."""
+        """Skip all messages that are ready or waiting for a retry, durably; returns how many."""
         with self.lock:
-            end = self._log.end
-            count = self.ready_count() + len(self.group.waiting)
+            end, count = self._log.end, self.ready_count() + len(self.group.waiting)
             if count:
                 self._seek(end)
         self.journal.log.sync()
         return count
 
     def ready_count(self) -> int:
-        """How many messages are ready, without those known to be damaged; exact for who holds the lock."""
+        """Number of ready messages that are not known to be damaged; exact if the caller holds the lock."""
         return self.group.ready_count(self._log.end, self._log.damaged())
 
     def refusal(self, receipt: Receipt) -> LeaseLost:
-        """The error for a receipt that is no longer good."""
+        """The error for a receipt that is no longer valid."""
         with self.lock:
             return self._lost([receipt])
 
@@ -526,7 +524,7 @@ class Delivery:
         return lease_lost(self.group, receipts)
 
     def tick(self) -> int | None:
-        """Do what is due by now; answers in how many ms more will be due."""
+        """Do what is due; returns in how many ms to call again."""
         ended: tuple[int | None, Snapshot | None] | None = None
         with self.lock:
             if self.supply.keyed is not None:
@@ -535,7 +533,7 @@ class Delivery:
             with self.lock:
                 now = self._end_leases()
                 ended = None if now is None else self._end_tick(now)
-            if ended is None:  # tens of thousands of them may end together, and an event loop wait for the lock
+            if ended is None:  # tens of thousands may end at once while an event loop waits for the lock
                 give_way()
         due_ms, snapshot = ended
         if snapshot is not None:
@@ -544,23 +542,20 @@ class Delivery:
         return soonest(due_ms, self.journal.log.tick())
 
     def _end_leases(self) -> Moment | None:
-        """Take back what was dropped, renew, end leases and delays; answers up to when, or None if more are due."""
+        """Return dropped messages, renew leases, end up to _END_MOST leases and delays; None if more are due."""
         self._take_back_dropped()
         now = self.moment()
         for receipt, lease_ms in self.renewals.due(self.group, now.mono_ms):
             self._commit(Extend([receipt], lease_ms), now=now)
-        events = decide(self.group, Tick(_END_MOST), self.settings, now)
-        if events:
-            self.commit_events(events)
-            self._after(events, now)
+        events = self._carry_out(Tick(_END_MOST), now)
         ended = sum(size(event.runs) if isinstance(event, Released) else 1 for event in events)
         if ended < _END_MOST:
             return now
-        self.group.forget_ended(now.wall_ms, now.mono_ms)  # or each portion would look at all before it
+        self.group.forget_ended(now.wall_ms, now.mono_ms)  # or each round would scan those of all earlier rounds
         return None
 
     def _end_tick(self, now: Moment) -> tuple[int | None, Snapshot | None]:
-        """What is left to do when all that is due by now was done; answers in how many ms more will be due."""
+        """Finish a tick; returns in how many ms more is due, and a snapshot if it is time to write one."""
         skipped = self._floor.skipped(forced=self.settings.retention_ignores_pins)
         if skipped:
             self.commit_events(skipped)
@@ -571,40 +566,40 @@ class Delivery:
         return due_ms, self._floor.snapshot_if_due(self.settings.snapshot_events)
 
     def due_ms(self) -> int | None:
-        """In how many ms a lease or a delay ends."""
+        """Ms until the next lease or delay ends; None if there is none."""
         with self.lock:
             return self._next_due_ms(self.moment())
 
     def pin(self) -> None:
-        """Let the log go up to the floor, as far as the events that raised it are on disk."""
-        with self.lock:  # or a floor from before a `seek` could take the place of the one after it
+        """Let the log be trimmed up to the floor, as far as the events that raised it are on disk."""
+        with self.lock:  # or a floor from before a `seek` could replace the one after it
             if not self.closed:
                 self._floor.pin()
 
     def compact(self) -> int:
-        """Let go of the journal behind a new snapshot; answers how many bytes that freed."""
+        """Trim the journal up to a new snapshot; returns the number of bytes freed."""
         freed = self.save()
         self.journal.log.roll()
-        freed += self.save()  # the journal goes behind the last but one
+        freed += self.save()  # the journal is trimmed only up to the last snapshot but one
         self.bring_pin()
         return freed
 
     def bring_pin(self) -> None:
-        """Let the log go up to the floor as it is now."""
+        """Let the log be trimmed up to the current floor."""
         self.journal.log.sync()
-        for _ in range(2):  # by the last mark, which is synced by now, and by the one that takes its place
+        for _ in range(2):  # the first call applies the previous mark, the second the current one
             self.pin()
 
     def save(self) -> int:
-        """Take a snapshot now; answers how many bytes of old journal it freed."""
+        """Write a snapshot now; returns the number of journal bytes freed."""
         with self.lock:
             snapshot = self._floor.snapshot()
         return self.journal.keep(snapshot)
 
     def close(self) -> None:
-        """Take back what is in hand, save, let go of the journal, and send away whoever waits.
+        """End this session's leases, write a snapshot, close the journal and wake all waiters.
 
-        A move into the dead letters that is under way is finished first.
+        Waits for a running move to the dead letters to finish.
         """
         with self.dead.between_moves():
             self.waiters.wake_all()
@@ -615,7 +610,7 @@ class Delivery:
                         self._commit(CloseGroup())
                 if self.journal.events_since_snapshot and self.journal.log.usable:
                     self.save()
-            except Unavailable as error:  # replay takes longer next time, nothing else
+            except Unavailable as error:  # the only cost is a longer replay at the next start
                 logger.warning("no snapshot", extra={"folder": self.journal.log.folder, "error": str(error)})
             finally:
                 self.journal.close()
@@ -632,11 +627,14 @@ class Delivery:
 
     def _take_back_dropped(self) -> None:
         for receipt in self._dropped.take(self.group):
-            now = self.moment()
-            command = Nack(receipt, self.settings.dropped_delay_ms, why=DROPPED)
-            events = decide(self.group, command, self.settings, now)
+            self._carry_out(Nack(receipt, self.settings.dropped_delay_ms, why=DROPPED), self.moment())
+
+    def _carry_out(self, command: Command, now: Moment) -> Sequence[Event]:
+        events = decide(self.group, command, self.settings, now)
+        if events:
             self.commit_events(events)
             self._after(events, now)
+        return events
 
     def moment(self) -> Moment:
         return Moment(self._now_ns() // 1_000_000, self._mono_ns() // 1_000_000, self.dead.end())
@@ -646,9 +644,9 @@ class Delivery:
         return self.commit_events(events, durability)
 
     def commit_events(self, events: Sequence[Event], durability: Durability | None = None) -> Appended:
-        """Journal, then apply. The caller holds the lock."""
+        """Journal the events, then apply them. The caller holds the lock."""
         tracer = self.tracer
-        steps = None if tracer is None else tracer.steps(events, self._now_ns())  # with the state as it is before them
+        steps = None if tracer is None else tracer.steps(events, self._now_ns())  # needs the state before the events
         try:
             appended = self.journal.append(events, durability)
             for event in events:
@@ -665,7 +663,7 @@ class Delivery:
         return appended
 
     def _mend(self, error: BaseException) -> None:
-        """See to it that journal and state agree: a signal, such as Ctrl-C, may have come between the two."""
+        """Rebuild the state from the journal if a signal such as Ctrl-C came between the two."""
         if not isinstance(error, HoldfastError):
             unread = self.supply.unread_priorities()
             self.journal.restore(self.group)
@@ -674,7 +672,7 @@ class Delivery:
                 self.supply.keyed.begin()
 
     def _after(self, events: Sequence[Event], now: Moment) -> None:
-        """Whoever must know: waiting consumers, and the one who ticks."""
+        """Count the events, wake consumers for released messages, and schedule the next tick."""
         released = sum(size(event.runs) for event in events if isinstance(event, Released))
         if released:
             self.waiters.wake(released)
@@ -693,8 +691,8 @@ class Delivery:
             self._expect_tick(mono_ms + due_ms)
 
     def _look_at_keys(self, keyed: Keyed) -> None:
-        """What happened to one message, or the time that has passed, may let others go."""
+        """Wake a consumer if an event or the time passed has unblocked a key; schedule the next look."""
         mono_ms = self.mono_ms()
         if self.waiters and keyed.any_next(mono_ms):
-            self.waiters.wake()  # one: whoever takes something comes here again
+            self.waiters.wake()  # one is enough: its receive comes back here
         self._expect_within(keyed.next_anywhere_ms(mono_ms), mono_ms)

@@ -1,4 +1,4 @@
-"""A data folder and its owner: the topics in it, each opened when it is used and let go when it is idle."""
+"""The owner of a data folder: its topics, each opened on first use and closed when idle."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ from holdfast.storage.keeper import Keeper, soonest
 logger = logging.getLogger(__name__)
 
 _SHARE_IT: Final = "Close it there and try again; in one process share the object: it is safe for threads"
-_LOOK_AT_ALL_NS: Final = 60_000_000_000  # the wall clock may have been set
+_LOOK_AT_ALL_NS: Final = 60_000_000_000  # tick every topic this often, in case the wall clock was set
 
 
 class BrokerEngine:
-    """The owner of a data folder. Safe to use from any thread."""
+    """The owner of a data folder. Thread-safe."""
 
     def __init__(self, world: World, folder: str, settings: BrokerSettings, observer: Observer | None = None) -> None:
         self.space = Space(self)
@@ -60,17 +60,17 @@ class BrokerEngine:
         self.settings = settings
         self.closed = False
         self._forked = self.closed_before_fork = False
-        # What a face of this folder becomes in a forked child, and by which client; where it is not shared, nothing.
+        # What replaces an API object of this folder in a forked child, and with which client; None if not shared.
         self.stand_in: Callable[[Any], Any] | None = None
         self.client_in_child: Any = None
         self._observer = observer
         self.on_attention: Callable[[], None] = lambda: None
         self.before_close: Callable[[], None] = lambda: None
-        self.on_close: Callable[[], None] = lambda: None  # told first, while everything still works
-        self.on_topic: list[Callable[[Topic], None]] = []  # told of each topic that was opened
+        self.on_close: Callable[[], None] = lambda: None  # called first, while everything still works
+        self.on_topic: list[Callable[[Topic], None]] = []  # called for each topic that was opened or changed
         note = world.ids.process_note()
         self.holder = f"{settings.id or note['host']}:{note['pid']}"
-        self._lock = threading.RLock()  # around the map of topics, for moments only; what takes time: `_locks_of`
+        self._lock = threading.RLock()  # guards the map of topics, held briefly; slow work is under `_locks_of`
         self._locks_of = TopicLocks()
         self._listing = threading.Lock()
         self._listed = False  # whether the folder has a list of its parts
@@ -89,7 +89,7 @@ class BrokerEngine:
         self._closing.callback(take_lock(world, folder, _SHARE_IT).release)
         self.traces = Traces(world, folder, settings.trace_retention_ms)
         self.traces.log.on_attention = self._attention
-        self._closing.callback(self.traces.log.close)  # behind the topics, whose last steps it takes
+        self._closing.callback(self.traces.log.close)  # after the topics, which still write their last steps
         try:
             self.space.keep_reserve()
             self.catalog.tidy()
@@ -113,7 +113,10 @@ class BrokerEngine:
         observer: Observer | None = None,
         world: World | None = None,
     ) -> BrokerEngine:
-        """Own the data folder, which is made where there is none (unless create=False)."""
+        """Become the owner of the data folder, which is created if needed (unless create=False).
+
+        Raises NotAQueue if the folder is something else, and Busy if another process owns it.
+        """
         folder = folder_path(folder)
         world = world or real_world()
         if settings is not None and not isinstance(settings, BrokerSettings):
@@ -128,10 +131,10 @@ class BrokerEngine:
             raise _open_error(folder, error) from error
 
     def list_parts(self) -> None:
-        """Note what the folder has besides topics, so that it is missed if it is lost; else everything goes on."""
+        """Record which parts the folder has besides topics, so that a lost one is noticed. A failure is only logged."""
         with self._listing:
             with self._translated(""):
-                # First of all: a folder that holds nothing but our small files would not be taken for one of ours.
+                # First, because `open` recognizes a data folder by its topics.
                 self.world.disk.make_folder(join(self.folder, TOPICS))
             try:
                 renew_root(self.world, self.folder)
@@ -141,46 +144,46 @@ class BrokerEngine:
 
     @contextmanager
     def parting(self, part: str) -> Iterator[None]:
-        """A part of the folder goes meanwhile: it is off the list first, and not listed again while it is there."""
+        """Take a part off the list while the caller removes it, and do not list it again meanwhile."""
         with self._listing:
             strike_off_root(self.world, self.folder, part)
             yield
 
     def require_part(self, part: str) -> None:
-        """CorruptData where a part of the folder is listed and not there."""
+        """Raise CorruptData if a part of the folder is listed but missing."""
         if part in self._missing and not root_has(self.world, self.folder, part):
             raise lacking_root(self.folder, part)
 
     def missing_groups(self) -> list[str]:
-        """The groups in stream mode of which nothing is left."""
+        """The groups in stream mode whose files are missing."""
         return [part.removeprefix(f"{GROUPS}/") for part in sorted(self._missing) if part.startswith(f"{GROUPS}/")]
 
     def keep(self) -> None:
-        """Give it threads that look after what falls due."""
+        """Start the threads that call `tick_due`, sweep closed topics and compact keys."""
         Keeper(self, at_most_ms=_LOOK_AT_ALL_NS // 1_000_000, tick=BrokerEngine.tick_due).start()
         with self._lock:
             self._kept = True
             topics = list(self._topics.values())
-        # On a thread of its own: to open a topic may take long, and leases in others must end in time meanwhile.
+        # On its own thread: opening a topic may take long, and leases in other topics must still end in time.
         Keeper(self._sweep).start()
         for topic in topics:
             self._clean(topic)
 
     def _clean(self, topic: Topic) -> None:
-        """Begin to look after topics that are compacted, with the first one."""
+        """Start the compaction thread with the first topic that is compacted."""
         with self._lock:
             if self._kept and self._cleaner is None and topic.settings.cleanup != "delete":
                 self._cleaner = Cleaner(self)
                 Keeper(self._cleaner).start()
 
     def at_close(self, call: Callable[[], None]) -> None:
-        """Have it called when the topics are closed, before the rest is."""
+        """Register a call for when the topics are closed, before the rest is."""
         with self._lock:
             self.check_open()
             self._closing.callback(call)
 
     def open_topics(self) -> list[Topic]:
-        """Those that are open now."""
+        """The topics that are open now."""
         return [topic for topic in list(self._topics.values()) if not topic.closed]
 
     def topics(self) -> list[str]:
@@ -190,7 +193,7 @@ class BrokerEngine:
             return self.catalog.names()
 
     def producers(self) -> Producers:
-        """The producers that have a name."""
+        """The named producers; opened on first use."""
         if self._producers is not None and not self.closed:  # without the lock, as in `hold`
             return self._producers
         with self._locks_of.of(PRODUCERS), self._translated(""):
@@ -203,7 +206,7 @@ class BrokerEngine:
             return self._producers
 
     def locks(self) -> FolderLocks:
-        """The locks and state documents, opened by whoever needs them first."""
+        """The locks and state documents; opened on first use."""
         if self._locks is not None and not self.closed:  # without the lock, as in `hold`
             return self._locks
         with self._locks_of.of(LOCKS), self._translated(""):
@@ -220,11 +223,11 @@ class BrokerEngine:
 
     @property
     def has_locks(self) -> bool:
-        """Whether the locks can be used without a look at the disk."""
+        """Whether the locks can be used without disk access."""
         return self._locks is not None
 
     def topic(self, name: str) -> Topic:
-        """The topic, opened; it may be let go again at once where nobody holds it."""
+        """Return the topic, opened if needed. Without a holder it may be closed again at any time."""
         topic = self._topics.get(name) if type(name) is str else None
         if topic is None or topic.closed:
             topic = self.open_topic(check_topic_name(name))
@@ -234,19 +237,19 @@ class BrokerEngine:
         return topic
 
     def is_open(self, name: str) -> bool:
-        """Whether the topic can be used without a look at the disk."""
+        """Whether the topic can be used without disk access."""
         topic = self._topics.get(name) if type(name) is str else None
         return topic is not None and not topic.closed
 
     def using(self, name: str) -> Using:
-        """The topic, which stays open meanwhile."""
+        """Context manager that returns the topic and keeps it open."""
         return Using(self.hold, name)
 
     def hold(self, name: str, holder: object) -> Topic:
-        """The topic, which stays open for as long as the holder lives, or until it is taken from its holders."""
+        """Return the topic and keep it open for as long as the holder is alive and in `topic.holders`."""
         known = self._topics.get(name) if type(name) is str else None
         if known is not None:
-            # Without the lock, under which it may be growing: a task must not wait for that.
+            # Without the name's lock: partitions may be being added under it, and a task must not wait for that.
             known.holders.add(holder)
             if not (known.leaving or known.closed or self.closed):
                 known.used_ns = self.world.clock.monotonic_ns()
@@ -263,14 +266,17 @@ class BrokerEngine:
     def queue_topic(
         self, name: str | None, given: QueueSettings | None, changes: Mapping[str, Any], *, create: bool
     ) -> Topic:
-        """The topic of a simple queue: the one that the folder has, or one with the folder's own name."""
+        """Open the topic of a simple queue (see `queue_name`), created if needed."""
         name = self.queue_name(name, create=create)
         if name not in self.topics():
             self.create_topic(name, given, changes)
         return self.open_topic(name, given, changes)
 
     def queue_name(self, name: str | None, *, create: bool) -> str:
-        """The name of a queue: the given one, that of the only topic, or the folder's own; one to be made, too."""
+        """The name of a queue's topic: as given, else that of the only topic, else the folder's own name.
+
+        Raises InvalidRequest if there are several to choose from, and NotAQueue if it would have to be created.
+        """
         found = self.topics()
         if name is None and len(found) > 1:
             raise InvalidRequest(
@@ -286,7 +292,7 @@ class BrokerEngine:
     def create_topic(
         self, name: str, given: QueueSettings | None = None, changes: Mapping[str, Any] | None = None
     ) -> TopicFacts:
-        """Make a topic; TopicExists where there is one."""
+        """Create a topic. Raises TopicExists."""
         name = check_topic_name(name)
         with self.alone(name):
             self.check_open()
@@ -298,13 +304,13 @@ class BrokerEngine:
             return self.catalog.create(name, kept, base)
 
     def alter_topic(self, name: str, changes: Mapping[str, Any]) -> None:
-        """Change settings of a topic, open or not; they count at once and are kept."""
+        """Change settings of a topic, open or not, at once and durably."""
         wanted = change_topic(self, name, changes)
         while grow_topic(self, name, wanted):
             pass
 
     def delete_topic(self, name: str) -> None:
-        """Take a topic away with all its messages, groups and dead letters."""
+        """Delete a topic with all its messages, groups and dead letters. Raises UnknownTopic."""
         name = check_topic_name(name)
         with self.alone(name):
             self.check_open()
@@ -312,14 +318,14 @@ class BrokerEngine:
             with self._lock:
                 topic = self._topics.pop(name, None)
             if topic is not None:
-                topic.deleted = True  # first: whoever finds it closed is told so
+                topic.deleted = True  # first, so that users who find it closed get the right error
                 topic.close()
             self.catalog.delete(name)
 
     def open_topic(
         self, name: str, given: QueueSettings | None = None, changes: Mapping[str, Any] | None = None
     ) -> Topic:
-        """Open a topic that is there; `changes` of its settings are kept once it is open."""
+        """Open an existing topic; `changes` to its settings are saved once it is open. Raises UnknownTopic."""
         topic = self._open_topic(name, given, changes)
         self.let_go_idle(topic)
         return topic
@@ -359,13 +365,13 @@ class BrokerEngine:
             )
             topic.on_pause = self._release_late
             try:
-                with suppress(OSError):  # no room: the next opening does it
-                    if self._listed:  # or the folder's own list would be missed
+                with suppress(OSError):  # no space: the next opening does it
+                    if self._listed:  # otherwise the folder's own list would count as lost
                         self.catalog.bring_up_to_date(name, facts)
                 if changes or given is not None:
                     keep_settings(self.world, folder, kept, base)
                     topic.list_parts()
-                self.tell(topic)  # before a keeper finds it: its retention would not know what others still need
+                self.tell(topic)  # before its first tick: retention must know what others still need
             except BaseException:
                 topic.close()
                 raise
@@ -374,28 +380,28 @@ class BrokerEngine:
             return topic
 
     def tell(self, topic: Topic) -> None:
-        """It was opened, or changed."""
+        """Notify listeners that the topic was opened or changed."""
         for told in self.on_topic:
             told(topic)
         self._clean(topic)
 
     @contextmanager
     def alone(self, name: str) -> Iterator[None]:
-        """Nobody else opens, changes or deletes the topic meanwhile; other topics are not held up."""
+        """Keep other threads from opening, changing or deleting the topic; other topics are not blocked."""
         with self._locks_of.of(name), self._translated(name):
             yield
 
     def filed(self, name: str) -> Mapping[str, Any]:
-        """What the settings file says of this topic."""
+        """The settings of this topic in the settings file."""
         return self.settings.topics.get(name, {})
 
     def tick(self) -> int | None:
-        """Do all that is due by now; answers in how many ms more will be due."""
+        """Do what is due in all topics; returns in how many ms to call again."""
         self._all_at_ns = 0
         return self.tick_due()
 
     def tick_due(self) -> int | None:
-        """The same, without a look at topics of which nothing is expected: the way of a keeper."""
+        """Like `tick`, but only for topics that expect something to be due. Called by the keeper thread."""
         self.check_open()
         now_ns = self.world.clock.monotonic_ns()
         everything = not self._all_at_ns or now_ns - self._all_at_ns >= _LOOK_AT_ALL_NS
@@ -416,7 +422,7 @@ class BrokerEngine:
 
     def _tick_topic(self, topic: Topic, now_ns: int, *, everything: bool) -> int | None:
         if everything or (topic.due_ns is not None and topic.due_ns <= now_ns):
-            topic.due_ns = None  # before its tick: whoever calls for attention meanwhile gets another one
+            topic.due_ns = None  # before its tick, so that a request for attention meanwhile is not lost
             try:
                 due_ms = topic.tick()
             except Closed:
@@ -429,21 +435,21 @@ class BrokerEngine:
         return None if topic.due_ns is None else max(topic.due_ns - now_ns, 0) // 1_000_000
 
     def _release_late(self) -> None:
-        """One topic is at long work in a tick: the delayed messages of all of them must not wait for its end."""
+        """Release due messages of all topics; called during long work in one topic's tick."""
         for topic in self.open_topics():
             topic.release_late()
 
     def due_ms(self) -> int | None:
-        """In how many ms something happens to a message by itself; upkeep of the files is not counted."""
+        """Ms until a lease, delay or scheduled message is due, not counting upkeep of files."""
         locks_ms = None if self._locks is None else self._locks.due_ms()
         return soonest(locks_ms, *[topic.due_ms() for topic in self.open_topics()])
 
     def let_go_idle(self, but: Topic | None = None) -> None:
-        """Close the topics that were not used for longest, as far as there are too many open."""
+        """Close the least recently used topics if too many are open, except `but`."""
         self._sweep.let_go(but)
 
     def let_go(self, topic: Topic) -> None:
-        """Close it, unless somebody uses it, or is at work on it."""
+        """Close the topic unless it is in use, or another thread holds its lock."""
         with self._locks_of.if_free(topic.name) as ours:
             if not ours or self._topics.get(topic.name) is not topic or not topic.may_leave():
                 return
@@ -451,38 +457,39 @@ class BrokerEngine:
                 del self._topics[topic.name]
             try:
                 topic.close()
-            except (HoldfastError, OSError) as error:  # no trouble of whoever opens another one
+            except (HoldfastError, OSError) as error:  # must not fail the caller, who is opening another topic
                 logger.error("a topic failed to close", extra={"topic": topic.name, "error": str(error)})
 
     def trace(self, message: object) -> list[TraceStep]:
-        """The life of a message, as far as it was sampled; it may be long gone."""
+        """The recorded steps of a sampled message, which may no longer be kept."""
         return found_by(self.looking_for_trace(message))
 
     def looking_for_trace(self, message: object) -> Generator[int, None, list[TraceStep]]:
-        """Look for the life of a message, a frame at a time."""
+        """Generator version of `trace`: reads one frame of the trace log at a time."""
         self.check_open()
         return (yield from self.traces.looking_for(*traced_as(self, message)))
 
     def sync(self) -> None:
-        """Return when everything said so far, acks included, is on disk."""
+        """Wait until everything written so far, acks included, is on disk."""
         self.check_open()
         for topic in self.open_topics():
             try:
                 topic.sync()
             except (Closed, UnknownTopic):
-                if not topic.closed:  # otherwise whoever closed it meanwhile has synced it
+                if not topic.closed:  # if it was closed meanwhile, the close has synced it
                     raise
         self.streams.sync()
         if self._locks is not None:
             self._locks.sync()
 
     def disown(self) -> None:
-        """In a child after a fork: the parent owns the folder, and goes on with it."""
+        """Mark as closed in a child process after a fork: the parent still owns the folder."""
         if not self._forked:
             self.closed_before_fork = self.closed
         self.closed = self._forked = True
 
     def check_open(self) -> None:
+        """Raise Closed if the engine is closed, or was opened before a fork."""
         if self._forked:
             raise Closed(
                 f"the queue in {self.folder} was opened before a fork, by the parent, which still owns it. Open it "
@@ -492,19 +499,19 @@ class BrokerEngine:
             raise Closed(f"the queue in {self.folder} is closed; open it again to use it")
 
     def close(self) -> None:
-        """Sync, save, let go of the folder. Closing twice is fine."""
+        """Sync, save and release the folder. Closing twice is fine."""
         if self._forked:
-            return  # without the lock: whoever had it in the parent does not give it back here
+            return  # without the lock, which a thread of the parent may have held at the fork
         if not self.closed:
             self.on_close()
         with self._lock:
             if self.closed:
                 return
             self.closed = True
-        with self._closing:  # all of it, also where something fails on the way, or somebody loses patience
-            self._closing.callback(self._stop_threads)  # behind the logs: then they leave at once
+        with self._closing:  # runs all callbacks, last one first, even if one fails or is interrupted
+            self._closing.callback(self._stop_threads)  # after the logs, whose closing makes the threads end
             self._closing.callback(self._close_parts)
-            # Whoever opens, grows or deletes a topic finds the folder closed, and leaves.
+            # Threads that open, grow or delete a topic find the folder closed and give up.
             self._closing.callback(self._locks_of.wait_until_free)
             self._closing.callback(self.before_close)
 
@@ -517,7 +524,7 @@ class BrokerEngine:
                 closing.callback(topic.close)
 
     def _list_at_end(self) -> None:
-        """What was made on the way, such as traces, is listed by now; where that fails, at the next opening."""
+        """List parts created while open, such as traces; if that fails, the next opening does it."""
         if self._listed:
             with suppress(HoldfastError):
                 self.list_parts()
@@ -546,7 +553,7 @@ def _open_error(folder: str, error: OSError) -> HoldfastError:
 
 
 def folder_path(folder: object, what: str = "the folder") -> str:
-    """The path as text, without a slash at its end."""
+    """The path as text, without a trailing slash. Raises InvalidRequest."""
     try:
         path: object = fspath(folder)  # type: ignore[call-overload]
     except TypeError:
@@ -557,7 +564,7 @@ def folder_path(folder: object, what: str = "the folder") -> str:
 
 
 def _check_folder(world: World, folder: str, *, create: bool) -> None:
-    """Topics are kept in a folder that is new or empty, or has them already: never among somebody's files."""
+    """Raise NotAQueue unless the folder is new, empty or a data folder: never write among other files."""
     there = world.disk.exists(folder)
     names = [name for name in world.disk.names(folder) if name not in (LOCK, OWNER_SOCKET)] if there else []
     if TOPICS in names:
@@ -572,15 +579,15 @@ def _check_folder(world: World, folder: str, *, create: bool) -> None:
         )
 
 
-# Topics that change while they are in use: other settings at once, more partitions step by step.
+# Changing a topic in use: settings at once, new partitions step by step.
 
 
-# Each is a few new files, synced: together moments, in which nobody else changes the topic.
+# Partitions added per step, during which the topic is locked against other changes.
 _GROW_AT_ONCE: Final = 4
 
 
 def change_topic(engine: BrokerEngine, name: str, changes: Mapping[str, Any]) -> int:
-    """Change settings, which count at once and are kept; answers how many partitions are wanted, for `grow_topic`."""
+    """Change settings at once and durably; returns the number of partitions wanted, for `grow_topic`."""
     name = check_topic_name(name)
     with engine.alone(name), engine.using(name) as topic:
         changes = dict(changes)
@@ -602,22 +609,22 @@ def change_topic(engine: BrokerEngine, name: str, changes: Mapping[str, Any]) ->
 
 
 def grow_topic(engine: BrokerEngine, name: str, wanted: int) -> bool:
-    """Add some partitions, until there are as many as wanted; answers whether more are to come.
+    """Add a few partitions towards the number wanted; returns whether to call again.
 
-    Whoever does not go on leaves a topic with those that were added so far: nothing is half done between two steps.
+    The topic is complete between calls, so a caller may stop at any point.
     """
     checkpoint()
     with engine.alone(name), engine.using(name) as topic:
         count = len(topic.partitions)
         if count >= wanted:
             return False
-        # Noted first: messages in a partition of which nobody knows after a crash would be lost.
+        # Written to the catalog first: messages in a partition unknown to it after a crash would be lost.
         grown = min(count + _GROW_AT_ONCE, wanted)
         engine.catalog.grow(name, grown)
         try:
             topic.grow(grown)
         except BaseException:
-            with suppress(HoldfastError, OSError):  # then the next opening makes them
+            with suppress(HoldfastError, OSError):  # then the next opening creates them
                 engine.catalog.grow(name, len(topic.partitions))
             raise
         finally:

@@ -1,4 +1,4 @@
-"""The floor of a group: below it the group is done with everything, so log and journal may be let go up to there."""
+"""The floor of a group: it is done with every message below, so the log may be trimmed up to there."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from holdfast.storage.log import Log
 
 logger = logging.getLogger(__name__)
 
-# A backlog that nobody reads makes no events; without a snapshot now and then, opening would have to look for
-# the priorities of all of it.
+# A backlog that nobody reads causes no events. Without a snapshot after this many messages, opening would have to scan
+# the whole backlog for priorities.
 _SCAN_MOST: Final = 500_000
 
 
 class Floor:
-    """What a group on a partition still needs of both logs. Whoever uses it holds the lock of the delivery."""
+    """What a group still needs of its partition's log and of its journal. Callers hold the delivery's lock."""
 
     def __init__(self, log: Log, journal: Journal, group: Group, name: str) -> None:
         self._log = log
         self._journal = journal
         self._group = group
         self._name = name
-        self._mark = (0, 0)  # an end of the journal, and the floor as it was there
+        self._mark = (0, 0)  # an end of the journal, and the floor at that point
         self._scanned_at = log.written_end
         self._skipped_to = 0
 
     def pin(self) -> None:
-        """Let the log go up to the floor, as far as the events that raised it are on disk.
+        """Let the log be trimmed up to the floor, as far as the events that raised it are on disk.
 
-        Were it to go further, a power cut could take those events back, and the group miss messages it needs again.
+        Beyond that point, a power cut could undo those events, and the group would need messages already removed.
         """
         marked_at, floor = self._mark
         if self._journal.log.synced_end >= marked_at:
@@ -43,28 +43,31 @@ class Floor:
             self._mark = (self._journal.log.written_end, self._group.floor)
 
     def hold(self) -> None:
-        """The floor has gone down: what came back must not be trimmed away before the floor is looked at again."""
+        """Pin the log at the floor at once, after a seek has lowered it."""
         self._mark = (self._journal.log.written_end, self._group.floor)
         self._log.pin(self._journal.log.folder, self._group.floor)
 
     def snapshot(self) -> Snapshot:
-        """The group as it is now, and up to where in the journal that holds."""
+        """A snapshot of the group as it is now."""
         return Snapshot(self._journal.log.written_end, image_of(self._group))
 
     def snapshot_if_due(self, after_events: int) -> Snapshot | None:
-        """The same, where replay would take too long without it."""
+        """A snapshot if replay would take too long without one, else None."""
         group = self._group
         state = len(group.leases) + len(group.waiting) + len(group.histories)
-        # A large state is written less often: replay must stay short, but not at any price.
+        # A large state is written less often, or writing it would cost more than the replay it saves.
         many = self._journal.events_since_snapshot >= max(after_events, state)
         written = self._log.written_end
         if not many and written - self._scanned_at < _SCAN_MOST:
             return None
-        group.lanes.scanned = self._scanned_at = written  # priorities are noted as they are written
+        group.lanes.scanned = self._scanned_at = written  # the group learns priorities as messages are written
         return self.snapshot()
 
     def skipped(self, *, forced: bool) -> Sequence[Event]:
-        """What the group has to pass over, for it was trimmed away, as the settings allow or by somebody else."""
+        """The event that skips messages removed before the group was done with them; empty if there are none.
+
+        `forced` says whether the retention settings allow that; otherwise it is logged as an error.
+        """
         start, stop = self._group.floor, self._log.start
         if stop <= start or stop <= self._skipped_to:
             return ()

@@ -1,4 +1,4 @@
-"""A group in queue mode: any number of consumers lease messages from all partitions of a topic, in turn."""
+"""A group in queue mode: any number of consumers lease messages from all partitions of a topic, round robin."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue at one moment: how many messages stand where, what they take, and what was counted since opening.
+    """A queue at one moment: messages by phase, their size on disk, and the metrics since opening.
 
-    Over several partitions all of these are sums, `start`, `end` and `floor` too.
+    With several partitions all numbers are sums, including `start`, `end` and `floor`.
     """
 
     name: str
@@ -61,59 +61,60 @@ class Compacted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueGroup:
-    """One group of a topic. Safe to use from any thread."""
+    """One group of a topic. Thread-safe."""
 
     def __init__(self, topic: Topic, name: str, settings: TopicSettings, metrics: Metrics) -> None:
         self.topic = topic
         self.name = name
         self.settings = settings
         self.metrics = metrics
-        self.waiters = Waiters()  # one line for all partitions: whoever waits takes from any of them
+        self.waiters = Waiters()  # one line for all partitions: a waiting consumer takes from any of them
         self.deliveries: list[Delivery] = []
         self.deleted = False
         self._keyed: KeyedGroup | None = None
         self._turn = 0
 
     def check_open(self) -> None:
+        """Raise Closed if the topic is closed or the group was deleted."""
         self.topic.check_open()
         if self.deleted:
             raise Closed(f"the group {self.name} on {self.topic.name} was deleted")
 
     def add(self, delivery: Delivery) -> None:
-        """Serve one more partition."""
+        """Add a partition."""
         delivery.waiters = self.waiters
         if self._keyed is None:
             self._keyed = KeyedGroup.of(self.settings, now_mono_ms=delivery.mono_ms(), new=delivery.group.session == 1)
         delivery.follow_keys(self._keyed)
         delivery.partition.lines.append(self.waiters)
-        self.deliveries.append(delivery)  # in place: the faces look at this list
-        self.waiters.wake_all()  # what has come there before could wake nobody
+        self.deliveries.append(delivery)  # in place: the API objects share this list
+        self.waiters.wake_all()  # messages already in the partition have woken nobody
 
     def change(self, settings: TopicSettings) -> None:
-        """Go on with other settings."""
+        """Apply new settings."""
         self.settings = settings
         new: KeyedGroup | None = None
         if KeyPolicy.of(settings) != (None if self._keyed is None else self._keyed.policy):
             now_mono_ms = self.deliveries[0].mono_ms()
             self._keyed = new = KeyedGroup.of(settings, now_mono_ms=now_mono_ms, new=False)
-        # By new limits nobody is served before all partitions have said what they have leased, or more would be.
-        # Only by new ones: whoever is served by those in use takes a delivery's lock first, and then theirs.
+        # Hold the lock of new limits until all partitions have counted their leases, or the limits would be exceeded.
+        # Never that of the limits in use: a receive takes a delivery's lock first, and theirs second.
         with nullcontext() if new is None else new.lock:
             for delivery in self.deliveries:
                 delivery.change(settings, self._keyed)
 
     def next_in_turn(self) -> Delivery:
-        """The partition whose turn it is. No lock: two callers that get the same one do no harm."""
+        """The partition whose turn it is. Needs no lock: it does no harm if two callers get the same one."""
         self._turn = turn = (self._turn + 1) % len(self.deliveries)
         return self.deliveries[turn]
 
     def receive(
         self, count: int, *, lease_ms: int, holder: str, detached: bool, waiter: Waiter | None = None
     ) -> list[tuple[Delivery, list[Delivered]]] | None:
-        """Up to `count` messages that are ready now, from each partition in turn, leased to the holder.
+        """Lease up to `count` ready messages to the holder, from the partitions in turn.
 
-        None where there is more to look through: call again, after others had their turn.
-        Those who wait come before everybody who came later: the others get what these leave.
+        Consumers that wait in line come first; the caller gets only what they leave.
+        Returns None if a partition skipped many expired messages and has more to look through: call again.
         """
         waiters = self.waiters
         if not waiters.standing:
@@ -128,19 +129,19 @@ class QueueGroup:
 
     @contextmanager
     def in_line(self, waiter: Waiter) -> Iterator[None]:
-        """Stand in line for messages; afterwards what is left is for the next one."""
+        """Wait in line during the block; afterwards, wake the next waiter if there is something left."""
         try:
             with self.waiters.in_line(waiter):
                 yield
         except GeneratorExit:
-            raise  # a task was given up, perhaps by who holds a partition's lock at this moment: no look, then
+            raise  # an abandoned task; this thread may hold a partition's lock, so do not look for messages
         except BaseException:
             self._wake_next()
             raise
         self._wake_next()
 
     def _left_for(self, waiter: Waiter | None, count: int) -> int:
-        """How many messages are ready, up to `count`, beyond what those before it may take."""
+        """Number of ready messages, up to `count`, beyond those claimed by earlier waiters."""
         if not self._count_next(1):
             return 0
         claims = self.waiters.claims_before(waiter)
@@ -155,13 +156,13 @@ class QueueGroup:
         return ready
 
     def _wake_next(self) -> None:
-        """Wake the first who is asleep, if something is left for it."""
+        """Wake the first sleeping waiter if there is a message for it."""
         waiter = self.waiters.first()
         if waiter is not None:
             try:
                 left = self._left_for(waiter, 1)
             except HoldfastError:
-                left = 1  # it will see for itself
+                left = 1  # let it find out
             if left:
                 self.waiters.wake()
 
@@ -187,7 +188,7 @@ class QueueGroup:
                     taken = delivery.receive(some, lease_ms=lease_ms, holder=holder, detached=detached)
                 except HoldfastError:
                     if found:
-                        return found  # these are leased: raised now, they would be in nobody's hands
+                        return found  # already leased: raising would lose track of them
                     raise
                 if taken is None:
                     unfinished = True
@@ -201,7 +202,7 @@ class QueueGroup:
         return found or (None if unfinished else [])
 
     def peek(self, count: int, most_bytes: int | None = None) -> Iterator[tuple[Delivery, Record]]:
-        """The messages that would be handed out next, of one partition after the other, up to so many bytes or so."""
+        """The next ready messages, one partition after the other, until about `most_bytes`; nothing is leased."""
         for delivery in self.deliveries:
             for record in peek(delivery, count, most_bytes) if count else ():
                 count -= 1
@@ -212,39 +213,39 @@ class QueueGroup:
                         return
 
     def delivery(self, number: int) -> Delivery:
-        """The group on one partition."""
+        """The group on one partition. Raises UnknownTopic if there is no such partition."""
         return self.deliveries[check_partition(number, self.topic.name, len(self.deliveries))]
 
     def resume(self, receipt: object) -> tuple[Delivery, Delivered]:
-        """The message that a receipt stands for, if it is still held."""
+        """Return the message leased under a receipt. Raises LeaseLost."""
         delivery, claimed = self.claim(receipt)
         return delivery, delivery.resume(claimed)
 
     def claim(self, receipt: object) -> tuple[Delivery, Receipt]:
-        """The delivery that a receipt proves, held or not; LeaseLost where it is none of this group."""
+        """Check a receipt, whether or not its lease is still valid. Raises LeaseLost if it is not of this group."""
         delivery, proven = self.proof(receipt)
         if proven is None:
             raise self.unproven(receipt)
         return delivery, proven
 
     def proof(self, receipt: object) -> tuple[Delivery, Receipt | None]:
-        """The same; None for a receipt that proves nothing here."""
+        """Like `claim`, but returns None for a receipt that is not of this group."""
         given = parse_receipt(receipt, self.topic.name)
         delivery = self.delivery(given.partition)
         return delivery, delivery.receipts.proof(given)
 
     def unproven(self, receipt: object) -> LeaseLost:
-        """The error for a receipt that proves nothing here."""
+        """The error for a receipt that is not of this group."""
         given = parse_receipt(receipt, self.topic.name)
         return self.delivery(given.partition).receipts.unproven(given)
 
     def place(self, message: object) -> tuple[Delivery, MessagePlace]:
-        """Where the message with this id is or was."""
+        """The partition and place of the message with this id."""
         place = parse_message_id(message, self.topic.name)
         return self.delivery(self.topic.usable(place.partition)), place
 
     def cancel(self, message: object) -> bool:
-        """Take back a message that nobody works on, wherever it waits; False where it is too late."""
+        """Cancel a ready or delayed message; False if it is leased, done or dead. Raises InvalidRequest if unknown."""
         delivery, place = self.place(message)
         self.check_open()
         partition, offset, delayed_id = delivery.partition, place.offset, place.delayed_id
@@ -265,11 +266,11 @@ class QueueGroup:
         return done
 
     def purge(self, *, delayed: bool) -> int:
-        """Drop all that nobody has in hand, `delayed` messages too; answers how many."""
+        """Drop all messages that are not leased, with `delayed` also delayed ones; returns how many."""
         total = 0
         for delivery in self.deliveries:
             self.check_open()
-            # Delayed ones first: what comes due meanwhile is dropped after them.
+            # Delayed messages first: those released meanwhile are then dropped with the ready ones.
             count = delivery.partition.purge_delayed() if delayed else 0
             count += delivery.purge()
             self.metrics.cancelled.add(count)
@@ -277,7 +278,7 @@ class QueueGroup:
         return total
 
     def ready_count(self) -> int:
-        """How many messages are ready."""
+        """Number of ready messages."""
         count = 0
         for delivery in self.deliveries:
             with delivery.lock:
@@ -285,7 +286,7 @@ class QueueGroup:
         return count
 
     def holds(self, receipt: object) -> bool:
-        """Whether the receipt proves a delivery of this group that still holds its message."""
+        """Whether the receipt is of this group and its lease is still valid."""
         try:
             delivery, claimed = self.claim(receipt)
         except LeaseLost:
@@ -293,7 +294,7 @@ class QueueGroup:
         return delivery.holds(claimed)
 
     def members(self) -> int:
-        """How many are at work: holders of messages, each once, and those who wait for one."""
+        """Number of active consumers: distinct holders of messages, plus waiting ones."""
         leases: list[Lease] = []
         for delivery in self.deliveries:
             with delivery.lock:
@@ -301,11 +302,11 @@ class QueueGroup:
         return len({lease.holder for lease in leases}) + len(self.waiters)
 
     def due_ms(self) -> int | None:
-        """In how many ms something happens to a message by itself; upkeep of the files is not counted."""
+        """Ms until a lease, delay or scheduled message is due, not counting upkeep of files."""
         return soonest(*[due for each in self.deliveries for due in (each.partition.due_ms(), each.due_ms())])
 
     def compact(self) -> Compacted:
-        """Let go of all messages that are done for every group, and of the journals behind new snapshots."""
+        """Remove messages that every group is done with, and trim the journals up to new snapshots."""
         self.check_open()
         segments, size = self.topic.trim()
         journal_bytes = sum([delivery.compact() for delivery in self.deliveries])
@@ -314,7 +315,7 @@ class QueueGroup:
         return Compacted(segments=segments, bytes=size, journal_bytes=journal_bytes + self.topic.compact_dead())
 
     def stats(self) -> QueueStats:
-        """How many messages stand where, what they take, and what was counted since opening."""
+        """Messages by phase, their size on disk, and the metrics since opening."""
         self.check_open()
         each = [self._stats(delivery) for delivery in self.deliveries]
         total = {name: sum(stats[name] for stats in each) for name in each[0]}
@@ -332,7 +333,7 @@ class QueueGroup:
     @staticmethod
     def _stats(delivery: Delivery) -> dict[str, int]:
         log, group, delayed = delivery.partition.log, delivery.group, delivery.partition.delayed
-        # These read from disk: not while consumers wait for the lock.
+        # These read from disk, so do not hold the lock.
         segments, dead = log.segments(), delivery.dead.count()
         with delivery.lock:
             return {

@@ -1,14 +1,14 @@
-"""What became of a message, from beginning to end: told from the journals, whether or not anybody traced it.
+"""The history of a message, reconstructed from the journals, whether or not it was traced.
 
-    published -> leased -> nacked -> released -> leased -> buried      in the journal of the group
+    published -> leased -> nacked -> released -> leased -> buried      in the group's journal
                                                              |
-                                             redriven or purged        in the journal of the letters
+                                             redriven or purged        in the journal of the dead letters
                                                  |
-                             published -> leased -> acked              in the journal of the group, as a new message
+                             published -> leased -> acked              in the group's journal, as a new message
 
-The lives hang together by what is on disk anyway. A burial says where the log of the letters ended, and the letter is
-behind that; its lease by the redrive says where the log of the messages ended, and the new message is behind that,
-with the letter's place in a header. So a chain can be followed from any of its messages, both ways.
+The pieces are linked by what is on disk anyway. A burial notes where the log of the dead letters ended, so the letter
+comes after that offset. The redrive leases the letter and notes where the message log ended, so the new message comes
+after that one, and it has the letter's offset in a header. A chain can be followed in both directions from any message.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ from holdfast.model import Record
 from holdfast.storage.log import Log
 
 _MS: Final = 1_000_000
-_MOST_LIVES: Final = 100  # of one message: who died and came back more often is told that far
-_MOST_STEPS: Final = 1_000  # of all its lives: who was put off more often is told at its beginning and at its end
+_MOST_LIVES: Final = 100  # redrives followed for one message
+_MOST_STEPS: Final = 1_000  # of a longer history, the beginning and the end are shown
 _ENDS: Final[dict[type, str]] = {Expired: EXPIRED, Cancelled: CANCELLED, Lost: LOST}
 
 
 def history(delivery: Delivery, offset: int) -> list[TraceStep]:
-    """Every step of the message at an offset, with those of the messages that it was redriven into or out of."""
+    """All steps of a message, including those of messages that it was redriven from or into."""
     steps: list[TraceStep] = []
     at: int | None = _first_life(delivery, offset)
     while at is not None and len({step.id for step in steps}) < _MOST_LIVES:
@@ -86,23 +86,23 @@ def _abridged(steps: list[TraceStep]) -> list[TraceStep]:
 
 
 def history_of_letter(delivery: Delivery, letter: DeadLetter) -> list[TraceStep]:
-    """The same by a dead letter: also where the message that died is no longer kept."""
+    """The history of the message behind a dead letter, even if the message itself is no longer kept."""
     if _record(delivery.partition.log, letter.note.offset) is not None:
         return history(delivery, letter.note.offset)
     return told_by_letter(letter.note)
 
 
 class _MessageLife:
-    """One message in one journal, as its events tell of it."""
+    """The steps of one message, collected from the events of one journal."""
 
     def __init__(self, delivery: Delivery, offset: int, name: str) -> None:
         self._place = name, delivery.topic, delivery.number, offset
         self._group = delivery.name
         self._offset = offset
         self.steps: list[TraceStep] = []
-        self.went_on_at: int | None = None  # the message that it became
-        self.dead_from: int | None = None  # where its letter is to be looked for
-        self.moving_to: int | None = None  # of a letter: where the message that it became is to be looked for
+        self.went_on_at: int | None = None  # offset of the message that it was redriven into
+        self.dead_from: int | None = None  # where to start looking for its dead letter
+        self.moving_to: int | None = None  # of a dead letter: where to start looking for the redriven message
         self._begin()
 
     def _begin(self) -> None:
@@ -114,18 +114,18 @@ class _MessageLife:
         self._waits = False
 
     def add(self, at_ns: int, step: str, **more: Any) -> None:
-        """One more step."""
+        """Append a step."""
         self.steps.append(TraceStep(at_ns, step, *self._place, **more))
 
     def read(self, events: Iterable[Happened]) -> None:
-        """Go through a journal from its beginning."""
+        """Collect the steps of this message from a journal's events, oldest first."""
         for at_ns, event in events:
             tell = self._TOLD.get(type(event))
             if tell is not None and self._is_meant(event):
                 tell(self, at_ns, event)
 
     def _is_meant(self, event: Any) -> bool:
-        """Whether the event is about this message, or about all of them."""
+        """Whether the event is about this message, or about all messages."""
         runs = getattr(event, "runs", None)
         if runs is not None:
             return any(start <= self._offset < stop for start, stop in pairs(runs))
@@ -160,7 +160,7 @@ class _MessageLife:
             self.add(at_ns, REPLAYED, group=self._group)
 
     def _opened(self, _at_ns: int, event: Opened) -> None:
-        if event.end <= self._offset:  # a tail was lost, and that was another message
+        if event.end <= self._offset:  # the log lost its tail: the earlier events were about another message
             self._begin()
 
     def _returned(self, _at_ns: int, event: Returned) -> None:
@@ -180,7 +180,7 @@ class _MessageLife:
     def _taken(self, at_ns: int, step: str, **more: Any) -> None:
         self.add(at_ns, step, group=self._group, holder=self._holder, attempt=self._attempts + 1, **more)
 
-    # All others are no steps of a message's life: a lease renewed, a document saved, the second half of a burial.
+    # Other events are not steps: a renewed lease, a saved document, the second half of a burial.
     _TOLD: ClassVar[dict[type, Callable[[Any, int, Any], None]]] = {
         Leased: _leased,
         Released: _released,
@@ -197,7 +197,7 @@ class _MessageLife:
 
 
 def _life(delivery: Delivery, offset: int) -> _MessageLife:
-    """One life of a message, its publication and what became of its letter included."""
+    """The steps of one message, including its publication and what happened to its dead letter."""
     record = _record(delivery.partition.log, offset)
     name = message_id(delivery.topic, delivery.number, offset, None) if record is None else delivery.id_of(record)
     life = _MessageLife(delivery, offset, name)
@@ -224,10 +224,10 @@ def _published(delivery: Delivery, record: Record, name: str) -> TraceStep:
 
 
 def _follow_letter(delivery: Delivery, life: _MessageLife, offset: int) -> None:
-    """What became of the letter: it waits, it was purged, or it is a message again."""
+    """Add what happened to the dead letter: nothing yet, purged, or redriven."""
     graves = delivery.dead.graveyard
     if graves is None:
-        return  # the topic keeps none
+        return  # the topic keeps no dead letters
     letter = next(_letters(graves.target.log, delivery.name, offset, life.dead_from or 0), None)
     if letter is None:
         return
@@ -242,12 +242,12 @@ def _follow_letter(delivery: Delivery, life: _MessageLife, offset: int) -> None:
         if again is not None:
             life.add(again.timestamp_ns, REDRIVEN, group=delivery.name, related=delivery.id_of(again))
             life.went_on_at = again.offset
-        elif last.step == ACKED:  # into another topic, or into a message that is no longer kept
+        elif last.step == ACKED:  # redriven into another topic, or the message is no longer kept
             life.add(last.at_ns, REDRIVEN, group=delivery.name)
 
 
 def _letters(log: Log, group: str, offset: int, start: int) -> Iterator[int]:
-    """Where the letters of a message are, from a place of their log on; also those that were settled since."""
+    """Offsets of a message's dead letters from `start` on, including settled ones."""
     for record in moved_records(log, start):
         note = note_of(record)
         if note is not None and note.offset == offset and note.group == group:
@@ -260,7 +260,7 @@ def _came_back(log: Log, letter: int, start: int) -> Record | None:
 
 
 def _first_life(delivery: Delivery, offset: int) -> int:
-    """The first message of the chain that is still kept."""
+    """Offset of the first message in the chain that is still kept."""
     for _ in range(_MOST_LIVES):
         record = _record(delivery.partition.log, offset)
         source = None if record is None else _source(delivery, record)
@@ -271,7 +271,7 @@ def _first_life(delivery: Delivery, offset: int) -> int:
 
 
 def _source(delivery: Delivery, record: Record) -> DeadNote | None:
-    """The note of the letter that a message was redriven out of, if that is still kept."""
+    """The note of the dead letter that a message was redriven from, if it is still kept."""
     noted = mark(record, REDRIVEN_FROM)
     if noted is None or delivery.dead.graveyard is None:
         return None
@@ -280,7 +280,7 @@ def _source(delivery: Delivery, record: Record) -> DeadNote | None:
 
 
 def _record(log: Log, offset: int) -> Record | None:
-    """The message at an offset, if it is kept and can be read."""
+    """The message at an offset, or None if it is not kept or cannot be read."""
     if not log.start <= offset < log.end:
         return None
     record = next(iter(log.records(offset, on_damage="skip", whole=False)), None)
@@ -292,7 +292,7 @@ def _way_back(why: str) -> tuple[str, str]:
 
 
 def told_by_letter(note: DeadNote) -> list[TraceStep]:
-    """What a letter remembers of the message that it was."""
+    """The steps that the note of a dead letter contains."""
 
     def step(at_ns: int, name: str, **more: Any) -> TraceStep:
         return TraceStep(at_ns, name, note.id, note.topic, note.partition, note.offset, **more)

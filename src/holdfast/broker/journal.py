@@ -1,4 +1,29 @@
-"""Journals: logs of events with snapshots that keep replay short, and the state that they add up to."""
+"""Journals: logs of events, the state that replaying them gives, and snapshots that keep replay short.
+
+    events      0 ........ 400 ........ 700 ........ 950
+                            |            |            |
+                     snapshot.before  snapshot   end of the journal
+                     (trimmed below)
+
+A snapshot holds the state after all events below its position. Opening loads the newest intact snapshot and replays the
+events behind it. The previous snapshot is kept as well, and the journal is trimmed only up to that one: if the newer
+file is damaged, opening starts from the older one and replays more, but loses nothing.
+
+What must hold:
+
+    The log is synced before a snapshot is written. A snapshot must never contain events that a power cut could remove
+    from the journal. If events were lost anyway, `load` writes a new snapshot at the journal's end, because replay
+    would not look at new events below the old snapshot's position.
+
+    The old snapshot is renamed before the new one is put in place, and only if it is intact. A damaged file must not
+    replace a good one.
+
+    Replay applies the same events with the same code as live operation, so both arrive at the same state. An event
+    that does not fit the state means corruption, except after a damaged range: there, events are known to be missing.
+
+This module has four parts: the snapshot files, the events that were trimmed from a group's journal (kept to answer
+questions about single messages), the journal itself, and an index of which messages its events are about.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +70,12 @@ from holdfast.storage.frames import FrameRules, first_log_id, walk
 from holdfast.storage.log import Log
 from holdfast.storage.retention import SegmentFacts
 
-# The snapshot of a journal and the one before it: should the newer be damaged, nothing is lost but time.
+# A snapshot file:
 #
 # at   size  field
 # 0    4     magic    "HFS" and the version, 1
 # 4    4     check    CRC32C of the rest
 # 8    n     payload  MessagePack of a position in the journal, and the state after all events below it
-
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +90,7 @@ _State = TypeVar("_State")
 
 
 def damaged_snapshot(folder: str, instead: str) -> CorruptData:
-    """The error of one who only looks, and finds the newest snapshot damaged; `instead` is the file that is whole."""
+    """The error for a reader that finds the newest snapshot damaged; `instead` names the intact file, if any."""
     what = f"{join(folder, SNAPSHOT)} is damaged"
     if instead:
         return CorruptData(f"{what}; opening goes on from the one before, and loses nothing but time")
@@ -77,15 +101,15 @@ def damaged_snapshot(folder: str, instead: str) -> CorruptData:
 
 
 class SnapshotFiles:
-    """Both files of one folder."""
+    """The current and the previous snapshot in one folder."""
 
     def __init__(self, world: World, folder: str) -> None:
         self._world = world
         self._folder = folder
-        self._current_is_whole = True  # a damaged one must not take the place of the one before
+        self._current_is_whole = True  # a damaged file must not replace the previous snapshot
 
     def newest(self, decode: Callable[[bytes], _State]) -> tuple[_State | None, str]:
-        """The newest snapshot that is whole, and its file's name."""
+        """Return the newest intact snapshot and its file name, or (None, "")."""
         for name in (SNAPSHOT, BEFORE):
             content = read_file(self._world.disk, join(self._folder, name))
             if content is None:
@@ -95,14 +119,17 @@ class SnapshotFiles:
                 payload = content[_HEADER.size :]
                 if magic == _MAGIC and crc == crc32c(payload):
                     return decode(payload), name
-            except Exception as error:  # whatever its bytes are, the one before may be whole
+            except Exception as error:  # whatever is wrong with it, the previous one may be intact
                 logger.debug("snapshot unreadable", extra={"error": repr(error)})
             self._current_is_whole = False
             logger.error("snapshot damaged: going on from the one before", extra={"folder": self._folder, "file": name})
         return None, ""
 
     def keep(self, payload: bytes) -> None:
-        """Put a new one in place; the last one becomes the one before, if it is whole."""
+        """Write a new snapshot; the current one becomes the previous one if it is intact.
+
+        Raises DiskFull or Unavailable.
+        """
         path = join(self._folder, SNAPSHOT)
         try:
             if self._current_is_whole and self._world.disk.exists(path):
@@ -119,44 +146,42 @@ class SnapshotFiles:
 
 
 def _not_written(folder: str, error: OSError) -> HoldfastError:
-    """Without a new snapshot the journal only grows; nothing is lost."""
+    """The error for a failed write. It is harmless: without a new snapshot the journal just keeps growing."""
     kind = DiskFull if error.errno in FULL_DISK else Unavailable
     return kind(f"no snapshot could be written in {folder}: {advice(error)}. The journal has everything")
 
 
-# The events of a group that its snapshots have made unnecessary, kept for those who ask what became of a message.
+# Past events: segments trimmed from a group's journal, kept to show what happened to a message.
 #
-# A journal is trimmed behind its snapshots in whole segments. Each of them is packed into one file before it goes, and
-# that is kept for as long as the log holds a message that it may tell of. It is packed as it is, in one call that holds
-# up nobody: what it says is read only when somebody asks.
+# Before a segment is trimmed, it is compressed as it is into one file, which is kept for as long as the log holds a
+# message that it may be about. Its events are decoded only when a history is requested.
 #
-# The name of a file says what it is about, so that a look for one message opens few:
+# The file name says what it contains, so that looking up one message opens few files:
 #
-#     <base>-<lowest>-<end>.past     events from `base` on, of messages from `lowest` up to, not including, `end`
+#     <base>-<lowest>-<end>.past     events from `base` on, about messages from `lowest` up to, not including, `end`
 #
 # at   size  field
 # 0    4     magic    "HFP" and the version, 1
 # 4    4     check    CRC32C of the rest
-# 8    n     payload  the segment's bytes, packed by zlib
+# 8    n     payload  the segment's bytes, compressed with zlib
 
 
 _NAME: Final = re.compile(r"(\d{20})-(\d{20})-(\d{20})\.past")
 
 _MAGIC_EVENTS: Final = b"HFP\x01"
-assert _HEADER.size == 8  # keeps the table above and the code in step
-_FAST: Final = 1  # the level of packing: a journal repeats itself, and more work would save little
+_FAST: Final = 1  # zlib level: a journal is repetitive, so a higher one would save little
 _MOST_RAW_BYTES: Final = LogSettings().max_raw_bytes
 
 
 class Happened(NamedTuple):
-    """An event, and when it was journaled."""
+    """An event, and the time at which it was journaled."""
 
     at_ns: int
     event: Event
 
 
 class Past(NamedTuple):
-    """One file: events from `base` on, of messages from `lowest` up to `end`."""
+    """One file: events from `base` on, about messages from `lowest` up to `end`."""
 
     base: int
     lowest: int
@@ -168,12 +193,12 @@ class Past(NamedTuple):
 
 
 def is_past(name: str) -> bool:
-    """Whether that is the name of such a file."""
+    """Whether this is the name of a file of past events."""
     return _NAME.fullmatch(name) is not None
 
 
 def damaged_pasts(world: World, folder: str) -> Iterator[str]:
-    """What is wrong with the files beside the journal in a folder, in words."""
+    """Describe the damaged files of past events in a journal's folder."""
     for name in filter(is_past, world.disk.names(folder)):
         path = join(folder, name)
         try:
@@ -181,39 +206,39 @@ def damaged_pasts(world: World, folder: str) -> Iterator[str]:
             if content is not None:
                 _unpack(content)
         except FileNotFoundError:
-            continue  # an owner has removed it meanwhile
+            continue  # removed by the owner meanwhile
         except (CorruptData, OSError) as error:
             yield f"{path} cannot be read: {error}; the history of some settled messages is lost, and nothing else"
 
 
 class PastEvents:
-    """The files beside one journal. Whoever keeps snapshots calls, one at a time."""
+    """The past events of one journal. `keep` and `forget` are called by one thread at a time."""
 
     def __init__(self, world: World, log: Log) -> None:
         self._world = world
         self._log = log
         self._extents = EventExtents(world, log)
         self._lock = threading.Lock()
-        self._floors: list[tuple[int, int]] = []  # from which event on no message below a floor is touched
+        self._floors: list[tuple[int, int]] = []  # (position, floor): later events are about messages >= floor
 
     def note_floor(self, position: int, floor: int) -> None:
-        """All events from this one on are about messages from the floor on, unless a seek goes back behind it."""
+        """Note that all events from `position` on are about messages from `floor` on, unless a seek goes back."""
         with self._lock:
             self._floors.append((position, floor))
 
     def sought(self, to: int) -> None:
-        """A seek may bring back messages from there on."""
+        """Note that a seek may deliver messages from `to` on again."""
         with self._lock:
             self._floors[:] = [(position, min(floor, to)) for position, floor in self._floors]
 
     def keep(self, before: int, *, end: int) -> None:
-        """Pack the segments that lie below `before`, where the log of the messages ends at `end`.
+        """Compress the segments below `before`; `end` is the end of the message log.
 
-        Where that cannot be done their history is lost, and nothing else: the journal must not grow for it.
+        A failure is only logged: losing some history is better than letting the journal grow.
         """
         segments = self._log.segments()
         if not segments:
-            return  # a journal that was lost, and has no event yet
+            return  # the journal was lost, and has no event yet
         going = [facts.base_offset for facts in segments[:-1] if facts.next_offset <= before]
         first_left = segments[len(going)].base_offset
         try:
@@ -226,22 +251,22 @@ class PastEvents:
             logger.warning("what became of settled messages is forgotten", extra=facts)
         with self._lock:
             passed = sum(position <= first_left for position, _ in self._floors)
-            del self._floors[: max(passed - 1, 0)]  # the last of them holds for what is packed next
+            del self._floors[: max(passed - 1, 0)]  # the last of them applies to the next segment
 
     def forget(self, start: int) -> None:
-        """Remove what tells of messages below `start` only: the log has dropped them."""
-        with suppress(OSError):  # the next one tries again
+        """Remove the files that are only about messages below `start`, which the log has dropped."""
+        with suppress(OSError):  # the next call tries again
             for past in self._files():
                 if past.end <= start:
                     self._world.disk.remove(join(self._log.folder, past.name))
 
     def of(self, offset: int) -> Iterator[Happened]:
-        """Events that may tell of the message at the offset, oldest first, those of the journal as it is included."""
+        """Events that may be about the message, oldest first: the past ones, then those still in the journal."""
         journal_start = self._log.start
         for past in self._files():
             if past.base < journal_start and past.lowest <= offset < past.end:
                 yield from self._unpacked(past)
-        self._log.sync()  # an event that is held back could not be read
+        self._log.sync()  # unsynced events cannot be read
         for start, end in self._extents.of(offset):
             for record in self._log.records(max(start, self._log.start), on_damage="skip"):
                 if record.offset >= end:
@@ -265,7 +290,7 @@ class PastEvents:
             )
 
     def _unpacked(self, past: Past) -> Iterator[Happened]:
-        """The events of a file; one that is damaged tells nothing."""
+        """The events of a file; none if it is damaged."""
         try:
             data = memoryview(_unpack(read_file(self._world.disk, join(self._log.folder, past.name)) or b""))
         except (CorruptData, OSError) as error:
@@ -292,10 +317,7 @@ def _unpack(content: bytes) -> bytes:
         raise CorruptData(str(error)) from None
 
 
-# A log of events with snapshots that keep replay short, and the state that they add up to, whatever it is of.
-#
-# A snapshot is the state after all events below its position. The one before it is kept, too, and the
-# journal is trimmed behind that one only: should the newer be damaged, nothing is lost but time.
+# The journal, for any kind of state: see the top of this module.
 
 
 _Image = TypeVar("_Image")
@@ -312,10 +334,10 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class StateJournal(ABC, Generic[_State, _Image]):
-    """Events in, and the state that they add up to. What the state is, a subclass says."""
+    """A journal and the state that its events add up to. Subclasses define the state."""
 
-    damage_means: ClassVar[str]  # what users will notice of events that cannot be read
-    without_it: ClassVar[str]  # what happens to whoever removes the folder
+    damage_means: ClassVar[str]  # what users notice if events cannot be read
+    without_it: ClassVar[str]  # what happens if the folder is removed
 
     def __init__(self, world: World, folder: str, settings: LogSettings) -> None:
         self._world = world
@@ -324,7 +346,7 @@ class StateJournal(ABC, Generic[_State, _Image]):
         self._before_at = 0
         self._keeping = threading.Lock()
         self._files = SnapshotFiles(world, folder)
-        self.lost_events = 0  # how many of them could not be read at opening
+        self.lost_events = 0  # events that could not be read at opening
         self.log = Log.open(folder, log_settings(settings), world, kind=Kind.JOURNAL)
 
     @abstractmethod
@@ -333,28 +355,28 @@ class StateJournal(ABC, Generic[_State, _Image]):
 
     @abstractmethod
     def _restored(self, image: _Image) -> _State:
-        """The state that an image was made of."""
+        """The state that the image is a copy of."""
 
     @abstractmethod
     def _image(self, state: _State) -> _Image:
-        """A copy of the state as one value."""
+        """A copy of the state that can be encoded."""
 
     @abstractmethod
     def _decoded(self, payload: bytes) -> StateSnapshot[_Image]:
-        """The snapshot that a file holds."""
+        """Decode the payload of a snapshot file."""
 
     @abstractmethod
     def _apply_value(self, state: _State, value: bytes) -> None:
-        """Let the event of these bytes happen."""
+        """Decode an event and apply it to the state."""
 
     def load(self) -> _State:
-        """The state as the journal left it; closes the journal where that cannot be found out."""
+        """Return the state after all events. Closes the journal and raises CorruptData if it cannot be replayed."""
         try:
             snapshot, _ = self._files.newest(self._decoded)
             state = self._new() if snapshot is None else self._restored(snapshot.image)
             self._snapshot_at = 0 if snapshot is None else snapshot.position
             if self._snapshot_at > self.log.written_end:
-                # Events were lost that the snapshot has: new ones would stand where replay does not look.
+                # The journal lost events that the snapshot contains; new events would be below its position.
                 self._snapshot_at = self.log.written_end
                 self.snapshot(state)
             self._replay(state, self._snapshot_at)
@@ -368,33 +390,33 @@ class StateJournal(ABC, Generic[_State, _Image]):
         return self.log.written_end - self._snapshot_at
 
     def snapshot(self, state: _State, position: int | None = None) -> int:
-        """Keep the state as it is after all events so far; answers how many bytes of old journal that freed."""
+        """Write a snapshot of the state after all events so far; returns the number of journal bytes freed."""
         position = self.log.written_end if position is None else position
         return self.keep(StateSnapshot(position, self._image(state)))
 
     def keep(self, snapshot: StateSnapshot[_Image]) -> int:
-        """Write a snapshot that was taken earlier. The journal must not end before it after a power cut."""
+        """Write a snapshot taken earlier, after syncing the journal; returns the number of journal bytes freed."""
         with self._keeping:
             return self._keep(snapshot)
 
     def _keep(self, snapshot: StateSnapshot[_Image]) -> int:
         if snapshot.position < self._snapshot_at:
-            return 0  # somebody else has kept a later one meanwhile
+            return 0  # another thread has written a later one meanwhile
         self.log.sync()
         self._files.keep(_encode(snapshot))
         self._before_at, self._snapshot_at = self._snapshot_at, snapshot.position
         return self._trim(self._before_at)
 
     def _trim(self, before: int) -> int:
-        """Let go of the events below `before`, in whole segments; answers how many bytes that freed."""
+        """Remove whole segments below `before`; returns the number of bytes freed."""
         return self.log.trim(before).bytes
 
     def close(self) -> None:
         self.log.close()
 
     def restore(self, state: _State) -> None:
-        """Make the state what the journal says it is: a call was interrupted, and nobody knows how far it came."""
-        self.log.sync()  # an event that is held back could not be read
+        """Rebuild the state in place from the journal, after a call was interrupted at an unknown point."""
+        self.log.sync()  # unsynced events cannot be read
         with self._keeping:
             snapshot, _ = self._files.newest(self._decoded)
             fresh = self._new() if snapshot is None else self._restored(snapshot.image)
@@ -402,7 +424,7 @@ class StateJournal(ABC, Generic[_State, _Image]):
         vars(state).update(vars(fresh))
 
     def _replay(self, state: _State, at: int) -> None:
-        """Bring the state, as it was before the event `at`, up to the journal's end."""
+        """Apply the events from `at` to the end of the journal, skipping damaged ranges."""
         damaged = False
         if at < self.log.start:
             raise CorruptData(
@@ -436,7 +458,7 @@ class StateJournal(ABC, Generic[_State, _Image]):
 
 
 def log_settings(settings: LogSettings) -> LogSettings:
-    """Acks go on when the disk has no room left for messages, and need no sync of their own."""
+    """Settings of a journal: acks still work when there is no room for messages, and need no sync of their own."""
     return LogSettings(
         durability="interval",
         sync_interval_ms=settings.sync_interval_ms,
@@ -453,7 +475,7 @@ _decode = msgspec.msgpack.Decoder(Snapshot).decode
 
 
 class Journal(StateJournal[Group, GroupImage]):
-    """Events in, and the group that they add up to."""
+    """The journal of a group on one partition."""
 
     damage_means = "some messages may be delivered again"
     without_it = "all messages that are still kept come again"
@@ -463,7 +485,7 @@ class Journal(StateJournal[Group, GroupImage]):
         self._start = start  # where a new group begins
         self.write_one = self.log.write_one
         self.past = PastEvents(world, self.log)
-        self.kept: Callable[[], tuple[int, int]] = lambda: (0, FAR)  # from where to where messages are kept
+        self.kept: Callable[[], tuple[int, int]] = lambda: (0, FAR)  # start and end of the message log
 
     def _keep(self, snapshot: StateSnapshot[GroupImage]) -> int:
         self.past.note_floor(snapshot.position, snapshot.image.floor)
@@ -477,12 +499,12 @@ class Journal(StateJournal[Group, GroupImage]):
 
     @staticmethod
     def open(world: World, folder: str, settings: LogSettings, start: int) -> tuple[Journal, Group]:
-        """The journal in the folder, and the group as it left it; a new group begins at `start`."""
+        """Open the journal in the folder and replay its group; a new group begins at `start`."""
         journal = Journal(world, folder, settings, start)
         return journal, journal.load()
 
     def append(self, events: Sequence[Event], durability: Durability | None = None) -> Appended:
-        """Write the events as one; the answer tells what to wait for."""
+        """Write the events as one batch; pass the result to `log.wait`."""
         return self.log.write([encode_event(event) for event in events], durability=durability)
 
     def _new(self) -> Group:
@@ -502,18 +524,18 @@ class Journal(StateJournal[Group, GroupImage]):
 
 
 def newest_snapshot(world: World, folder: str) -> tuple[Snapshot | None, str]:
-    """The newest snapshot that is whole, and its file's name."""
+    """Return the newest intact snapshot of a group and its file name, or (None, "")."""
     return SnapshotFiles(world, folder).newest(_decode)
 
 
-# Which messages the events of a journal are about: so that a look for one message reads few of them.
+# Which messages the events of a journal are about, so that a lookup of one message reads few events.
 #
-# A journal that was not trimmed yet may hold a hundred thousand events, and to read all of them takes seconds. So the
-# lowest and the highest message are noted for each stretch of some hundred events: in memory, when somebody first asks,
-# and then for what was added since. Whoever gets, acks or puts does nothing for it.
+# A journal may hold a hundred thousand events, and reading all of them takes seconds. So the lowest and highest message
+# are noted for each stretch of some hundred events: in memory, on the first lookup, extended by later ones. Publishing,
+# receiving and acking do no work for this.
 #
-# What is noted is a hint. The quick look that makes it checks no checksum; whoever follows it reads the events in the
-# usual way, with all checks. Where a frame is not as expected, its stretch counts as being about every message.
+# The index is a hint. Building it checks no checksums, but events are always read from the log with all checks. If a
+# frame looks wrong, its stretch counts as being about every message.
 
 
 _STRETCH_EVENTS: Final = 500
@@ -534,17 +556,17 @@ class EventExtent(NamedTuple):
 
 
 class EventExtents:
-    """The stretches of one journal. Safe to use from any thread."""
+    """The stretches of one journal. Thread-safe."""
 
     def __init__(self, world: World, log: Log) -> None:
         self._disk = world.disk
         self._log = log
         self._lock = threading.Lock()
         self._stretches: list[EventExtent] = []
-        self._base, self._position = 0, 0  # the segment and the place in it behind the last stretch; -1: not known
+        self._base, self._position = 0, 0  # segment and position of the end of the last stretch; -1: unknown
 
     def of(self, offset: int) -> list[tuple[int, int]]:
-        """From where to where there may be events about a message, oldest first; all that can be read are known."""
+        """Ranges of events that may be about a message, oldest first; covers all events that can be read."""
         with self._lock:
             self._extend()
             found: list[tuple[int, int]] = []
@@ -556,7 +578,7 @@ class EventExtents:
             return found
 
     def _extend(self) -> None:
-        """Look at what came since the last time."""
+        """Index the events added since the last call."""
         start, end = self._log.start, self._log.end
         self._stretches = [stretch for stretch in self._stretches if stretch.end > start]
         for segment in self._log.segments():
@@ -566,12 +588,12 @@ class EventExtents:
                 self._look_at(segment, at, stop)
 
     def _look_at(self, segment: SegmentFacts, at: int, stop: int) -> None:
-        """Note what the events of a segment are about, from `at` up to `stop`."""
+        """Index the events of a segment from `at` up to `stop`."""
         if segment.base_offset != self._base or not self._stretches:
             self._base, self._position = segment.base_offset, 0 if at == segment.base_offset else -1
         if self._position >= 0:
             file = self._disk.open(join(self._log.folder, segment_name(self._base)))
-            data = file.view(0, file.size())  # valid for as long as we hold it
+            data = file.view(0, file.size())  # stays valid after the file is closed
             file.close()
             for stretch, position in self._quick_look(data, at, stop):
                 self._add(stretch)
@@ -581,7 +603,7 @@ class EventExtents:
             self._add(EventExtent(at, stop, *_ANY))
 
     def _quick_look(self, data: memoryview, at: int, stop: int) -> Iterator[tuple[EventExtent, int]]:
-        """Stretches, as long as frames are as expected, and where in the segment each of them ends."""
+        """Stretches and the position at which each ends; stops at the first frame that looks wrong."""
         position, log_id, unpack_from = self._position, self._log.log_id, _HEADER_EXTENTS.unpack_from
         start, lowest, highest = at, FAR, 0
         while at < stop and position + HEADER_BYTES <= len(data):
@@ -610,7 +632,7 @@ class EventExtents:
 
 
 def _extent(body: memoryview, count: int) -> tuple[int, int]:
-    """What the events in the body of a frame are about."""
+    """The range of messages that the events in a frame's body are about."""
     try:
         values = plain_values(body, count)
         if count == 1:

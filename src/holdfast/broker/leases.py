@@ -1,4 +1,4 @@
-"""Messages under lease: what a holder has and settled, leases that renew themselves, and receipts as proof."""
+"""Leased messages, leases that are renewed automatically, and receipts: texts that prove a lease."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _UNHANDLED: Final = (
 
 
 class Delivered(msgspec.Struct, frozen=True, gc=False):
-    """A message in a holder's hands."""
+    """A message leased to a holder."""
 
     record: Record
     lease: Lease
     attempt: int
-    home: Delivery  # that it was taken from
+    home: Delivery  # where it was received
 
     @property
     def receipt(self) -> Receipt:
@@ -57,24 +57,24 @@ class Delivered(msgspec.Struct, frozen=True, gc=False):
 
 
 class Pending(msgspec.Struct, frozen=True, gc=False):
-    """Something was decided and written; `Delivery.wait` returns when it is as safe as it should be."""
+    """A change that is written; `Delivery.wait` returns when it is as durable as requested."""
 
     events: Sequence[Event] = ()
     appended: Appended | None = None
-    refused: LeaseLost | None = None  # for some of the messages; the others count
+    refused: LeaseLost | None = None  # covers only some of the messages; the others were changed
 
     @property
     def buried(self) -> bool:
-        """Whether a message died, and has still to be moved."""
+        """Whether a message died and must be moved to the dead letters."""
         return any(isinstance(event, Buried | BuriedReady) for event in self.events)
 
 
 class Dropped:
-    """Receipts of messages that nobody has in hand any more, and nobody settled."""
+    """Receipts of messages that were garbage-collected without being settled."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._receipts: list[Receipt] = []  # filled by finalizers, at any point of any thread: append and pop only
+        self._receipts: list[Receipt] = []  # finalizers add at any point of any thread: only append and pop
         self._warned = False
         self.add = self._receipts.append
 
@@ -82,7 +82,7 @@ class Dropped:
         return bool(self._receipts)
 
     def take(self, group: Group) -> Iterator[Receipt]:
-        """Each of them that is still held, once."""
+        """Remove and yield the receipts; those whose leases have ended are left out."""
         while self._receipts:
             receipt = self._receipts.pop()
             if held(group, receipt):
@@ -93,7 +93,7 @@ class Dropped:
 
 
 def lease_lost(group: Group, receipts: Sequence[Receipt]) -> LeaseLost:
-    """The error for receipts that are no longer good."""
+    """The error for receipts that are no longer valid."""
     error = lost(group, receipts[0])
     error.offsets = tuple(receipt.offset for receipt in receipts)
     if len(receipts) > 1:
@@ -101,11 +101,8 @@ def lease_lost(group: Group, receipts: Sequence[Receipt]) -> LeaseLost:
     return error
 
 
-# Leases that renew themselves for as long as their holders have the messages in hand.
-
-
 class Renewals:
-    """Which leases are kept alive, and for how long each time. Whoever uses it holds the group's lock."""
+    """Leases that are renewed for as long as their holders keep the messages. Callers hold the group's lock."""
 
     def __init__(self) -> None:
         self._lease_ms: dict[Receipt, int] = {}
@@ -114,11 +111,11 @@ class Renewals:
         self._lease_ms[receipt] = lease_ms
 
     def remove(self, receipt: Receipt) -> None:
-        """Its lease ends by itself from now on. Needs no lock; finalizers call it, at any point of any thread."""
+        """Stop renewing. Needs no lock: finalizers call it at any point of any thread."""
         self._lease_ms.pop(receipt, None)
 
     def due(self, group: Group, mono_ms: int) -> list[tuple[Receipt, int]]:
-        """Those to be extended now, because a third is used up; those that are settled or lost are forgotten."""
+        """The leases to extend now, because a third of their time has passed; forgets those settled or lost."""
         found: list[tuple[Receipt, int]] = []
         for receipt, lease_ms in self._lease_ms.copy().items():
             if not held(group, receipt):
@@ -128,11 +125,16 @@ class Renewals:
         return found
 
     def next_ms(self) -> int | None:
-        """In how many ms to look again."""
+        """Ms until `due` should be called again; None if no lease is renewed."""
         return min((lease_ms // 3 + 1 for lease_ms in list(self._lease_ms.values())), default=None)
 
 
-# Receipts and lease ids: texts that prove a lease, signed with the key of the data folder.
+# The key that signs receipts and lease ids: the file `receipts.key` in the data folder.
+#
+#     at   size  field
+#     0    8     magic    "HFPROOF1"
+#     8    32    key      random bytes
+#     40   4     check    CRC32C of all bytes before it
 
 
 KEY_FILE: Final = "receipts.key"
@@ -144,7 +146,7 @@ assert _LAYOUT.size == 44  # keeps the table above and the code in step
 
 
 class FolderKey:
-    """The key of one data folder, read or made when it is first needed. Safe to use from any thread."""
+    """The key of one data folder, read or created on first use. Thread-safe."""
 
     def __init__(self, world: World, root: str) -> None:
         self._world = world
@@ -153,7 +155,7 @@ class FolderKey:
         self._key: bytes | None = None
 
     def get(self) -> bytes:
-        """The key. Only the owner of the folder asks for it."""
+        """Return the key, creating it if needed. Only the owner of the folder may call this."""
         if self._key is None:
             with self._lock, translated(join(self._root, KEY_FILE)):
                 if self._key is None:
@@ -182,7 +184,7 @@ class FolderKey:
 
 
 def key_is_whole(world: World, root: str) -> bool:
-    """Whether the key of a folder is what was written; one that was never made is, too."""
+    """Whether the folder's key file is intact or was never created."""
     content = read_file(world.disk, join(root, KEY_FILE))
     return content is None or _key_of(content) is not None
 
@@ -195,23 +197,23 @@ def _key_of(content: bytes) -> bytes | None:
     return found if magic == _MAGIC and checksum == crc32c(content[: _LAYOUT.size - 4]) else None
 
 
-# Receipts and lease ids: texts that prove a lease, and that nobody can make up.
+# Receipts and lease ids: texts that prove a lease and cannot be forged.
 #
-# Both are the name of what is leased, an `@` and a token, which is base64url of:
+# Both consist of the name of what is leased, an `@` and a token, which is base64url of:
 #
 #     at   size  field
 #     0    1     version       1
 #     1    8     fence         big endian, like the next one
-#     9    4     granted       when the lease was granted, in ms since 1970: the lowest 32 bits
+#     9    4     granted       time of the grant in ms since 1970: the lowest 32 bits
 #     13   11    mac           BLAKE2b over scope, bytes 0..12 and name, with the folder's key
 #
-# The scope of a receipt is the topic's id and time of creation and the group's name: it is good for no other group,
-# and for no other topic of the same name. A group that was deleted and made again counts from the start, so the fence
-# alone could be given twice: the time of the grant tells the two lives apart.
+# The scope of a receipt is the topic's id, its creation time and the group's name, so it is not valid for another group
+# or for a later topic of the same name. A group that is deleted and created again restarts its fences, so the
+# same fence can be given twice; the time of the grant tells the two apart.
 #
-# Before there were tokens, the fence stood behind the `@`, as a hexadecimal number. Leases of that time are in the
-# journals, and their holders may still be at work: such a text is taken for a lease whose fence has no mark, and every
-# fence that was given since then has it. So nobody can make one up for a lease of today.
+# Older versions wrote the fence as a hexadecimal number after the `@`. Such leases may still be in the journals, and
+# their holders still at work, so the old form is accepted, but only for fences without a mark bit. All fences given
+# since then have that bit, so nobody can forge an old receipt for a current lease.
 
 
 VERSION: Final = 1
@@ -228,18 +230,18 @@ _FROM_URL: Final = bytes.maketrans(b"-_", b"+/")
 
 
 class Proven(NamedTuple):
-    """What a token proves; `granted` is -1 where it is of the old form."""
+    """What a token proves; `granted` is -1 for the old form."""
 
     fence: int
     granted: int
 
     def is_of(self, at_ms: int) -> bool:
-        """Whether the lease that was granted then is the one that is meant."""
+        """Whether this is about the lease granted at that time."""
         return self.granted in (-1, at_ms & _TIME)
 
 
 class Prover:
-    """Writes and reads the tokens of one scope; `mark` is the bit that fences of leases with a token have."""
+    """Writes and verifies the tokens of one scope; `mark` is the bit set in all fences of leases with tokens."""
 
     def __init__(self, key: bytes, *scope: str | int, mark: int) -> None:
         self._mark = mark
@@ -247,13 +249,13 @@ class Prover:
         self._scope.update("".join(f"{part}\0" for part in scope).encode())
 
     def text(self, name: str, fence: int, at_ms: int) -> str:
-        """The proof of a lease."""
+        """The receipt or lease id of a lease."""
         head = _HEAD.pack(VERSION, fence, at_ms & _TIME)
         token = b2a_base64(head + self._mac(head, name), newline=False).translate(_TO_URL)
         return f"{name}@{token.decode()}"
 
     def read(self, name: str, token: str) -> Proven | None:
-        """What a token behind this name proves; None where it is not ours."""
+        """Verify the token after this name; None if it is not valid."""
         if len(token) != TOKEN_CHARACTERS:
             return self._read_old(token)
         content = a2b_base64(token.encode().translate(_FROM_URL))
@@ -274,7 +276,7 @@ class Prover:
 
 
 class Receipts:
-    """The receipts of one group on one partition: written for whoever takes a message, read when it comes back."""
+    """Writes and verifies the receipts of one group on one partition."""
 
     def __init__(self, topic: str, number: int, group: Group, prover: Callable[[], Prover]) -> None:
         self._topic = topic
@@ -284,14 +286,14 @@ class Receipts:
 
     @cached_property
     def _prover(self) -> Prover:
-        return self._new_prover()  # not before it is needed: the folder's key is made by then
+        return self._new_prover()  # only when needed, because this creates the folder's key
 
     def text(self, offset: int, lease: Lease) -> str:
-        """The receipt for a message under this lease, for whoever holds it and nobody else."""
+        """The receipt of a message under this lease. Only its holder may see it."""
         return self._prover.text(message_id(self._topic, self._number, offset, None), lease.fence, lease.at_ms)
 
     def proof(self, given: ReceiptText) -> Receipt | None:
-        """The delivery that a receipt proves, held or not; None where it proves none of this group."""
+        """Verify a receipt, whether or not its lease is still valid; None if it is not of this group."""
         name = message_id(self._topic, self._number, given.offset, None)
         proven = self._prover.read(name, given.token)
         if proven is not None:
@@ -301,9 +303,9 @@ class Receipts:
         return None
 
     def unproven(self, given: ReceiptText) -> LeaseLost:
-        """The error for a receipt that proves nothing here."""
+        """The error for a receipt that is not of this group."""
         name = message_id(self._topic, self._number, given.offset, None)
-        # One answer for all that may be wrong with it: whoever tries texts learns nothing.
+        # The same answer whatever is wrong with it, so that guessing reveals nothing.
         return LeaseLost(
             f"this receipt does not prove that message {name} is yours: it is of another group, of an earlier topic or "
             f"group of this name, or {self._topic} never gave it. Nothing was changed; what you hold by it, if "

@@ -1,7 +1,7 @@
-"""Locks and state documents: the shell where decide, journal and apply meet, always in this order.
+"""Locks and state documents of a data folder: decide, journal, apply, always in this order (see `delivery`).
 
-A lock that becomes free is handed to the first in its line at once, in the same step: nobody who comes later can
-be faster, and whoever waits need not try again.
+A lock that becomes free is granted to the first waiter in the same step. Later callers cannot overtake it, and waiters
+need not try again.
 """
 
 from __future__ import annotations
@@ -62,23 +62,21 @@ from holdfast.settings import LogSettings
 from holdfast.storage.files import join, translated
 from holdfast.storage.keeper import soonest
 
-# The journal of the locks and documents of a data folder.
-
-
-# Replay must stay short, but a large state is written less often than a small one.
+# The journal. A snapshot is due after this much growth, or after as much as the state is large, so that a large state
+# is written less often.
 _SNAPSHOT_BYTES: Final = 4 * 1024 * 1024
 _SNAPSHOT_EVENTS: Final = 20_000
 
 
 class LocksSnapshot(StateSnapshot[LockImage], frozen=True, array_like=True):
-    """The locks and documents after all events below `position` of their journal."""
+    """The locks and documents after all events below `position` of the journal."""
 
 
 _decode = msgspec.msgpack.Decoder(LocksSnapshot).decode
 
 
 class LocksJournal(StateJournal[LockTable, LockImage]):
-    """Events in, and the locks and documents that they add up to."""
+    """The journal of the locks and documents of a data folder."""
 
     damage_means = "some locks may be held by nobody, and some documents be those of an earlier write"
     without_it = "no lock is held, there is no document, and fencing numbers begin anew"
@@ -88,14 +86,14 @@ class LocksJournal(StateJournal[LockTable, LockImage]):
         self._grown_bytes = 0
 
     def append(self, events: Sequence[Event], durability: Durability) -> Appended:
-        """Write the events as one; the answer tells what to wait for."""
+        """Write the events as one batch; pass the result to `log.wait`."""
         values = [encode_event(event) for event in events]
         appended = self.log.write(values, durability=durability)
         self._grown_bytes += sum(map(len, values))
         return appended
 
     def snapshot_if_due(self, table: LockTable) -> LocksSnapshot | None:
-        """A copy of the state, if it is time to `keep` one."""
+        """A snapshot if it is time to `keep` one, else None."""
         many = self.events_since_snapshot >= max(_SNAPSHOT_EVENTS, len(table.held))
         if not many and self._grown_bytes < max(_SNAPSHOT_BYTES, table.document_bytes):
             return None
@@ -120,21 +118,20 @@ class LocksJournal(StateJournal[LockTable, LockImage]):
 
 
 def newest_locks(world: World, folder: str) -> tuple[LocksSnapshot | None, str]:
-    """The newest snapshot that is whole, and its file's name."""
+    """Return the newest intact snapshot of the locks and its file name, or (None, "")."""
     return SnapshotFiles(world, folder).newest(_decode)
 
 
 logger = logging.getLogger(__name__)
 
 MOST_DOCUMENT_BYTES: Final = 1024 * 1024
-# All documents are in memory.
-_MOST_BYTES: Final = 256 * 1024 * 1024
+_MOST_BYTES: Final = 256 * 1024 * 1024  # of all documents, which are kept in memory
 _MOST_WAITERS: Final = 10_000
 _AFTER_ERROR_MS: Final = 1_000
 
 
 class Ticket:
-    """Somebody who wants a lock, and what became of that."""
+    """A request for a lock, and its outcome."""
 
     def __init__(self, wanted: Acquire, waiter: Waiter | None) -> None:
         self.wanted = wanted
@@ -145,7 +142,7 @@ class Ticket:
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing left to wait for but the disk."""
+        """Whether it is decided; only the sync may be left to wait for."""
         return self.granted is not None or self.error is not None
 
     @property
@@ -155,7 +152,7 @@ class Ticket:
 
 
 class LockStatus(msgspec.Struct, frozen=True, gc=False):
-    """How one lock stands: who holds it, how many wait, and which version its document has (0: there is none)."""
+    """A lock's holder, number of waiters, and version of the document of its name (0: none)."""
 
     name: str
     held: LockHolder | None
@@ -164,7 +161,7 @@ class LockStatus(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decided(msgspec.Struct, frozen=True, gc=False):
-    """Something was decided and written; `appended` is what to wait for before anybody is told, also of a refusal."""
+    """The outcome of a command. Wait for `appended` before reporting it, even if it is a refusal."""
 
     appended: Appended | None
     refused: Conflict | None = None
@@ -173,7 +170,7 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
 
 
 class FolderLocks:
-    """The locks and documents of a data folder. Safe to use from any thread; calls are short, only waits wait."""
+    """The locks and documents of a data folder. Thread-safe; callers wait for syncs outside its lock."""
 
     def __init__(
         self, world: World, folder: str, check_open: Callable[[], None], began_ms: int, prover: Prover
@@ -193,7 +190,7 @@ class FolderLocks:
         self.journal = LocksJournal(world, folder, LogSettings())
         self.table = self.journal.load()
         try:
-            # Not synced: the first answer that matters to anybody is, and all before it with it.
+            # Not synced: the first grant or document write syncs this event along with its own.
             began = Moment(self.moment().wall_ms, began_ms)
             self._commit(decide(self.table, OpenLocks(world.ids.boot_id(), self.journal.lost_events), began))
         except BaseException:
@@ -202,20 +199,20 @@ class FolderLocks:
 
     @staticmethod
     def open(world: World, root: str, check_open: Callable[[], None], began_ms: int, key: FolderKey) -> FolderLocks:
-        """Those of the data folder, with their journal, which is made where there is none.
+        """Open the locks of a data folder; their journal is created if there is none.
 
-        `began_ms` is the monotonic time at which the folder's owner began: from then on leases count after a boot.
+        `began_ms` is the monotonic time at which the owner opened the folder. After a reboot, leases run from then on.
         """
         folder = join(root, LOCKS)
         with translated(folder):
             return FolderLocks(world, folder, check_open, began_ms, Prover(key.get(), "lock", mark=PROVEN))
 
     def lease_id(self, name: str, held: LockHolder) -> str:
-        """The proof of a lease as text, for its holder and nobody else."""
+        """The lease id, which proves the lease. Only its holder may see it."""
         return self._prover.text(name, held.fence, held.at_ms)
 
     def proof(self, lease_id: object) -> Proof:
-        """The lease that an id proves, held or not; LeaseLost where it proves none."""
+        """Verify a lease id, whether or not the lease is still valid. Raises LeaseLost if it was not given here."""
         name, token = parse_lease(lease_id)
         proven, held = self._prover.read(name, token), self.table.held.get(name)
         if proven is None or (held is not None and held.fence == proven.fence and not proven.is_of(held.at_ms)):
@@ -230,9 +227,9 @@ class FolderLocks:
         return Moment(self._clock.now_ns() // 1_000_000, self._clock.monotonic_ns() // 1_000_000)
 
     def ask(self, wanted: Acquire, waiter: Waiter | None) -> Ticket:
-        """Take the lock, or stand in line for it; LockHeld where it is taken and nobody waits.
+        """Take the lock, or join its line. Raises LockHeld if it is taken and there is no waiter, or TooManyWaiters.
 
-        When the ticket is over, or the waiter has no more patience, call `settle`, or `leave`.
+        When the ticket is over or the waiter times out, call `settle`; to give up, call `leave`.
         """
         ticket = Ticket(wanted, waiter)
         with self._lock:
@@ -253,7 +250,7 @@ class FolderLocks:
         return ticket
 
     def settle(self, ticket: Ticket) -> Appended:
-        """What to wait for before the holder is told; the error, where there is one."""
+        """What to wait for before telling the holder. Raises the ticket's error, or LockHeld if it was not granted."""
         if ticket.error is not None:
             raise ticket.error
         if ticket.appended is None:
@@ -261,14 +258,14 @@ class FolderLocks:
         return ticket.appended
 
     def refusal(self, name: str) -> HoldfastError:
-        """What to say to somebody whose patience is over."""
+        """The error for a waiter that timed out."""
         with self._lock:
             if name in self.table.held:
                 return lock_held(self.table, name, self.moment())
         return LockHeld(f"lock {name} was held until now; try again")
 
     def leave(self, ticket: Ticket) -> None:
-        """Nobody waits for the lock any more, or wants what was granted meanwhile: the next one gets it."""
+        """Give up: leave the line, or release the lock if it was granted meanwhile."""
         with self._lock:
             line = self._lines.get(ticket.wanted.name)
             if line is not None and ticket in line:
@@ -276,11 +273,11 @@ class FolderLocks:
                 self._waiting -= 1
                 self._drop_line(ticket.wanted.name)
             elif ticket.granted is not None and not self._closed:
-                with suppress(HoldfastError):  # then it ends by itself
+                with suppress(HoldfastError):  # otherwise the lease expires
                     self._release(ticket.proof)
 
     def look(self, ticket: Ticket) -> float | None:
-        """Do what is due; then, for the first in line, in how many seconds the lease ends that it waits for."""
+        """End an expired lease; returns the seconds left of the current one if the ticket is first in line."""
         name = ticket.wanted.name
         with self._lock:
             self._check_open()
@@ -292,7 +289,10 @@ class FolderLocks:
             return (self.table.held[name].until_ms - now.mono_ms) / 1000
 
     def renew(self, command: Renew) -> Decided:
-        """Give the holder more time. After a power cut all of a lease is granted anew: only a longer one is synced."""
+        """Extend a lease. Raises LeaseLost.
+
+        Synced only if the lease becomes longer: after a power cut its full time is granted again anyway.
+        """
         with self._lock:
             self._check_open()
             now = self.moment()
@@ -304,13 +304,13 @@ class FolderLocks:
             return Decided(appended, held=held)
 
     def release(self, proof: Proof) -> None:
-        """The lock is free again, or the next one's."""
+        """Release the lock; the first waiter gets it. Raises LeaseLost."""
         with self._lock:
             self._check_open()
             self._release(proof)
 
     def force_release(self, name: str) -> bool:
-        """Take the lock from whoever holds it; the next one has it at once. False where nobody holds it."""
+        """Take the lock from its holder; the first waiter gets it. False if it is not held."""
         with self._lock:
             self._check_open()
             self._look(name, self.moment())
@@ -321,22 +321,22 @@ class FolderLocks:
             return True
 
     def keep_alive(self, proof: Proof, lease_ms: int) -> None:
-        """Renew the lease by ourselves, until `let_expire`."""
+        """Renew the lease automatically until `let_expire` is called."""
         with self._lock:
             self._renewing[proof] = lease_ms
             self._expect_tick(self.moment().mono_ms + lease_ms // 3)
 
     def let_expire(self, proof: Proof) -> None:
-        """Its lease ends by itself from now on. Needs no lock; finalizers call it, at any point of any thread."""
+        """Stop renewing. Needs no lock: finalizers call it at any point of any thread."""
         self._renewing.pop(proof, None)
 
     def holds(self, proof: Proof) -> bool:
-        """Whether the lease is still good."""
+        """Whether the lease is still valid."""
         held = self.table.held.get(proof.name)
         return held is not None and held.fence == proof.fence and held.until_ms > self.moment().mono_ms
 
     def change(self, command: ReplaceDocument | Remove) -> Decided:
-        """Write or remove a document. Nobody may be told of the outcome before it is on disk, refused or not."""
+        """Write or remove a document. Do not report the outcome, not even a refusal, before it is on disk."""
         with self._lock:
             self._check_open()
             try:
@@ -351,26 +351,26 @@ class FolderLocks:
             return Decided(self._written, content=self.table.documents.get(command.name, before))
 
     def document(self, name: str) -> Decided:
-        """A document, which may be told of when it is on disk: otherwise another one could get its version."""
+        """Read a document. Wait for its write before reporting it, or after a crash another could have its version."""
         self._check_open()
         with self._lock:
             return Decided(self._written, content=self.table.documents.get(name))
 
     def documents(self) -> dict[str, Content]:
-        """All of them, by name."""
+        """All documents by name."""
         self._check_open()
         with self._lock:
             return dict(sorted(self.table.documents.items()))
 
     def describe(self, name: str) -> LockStatus:
-        """How a lock stands."""
+        """The status of a lock."""
         self._check_open()
         with self._lock:
             self._look(name, self.moment())
             return self._standing(name)
 
     def standings(self) -> list[LockStatus]:
-        """How all the locks stand that somebody holds."""
+        """The status of all locks that are held."""
         self._check_open()
         with self._lock:
             now = self.moment()
@@ -379,13 +379,13 @@ class FolderLocks:
             return [self._standing(name) for name in sorted(self.table.held)]
 
     def tick(self) -> int | None:
-        """Do what is due by now; answers in how many ms more will be due."""
+        """Do what is due; returns in how many ms to call again."""
         try:
             return self._tick()
         except Closed:
             return None
-        except HoldfastError as error:  # the topics beside it must have their ticks
-            if str(error) != self._told:  # once, not at every tick
+        except HoldfastError as error:  # the topics must still get their ticks
+            if str(error) != self._told:  # log it once, not at every tick
                 self._told = str(error)
                 logger.error("upkeep of locks failed", extra={"error": str(error)})
             return _AFTER_ERROR_MS
@@ -408,7 +408,7 @@ class FolderLocks:
         return soonest(due_ms, self.journal.log.tick())
 
     def due_ms(self) -> int | None:
-        """In how many ms a lease ends, or is to be renewed."""
+        """Ms until a lease ends or is renewed; None if there is none."""
         with self._lock:
             return self._next_due_ms(self.moment())
 
@@ -416,7 +416,7 @@ class FolderLocks:
         self.journal.log.sync()
 
     def close(self) -> None:
-        """Let go of the journal, and send away whoever waits. What is held stays so, until its time is over."""
+        """Close the journal and wake all waiters. Locks stay held until their leases end."""
         with self._lock:
             if self._closed:
                 return
@@ -428,7 +428,7 @@ class FolderLocks:
         try:
             if snapshot is not None:
                 self.journal.keep(snapshot)
-        except Unavailable as error:  # replay takes longer next time, nothing else
+        except Unavailable as error:  # the only cost is a longer replay at the next start
             logger.warning("no snapshot", extra={"error": str(error)})
         finally:
             self.journal.close()
@@ -452,11 +452,11 @@ class FolderLocks:
             )
 
     def _look(self, name: str, now: Moment) -> None:
-        """A lock whose time is over goes to the next one, whether or not somebody ticks."""
+        """Pass on a lock whose lease has expired, without waiting for a tick."""
         if self.table.is_over(name, now.mono_ms):
             self._end(decide(self.table, Tick(name), now), now)
         elif name in self._lines:
-            self._hand_on(name, now)  # a signal may have come between the end of a lease and this
+            self._hand_on(name, now)  # a signal may have interrupted after the end of a lease
 
     def _release(self, proof: Proof) -> None:
         now = self.moment()
@@ -465,7 +465,7 @@ class FolderLocks:
         self._end(decide(self.table, Release(proof), now), now)
 
     def _end(self, events: Sequence[Event], now: Moment) -> None:
-        """Leases have ended; whoever waits for those locks is next."""
+        """Commit the end of leases and grant their locks to the next waiters."""
         self._commit(events)
         for event in events:
             if isinstance(event, Ended):
@@ -491,7 +491,7 @@ class FolderLocks:
         self._expect_tick(ticket.granted.until_ms)
 
     def _renew_due(self, now: Moment) -> None:
-        """Those of which a third is used up; those that are lost are forgotten."""
+        """Renew leases of which a third has passed; forget those that are lost."""
         for proof, lease_ms in list(self._renewing.items()):
             held = self.table.held.get(proof.name)
             if held is None or held.fence != proof.fence or held.until_ms <= now.mono_ms:
@@ -507,13 +507,13 @@ class FolderLocks:
         )
 
     def _commit(self, events: Sequence[Event], durability: Durability = "interval") -> Appended:
-        """Journal, then apply. The caller holds the lock."""
+        """Journal the events, then apply them. The caller holds the lock."""
         try:
             appended = self.journal.append(events, durability)
             for event in events:
                 self.table.apply(event)
         except BaseException as error:
-            # A signal, such as Ctrl-C, may have come between the two.
+            # A signal such as Ctrl-C may have come between the two.
             if not isinstance(error, HoldfastError):
                 self.journal.restore(self.table)
             raise
@@ -533,24 +533,24 @@ class FolderLocks:
             ticket.waiter.wake()
 
 
-# Locks and documents seen without owning anything: beside whoever owns the folder.
+# Reading locks and documents without owning the folder, while its owner may be running.
 
 
 class ReplayedLocks(NamedTuple):
-    """What the journal leaves, and what is wrong with that."""
+    """The state after replaying the journal, and what is wrong with it."""
 
     table: LockTable
     wrong: list[str]
 
 
 def replayed_locks(world: World, root: str, end: int | None = None) -> ReplayedLocks:
-    """The locks and documents of a data folder; none where nobody has used any. `end`: as for `replayed_group`."""
+    """The locks and documents of a data folder, empty if it has none. `end` is as for `replayed_group`."""
     folder = join(root, LOCKS)
     for _ in range(TRIES - 1):
         try:
             return _replayed(world, folder, end)
         except (OSError, HoldfastError):
-            continue  # an owner has changed it meanwhile, or it is damaged: then it fails once more
+            continue  # changed by the owner meanwhile, or damaged: then the last attempt raises
     return _replayed(world, folder, end)
 
 
@@ -566,8 +566,8 @@ def _replayed(world: World, folder: str, end: int | None) -> ReplayedLocks:
 
 
 def held_now(world: World, table: LockTable, now: Moment) -> dict[str, LockHolder]:
-    """The locks that somebody holds, as an owner that begins now would find them."""
-    if table.boot_id != world.ids.boot_id():  # then all of a lease is granted once more
+    """The locks that are held, as an owner starting now would find them."""
+    if table.boot_id != world.ids.boot_id():  # after a reboot, each lease gets its full time again
         return {
             name: msgspec.structs.replace(held, until_ms=now.mono_ms + held.lease_ms)
             for name, held in sorted(table.held.items())

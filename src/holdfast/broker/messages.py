@@ -1,4 +1,4 @@
-"""Messages on their way into a partition: what Holdfast notes with one, and where they got to."""
+"""Messages on their way into a partition: Holdfast's own headers and flags, drafts, places and partition choice."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ DEDUP_ID: Final = "holdfast.dedup-id"
 DELAYED_ID: Final = "holdfast.delayed-id"
 BYTES_HEADERS: Final = "holdfast.bytes-headers"
 REDRIVEN_FROM: Final = "holdfast.redriven-from"
-ORIGINAL: Final = "holdfast.original"  # of a redriven message: the first one that it was
-ONLY_FOR: Final = "holdfast.only-for"  # a message that came back for one group: the others have had it
+ORIGINAL: Final = "holdfast.original"  # of a redriven message: where it was published first
+ONLY_FOR: Final = "holdfast.only-for"  # of a redriven message: the group it is for; the others have had it
 DEAD: Final = "holdfast.dead"
-WRITTEN: Final = "holdfast.written"  # which row of which bulk write it was: one that is resumed skips it
+WRITTEN: Final = "holdfast.written"  # the row of the bulk write it came from; a resumed write skips it
 
 # Flags of a message.
-TOMBSTONE: Final = 1 << 0  # the key has no value any more: see key compaction
-MOVED: Final = 1 << 1
+TOMBSTONE: Final = 1 << 0  # deletes its key: see key compaction
+MOVED: Final = 1 << 1  # came from another log: was delayed, died or was redriven
 TEXT_KEY: Final = 1 << 2  # the key was given as text
-TEXT_HEADERS: Final = 1 << 3  # so were the values of the headers, but those whose places BYTES_HEADERS names
+TEXT_HEADERS: Final = 1 << 3  # header values were given as text, except those that BYTES_HEADERS lists
 
 
 _Value = TypeVar("_Value")
 
 
 class Original(msgspec.Struct, frozen=True, gc=False):
-    """Where and when a message was published first, before it died and came back for the first time."""
+    """Where and when a redriven message was first published."""
 
     id: str
     offset: int
@@ -49,7 +49,7 @@ class Original(msgspec.Struct, frozen=True, gc=False):
 
 
 class DeadNote(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of a message before it died, as JSON in a header of its dead letter."""
+    """What happened to a message before it died; stored as JSON in a header of its dead letter."""
 
     id: str
     topic: str
@@ -67,13 +67,13 @@ class DeadNote(msgspec.Struct, frozen=True, omit_defaults=True):
     priority: int = 0
     failures: tuple[Failure, ...] = ()
     state: bytes | None = None
-    original: Original | None = None  # where it was first, if it had been redriven before
+    original: Original | None = None  # set if it had been redriven before
     expires_at_ms: int = 0
     due_at_ms: int = 0
 
     @property
     def first(self) -> Original:
-        """The very first message of those that it was."""
+        """Where the message was first published, before any redrive."""
         return self.original or Original(self.id, self.offset, self.timestamp_ns)
 
 
@@ -84,7 +84,7 @@ decode_note = msgspec.json.Decoder(DeadNote).decode
 
 
 def mark(record: Record, name: str) -> bytes | None:
-    """The value of one of our own headers."""
+    """The value of one of Holdfast's own headers, or None."""
     for header, value in record.headers:
         if header == name:
             return value
@@ -92,7 +92,7 @@ def mark(record: Record, name: str) -> bytes | None:
 
 
 def original_of(record: Record) -> Original | None:
-    """The first of the messages that a redriven one was; None for one that was published once."""
+    """Where a redriven message was first published; None for other messages."""
     text = mark(record, ORIGINAL) if record.flags & MOVED else None
     if text is None:
         return None
@@ -103,13 +103,13 @@ def original_of(record: Record) -> Original | None:
 
 
 def id_of(topic: str, partition: int, record: Record) -> str:
-    """The message's id: it keeps the one that it had while it was delayed."""
+    """The message's id, which is still its delayed id if it was published with a delay."""
     delayed_id = mark(record, DELAYED_ID) if record.headers else None
     return message_id(topic, partition, record.offset, None if delayed_id is None else int(delayed_id))
 
 
 def is_for(record: Record, group: bytes) -> bool:
-    """Whether the group is to see the message."""
+    """Whether the message is for this group."""
     if not record.flags & MOVED:
         return True
     only = mark(record, ONLY_FOR)
@@ -117,22 +117,22 @@ def is_for(record: Record, group: bytes) -> bool:
 
 
 def not_for(frame: Frame, group: bytes) -> list[int]:
-    """The offsets in a frame of messages that the group is not to see."""
+    """Offsets in a frame of messages that are not for this group."""
     if not (frame.header.columns & FLAGS and frame.header.columns & HEADERS):
         return []
     headers = frame.columns().span(HEADERS)
     if headers is None or ONLY_FOR.encode() not in bytes(headers):
-        return []  # quickly: whatever was delayed is MOVED as well, and for everyone
+        return []  # avoids decoding frames of delayed messages, which are MOVED too but for every group
     return [record.offset for record in frame.records() if not is_for(record, group)]
 
 
 def users_headers(headers: HeaderPairs) -> tuple[tuple[str, bytes], ...]:
-    """The headers without our own."""
+    """The headers without Holdfast's own."""
     return tuple(pair for pair in headers if not pair[0].startswith(PREFIX))
 
 
 def column(values: Sequence[_Value], nothing: _Value) -> Sequence[_Value] | None:
-    """The column of a batch; None where no message has more than nothing there."""
+    """A column of a batch; None if all values equal `nothing`."""
     return None if all(value == nothing for value in values) else values
 
 
@@ -144,7 +144,7 @@ def moved_batch(
     expires_at_ms: Sequence[int] = (),
     due_at_ms: Sequence[int] | None = None,
 ) -> Batch:
-    """Messages of one log as they are appended to another, with headers that say where they come from."""
+    """Messages of one log as a batch for another, with the given headers and the flag MOVED."""
     return Batch(
         values=[record.value for record in records],
         keys=column([record.key for record in records], None),
@@ -158,7 +158,7 @@ def moved_batch(
 
 def moved_records(log: Log | LogReader, offset: int) -> Iterator[Record]:
     """The messages from `offset` on that came from another log."""
-    if offset >= log.end:  # nothing there, or a tail that was lost
+    if offset >= log.end:  # nothing there, or a lost tail
         return
     for frame in log.read(max(offset, log.start), on_damage="skip"):
         if frame.header.columns & FLAGS:
@@ -167,16 +167,16 @@ def moved_records(log: Log | LogReader, offset: int) -> Iterator[Record]:
                     yield record
 
 
-# Messages on their way into a partition, and where they got to.
+# Drafts, and the places where they end up.
 
 
-# A reference has 64 bits: 16 of partition, 47 of offset or delayed id, and one that says which of these.
+# A reference has 64 bits: 16 for the partition, 47 for the offset or delayed id, 1 that says which of the two.
 _PARTITION_SHIFT: Final = 48
 _IN_PARTITION: Final = (1 << _PARTITION_SHIFT) - 1
 
 
 class Draft(msgspec.Struct, frozen=True, gc=False):
-    """A message to be published, checked and with our own headers."""
+    """A message to be published: validated, with Holdfast's own headers."""
 
     value: Value
     key: bytes | None = None
@@ -189,7 +189,7 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
 
 
 class Manner(NamedTuple):
-    """How messages are to be written. `any_size`: their sizes were looked at before."""
+    """How to write messages. With `any_size`, their sizes were checked before."""
 
     durability: Durability | None
     codec: CodecName | None
@@ -197,27 +197,27 @@ class Manner(NamedTuple):
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
-    """Where a message is: in the log, or still among the delayed ones; for a duplicate: where the first one is."""
+    """Where a message is: in the log or among the delayed ones. For a duplicate, where the first copy is."""
 
     offset: int | None
     delayed_id: int | None = None
     duplicate: bool = False
-    partition: int | None = None  # None: the one that was asked
+    partition: int | None = None  # None: the partition it was published to
 
 
 class Publication(msgspec.Struct, gc=False):
-    """Messages that are written. They count when `Partition.wait` has returned."""
+    """Messages that are written; `Partition.wait` returns when they are durable."""
 
     places: list[Place]
     durability: Durability
     in_log: Appended | None = None
     in_delayed: Appended | None = None
     due_now: bool = False
-    firsts: list[tuple[Log, Appended]] = []  # which duplicates repeat: as durable as asked before this is answered
+    firsts: list[tuple[Log, Appended]] = []  # first copies of duplicates, which must become durable as well
 
 
 def with_dedup_ids(log: Log, offset: int) -> Iterator[tuple[Record, bytes]]:
-    """The messages from `offset` on that were put with a dedup id; what came from another log has it there."""
+    """Messages from `offset` on that were published with a dedup id here; for moved ones the other log counts."""
     for frame in log.read(min(max(offset, log.start), log.end), on_damage="skip"):
         if frame.header.columns & HEADERS:
             for record in frame.records():
@@ -227,7 +227,7 @@ def with_dedup_ids(log: Log, offset: int) -> Iterator[tuple[Record, bytes]]:
 
 
 def batch_of(drafts: Sequence[Draft]) -> Batch:
-    """The drafts as columns; a column that no draft uses is left out."""
+    """The drafts as columns; columns that no draft uses are left out."""
     return Batch(
         values=[draft.value for draft in drafts],
         keys=column([draft.key for draft in drafts], None),
@@ -239,7 +239,7 @@ def batch_of(drafts: Sequence[Draft]) -> Batch:
 
 
 def head_bytes(draft: Draft) -> int:
-    """How many bytes will stand before the value in the frame of a message that is alone in it."""
+    """Number of bytes before the value in a frame that holds only this message."""
     batch = batch_of([draft])
     if draft.due_at_ms:
         batch = msgspec.structs.replace(batch, due_at_ms=[draft.due_at_ms])
@@ -247,7 +247,7 @@ def head_bytes(draft: Draft) -> int:
 
 
 def released_batch(due: Sequence[Delayed]) -> Batch:
-    """Delayed messages as they enter the log when they are due."""
+    """Due messages as a batch for the log."""
     records = [message.record for message in due]
     return moved_batch(
         records,
@@ -259,7 +259,7 @@ def released_batch(due: Sequence[Delayed]) -> Batch:
 
 
 def reference_of(place: Place, partition: int) -> int:
-    """One number for a place in a topic: the partition, and the offset there or the delayed id."""
+    """A place in a topic as one number."""
     if place.offset is not None:
         return partition << _PARTITION_SHIFT | place.offset << 1
     assert place.delayed_id is not None
@@ -267,13 +267,13 @@ def reference_of(place: Place, partition: int) -> int:
 
 
 def first_place(reference: int) -> Place:
-    """The place that such a number stands for, as a duplicate is told of it."""
+    """The place of the first copy that a reference points to, as the answer for a duplicate."""
     number = (reference & _IN_PARTITION) >> 1
     offset, delayed_id = (None, number) if reference & 1 else (number, None)
     return Place(offset, delayed_id, duplicate=True, partition=reference >> _PARTITION_SHIFT)
 
 
-# Which partition a message goes to: by its key's hash, in turn, or as the caller says.
+# The partition of a message: by the hash of its key, in turn, or chosen by the caller.
 
 
 _SEED: Final = 0
@@ -281,25 +281,25 @@ _SEED: Final = 0
 
 @cache
 def murmur3() -> Callable[[bytes, int], int]:
-    """Murmur3 with 32 bits, as an unsigned number; loaded with the first key."""
+    """The 32-bit Murmur3 hash, unsigned; imported on first use."""
     import mmh3
 
     return mmh3.mmh3_32_uintdigest
 
 
 def partition_for(key: bytes, partitions: int) -> int:
-    """The partition of a key: the same for ever, as long as the topic has so many."""
+    """The partition of a key. It never changes unless the number of partitions does."""
     return murmur3()(key, _SEED) % partitions
 
 
 def partitions_for(keys: Sequence[bytes], partitions: int) -> list[int]:
-    """The same for many keys."""
+    """The partition of each key."""
     murmur = murmur3()
     return [murmur(key, _SEED) % partitions for key in keys]
 
 
 def check_partition(partition: object, topic: str, partitions: int) -> int:
-    """A partition that was chosen by hand, if the topic has it."""
+    """Check the number of a partition chosen by the caller. Raises UnknownTopic."""
     if type(partition) is int and 0 <= partition < partitions:
         return partition
     last = f"its partitions are 0 to {partitions - 1}" if partitions > 1 else "its only partition is 0"
@@ -307,10 +307,10 @@ def check_partition(partition: object, topic: str, partitions: int) -> int:
 
 
 class RoundRobin:
-    """Turns for messages without a key: `stick` of them to one partition, as many to the next, and so on.
+    """Spreads messages without keys: `stick` of them to one partition, then as many to the next, and so on.
 
-    Who gets which turn depends on the count alone, never on time: the same messages in the same order go to
-    the same partitions again. Those `without` which there are others have no turns.
+    The choice depends only on the count, never on time, so the same messages in the same order go to the same
+    partitions again. Partitions in `without` get none.
     """
 
     def __init__(self, stick: int = 1, *, start: int = 0) -> None:
@@ -320,7 +320,7 @@ class RoundRobin:
 
     def take(self, partitions: int, without: Collection[int] = ()) -> int:
         """The partition of the next message."""
-        # With names of its own: threads that take turns at once may get the same one, never one that is not there.
+        # On local copies: concurrent threads may get the same partition, but never one that does not exist.
         partition, left = self._partition, self._left
         if not left:
             partition, left = partition + 1, self._stick
@@ -332,7 +332,7 @@ class RoundRobin:
         return partition
 
     def give_back(self, count: int, partitions: int, without: Collection[int] = ()) -> None:
-        """Take back the last turns."""
+        """Undo the last `count` turns."""
         while count > 0:
             used = min(max(self._stick - self._left, 0), count)
             self._left += used
@@ -343,7 +343,7 @@ class RoundRobin:
                     self._partition = (self._partition - 1) % partitions
 
     def spread(self, count: int, partitions: int, without: Collection[int] = ()) -> Iterator[tuple[int, int, int]]:
-        """The next `count` messages as runs: (partition, first, behind the last)."""
+        """Spread the next `count` messages; yields runs (partition, first, end)."""
         first = 0
         while first < count:
             partition = self.take(partitions, without)

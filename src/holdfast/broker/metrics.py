@@ -1,9 +1,8 @@
-"""What a queue counts and times, cheaply, and the door through which others may listen.
+"""Counters and histograms of a queue, and the interface for observers.
 
-Threads: an instrument is changed without a lock. Where CPython has its global lock nothing is lost:
-each change is a few steps with no call among them, and threads are switched only at calls and loops.
-On a free-threaded build two changes at the same moment may count as one; nothing worse can happen.
-A snapshot that is taken meanwhile may hold one part of an observation and not yet the other.
+Instruments are changed without a lock. With CPython's global lock nothing is lost: a change makes no calls, and threads
+switch only at calls and loops. On a free-threaded build two simultaneous changes may count as one; nothing worse can
+happen. A snapshot may contain one part of a concurrent observation and not the other.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from holdfast.delivery.events import LEASE_ENDED, Buried, Event, Returned
 
 logger = logging.getLogger(__name__)
 
-# 16 slots for each power of two: a slot is at most 1/16 of its values wide, so its middle is within
-# 1/32 of each of them. Slots 0 to 31 hold one nanosecond each.
+# 16 slots for each power of two: a slot is at most 1/16 of its values wide, so its middle is within 1/32 of each of
+# them. Slots 0 to 31 hold one nanosecond each.
 _SLOT_BITS: Final = 4
 _OCTAVE_SLOTS: Final = 1 << _SLOT_BITS
 _MAX_BITS: Final = 59  # 2**59 ns are 18 years; longer times share the last slot
@@ -32,27 +31,27 @@ _SLOTS: Final = (_MAX_BITS - _SLOT_BITS + 1) * _OCTAVE_SLOTS
 _NS: Final = 1_000_000_000
 _NEVER_NS: Final = 1 << 80
 
-# How far a quantile may be from the true one, as a part of it, up to LIMIT_NS.
+# Relative error of a quantile, for times up to LIMIT_NS.
 RESOLUTION: Final = 1 / 32
 LIMIT_NS: Final = 1 << _MAX_BITS
 
 
 class Observer(Protocol):
-    """Your own metrics (Prometheus, StatsD): given every count and every time as it happens.
+    """Receives every count and time as it happens, for your own metrics (Prometheus, StatsD).
 
-    It is called by the thread that works with the queue, maybe inside the queue's lock: be quick and do
-    not call the queue. One that raises is logged and not called again.
+    It is called by the thread that uses the queue, possibly under the queue's lock: be quick, and do not call the
+    queue. If it raises, the error is logged and it is not called again.
     """
 
     def count(self, name: str, n: int) -> None:
-        """The counter `name` grew by `n`."""
+        """Called when the counter `name` grows by `n`."""
 
     def observe(self, name: str, seconds: float) -> None:
-        """One more time for the histogram `name`."""
+        """Called for each time added to the histogram `name`."""
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """A histogram at one moment, in seconds; all but `count` and `sum` are None before the first time."""
+    """A histogram at one moment, in seconds; all but `count` and `sum` are None while it is empty."""
 
     count: int = 0
     sum: float = 0.0
@@ -109,27 +108,27 @@ class Counter:
 
 
 class Histogram:
-    """How long something took: counts in slots of about equal relative width, in constant memory."""
+    """A histogram of durations: slots of about equal relative width, in constant memory."""
 
     __slots__ = ("_slots", "max_ns", "min_ns", "name", "relay", "sum_ns")
 
     def __init__(self, name: str = "") -> None:
         self.name = name
         self.sum_ns = 0
-        self.max_ns = -1  # below every time, as min_ns is above: no test for the first one
+        self.max_ns = -1  # below every time, as min_ns is above, so that the first one is no special case
         self.min_ns = _NEVER_NS
         self._slots = [0] * _SLOTS
         self.relay: _Relay | None = None
 
     def observe_since(self, now_ns: int, moments: Sequence[int], *, unit_ns: int = 1) -> None:
-        """From each of these moments until now; those of one batch are mostly the same."""
+        """Observe the time from each moment until now; the moments of one batch are mostly equal."""
         first = moments[0]
         together = moments.count(first) == len(moments)
         for moment, times in ({first: len(moments)} if together else Tally(moments)).items():
             self.observe_ns(now_ns - moment * unit_ns, times)
 
     def observe_ns(self, ns: int, times: int = 1) -> None:
-        """One more time, or several alike; one below 0, as after a clock was set back, counts as 0."""
+        """Add a time, `times` times over; a negative one (a clock was set back) counts as 0."""
         if ns < 16:
             if ns < 0:
                 ns = 0
@@ -156,21 +155,20 @@ class Histogram:
         return sum(self._slots)
 
     def quantile(self, q: float) -> float | None:
-        """The time in seconds that a part `q` of all did not exceed, within RESOLUTION; None if there is none."""
+        """The quantile in seconds, within RESOLUTION; None if empty. Raises ValueError if `q` is not in 0 to 1."""
         if not 0 <= q <= 1:
             raise ValueError(f"a quantile lies between 0 and 1, not at {q}")
         return self._quantiles(list(self._slots), (q,))[0]
 
     def cumulated(self, edges: Sequence[int]) -> tuple[list[int], int]:
-        """How many times lie up to each edge (see `edge`), and how many there are in all."""
+        """The number of times up to each edge (see `edge`), and their total number."""
         sums = list(accumulate(self._slots, initial=0))
         return [sums[slots] for slots in edges], sums[-1]
 
     def merge(self, other: Histogram) -> None:
-        """Add what the other one holds, as if all had been observed here; the observer is not told again.
+        """Add the times of another histogram without calling the observer.
 
-        For histograms that rest, such as those of several queues to be shown as one: what another
-        thread observes here meanwhile may be lost.
+        Not for histograms in use: a time that another thread observes here meanwhile may be lost.
         """
         self._slots = [mine + theirs for mine, theirs in zip(self._slots, other._slots, strict=True)]
         self.sum_ns += other.sum_ns
@@ -194,7 +192,7 @@ class Histogram:
         )
 
     def _quantiles(self, slots: list[int], wanted: tuple[float, ...]) -> list[float | None]:
-        """By nearest rank, for parts in rising order."""
+        """Quantiles by nearest rank; `wanted` is in ascending order."""
         count = sum(slots)
         if not count:
             return [None] * len(wanted)
@@ -205,13 +203,13 @@ class Histogram:
             while seen < rank:
                 slot += 1
                 seen += slots[slot]
-            # No time lies outside these, so neither does a quantile.
+            # The middle of a slot may lie outside the times observed; a quantile must not.
             found.append(min(max(_middle_ns(slot), self.min_ns), self.max_ns) / _NS)
         return found
 
 
 def edge(seconds: float) -> int:
-    """How many slots hold the times up to so many seconds; one whose middle lies above is left out whole."""
+    """The number of slots for times up to `seconds`, not counting a slot whose middle lies above."""
     return bisect_right(range(_SLOTS), seconds * _NS, key=_middle_ns)
 
 
@@ -243,33 +241,33 @@ class Metrics:
         self.duplicates = Counter("duplicates")
         self.released = Counter("released")  # delayed messages that came due
         self.lost_leases = Counter("lost_leases")
-        self.damaged = Counter("damaged")  # messages that could not be read, and were passed over
+        self.damaged = Counter("damaged")  # messages skipped because they could not be read
         self.put_seconds = Histogram("put_seconds")
         self.wait_seconds = Histogram("wait_seconds")  # published to delivered
         self.handle_seconds = Histogram("handle_seconds")  # delivered to acked
         self.lateness_seconds = Histogram("lateness_seconds")  # due to released
-        self.sync_seconds = Histogram("sync_seconds")  # of the disk: the logs and the groups' journals
+        self.sync_seconds = Histogram("sync_seconds")  # syncs of the logs and the groups' journals
         self._instruments = [part for part in vars(self).values() if isinstance(part, Counter | Histogram)]
         self._gauges: dict[str, Callable[[], float]] = {}
         self._many_gauges: list[Callable[[], Mapping[str, float]]] = []
         self.set_observer(observer)
 
     def set_observer(self, observer: Observer | None) -> None:
-        """From now on tell this one, and no other, of every change; None: nobody."""
+        """Replace the observer; None removes it."""
         relay = None if observer is None else _Relay(observer, self._drop)
         for instrument in self._instruments:
             instrument.relay = relay
 
     def gauge(self, name: str, read: Callable[[], float]) -> None:
-        """A value that is read when a snapshot is taken, and costs nothing until then."""
+        """Add a gauge, which is read only when a snapshot is taken."""
         self._gauges[name] = read
 
     def gauges(self, read: Callable[[], Mapping[str, float]]) -> None:
-        """Several that are read at once, by their names."""
+        """Add several gauges that are read together, by name."""
         self._many_gauges.append(read)
 
     def count_returned(self, events: Sequence[Event]) -> None:
-        """Count the messages that came back, and the leases that ended by themselves."""
+        """Count returned messages and expired leases."""
         ways = [event.why for event in events if isinstance(event, Returned)]
         if ways:
             self.returned.add(len(ways))
@@ -294,7 +292,7 @@ class Metrics:
 
 
 class _Relay:
-    """Stands between the instruments and an observer, so that its errors go no further."""
+    """Calls an observer and catches its errors."""
 
     __slots__ = ("_drop", "_failed", "_lock", "_observer")
 

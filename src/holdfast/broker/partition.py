@@ -1,10 +1,18 @@
-"""One partition: the log that messages are published to, and what stands before it: delays and dedup.
+"""One partition: the log that messages are published to, with the dedup check and the delays in front of it.
 
-publish ──► the topic's dedup ids: known within the window? ──► duplicate
-                 │
+publish ──► dedup id seen within the window? ── yes ──► answered as a duplicate
+                 │ no
                  ├── due later ──► delayed/ ── when due ──┐
                  │                                       v
                  └──────────────────────────────────► the log ──► the groups
+
+A batch is written as a whole: if any of its messages has a delay, all of them go to `delayed/`, because one write is
+atomic and two are not. A release appends the due messages to the log, synced, before `delayed/` forgets them. If a
+crash comes in between, the next opening finds them in the log by their delayed ids and does not release them again.
+
+Lock order: `_urgent_lock` is taken before the locks of all deliveries, and those are held during a write with
+priorities: no consumer may see a message before its group knows the message's priority. `_release_lock` comes before
+both. It covers everything that leaves `delayed/`, so a message is either released or cancelled, never both.
 """
 
 from __future__ import annotations
@@ -53,17 +61,17 @@ if TYPE_CHECKING:
 __all__ = ["Draft", "LostPartition", "Partition", "Place", "Publication", "Site"]
 
 
-# In one portion, some 20 ms of work: so long those wait that come due meanwhile. Where its sync takes longer than the
-# rest, the next may be so much larger that they are even.
+# Messages released at a time: about 20 ms of work, during which newly due messages wait. If the sync takes longer than
+# the rest of the work, the next batch grows until both take about as long.
 _RELEASE_MOST: Final = 1_000
 _RELEASE_MOST_EVER: Final = 5_000
-# When the first message that waits is so late, whoever puts others helps to release what is due.
+# If releases are this late, callers that publish delayed messages help to release those that are due.
 _HELP_FROM_MS: Final = 25
-STREAM_PIN: Final = "stream:"  # how the pins of groups in stream mode begin
+STREAM_PIN: Final = "stream:"  # prefix of the pins of groups in stream mode
 
 
 class Site(NamedTuple):
-    """Where a delivery is, and what it has in common with the other groups and partitions of its topic."""
+    """Where a delivery belongs, and what it shares with the rest of its topic."""
 
     topic: str
     number: int
@@ -74,9 +82,9 @@ class Site(NamedTuple):
 
 
 class Partition:
-    """Takes messages in. Safe to use from any thread."""
+    """Accepts messages. Thread-safe."""
 
-    lost: CorruptData | None = None  # why an empty one stands in for it
+    lost: CorruptData | None = None  # set by LostPartition
 
     def __init__(self, world: World, folder: str, settings: TopicSettings, metrics: Metrics, log: Log) -> None:
         self.world = world
@@ -87,21 +95,20 @@ class Partition:
         self.log.on_readable = self.wake
         self.log.done_before = self._done_before
         self.deliveries: list[Delivery] = []
-        self.lines: list[Waiters] = []  # those who wait for messages: one line for each group
+        self.lines: list[Waiters] = []  # waiting consumers, one line for each group
         self.on_attention: Callable[[], None] = lambda: None
-        self.on_new_part: Callable[[], None] = lambda: None  # delays, producers: kept here from now on
-        self.on_pause: Callable[[], object] = self.release_late  # in the middle of long work
-        self.tracer: PartitionTracer | None = None  # while the topic is sampled
+        self.on_new_part: Callable[[], None] = lambda: None  # called when `delayed/` is created
+        self.on_pause: Callable[[], object] = self.release_late  # called at intervals during long work
+        self.tracer: PartitionTracer | None = None  # set while the topic is sampled
         self.delayed: DelayStore | None = None
         self.lost_delays: CorruptData | None = None  # why its delayed messages cannot be used
-        self.publish_unseen: Callable[[Sequence[Draft], Manner], Publication] = self.store  # where ids are looked up
+        self.publish_unseen: Callable[[Sequence[Draft], Manner], Publication] = self.store  # or the dedup check
         self._needed_for_dedup: Covered | None = None
         self.sequences: Sequences | None = None
-        self._lock = threading.Lock()  # around what is opened when first needed
-        self._release_lock = threading.Lock()  # around what leaves the delayed ones
-        self._release_most = _RELEASE_MOST  # of them in the next portion
-        # Around a write of messages with priorities, of which all groups must know.
-        self._urgent_lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the opening of `sequences`
+        self._release_lock = threading.Lock()  # guards the opening of `delayed` and what leaves it
+        self._release_most = _RELEASE_MOST  # size of the next batch
+        self._urgent_lock = threading.Lock()  # held during a write with priorities
         self.closed = False
 
     @staticmethod
@@ -113,9 +120,9 @@ class Partition:
         *,
         lost_delays: CorruptData | None = None,
     ) -> Partition:
-        """Own the partition in the folder; made where there is none.
+        """Open the partition in the folder; it is created if there is none.
 
-        `lost_delays`: its delayed messages are gone, and whoever asks for them or puts others is told so.
+        `lost_delays` is raised by every call that needs the delayed messages, which are lost.
         """
         log = Log.open(join(folder, "log"), settings, world)
         partition = Partition(world, folder, settings, metrics, log)
@@ -127,7 +134,7 @@ class Partition:
                 except CorruptData as error:
                     partition.lost_delays = error
             if partition.lost_delays is not None:
-                # Should they come back, what was released since must be found, or it would be released again.
+                # If they are restored, the log must still show what was released, or it would be released again.
                 log.pin("delayed", log.start)
             if world.disk.exists(join(folder, "producers")):
                 partition.open_sequences()
@@ -137,7 +144,7 @@ class Partition:
         return partition
 
     def change(self, settings: TopicSettings) -> None:
-        """Go on with other settings."""
+        """Apply new settings."""
         self._settings = settings
         self.log.change(settings)
 
@@ -149,9 +156,9 @@ class Partition:
         codec: CodecName | None = None,
         any_size: bool = False,
     ) -> Publication:
-        """Write messages, all of them or none; duplicates are left out. Then `wait`.
+        """Write messages, all or none, leaving out duplicates. Call `wait` afterwards.
 
-        `any_size`: they were accepted before, and staged.
+        With `any_size`, the size limits are not checked: the messages were accepted and staged before.
         """
         manner = Manner(durability, codec, any_size)
         if any(draft.dedup_id is not None for draft in drafts):
@@ -166,7 +173,10 @@ class Partition:
         durability: Durability | None = None,
         codec: CodecName | None = None,
     ) -> tuple[Appended, KnownBatch | None]:
-        """Write messages that have no delay or dedup id, or learn that the producer wrote them. Then `log.wait`."""
+        """Write messages without delays or dedup ids. Call `log.wait` afterwards.
+
+        Returns the known batch instead if the producer has already written these messages.
+        """
         known = None
         if not producer.id:
             appended = self._write(messages, durability, codec)
@@ -176,16 +186,16 @@ class Partition:
             with sequences.lock:
                 known = sequences.check(producer, count)
                 if known is not None:
-                    # "Duplicate" is an acknowledgement as well: what came first must be as durable as this.
+                    # The answer "duplicate" also acknowledges: the first copy must be as durable as requested now.
                     return Appended(0, self.log.written_end, durability or self._settings.durability), known
                 appended = self._write(messages, durability, codec, producer=producer)
                 sequences.record(producer, count, appended.offset)
-        if appended.durability != "fsync":  # otherwise the sync will do it
+        if appended.durability != "fsync":  # otherwise the sync wakes them
             self.wake(appended.next_offset - appended.offset)
         return appended, known
 
     def wait(self, publication: Publication) -> None:
-        """Return when the messages are as durable as asked, and consumers know of them."""
+        """Wait until the messages are as durable as requested, then wake consumers."""
         if publication.in_log is not None:
             self.log.wait(publication.in_log)
         if publication.in_delayed is not None and self.delayed is not None:
@@ -195,7 +205,7 @@ class Partition:
         self._tell(publication)
 
     async def wait_async(self, publication: Publication) -> None:
-        """The same for a task."""
+        """Async version of `wait`."""
         if publication.in_log is not None:
             await self.log.wait_async(publication.in_log)
         if publication.in_delayed is not None and self.delayed is not None:
@@ -208,29 +218,29 @@ class Partition:
             self._tell(publication)
 
     def follow(self, delivery: Delivery) -> None:
-        """Let a group know from now on how urgent each message is; of those that are here already it learns now."""
+        """Tell a group the priorities of all messages here, and of new ones from now on."""
         with self._urgent_lock:
             if self.log.end < self.log.written_end and self.log.usable:
-                self.log.sync()  # or it could not see all of them
+                self.log.sync()  # or the scan would not see all of them
             with delivery.lock:
                 delivery.scan()
             self.deliveries.append(delivery)
 
     def unfollow(self, delivery: Delivery) -> None:
-        """The group is to go."""
+        """Stop telling a group about new messages."""
         with self._urgent_lock:
             self.deliveries.remove(delivery)
 
     def wake(self, messages: int = 1) -> None:
-        """So many messages have become readable."""
-        for line in reversed(self.lines):  # so that nobody is passed over when a line is taken out meanwhile
+        """Wake consumers of each group for this many new messages."""
+        for line in reversed(self.lines):  # reversed, so that removing a line meanwhile skips no other
             if line:
                 line.wake(messages)
 
     def release(self) -> int:
-        """Let the delayed messages that are due by now into the log; answers how many.
+        """Move the delayed messages that are due now into the log; returns how many.
 
-        What comes due meanwhile may stay: with many coming in there is always more, and no end to it.
+        Messages that become due meanwhile may stay: under load there are always more, and this would never end.
         """
         total, now_ms = 0, self.world.clock.now_ns() // 1_000_000
         while released := self._release_some():
@@ -240,7 +250,7 @@ class Partition:
         return total
 
     def release_late(self, late_ms: int = 0, portions: int = 1) -> None:
-        """In the middle of other work: release some of the messages that are so late, if there are any."""
+        """Release up to `portions` batches while messages are `late_ms` late; called in the middle of other work."""
         for _ in range(portions):
             if self._late_ms() < late_ms:
                 return
@@ -250,7 +260,7 @@ class Partition:
         return -1 if self.delayed is None else self.delayed.late_ms(self.world.clock.now_ns() // 1_000_000)
 
     def _release_some(self, late_ms: int | None = None) -> int:
-        """Release a portion of what is due; with `late_ms` only if the first is still so late when it is our turn."""
+        """Release one batch of due messages; with `late_ms`, only if they are still that late under the lock."""
         store = self.delayed
         if store is None:
             return 0
@@ -261,7 +271,7 @@ class Partition:
             began_ns = self.world.clock.monotonic_ns()
             due = store.due(now_ns // 1_000_000, self._release_most)
             if due:
-                # Synced, whatever the policy: were this lost, it would be released again, settled or not.
+                # Always synced: if this write were lost, the messages would be released again, even if acked.
                 appended = self._write(released_batch(due), "fsync", moved=True)
                 written_ns = self.world.clock.monotonic_ns()
                 self.log.wait(appended)
@@ -274,7 +284,7 @@ class Partition:
             return len(due)
 
     def _released(self, due: Sequence[Delayed], first: int, now_ns: int) -> None:
-        """They are in the log, from `first` on. Those count that had to wait; some only came along with others."""
+        """Count and trace released messages. Only those that had to wait count; others just shared their batch."""
         dues_ns = [
             message.due_at_ms * 1_000_000
             for message in due
@@ -287,18 +297,18 @@ class Partition:
             self.tracer.released(due, first)
 
     def append_moved(self, batch: Batch) -> Appended:
-        """Take in messages from another log, which may then forget them."""
+        """Append messages from another log, synced, so that the other log may forget them."""
         appended = self._write(batch, "fsync", moved=True)
         self.log.wait(appended)
         return appended
 
     def check_delayed(self) -> None:
-        """Raise where the delayed messages are gone: nobody can tell which there were."""
+        """Raise CorruptData if the delayed messages are lost."""
         if self.lost_delays is not None:
             raise self.lost_delays
 
     def cancel_delayed(self, delayed_id: int) -> bool:
-        """Take a message back that waits for its time; False where it does not."""
+        """Cancel a delayed message; False if it is not waiting any more."""
         self.check_delayed()
         tracer = self.tracer
         waiting = None if tracer is None or self.delayed is None else self.delayed.get(delayed_id)
@@ -309,7 +319,7 @@ class Partition:
         return done
 
     def purge_delayed(self) -> int:
-        """Take back every message that waits for its time, durably; answers how many."""
+        """Cancel every delayed message, durably; returns how many."""
         self.check_delayed()
         store = self.delayed
         if store is None:
@@ -327,7 +337,7 @@ class Partition:
         return self.delayed is not None and delayed_id < self.delayed.intake.written_end
 
     def find_released(self, delayed_id: int, start: int) -> int | None:
-        """The offset of a message that came due, from `start` on; looks through the log."""
+        """Search the log from `start` for a released message; returns its offset or None."""
         wanted = b"%d" % delayed_id
         for record in moved_records(self.log, start):
             if mark(record, DELAYED_ID) == wanted:
@@ -335,7 +345,7 @@ class Partition:
         return None
 
     def tick(self) -> int | None:
-        """Do what is due by now; answers in how many ms more will be due."""
+        """Do what is due; returns in how many ms to call again."""
         self.release()
         due = [self.log.tick()]
         now_ms = self.world.clock.now_ns() // 1_000_000
@@ -347,23 +357,23 @@ class Partition:
         return soonest(*due)
 
     def due_ms(self) -> int | None:
-        """In how many ms a delayed message is due."""
+        """Ms until the next delayed message is due; None if there is none."""
         next_ms = None if self.delayed is None else self.delayed.next_due_ms()
         return None if next_ms is None else max(next_ms - self.world.clock.now_ns() // 1_000_000, 0)
 
     def keep_for_dedup(self, covered: Covered) -> None:
-        """Keep both logs from there on: only they hold the dedup ids behind it."""
+        """Keep both logs from these positions on: later dedup ids are stored nowhere else yet."""
         self._needed_for_dedup = covered
         self.log.pin("dedup", covered.partition.offset)
         if self.delayed is not None:
             self.delayed.intake.pin("dedup", covered.intake.offset)
 
     def positions(self) -> Covered:
-        """The ends of both logs."""
+        """The ends of the message log and the delayed log."""
         return Covered(self._position(self.log), self._intake_position())
 
     def save(self) -> None:
-        """Write down what delays and producers' sequences know, so that the log need not keep messages for them."""
+        """Save the state of delays and producer sequences, so that the log need not keep messages for them."""
         if self.delayed is not None:
             self._settle_delayed()
             self.delayed.save()
@@ -371,15 +381,21 @@ class Partition:
             self.sequences.save()
         self._pin()
 
+    def bring_pins(self) -> None:
+        """Let the log be trimmed up to what delays, producers and groups still need now."""
+        self.save()
+        for delivery in self.deliveries:
+            delivery.bring_pin()
+
     def sync(self) -> None:
-        """Return when everything published so far is on disk."""
+        """Wait until everything published so far is on disk."""
         self.log.sync()
         if self.delayed is not None:
             self.delayed.intake.sync()
 
     def close(self) -> None:
-        """Save, sync, let go of the files: of all of them, also where one of them fails."""
-        with self._lock, self._release_lock:  # whoever opens one of them is through by then, or is refused
+        """Save, sync and close all files, even if one of them fails."""
+        with self._lock, self._release_lock:  # a thread opening one of them has finished, or will be refused
             self.closed = True
         with ExitStack() as closing:
             closing.callback(self.log.close)
@@ -396,9 +412,9 @@ class Partition:
                 self.delayed.settled(self.log.synced_end)
 
     def _done_before(self) -> int | None:
-        """Below this offset all groups are done, as far as their acks are on disk.
+        """The offset below which all groups are done, counting only acks that are on disk.
 
-        None where no group in queue mode says so. Streams are there to be read again: none is ever done with a message.
+        None if there is no group in queue mode, or one in stream mode: streams can be read again, so they never finish.
         """
         pins = self.log.pins
         floors = [pins.get(delivery.journal.log.folder) for delivery in list(self.deliveries)]
@@ -412,7 +428,7 @@ class Partition:
             self.log.pin("delayed", self.delayed.accounted)
 
     def store(self, drafts: Sequence[Draft], manner: Manner) -> Publication:
-        """Write messages, whatever their dedup ids."""
+        """Write messages without checking their dedup ids."""
         if any(draft.due_at_ms for draft in drafts):
             return self._publish_delayed(drafts, manner)
         durability, codec, any_size = manner
@@ -421,9 +437,8 @@ class Partition:
         return Publication(places, appended.durability, in_log=appended)
 
     def _publish_delayed(self, drafts: Sequence[Draft], manner: Manner) -> Publication:
-        """All of a batch goes this way, also what is due at once: one write is all or nothing, two are not."""
         tracer = self.tracer
-        at_ns = 0 if tracer is None else tracer.now_ns()  # from before: a message that is due may be taken at once
+        at_ns = 0 if tracer is None else tracer.now_ns()  # before the write: a due message may be received at once
         store = self._open_delayed()
         now_ms = self.world.clock.now_ns() // 1_000_000
         batch = msgspec.structs.replace(batch_of(drafts), due_at_ms=[draft.due_at_ms or now_ms for draft in drafts])
@@ -446,7 +461,7 @@ class Partition:
         producer: Producer = NO_PRODUCER,
     ) -> Appended:
         any_size = any_size or moved
-        tracer = None if moved else self.tracer  # whoever moves messages says itself what that was
+        tracer = None if moved else self.tracer  # moves are traced by their callers
         at_ns = 0 if tracer is None else tracer.now_ns()
         if not isinstance(batch, Batch) or batch.priorities is None:
             appended = self.log.write(batch, durability=durability, codec=codec, any_size=any_size, producer=producer)
@@ -463,9 +478,8 @@ class Partition:
 
     @contextmanager
     def telling_groups(self) -> Iterator[Callable[[int, bytes], None]]:
-        """Around a write of messages with priorities: what this yields tells all groups how urgent they are."""
+        """Hold all groups' locks during a write with priorities; yields the function that tells them these."""
         with self._urgent_lock, ExitStack() as locks:
-            # A consumer must not see a message before its group knows how urgent it is.
             for delivery in self.deliveries:
                 locks.enter_context(delivery.lock)
             yield self._tell_priorities
@@ -476,14 +490,14 @@ class Partition:
 
     def _tell(self, publication: Publication) -> None:
         if publication.in_log is not None and publication.durability != "fsync":
-            self.wake(len(publication.places))  # otherwise the sync has done it
+            self.wake(len(publication.places))  # otherwise the sync has woken them
         if publication.due_now:
             self.release()
         elif self._is_to_help(publication):
             self.release_late(_HELP_FROM_MS, portions=-(-len(publication.places) // _RELEASE_MOST))
 
     def _is_to_help(self, publication: Publication) -> bool:
-        """Whether releases are behind: then taking messages in waits for them, or it could outrun them for ever."""
+        """Whether the publisher must help because releases are late: otherwise it could outrun them forever."""
         return publication.in_delayed is not None and self._late_ms() >= _HELP_FROM_MS
 
     def _open_delayed(self) -> DelayStore:
@@ -494,7 +508,7 @@ class Partition:
                     self._check_open()
                     self.check_delayed()
                     store = DelayStore.open(self.world, join(self._folder, "delayed"), self._settings)
-                    if store.intake.written_end:  # out of a new one nothing was ever released
+                    if store.intake.written_end:  # nothing was ever released from a new store
                         found = [mark(record, DELAYED_ID) for record in moved_records(self.log, store.accounted)]
                         store.forget([int(delayed_id) for delayed_id in found if delayed_id is not None])
                     store.settled(self.log.end)
@@ -509,7 +523,7 @@ class Partition:
         return store
 
     def open_sequences(self) -> Sequences:
-        """What producers have written; read from the log when first needed."""
+        """The producers' sequences; read from the log on first use."""
         if self.sequences is None:
             with self._lock:
                 if self.sequences is None:
@@ -520,7 +534,7 @@ class Partition:
         return self.sequences
 
     def _check_open(self) -> None:
-        """Refuse to make files for a topic that is gone: there would be one of its name again."""
+        """Raise Closed rather than create files for a deleted topic, which would bring it back."""
         if self.closed:
             raise Closed(f"the partition in {self._folder} is closed: its topic was deleted, or let go")
 
@@ -539,15 +553,15 @@ class Partition:
 
 
 class LostPartition(Partition):
-    """Stands in for a partition whose log is gone, or cannot be opened: holds nothing, and takes nothing.
+    """Placeholder for a partition whose log is missing or cannot be opened: always empty, refuses every write.
 
-    It lies in memory, and so do the journals of groups there: on disk nothing is made and nothing is changed, so that a
-    log that comes back finds everything as it was. Whoever goes through all partitions finds an empty one. Whoever
-    publishes here, or asks for it by its number, gets the error that says what is lost, and what to do.
+    It and its groups' journals are in memory only. Nothing on disk is created or changed, so a log that is restored
+    finds everything as it was. Callers that go through all partitions see an empty one; publishing to it, or asking
+    for it by number, raises the error that says what is lost and what to do.
     """
 
     def __init__(self, world: World, folder: str, settings: TopicSettings, metrics: Metrics, lost: CorruptData) -> None:
-        from holdfast.env.sim.disk import SimulatedDisk  # seldom needed
+        from holdfast.env.sim.disk import SimulatedDisk  # rarely needed
 
         nowhere = World(clock=world.clock, disk=SimulatedDisk(), ids=world.ids)
         super().__init__(nowhere, folder, settings, metrics, Log.open(join(folder, "log"), settings, nowhere))
@@ -560,11 +574,11 @@ class LostPartition(Partition):
         raise self.lost
 
 
-# Whole frames into a partition: the way of bulk writes, whose messages were checked and encoded elsewhere.
+# Bulk writes: whole frames whose messages were checked and encoded elsewhere.
 
 
 class BulkFrame(msgspec.Struct, frozen=True):
-    """A frame from elsewhere: its header, its bytes with their padding, and its priorities where it has any."""
+    """A frame from elsewhere: its header, its padded bytes, and its priorities if it has any."""
 
     header: FrameHeader
     stored: memoryview
@@ -576,12 +590,12 @@ class BulkFrame(msgspec.Struct, frozen=True):
         return BulkFrame(frame.header, stored, None if found is None else bytes(found))
 
     def body(self, now_ns: int) -> Body:
-        """For its new place: the messages are as old as their stay there."""
+        """The body to append; retention counts the messages' age from `now_ns`."""
         return msgspec.structs.replace(same_body(self.header, self.stored), max_time_ns=now_ns)
 
 
 def append_frames(partition: Partition, frames: Sequence[BulkFrame], producer: Producer, now_ns: int) -> Appended:
-    """Append the frames' messages as one batch, all or none; nobody sees them before the log is synced."""
+    """Append the frames as one batch, all or none; the messages are not visible before the log is synced."""
     bodies = [frame.body(now_ns) for frame in frames]
     if all(frame.priorities is None for frame in frames):
         return partition.log.write_bodies(bodies, producer)

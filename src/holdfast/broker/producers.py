@@ -1,4 +1,4 @@
-"""Named producers: their ids and epochs, and what each has written, so that a batch sent again is stored once."""
+"""Idempotent producers: their ids and epochs, and what each has written, so that a batch sent again is stored once."""
 
 from __future__ import annotations
 
@@ -28,14 +28,21 @@ from holdfast.model import LogPosition, Producer
 from holdfast.storage.files import durable_replace, join, open_error, read_file
 from holdfast.storage.log import Log
 
-NAME: Final = "producers"
+# The named producers: the file `producers` in the data folder.
+#
+#     at   size  field
+#     0    8     magic    "HFNAMES" and the version, 1
+#     8    n     body     MessagePack: name -> (id, epoch, since)
+#     ..   4     check    CRC32C of all bytes before it
+
+NAME: Final = "producers"  # also of the snapshot beside a partition's log
 MOST_NAMES: Final = 10_000
 _MAGIC: Final = b"HFNAMES\x01"
 _CHECK: Final = Struct("<I")
 
 
 class ProducerId(msgspec.Struct, frozen=True, array_like=True):
-    """Who a producer is. `since` is the epoch in which its sequences began at 0: its own, or that of one it resumes."""
+    """A producer's identity. `since` is the epoch in which its sequences began at 0: older if it resumes."""
 
     id: int
     epoch: int
@@ -43,20 +50,20 @@ class ProducerId(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Producers:
-    """The named producers of a data folder. Safe to use from any thread."""
+    """The named producers of a data folder. Thread-safe."""
 
     def __init__(self, world: World, root: str, names: dict[str, ProducerId]) -> None:
         self._world = world
         self._root = root
         self._lock = threading.Lock()
-        self.on_first: Callable[[], None] = lambda: None  # told when the file was made
+        self.on_first: Callable[[], None] = lambda: None  # called after the file was created
         self._names = names
         self._epochs = {producer.id: producer.epoch for producer in names.values()}
         self._by_id = {producer.id: name for name, producer in names.items()}
 
     @staticmethod
     def open(world: World, root: str) -> Producers:
-        """Those that the folder knows; none where there is no file yet."""
+        """Read the folder's named producers; none if there is no file yet. Raises CorruptData."""
         path = join(root, NAME)
         try:
             content = read_file(world.disk, path)
@@ -65,9 +72,9 @@ class Producers:
         return Producers(world, root, {} if content is None else _decode(path, content))
 
     def init(self, name: str | None = None, *, resume: bool = False) -> ProducerId:
-        """Be the newest producer of the name, durably, before anybody can know; without a name: a new one.
+        """Register a producer with a new epoch of its name, durably; without a name, just a new id.
 
-        One that resumes counts its messages from where the last one that did not had begun.
+        With `resume`, its sequences continue those of the previous epoch. Raises InvalidRequest if there are too many.
         """
         if name is None:
             return ProducerId(self._random_id(), 0)
@@ -87,7 +94,7 @@ class Producers:
             return producer
 
     def forget(self, name: str) -> bool:
-        """Let a name go: one that begins with it later is somebody else. False where it is not known."""
+        """Forget a name: a later producer of this name gets a new id. False if it is unknown."""
         with self._lock:
             if name not in self._names:
                 return False
@@ -98,11 +105,11 @@ class Producers:
         return dict(self._names)
 
     def name_of(self, producer_id: int) -> str | None:
-        """The name of a producer, if it has one."""
+        """The name of a producer, or None."""
         return self._by_id.get(producer_id)
 
     def check(self, producer_id: int, epoch: int) -> None:
-        """Raise Fenced where a newer producer of the same name has begun."""
+        """Raise Fenced if a newer producer of the same name was registered."""
         newest = self._epochs.get(producer_id, epoch)
         if newest != epoch:
             raise Fenced(
@@ -111,9 +118,8 @@ class Producers:
             )
 
     def _keep(self, names: dict[str, ProducerId]) -> None:
-        content = _MAGIC + msgspec.msgpack.encode(names)
         try:
-            durable_replace(self._world.disk, self._root, NAME, content + _CHECK.pack(crc32c(content)))
+            durable_replace(self._world.disk, self._root, NAME, _with_check(_MAGIC + msgspec.msgpack.encode(names)))
         except OSError as error:
             raise open_error(join(self._root, NAME), error) from error
         if not self._names:
@@ -127,10 +133,18 @@ class Producers:
         return (high << 32 | low) & (2**63 - 1)
 
 
+def _with_check(content: bytes) -> bytes:
+    return content + _CHECK.pack(crc32c(content))
+
+
+def _is_whole(content: bytes) -> bool:
+    """Whether a file has a magic and matches the checksum at its end."""
+    end = len(content) - _CHECK.size
+    return end >= len(_MAGIC) and content[end:] == _CHECK.pack(crc32c(content[:end]))
+
+
 def _decode(path: str, content: bytes) -> dict[str, ProducerId]:
-    if len(content) < len(_MAGIC) + _CHECK.size or _CHECK.unpack(content[-_CHECK.size :])[0] != crc32c(
-        content[: -_CHECK.size]
-    ):
+    if not _is_whole(content):
         raise ChecksumMismatch(
             f"{path} does not match its checksum: the named producers cannot be known. Move it away to begin without; "
             "then a producer that resumes may store again what is there already"
@@ -143,19 +157,19 @@ def _decode(path: str, content: bytes) -> dict[str, ProducerId]:
         raise CorruptData(f"{path} cannot be read: {error}") from error
 
 
-# Idempotent producers: what each of them has written to one partition, so that a batch sent again is stored once.
+# Sequences: what each producer has written to one partition.
 #
-# A producer numbers its messages, for each partition from 0 on, and sends them in order. The partition takes the
-# number that follows the last one, knows those behind it, and refuses what would leave a gap:
+# A producer numbers its messages from 0 on, separately for each partition, and sends them in order. The partition
+# accepts the next number, recognizes earlier ones, and refuses a gap:
 #
-#     epoch older than the known one        Fenced: a newer producer of that name has taken over
-#     first sequence follows the last       fresh: written, then recorded, and only when it is written
-#     all of it behind the last             known: answered with the offsets of the first time
+#     an older epoch                        Fenced: a newer producer of that name has taken over
+#     the next sequence                     new: written to the log, then recorded
+#     only earlier sequences                known: answered with the offsets of the first time
 #     anything else                         OutOfSequence
-#     a newer epoch                         begins at 0, or goes on where the last one ended
+#     a newer epoch                         starts at 0, or continues where the last one ended
 #
-# Numbers have 32 bits and begin anew behind the last. The frames of the log carry all of this, so that it can
-# be read from there again; a snapshot in `producers` beside the log spares reading it all.
+# Sequences have 32 bits and wrap around. The frames of the log contain all of this, so it can be rebuilt from them; a
+# snapshot in the file `producers` beside the log saves reading all of the log.
 
 
 logger = logging.getLogger(__name__)
@@ -164,13 +178,13 @@ IDLE_MS: Final = 7 * 24 * 3600 * 1000
 MOST_PRODUCERS: Final = 10_000
 _MOST_RUNS: Final = 16
 _NUMBERS: Final = 2**32
-_MOST_BEHIND: Final = 2**31 - 1  # further back and further ahead cannot be told apart
+_MOST_BEHIND: Final = 2**31 - 1  # beyond that, earlier and later sequences cannot be told apart
 _SAVE_EVERY_MS: Final = 3_600_000
 _SAVE_EVERY: Final = 1_000_000
 
 
 class KnownBatch(msgspec.Struct, frozen=True):
-    """Messages that the partition has already; no offsets where they were written too long ago to say."""
+    """Messages that the partition already has; without offsets if they were written too long ago."""
 
     offsets: Sequence[int]
 
@@ -178,8 +192,8 @@ class KnownBatch(msgspec.Struct, frozen=True):
 class Sequences:
     """What producers have written to one partition.
 
-    Whoever publishes holds `lock` around `check`, the write, and `record`. At most `most` producers are kept,
-    and none that has been idle for `idle_ms`: one that comes back after that must begin with a new epoch.
+    A publisher holds `lock` around `check`, the write and `record`. At most `most` producers are kept, and none that
+    has been idle for `idle_ms`; one that returns after that must begin with a new epoch.
     """
 
     def __init__(self, world: World, folder: str, log: Log, *, idle_ms: int, most: int) -> None:
@@ -188,9 +202,9 @@ class Sequences:
         self._log = log
         self._idle_ms = idle_ms
         self._most = most
-        self._entries: dict[int, ProducerEntry] = {}  # the one that wrote last stands last
+        self._entries: dict[int, ProducerEntry] = {}  # by id; the one that wrote last comes last
         self._epoch = log.epoch
-        self._unsure_from: int | None = None  # a write may have succeeded without being recorded
+        self._unsure_from: int | None = None  # end of the log before a write that may not have been recorded
         self._saved_ms = self._mono_ms()
         self._changed = False
         self.lock = threading.Lock()
@@ -199,9 +213,9 @@ class Sequences:
 
     @staticmethod
     def open(world: World, folder: str, log: Log, *, idle_ms: int = IDLE_MS, most: int = MOST_PRODUCERS) -> Sequences:
-        """What the snapshot in the partition's folder says, and what the log holds since; without one, all of the log.
+        """Load the snapshot in the partition's folder and read the log after it; without one, read all of the log.
 
-        The log is kept from there on until the next save, which pins it anew.
+        The log is pinned at the snapshot's position until the next save.
         """
         sequences = Sequences(world, folder, log, idle_ms=idle_ms, most=most)
         try:
@@ -215,7 +229,7 @@ class Sequences:
             raise open_error(folder, error) from error
         with sequences.lock:
             sequences._rebuild(snapshot)
-        if snapshot is None:  # from now on the log is kept for them as soon as the partition is opened
+        if snapshot is None:  # with a file, the next opening of the partition pins the log for it
             sequences._save_if_possible()
         return sequences
 
@@ -223,9 +237,10 @@ class Sequences:
         return len(self._entries)
 
     def check(self, producer: Producer, count: int) -> KnownBatch | None:
-        """None where the messages are new: write them, then `record`. Known ones are there already; others are refused.
+        """Check a batch: returns None if it is new (write it, then call `record`), or the known batch.
 
-        The caller holds the lock until `record`, or until the write has failed.
+        The caller holds the lock until `record`, or until the write has failed. Raises Fenced, OutOfSequence or
+        InvalidRequest.
         """
         if not 0 < producer.id < 2**64 or not 0 <= producer.epoch < _NUMBERS or not 0 < count <= _MOST_BEHIND:
             raise InvalidRequest(f"{count} messages of {producer} cannot be checked: the numbers are out of range")
@@ -247,14 +262,14 @@ class Sequences:
         return None
 
     def record(self, producer: Producer, count: int, offset: int) -> None:
-        """The messages are in the log, the first of them at this offset."""
+        """Record messages that were written to the log from this offset on."""
         self._note(producer, count, offset, self._world.clock.now_ns() // 1_000_000)
         self._unsure_from = None
 
     def next_sequence(self, producer_id: int, since: int = 0) -> int:
-        """The sequence that the producer's next message will have: how many the partition has, but for wraps.
+        """The sequence of the producer's next message: the number of messages written so far, modulo 2**32.
 
-        What was written before the epoch `since` does not count: with that one sequences began anew.
+        Messages from before the epoch `since` do not count, because its sequences started at 0 again.
         """
         with self.lock:
             self._settle()
@@ -262,25 +277,25 @@ class Sequences:
             return 0 if entry is None or entry.epoch < since else entry.next_sequence
 
     def offsets(self, producer_id: int, first: int, count: int) -> list[int | None]:
-        """Where messages of a producer are; None for those of which that is forgotten."""
+        """The offsets of a producer's messages; None for those no longer known."""
         found: list[int | None] = [None] * count
         with self.lock:
             entry = self._entries.get(producer_id)
             for run_first, run_count, run_offset in () if entry is None else entry.runs:
-                # How far the run begins behind the first message, or before it: numbers wrap.
+                # The start of the run relative to `first`, maybe negative; sequences wrap around.
                 begin = (run_first - first + _NUMBERS // 2) % _NUMBERS - _NUMBERS // 2
                 for i in range(max(begin, 0), min(begin + run_count, count)):
                     found[i] = run_offset + i - begin
         return found
 
     def tick(self) -> None:
-        """Save, where it was long ago or much was written since."""
+        """Save if the last time was long ago, or much was written since."""
         due = self._mono_ms() - self._saved_ms > _SAVE_EVERY_MS
         if self._changed and (due or self._log.written_end - self.covered.offset > _SAVE_EVERY):
             self._save_if_possible()
 
     def save(self) -> None:
-        """Write the snapshot; the log need not keep its messages for it any longer."""
+        """Write a snapshot, and let the log be trimmed up to it."""
         with self._save_lock:
             with self.lock:
                 self._settle()
@@ -289,7 +304,7 @@ class Sequences:
                 entries = {producer: entry.copy() for producer, entry in self._entries.items()}
                 self._changed = False
             self._saved_ms = self._mono_ms()
-            # First the log: a snapshot must not know of messages that a power cut may take.
+            # The log first: a snapshot must not contain messages that a power cut could remove.
             self._log.sync()
             try:
                 save_snapshot(self._world.disk, self._folder, ProducersSnapshot(self._log.log_id, position, entries))
@@ -300,25 +315,25 @@ class Sequences:
             self._log.pin("producers", position.offset)
 
     def close(self) -> None:
-        """Save, where there is anything new. Call it before the log is closed."""
+        """Save if anything has changed. Call this before the log is closed."""
         if self._changed and self._log.usable:
             self._save_if_possible()
 
     def _save_if_possible(self) -> None:
-        """The snapshot only spares work: where it cannot be written, the log tells it next time."""
+        """Save, and only log a failure: the snapshot just saves reading the log next time."""
         try:
             self.save()
         except HoldfastError as error:
             logger.warning("producers not saved", extra={"folder": self._folder, "error": str(error)})
 
     def _rebuild(self, snapshot: ProducersSnapshot | None) -> None:
-        """Begin with the snapshot, as far as it holds, and read on from there."""
+        """Start from the snapshot, as far as the log still matches it, and read the rest of the log."""
         log = self._log
         start, kept_below = log.start, 0
         self._entries = {}
         if snapshot is not None:
             kept_below = self._believed_end(snapshot.position)
-            # Whoever wrote behind a point that was lost is read anew, from what is there; the others are as they were.
+            # Producers that wrote after the point where the log lost its tail are read again from what is left.
             self._entries = {key: entry for key, entry in snapshot.entries.items() if entry.last_offset < kept_below}
             if kept_below == snapshot.position.offset:
                 start = max(start, kept_below)
@@ -331,7 +346,7 @@ class Sequences:
         log.pin("producers", start)
 
     def _believed_end(self, position: LogPosition) -> int:
-        """Up to where the log still is what it was at that position."""
+        """The offset up to which the log is unchanged since that position."""
         try:
             self._log.check_position(position)
         except TailLost as lost:
@@ -343,10 +358,10 @@ class Sequences:
             self._catch_up()
 
     def _catch_up(self) -> None:
-        """Learn from the log what a write that was interrupted, or a truncation, has made of it."""
+        """Read from the log what an interrupted write has stored, or what a truncation has left."""
         log = self._log
         if log.epoch != self._epoch:
-            log.sync()  # what is not synced cannot be read yet
+            log.sync()  # unsynced frames cannot be read
             self._rebuild(ProducersSnapshot(log.log_id, LogPosition(self._epoch, 2**63), self._entries))
             self._changed = True
         elif self._unsure_from is not None:
@@ -356,7 +371,7 @@ class Sequences:
             self._unsure_from = None
 
     def _read(self, start: int, kept: frozenset[int] = frozenset(), kept_below: int = 0) -> None:
-        """Take in what the frames from `start` on say of producers; of those that are kept, from `kept_below` on."""
+        """Note the producers of the frames from `start` on; for the `kept` ones, only from `kept_below` on."""
         for frame in self._log.read(start, on_damage="skip"):
             header = frame.header
             offset = header.base_offset
@@ -368,7 +383,7 @@ class Sequences:
         entry = self._entries.pop(producer.id, None)
         first = producer.first_sequence
         if entry is None:
-            # What is no longer in the log was written all the same: numbers begin at 0.
+            # Sequences begin at 0, so earlier messages were written even if the log no longer has them.
             entry = ProducerEntry(producer.epoch, first, first)
         elif producer.epoch > entry.epoch and first != entry.next_sequence:
             entry = ProducerEntry(producer.epoch, first, 0)
@@ -393,7 +408,7 @@ class Sequences:
 
 
 def _known(entry: ProducerEntry, producer: Producer, count: int) -> KnownBatch:
-    """Where messages are that do not follow the last one; refused where they are not all there."""
+    """The known batch for messages that are not next. Raises OutOfSequence if some of them are not stored."""
     behind = (entry.next_sequence - producer.first_sequence) % _NUMBERS
     if behind > entry.written:
         raise _gap(producer, entry.next_sequence)
@@ -431,19 +446,19 @@ def _gap(producer: Producer, expected: int, *, known: bool = True) -> OutOfSeque
     )
 
 
-# The snapshot of what producers have written to a partition: the file `producers` beside its log.
+# The snapshot of the sequences: the file `producers` beside a partition's log.
 #
 #     at   size  field
 #     0    8     magic    "HFPRODS" and the version, 1
-#     8    n     body     MessagePack: log id, epoch and offset of the log up to where this holds, entries
+#     8    n     body     MessagePack: log id, then the epoch and offset of the log that it covers, entries
 #     ..   4     check    CRC32C of all bytes before it
 #
-# An entry is a row: producer id, epoch, next sequence, messages behind it that are known to be stored, time
-# of the last write in ms, runs. A run is a row as well: first sequence, count, first offset.
+# An entry is a row: producer id, epoch, next sequence, number of messages before it known to be stored, time of the
+# last write in ms, runs. A run is a row as well: first sequence, count, first offset.
 
 
-_MAGIC_PREFIX: Final = b"HFPRODS"
-_MAGIC_SEQUENCES: Final = _MAGIC_PREFIX + b"\x01"
+_MAGIC_SEQUENCES: Final = b"HFPRODS\x01"
+assert len(_MAGIC_SEQUENCES) == len(_MAGIC) == 8  # as the table above and `_is_whole` say
 
 
 Run: TypeAlias = tuple[int, int, int]  # first sequence, count, first offset
@@ -451,9 +466,9 @@ _Row: TypeAlias = tuple[int, int, int, int, int, list[Run]]
 
 
 class ProducerEntry:
-    """What one producer has written: its epoch, the sequence that comes next, and where the last messages are.
+    """What one producer has written: its epoch, its next sequence, and where its last messages are.
 
-    `runs` are messages that follow each other both in sequence and in offset, the oldest run first.
+    `runs` are messages consecutive both in sequence and in offset, oldest run first.
     """
 
     __slots__ = ("epoch", "last_ms", "next_sequence", "runs", "written")
@@ -467,14 +482,14 @@ class ProducerEntry:
 
     @property
     def last_offset(self) -> int:
-        """Offset of the last message known; -1 before the first."""
+        """Offset of the last known message; -1 if there is none."""
         if not self.runs:
             return -1
         _, count, offset = self.runs[-1]
         return offset + count - 1
 
     def add(self, first: int, count: int, offset: int, *, most_runs: int, most_behind: int) -> None:
-        """Messages were written; those that went on at once make the last run longer."""
+        """Add messages that were written; if they continue the last run, it grows."""
         runs = self.runs
         joined = False
         if runs:
@@ -486,7 +501,7 @@ class ProducerEntry:
             runs.append((first, count, offset))
         if len(runs) > most_runs:
             del runs[0]
-        # Those too far behind could be taken for newer ones, now that numbers begin anew.
+        # Because sequences wrap around, those too far back could be mistaken for new ones.
         while (over := sum([run[1] for run in runs]) - most_behind) > 0:
             oldest, oldest_count, oldest_offset = runs.pop(0)
             if oldest_count > over:
@@ -495,14 +510,14 @@ class ProducerEntry:
         self.written = min(self.written + count, most_behind)
 
     def copy(self) -> ProducerEntry:
-        """The same, which does not change any more."""
+        """A copy, for a snapshot."""
         entry = ProducerEntry(self.epoch, self.next_sequence, self.written, self.last_ms)
         entry.runs = list(self.runs)
         return entry
 
 
 class ProducersSnapshot(msgspec.Struct, frozen=True):
-    """All producers of a partition, as its log has them up to a position."""
+    """All producers of a partition up to a position in its log."""
 
     log_id: int
     position: LogPosition
@@ -517,25 +532,22 @@ class _SnapshotBody(msgspec.Struct, frozen=True, array_like=True):
 
 
 def save_snapshot(disk: Disk, folder: str, snapshot: ProducersSnapshot) -> None:
-    """Put it in the place of the last one, durably."""
+    """Replace the snapshot file durably."""
     rows: list[_Row] = [
         (producer, entry.epoch, entry.next_sequence, entry.written, entry.last_ms, entry.runs)
         for producer, entry in snapshot.entries.items()
     ]
     body = _SnapshotBody(snapshot.log_id, snapshot.position.epoch, snapshot.position.offset, rows)
-    content = _MAGIC_SEQUENCES + msgspec.msgpack.encode(body)
-    durable_replace(disk, folder, NAME, content + _CHECK.pack(crc32c(content)))
+    durable_replace(disk, folder, NAME, _with_check(_MAGIC_SEQUENCES + msgspec.msgpack.encode(body)))
 
 
 def load_snapshot(disk: Disk, folder: str, log_id: int) -> ProducersSnapshot | None:
-    """None where there is none of this log; CorruptData where its bytes are not what was written."""
+    """Load the snapshot of this log; None if there is none. Raises CorruptData, or UnknownFormat for a newer one."""
     path = join(folder, NAME)
     content = read_file(disk, path)
     if content is None:
         return None
-    if len(content) < len(_MAGIC_SEQUENCES) + _CHECK.size or _CHECK.unpack(content[-_CHECK.size :])[0] != crc32c(
-        content[: -_CHECK.size]
-    ):
+    if not _is_whole(content):
         raise ChecksumMismatch(f"{path} does not match its checksum")
     if content[: len(_MAGIC_SEQUENCES)] != _MAGIC_SEQUENCES:
         raise UnknownFormat(f"{path} is no list of producers that this release can read")

@@ -1,10 +1,10 @@
-"""A topic that is open: its partitions, its groups in queue mode, its dead letters."""
+"""An open topic: its partitions, its groups in queue mode and its dead letters."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from difflib import get_close_matches
 from functools import partial
@@ -64,14 +64,14 @@ from holdfast.storage.log import Log
 
 logger = logging.getLogger(__name__)
 
-_ALIKE: Final = 0.8  # one letter of five may differ
+_ALIKE: Final = 0.8  # similarity of names: one letter in five may differ
 _MOST_NAMES: Final = 20
 
 _AFTER_ERROR_MS: Final = 1_000
 
 
 class Topic:
-    """All of one topic. Safe to use from any thread; whoever uses it for long holds it, so that it stays open."""
+    """An open topic. Thread-safe. Long-term users register in `holders`, which keeps it from being closed as idle."""
 
     def __init__(
         self,
@@ -101,23 +101,23 @@ class Topic:
         self.metrics = self._new_metrics()
         self.holder = holder
         self._check_owner = check_owner
-        self.told = ""  # what went wrong in upkeep
+        self.told = ""  # the last upkeep error that was logged
         self.closed = False
         self.deleted = False
-        self.holders: WeakSet[object] = WeakSet()  # who must find it open
-        self.leaving = False  # whether it is about to be closed, unless somebody holds it
+        self.holders: WeakSet[object] = WeakSet()  # while any is alive, the topic stays open
+        self.leaving = False  # about to be closed as idle, unless it turns out to be in use
         self.used_ns = world.clock.monotonic_ns()
-        self.due_ns: int | None = 0  # when upkeep is due; None: when somebody calls for attention
+        self.due_ns: int | None = 0  # when upkeep is due; None: not before `_attend` is called
         self.on_attention = on_attention
-        self.on_pause: Callable[[], object] = self.release_late  # in the middle of long work
+        self.on_pause: Callable[[], object] = self.release_late  # called at intervals during long work
         self.partitions: list[Partition] = []
-        self.lost: dict[int, CorruptData] = {}  # partitions that cannot be opened, and why; the others go on
+        self.lost: dict[int, CorruptData] = {}  # partitions that cannot be opened, and why; the others work
         self.duplicates = Duplicates(world, topic_folder(root, name), self.metrics, window_ms=settings.dedup_window_ms)
         self.duplicates.on_new_part = self.list_parts
         self.duplicates.on_parting = partial(strike_off, world, root, name)
         self.groups: dict[str, QueueGroup] = {}
-        self.spoiled: dict[str, CorruptData] = {}  # groups that cannot be opened, and why; the others go on
-        self._missing: frozenset[str] = frozenset()  # parts that are listed and not there
+        self.spoiled: dict[str, CorruptData] = {}  # groups that cannot be opened, and why; the others work
+        self._missing: frozenset[str] = frozenset()  # parts that are listed but not on disk
         self._tracing = None if traces is None else TopicTracing(world.clock.now_ns, traces, name, facts.id)
         self._notes = GroupNotes(world, topic_folder(root, name))
         self._dead: dict[int, DeadPartition] = {}
@@ -133,8 +133,8 @@ class Topic:
             raise
 
     def _require_parts(self) -> None:
-        """Refuse a topic that lacks its settings: opening would make them anew, with the defaults."""
-        with suppress(CorruptData):  # a list that is damaged: what is there is listed anew
+        """Refuse a topic whose settings file is missing: opening it would silently restore the defaults."""
+        with suppress(CorruptData):  # the list is damaged: it is rebuilt from what is there
             self._missing = frozenset(missing_parts(self._world, self.root, self.name))
         self._require(SETTINGS)
 
@@ -143,7 +143,7 @@ class Topic:
             raise lacking(self.root, self.name, part)
 
     def list_parts(self) -> None:
-        """Note what there is now, so that it is missed if it is lost; where that fails, everything else goes on."""
+        """Record which parts the topic has, so that a lost one is noticed. A failure is only logged."""
         facts = TopicFacts(self.id, self.created_ms, len(self.partitions))
         with self._listing:
             try:
@@ -153,8 +153,8 @@ class Topic:
 
     def _open(self, count: int) -> None:
         for number in range(count):
-            self._check_owner()  # whoever closes the folder is not to wait until all of them are open
-            checkpoint()  # whoever comes next goes on with those that are made
+            self._check_owner()  # closing the folder should not have to wait for all of them
+            checkpoint()  # an abandoned opening keeps the partitions made so far
             self._open_or_stand_in(number)
         if len(self.lost) == count:
             raise self.lost[0].__cause__ or self.lost[0]
@@ -169,12 +169,12 @@ class Topic:
         if self.duplicates.are_used():
             for partition in self.partitions:
                 wrong = partition.lost or partition.lost_delays
-                if wrong is not None:  # a message that is gone may have had any id
+                if wrong is not None:  # a lost message may have had any dedup id
                     self.duplicates.refuse(wrong)
         self.duplicates.open_if_used()
 
     def _open_or_note(self, name: str) -> None:
-        """Open a group; one that is spoiled is left, and holds back what it may not have handled."""
+        """Open a group; if its files are damaged, note the error and keep all messages that it may still need."""
         try:
             self._require(f"{GROUPS}/{name}.json")
             note = self._notes.read(name)
@@ -186,9 +186,9 @@ class Topic:
             logger.error("a group cannot be opened", extra={"topic": self.name, "group": name, "error": str(error)})
 
     def _open_or_stand_in(self, number: int) -> None:
-        """Open a partition; one whose log is gone or cannot be read is left as it is, and the others go on."""
+        """Open a partition; if its log is missing or unreadable, put a LostPartition in its place."""
         try:
-            self._require(f"{number}/log")  # or it would be made anew, empty, and nobody would learn of the loss
+            self._require(f"{number}/log")  # or an empty log would be created, hiding the loss
             self._open_partition(number)
         except HoldfastError as error:
             if not is_of_its_files(error):
@@ -220,12 +220,12 @@ class Topic:
         partition.on_new_part = self.list_parts
         with ExitStack() as unless_done:
             unless_done.callback(partition.close)
-            self.duplicates.follow(number, partition)  # before anybody can publish there
+            self.duplicates.follow(number, partition)  # before anything can be published to it
             unless_done.pop_all()
-        self.partitions.append(partition)  # in place: the faces look at this list
+        self.partitions.append(partition)  # in place: the API objects share this list
 
     def _open_group(self, name: str, note: GroupNote, settings: TopicSettings) -> QueueGroup:
-        # One set of numbers for the simple queue, which is a topic with one group.
+        # A simple queue is a topic with one group: both share one set of metrics.
         group = QueueGroup(self, name, settings, self.metrics if name == DEFAULT_GROUP else self._new_metrics())
         try:
             for number in range(len(self.partitions)):
@@ -233,7 +233,7 @@ class Topic:
                 checkpoint()
                 self._open_delivery(group, number, note.start(number))
         except BaseException:
-            self._close_group(group)  # or the next try would find its journals in use
+            self._close_group(group)  # or its journals would be in use at the next attempt
             raise
         self.groups = {**self.groups, name: group}
         return group
@@ -248,7 +248,7 @@ class Topic:
         folder = group_folder(self.root, self.name, number, group.name)
         part = f"{number}/{GROUPS}/{group.name}"
         if part in self._missing and number not in self.lost and newest_snapshot(self._world, folder)[0] is None:
-            self._require(part)  # with a snapshot, the group goes on from there
+            self._require(part)  # with a snapshot, the group continues from there
         site = Site(
             self.name, number, partition, group.check_open, self.dead_partition, partial(self._prover, group.name)
         )
@@ -266,18 +266,18 @@ class Topic:
             partition.follow(delivery)
             unless_done.callback(partition.unfollow, delivery)
             delivery.recover(dead=self._world.disk.exists(topic_folder(self.root, self.name + DEAD_SUFFIX)))
-            # Not before: whoever moves its dead letters may wait for our lock, and we for that move.
+            # Only now: a thread moving its dead letters may wait for our lock while we wait for that move.
             group.add(delivery)
             unless_done.pop_all()
 
     def _prover(self, group: str) -> Prover:
-        """What makes the receipts of a group: good for it alone, and for this topic, not for another of its name."""
+        """The prover of a group's receipts, which are not valid for other groups or a later topic of this name."""
         return Prover(self._key.get(), "receipt", self.id, self.created_ms, group, mark=PROVEN)
 
     def dead_partition(self, number: int) -> DeadPartition:
-        """Where the dead letters of a partition are kept; made when first needed."""
+        """The dead letters of a partition; created on first use."""
         with self._lock:
-            self.check_open()  # or there would be dead letters of a topic that is gone
+            self.check_open()  # or a deleted topic would get a dead-letter folder
             if number not in self._dead:
                 checkpoint()
                 self._dead[number] = self._open_dead(number)
@@ -307,46 +307,46 @@ class Topic:
         return place
 
     def dead_count(self) -> int:
-        """How many dead letters it has, of all its groups; those on their way to them included."""
+        """Number of dead letters of all groups, including dead messages that are not moved yet."""
         buried = sum(len(delivery.group.burials) for group in self.groups.values() for delivery in group.deliveries)
         places = list(self._dead.values())
         return buried + sum(place.letters.ready_count() for place in places)
 
     def partition(self, number: object) -> Partition:
-        """One partition, by its number; if it cannot be opened, the error says why."""
+        """Return a partition. Raises UnknownTopic if there is none, CorruptData if it could not be opened."""
         return self.partitions[self.usable(number)]
 
     def usable(self, number: object) -> int:
-        """The number of a partition that can be opened."""
+        """Check the number of a partition. Raises like `partition`."""
         known = self.number(number)
         if known in self.lost:
             raise self.lost[known]
         return known
 
     def usable_numbers(self) -> list[int]:
-        """The numbers of all that can be opened."""
+        """The numbers of all partitions that could be opened."""
         return [number for number in range(len(self.partitions)) if number not in self.lost]
 
     def number(self, number: object) -> int:
-        """The number of a partition, if there is one."""
+        """Check the number of a partition, open or not. Raises UnknownTopic if there is none."""
         return check_partition(number, self.name, len(self.partitions))
 
     def group(self, name: str, *, start: str = "earliest", changes: Mapping[str, Any] | None = None) -> QueueGroup:
-        """The group of this name, made where there is none: at the oldest message kept, or behind the newest."""
+        """Return the group, with `changes` to its settings; a new one starts at the "earliest" or "latest" message."""
         check_name(name, "group")
         with self._lock, translated(topic_folder(self.root, self.name)):
             self.check_open()
             if name in self.spoiled:
                 raise self.spoiled[name]
             known, note = self.groups.get(name), self._notes.read(name)
-            if note.deleted:  # and an error kept it from going
+            if note.deleted:  # an error interrupted its deletion
                 self._finish_deletions()
                 note = GroupNote()
             wanted = {**note.settings, **(changes or {})}
-            settings = self._group_settings(wanted)  # refused before anything is made
+            settings = self._group_settings(wanted)  # raises before anything is created
             kept = {field: value for field, value in wanted.items() if field not in NOT_KEPT}
             if known is None:
-                # Where there are some, a call that was refused has half made the group: journals may begin there.
+                # If there are positions, an earlier call failed half way, and journals may begin at them.
                 positions = note.positions
                 if start == "latest" and not positions:
                     positions = [partition.log.written_end for partition in self.partitions]
@@ -355,7 +355,7 @@ class Topic:
                 self._mind_slip(name)
                 try:
                     group = self._open_group(name, note, settings)
-                except Abandoned:  # nobody would count it, and the next opening would make the rest
+                except Abandoned:  # undo it, or the next opening would create the rest of the group
                     self._notes.write(name, GroupNote(deleted=True))
                     self._forget_group(name)
                     raise
@@ -364,16 +364,16 @@ class Topic:
             if kept != note.settings:
                 self._notes.write(name, msgspec.structs.replace(note, settings=kept))
                 self.list_parts()
-            if settings != known.settings:  # otherwise nobody is to begin anew with its turns
+            if settings != known.settings:  # a change resets the priority turns, so do not repeat it
                 known.change(settings)
             return known
 
     def has_group(self, name: str) -> bool:
-        """Whether there is a group of this name in queue mode, also one that cannot be opened."""
+        """Whether there is a group of this name in queue mode, including one that could not be opened."""
         return name in self.groups or name in self.spoiled
 
     def _mind_slip(self, name: str) -> None:
-        """A new group whose name is almost that of another is most likely that one, mistyped: it gets every message."""
+        """Warn if a new group's name looks like a misspelling of another: the new one gets every message."""
         if get_close_matches(name, self.groups, n=1, cutoff=_ALIKE):
             logger.warning(
                 "the group %s of topic %s is new: it gets all messages that are kept. If another was meant, there are "
@@ -385,7 +385,7 @@ class Topic:
             )
 
     def alter(self, settings: TopicSettings) -> None:
-        """Go on with other settings; what is in hand or waits stays so."""
+        """Apply new settings; current leases and delays are not affected."""
         with self._lock:
             self.check_open()
             self.settings = settings
@@ -399,7 +399,6 @@ class Topic:
         self._attend()
 
     def _trace_all(self) -> None:
-        """Trace as the settings say by now."""
         for number, partition in enumerate(self.partitions):
             self._trace_partition(partition, number)
         for group in self.groups.values():
@@ -421,7 +420,7 @@ class Topic:
         return load(TopicSettings, {**msgspec.structs.asdict(self.settings), **changes})
 
     def delete_group(self, name: str) -> None:
-        """Forget a group and all it knows; its messages are no longer kept for it."""
+        """Delete a group and its state; messages are no longer kept for it. Raises UnknownGroup."""
         with self._lock, translated(topic_folder(self.root, self.name)):
             self.check_open()
             group = self.groups.get(name)
@@ -437,7 +436,7 @@ class Topic:
             self._finish_deletions()
 
     def _delete_spoiled(self, name: str) -> None:
-        """Forget a group that cannot be opened: whoever uses its name next begins with what is kept."""
+        """Delete a group that could not be opened."""
         self._finish_deletions()
         del self.spoiled[name]
         self._missing = frozenset(part for part in self._missing if groups_of([part]) != {name})
@@ -452,14 +451,14 @@ class Topic:
 
     def _close_delivery(self, group: QueueGroup, delivery: Delivery) -> None:
         with ExitStack() as closing:
-            # Behind the close: until then a tick that is under way may pin it anew.
+            # After the close (callbacks run in reverse): until then a running tick may pin the log again.
             closing.callback(delivery.partition.log.unpin, delivery.journal.log.folder)
             closing.callback(delivery.close)
             closing.callback(delivery.partition.unfollow, delivery)
             closing.callback(delivery.partition.lines.remove, group.waiters)
 
     def _finish_deletions(self) -> None:
-        """Take away the groups that are to go, their notes last: a crash on the way changes nothing."""
+        """Remove the groups marked as deleted, their notes last, so that a crash leaves them marked."""
         for group in self._notes.deleted():
             if self._world.disk.exists(topic_folder(self.root, self.name + DEAD_SUFFIX)):
                 for number in range(len(self.partitions)):
@@ -467,15 +466,15 @@ class Topic:
             self._forget_group(group)
 
     def _forget_group(self, name: str) -> None:
-        """Take away all that a group has here, but its dead letters."""
+        """Remove all files of a group except its dead letters."""
         count = len(self.partitions)
         parts = frozenset([f"{GROUPS}/{name}.json", *(f"{number}/{GROUPS}/{name}" for number in range(count))])
-        with self._listing:  # to the end: what goes must not be listed again meanwhile
+        with self._listing:  # throughout, so that what is being removed is not listed again
             strike_off(self._world, self.root, self.name, parts)
             self._notes.forget(name, count)
 
     def grow(self, count: int) -> None:
-        """Open the partitions that were added; every group serves them from their first message on."""
+        """Open added partitions up to `count`; every group reads them from their first message."""
         with self._lock:
             self.check_open()
             for number in range(len(self.partitions), count):
@@ -489,7 +488,7 @@ class Topic:
             self.list_parts()
 
     def _close_partition(self, number: int) -> None:
-        """Take the last partition out of use: not all of it could be opened. What it holds stays for the next try."""
+        """Close a new partition that could not be opened completely; its files stay for the next attempt."""
         with ExitStack() as closing:
             self.duplicates.unfollow(number)
             for partition in self.partitions[number:]:
@@ -504,19 +503,19 @@ class Topic:
                     closing.callback(self._close_delivery, group, delivery)
 
     def tick(self) -> int | None:
-        """Do what is due by now; answers in how many ms more will be due."""
+        """Do what is due; returns in how many ms to call again."""
         due: list[int | None] = []
         failure: Exception | None = None
         for part, upkeep in self._upkeep():
             try:
                 due.append(upkeep())
-            except (HoldfastError, OSError) as error:  # one part that fails must not keep the others from their work
-                self._check_owner()  # whoever closes has nothing to be told
+            except (HoldfastError, OSError) as error:  # a failing part must not block the others
+                self._check_owner()
                 if part.closed or self.closed:
-                    continue  # meanwhile, with its topic or its group
+                    continue  # closed meanwhile, with its topic or its group
                 failure = failure or error
                 due.append(_AFTER_ERROR_MS)
-        if failure is not None and str(failure) != self.told:  # once, not at every tick
+        if failure is not None and str(failure) != self.told:  # log it once, not at every tick
             self.told = str(failure)
             logger.error("upkeep failed", extra={"folder": self.root, "topic": self.name, "error": str(failure)})
         return soonest(*due)
@@ -533,38 +532,39 @@ class Topic:
             yield place.target, place.tick
 
     def due_ms(self) -> int | None:
-        """In how many ms something happens to a message by itself; upkeep of the files is not counted."""
+        """Ms until the next lease, delay or scheduled message is due, not counting upkeep of files."""
         return soonest(
             *[partition.due_ms() for partition in self.partitions], *[group.due_ms() for group in self.groups.values()]
         )
 
     @property
     def busy(self) -> bool:
-        """Whether somebody holds it, has a message in hand or waits for one: then it must stay open."""
+        """Whether it has holders, leased messages or waiting consumers, and must stay open."""
         return bool(self.holders) or any(
             group.waiters or any(delivery.group.leases for delivery in group.deliveries)
             for group in self.groups.values()
         )
 
     def may_leave(self) -> bool:
-        """Whether nobody uses it. From then on it is about to be closed, and whoever wants it waits for the engine."""
-        self.leaving = True  # before the look: who comes without a lock is seen by us, or sees this
+        """Whether it is idle. If so, it is marked as leaving, and new users wait for the engine's lock."""
+        self.leaving = True  # first: a user who comes without a lock either sees this or is seen by `busy`
         self.leaving = not self.busy
         return self.leaving
 
     def apply_retention(self) -> Retained:
-        """The same as `retain`, by what all groups are done with as of now."""
+        """Bring the groups' pins up to date, then `retain`."""
         self.check_open()
         self.bring_pins()
         gone = self.retain()
-        for _, deliveries in self._parts():
-            for delivery in deliveries:
-                delivery.tick()  # where retention does not wait for them, they are told of what is gone
+        for partition in self._with_dead():
+            for delivery in partition.deliveries:
+                delivery.tick()  # skips removed messages, if retention ignores pins
         return gone
 
     def retain(self) -> Retained:
-        """Apply the retention settings to every partition now, dead letters included; answers with what is gone."""
-        messages, letters = [partition.log for partition in self.partitions], self._dead_logs()
+        """Apply the retention settings to every partition now, dead letters included; returns what was removed."""
+        messages = [partition.log for partition in self.partitions]
+        letters = [place.target.log for place in list(self._dead.values())]
         starts = [log.start for log in [*messages, *letters]]
         gone = [log.retain() for log in [*messages, *letters]]
         removed = [trimmed.start - start for trimmed, start in zip(gone, starts, strict=True)]
@@ -576,18 +576,16 @@ class Topic:
         )
 
     def compact_keys(self, progress: Progress | None = None, *, roll: bool = False) -> KeysCompacted:
-        """Of each key keep the last message, where every group is through with the others.
+        """Keep only the last message of each key, as far as every group is done with the others.
 
-        With `roll` all is done first that may hold something back: only what is sealed can be compacted.
+        Only sealed segments can be compacted; with `roll`, pins are updated and the active segments sealed first.
         """
         total = KeysCompacted(0, 0, 0)
         if roll:
             self.duplicates.save()
         for partition in self.partitions:
             if roll:
-                partition.save()
-                for delivery in partition.deliveries:
-                    delivery.bring_pin()
+                partition.bring_pins()
                 partition.log.roll()
             done = partition.log.compact_keys(
                 before=partition.log.end,
@@ -604,56 +602,49 @@ class Topic:
         return total
 
     def trim(self) -> tuple[int, int]:
-        """Drop the segments that every group is through with; answers how many, and their bytes."""
-        freed = [self._trim_sealed()]  # before anything is written: the disk may be full
+        """Remove the segments that every group is done with; returns their number and bytes."""
+        freed = [self._trim_sealed()]  # before writing anything: the disk may be full
         self.duplicates.save()
-        for partition, deliveries in self._parts():
-            partition.save()
-            for delivery in deliveries:
-                delivery.bring_pin()
+        for partition in self._with_dead():
+            partition.bring_pins()
             partition.log.roll()
         freed.append(self._trim_sealed())
         return sum(segments for segments, _ in freed), sum(size for _, size in freed)
 
     def _trim_sealed(self) -> tuple[int, int]:
         gone = [
-            partition.log.trim(min([delivery.group.floor for delivery in deliveries], default=0))
-            for partition, deliveries in self._parts()
+            partition.log.trim(min([delivery.group.floor for delivery in partition.deliveries], default=0))
+            for partition in self._with_dead()
         ]
         return sum(each.segments for each in gone), sum(each.bytes for each in gone)
 
     def logs(self) -> list[Log]:
-        """The logs of its messages, dead letters included."""
-        return [*[partition.log for partition in self.partitions], *self._dead_logs()]
-
-    def _dead_logs(self) -> list[Log]:
-        return [place.target.log for place in list(self._dead.values())]
+        """The message logs, dead letters included."""
+        return [partition.log for partition in self._with_dead()]
 
     def bring_pins(self) -> None:
-        """Let the logs go up to what all groups are done with as of now."""
-        for partition, deliveries in self._parts():
-            partition.save()
-            for delivery in deliveries:
-                delivery.bring_pin()
+        """Let the logs be trimmed up to what all groups are done with now."""
+        for partition in self._with_dead():
+            partition.bring_pins()
 
     def compact_dead(self) -> int:
-        """Let go of the dead letters' journals behind new snapshots; answers how many bytes that freed."""
+        """Trim the journals of the dead letters up to new snapshots; returns the number of bytes freed."""
         return sum([place.letters.compact() for place in list(self._dead.values())])
 
     def sync(self) -> None:
-        """Return when everything said so far, acks included, is on disk."""
+        """Wait until everything written so far, acks included, is on disk."""
         self.check_open()
-        for partition, deliveries in self._parts():
+        for partition in self._with_dead():
             partition.sync()
-            for delivery in deliveries:
+            for delivery in partition.deliveries:
                 delivery.journal.log.sync()
 
-    def _parts(self) -> list[tuple[Partition, Sequence[Delivery]]]:
-        dead = [(place.target, place.target.deliveries) for place in list(self._dead.values())]
-        return [*[(partition, partition.deliveries) for partition in self.partitions], *dead]
+    def _with_dead(self) -> list[Partition]:
+        """All partitions, including those of the dead letters."""
+        return [*self.partitions, *[place.target for place in list(self._dead.values())]]
 
     def _attend(self) -> None:
-        """Something is due soon. Called from anywhere, finalizers included: no locks here."""
+        """Request a tick soon. Finalizers call this too, so it must not take a lock."""
         self.due_ns = 0
         self.on_attention()
 
@@ -661,15 +652,16 @@ class Topic:
         self.on_pause()
 
     def release_late(self) -> None:
-        """In the middle of other work: release delayed messages that are due, of all partitions."""
+        """Release due messages of all partitions; called in the middle of other work."""
         for partition in self.partitions:
-            with suppress(HoldfastError, OSError):  # its own tick tells what is wrong; the other work goes on
+            with suppress(HoldfastError, OSError):  # the partition's own tick will report it
                 partition.release_late()
 
     def check_open(self) -> None:
+        """Raise Closed or UnknownTopic if the topic can no longer be used."""
         self._check_owner()
         if self.deleted:
-            Catalog(self._world, self.root).facts(self.name)  # or UnknownTopic, as for everybody who comes now
+            Catalog(self._world, self.root).facts(self.name)  # UnknownTopic, as for a new caller
             raise UnknownTopic(
                 f"the topic {self.name} in {self.root} was deleted; if there is one again, open that one"
             )
@@ -677,16 +669,16 @@ class Topic:
             raise Closed(f"the topic {self.name} in {self.root} is closed: its folder was let go")
 
     def close(self) -> None:
-        """Sync, save, let go of all files. Closing twice is fine."""
+        """Sync, save and close all files. Closing twice is fine."""
         with self._lock:
             if self.closed:
                 return
             self.closed = True
         self._let_go()
-        self.list_parts()  # closing writes down what producers have written
+        self.list_parts()  # closing may have written the producers' files
 
     def _let_go(self) -> None:
-        """Of everything, whatever fails on the way; first of the groups, whose last moves need the dead letters."""
+        """Close everything even if some of it fails; groups first, because their last moves need the dead letters."""
         with ExitStack() as closing:
             for partition in self.partitions:
                 closing.callback(partition.close)

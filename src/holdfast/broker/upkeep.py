@@ -1,4 +1,4 @@
-"""What an engine does as time goes by: idle topics close, keys are compacted, and room is made on a full disk."""
+"""Background work of an engine: closing idle topics, visiting closed ones, compacting keys, freeing disk space."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _AFTER_ERROR_NS: Final = 10_000_000_000
 
 
 class Sweep:
-    """Goes round the closed topics, one at a time and at leisure: all of them within `retention_check_ms`."""
+    """Applies retention to closed topics, one at a time, spread over `retention_check_ms`."""
 
     def __init__(self, engine: BrokerEngine) -> None:
         self._engine = engine
@@ -47,7 +47,7 @@ class Sweep:
         self._due_ns = engine.world.clock.monotonic_ns() + engine.settings.topic.retention_check_ms * 1_000_000
 
     def tick(self) -> int | None:
-        """Look at the next topic if it is time; answers in how many ms more will be due."""
+        """Visit the next topic if it is time; returns in how many ms to call again."""
         self._engine.check_open()
         now_ns = self._engine.world.clock.monotonic_ns()
         if now_ns >= self._due_ns:
@@ -59,10 +59,10 @@ class Sweep:
         return max(self._due_ns - now_ns, 0) // 1_000_000
 
     def let_go(self, but: Topic | None) -> None:
-        """Close the topics that were not used for longest, as far as there are too many open."""
+        """Close the least recently used topics if too many are open, except `but`."""
         engine, most = self._engine, self._engine.settings.open_partitions
         if self._open_partitions() <= most or not self._letting_go.acquire(blocking=False):
-            return  # or another thread does so, and looks again behind each
+            return  # another thread is doing it, and checks the limit again after each topic
         try:
             for topic in sorted(engine.open_topics(), key=lambda topic: topic.used_ns):
                 if self._open_partitions() <= most:
@@ -79,10 +79,10 @@ class Sweep:
         engine = self._engine
         try:
             for name in engine.catalog.leftovers():
-                with suppress(HoldfastError), engine.alone(name):  # otherwise the next round does it
+                with suppress(HoldfastError), engine.alone(name):  # the next round tries again
                     engine.catalog.tidy(name)
             self._round = [name for name in engine.catalog.names() if not engine.is_open(name)]
-        except OSError as error:  # the topics that are open must have their ticks all the same
+        except OSError as error:  # open topics must still get their ticks
             logger.warning("topics could not be listed", extra={"folder": engine.folder, "error": str(error)})
             self._every_ns = _AFTER_ERROR_NS
             return
@@ -99,30 +99,30 @@ class Sweep:
                 topic.retain()
                 engine.space.tick(everything=True)
             engine.let_go_idle()
-        except HoldfastError as error:  # it may be gone by now; if it is damaged, whoever uses it is told
+        except HoldfastError as error:  # deleted meanwhile, or damaged: then its users get the error
             if engine.closed:
                 return
             logger.warning("a closed topic could not be looked at", extra={"topic": name, "error": str(error)})
 
 
-# Key compaction as time goes by, on a thread of its own: it reads much, and leases must not wait for it.
+# Key compaction, on its own thread: it reads a lot, and leases must not wait for it.
 
 
 _LOOK_AGAIN_MS: Final = 60_000
 
 
 class Cleaner:
-    """Compacts the open topics that ask for it, whenever segments were sealed or tombstones have had their time."""
+    """Compacts open topics with `cleanup` other than "delete", after segments were sealed or tombstones expired."""
 
     def __init__(self, engine: BrokerEngine) -> None:
         self._engine = engine
         self.folder = engine.folder
         self.on_attention: Callable[[], None] = lambda: None
         self.before_close: Callable[[], None] = lambda: None
-        self._done: dict[str, tuple[int, int]] = {}  # topic -> (sealed up to there, at this time)
+        self._done: dict[str, tuple[int, int]] = {}  # topic -> (`_sealed` at its last compaction, time of it)
 
     def tick(self) -> int | None:
-        """Compact what is due; answers in how many ms to look again."""
+        """Compact what is due; returns in how many ms to call again."""
         self._engine.check_open()
         for topic in self._engine.open_topics():
             if topic.settings.cleanup != "delete":
@@ -133,7 +133,7 @@ class Cleaner:
                     if self._engine.closed:
                         raise Closed(str(error)) from error
                     if topic.closed:
-                        continue  # meanwhile: it is nobody's trouble
+                        continue  # closed meanwhile, which explains the error
                     logger.warning("key compaction failed", extra={"topic": topic.name, "error": str(error)})
         return _LOOK_AGAIN_MS
 
@@ -152,25 +152,24 @@ class Cleaner:
 
 
 def _sealed(topic: Topic) -> int:
-    """Up to where the partitions are sealed, as one number that changes with any of them."""
+    """A number that changes whenever a segment of any partition is sealed."""
     return sum(segments[-1].base_offset for p in topic.partitions if (segments := p.log.segments()))
 
 
-# When the disk runs short, messages that are handled go before a message is refused.
+# Disk space: when the disk runs out, done messages are removed before a new message is refused.
 #
-# Handled messages are kept to be replayed, and nobody waits for them: of all that lies on the disk they can be missed
-# first. Whoever finds too little space asks here, in the middle of a write and with any lock in hand but that of its
-# own log. So this takes none but those of the logs, and goes by the floors that are known to be on disk. Where that is
-# not enough, the next tick brings the floors up to date, and what a write is refused for now may fit a moment later.
+# Done messages are kept only for replay, so they can be spared first. A write that finds too little space calls `make`
+# while holding any lock except that of its own log. So `make` takes no locks except those of logs, and relies on floors
+# that are known to be on disk. If that is not enough, the next tick brings the floors up to date, and a write that was
+# refused may succeed a moment later.
 #
-# The oldest segments of all open topics go first, and no more than it takes. Topics that are closed have their turn
-# when the sweep comes to them.
+# The oldest segments of all open topics go first, and no more than needed. Closed topics follow when the sweep visits
+# them.
 #
-# Somebody else may have filled the disk to its last byte, and nothing may be done yet. Then messages must still be
-# handled, for that is what frees space; and before that the folder must be opened, which writes a little as well. For
-# these the folder keeps a file of blocks that are of no use to anybody. It is cut shorter when they are needed, never
-# for a new message, and filled up when there is space for it. A folder that was full before there was a reserve, or
-# that has used it up, has indexes to give: they are made anew from their segments.
+# Another program may fill the disk to the last byte while no message is done. Then acks must still work, because they
+# are what frees space, and so must opening the folder, which writes a little as well. For these the folder keeps a
+# reserve file. It is shortened when they need space, never for a new message, and filled up again later. If there is no
+# reserve, or it is used up, indexes are removed; they can be rebuilt from their segments.
 
 
 _RESERVE_BYTES: Final = 1024 * 1024
@@ -178,17 +177,17 @@ _BLOCK_BYTES: Final = 4 * 1024
 
 
 class Space:
-    """What a data folder can give back to its disk. Safe to use from any thread."""
+    """Frees disk space of a data folder. Thread-safe."""
 
     def __init__(self, engine: BrokerEngine) -> None:
         self._engine = engine
-        self._wanted_bytes = 0  # so many were to be free, and were not
-        self._asked = False  # whether somebody was refused since the last tick
+        self._wanted_bytes = 0  # free space that a caller wanted and did not get
+        self._asked = False  # whether a caller was refused since the last tick
 
     def make(self, wanted_bytes: int, *, urgent_bytes: int = 0) -> bool:
-        """Remove handled messages until so many bytes are free, or none are left; answers whether any were removed.
+        """Remove done messages until `wanted_bytes` are free or none are left; returns whether any space was freed.
 
-        Where none are, what is urgent comes from the reserve, or from indexes.
+        If there is nothing to remove, `urgent_bytes` are taken from the reserve or from indexes.
         """
         if self._make(wanted_bytes):
             return True
@@ -196,11 +195,11 @@ class Space:
 
     def _make(self, wanted_bytes: int) -> bool:
         if self._asked:
-            return False  # nothing has changed since the last one was refused
+            return False  # nothing has changed since the last refusal
         try:
             freed = self._free(wanted_bytes)
             short = self._is_short(wanted_bytes)
-        except OSError:  # whoever asks is refused for want of space, not for this
+        except OSError:  # the caller should report the lack of space, not this
             return False
         if short:
             self._wanted_bytes, self._asked = wanted_bytes, True
@@ -208,11 +207,11 @@ class Space:
         return freed > 0
 
     def keep_reserve(self) -> None:
-        """Fill up the reserve, if that leaves as much free again."""
+        """Fill up the reserve if at least as much space again stays free."""
         disk, path = self._engine.world.disk, self._reserve
         with suppress(OSError):  # the next tick tries again
             if not disk.exists(join(self._engine.folder, TOPICS)):
-                return  # a folder with nothing else in it might be taken for somebody else's
+                return  # a folder with only a reserve in it would not be recognized as a data folder
             file = disk.open(path, write=True, create=True)
             try:
                 if file.size() < _RESERVE_BYTES and not self._is_short(2 * _RESERVE_BYTES):
@@ -222,7 +221,7 @@ class Space:
                 file.close()
 
     def _release(self, urgent_bytes: int) -> bool:
-        """Give back so much of the reserve, and no more: somebody else may take whatever is free."""
+        """Free this much of the reserve and no more, because other programs may take what is free."""
         try:
             file = self._engine.world.disk.open(self._reserve, write=True)
             try:
@@ -233,12 +232,12 @@ class Space:
             finally:
                 file.close()
         except OSError:
-            return False  # there is none
+            return False  # there is no reserve
         logger.warning("the disk is full: its reserve is used", extra={"folder": self._engine.folder, "left": left})
         return True
 
     def _drop_indexes(self) -> bool:
-        """Remove indexes of messages until a block is free, which has room for many acks; answers whether any went."""
+        """Remove message indexes until one block is free, enough for many acks; returns whether any were removed."""
         dropped = 0
         with suppress(OSError):
             for path in self._indexes():
@@ -264,7 +263,7 @@ class Space:
         return join(self._engine.folder, RESERVE)
 
     def tick(self, *, everything: bool) -> None:
-        """Try again for whoever was refused, with the floors of all groups as they are now."""
+        """Retry what `make` could not free, with the current floors of all groups."""
         if everything:
             self.keep_reserve()
         if not self._wanted_bytes or not (self._asked or everything):
@@ -272,7 +271,7 @@ class Space:
         self._asked = False
         if self._is_short(self._wanted_bytes):
             for topic in self._engine.open_topics():
-                with suppress(HoldfastError, OSError):  # then less can go
+                with suppress(HoldfastError, OSError):  # then less can be removed
                     topic.bring_pins()
             self._free(self._wanted_bytes)
         if not self._is_short(self._wanted_bytes):
@@ -285,7 +284,7 @@ class Space:
         freed = self._drop(self._logs(), wanted_bytes)
         for log in self._logs():
             if log.all_done and self._is_short(wanted_bytes):
-                with suppress(HoldfastError, OSError):  # a new segment may need what is missing
+                with suppress(HoldfastError, OSError):  # there may be no space for a new segment
                     log.roll()
                     freed += self._drop([log], wanted_bytes)
         if freed:
@@ -303,7 +302,7 @@ class Space:
         for segment, log in sorted(found, key=lambda each: each[0].max_time_ns):
             if not self._is_short(wanted_bytes):
                 break
-            with suppress(HoldfastError, OSError):  # others may be removed
+            with suppress(HoldfastError, OSError):  # try the others
                 freed += log.drop_done(segment).bytes
         return freed
 
@@ -311,10 +310,10 @@ class Space:
         return [log for topic in self._engine.open_topics() for log in topic.logs()]
 
 
-# Topics in use: a lock for each, so that opening one holds up no other, and a hold while one is used.
+# Topics in use: a lock for each name, so that opening one does not block the others, and holds that keep one open.
 
 
-# What is opened in the same way, and is no topic: no topic can have such a name.
+# Opened under such a lock as well, without being topics; no topic can have these names.
 PRODUCERS: Final = ".producers"
 LOCKS: Final = ".locks"
 
@@ -328,16 +327,16 @@ class _NameLock:
 
 
 class TopicLocks:
-    """The locks of the names in use; one that nobody has or waits for takes no room."""
+    """One lock per name, which exists only while a thread holds it or waits for it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
         self._locks: dict[str, _NameLock] = {}
-        self._threads: dict[int, int] = {}  # who has or waits for one of them, and how many times
+        self._threads: dict[int, int] = {}  # how many locks each thread holds or waits for
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """Have the name for oneself; the same thread may have it several times."""
+        """Hold the lock of a name. Reentrant."""
         entry = self._enter(name)
         try:
             with entry.lock:
@@ -347,7 +346,7 @@ class TopicLocks:
 
     @contextmanager
     def if_free(self, name: str) -> Iterator[bool]:
-        """The same without a wait: False where somebody else has it."""
+        """Hold the lock of a name if no other thread does; yields whether it is held."""
         entry = self._enter(name)
         try:
             ours = entry.lock.acquire(blocking=False)
@@ -360,7 +359,7 @@ class TopicLocks:
             self._leave(name, entry)
 
     def wait_until_free(self) -> None:
-        """Return when no other thread has one of them, or waits for one."""
+        """Wait until no other thread holds one of the locks or waits for one."""
         own = threading.get_ident()
         with self._changed:
             self._changed.wait_for(lambda: not self._threads.keys() - {own})
@@ -387,11 +386,8 @@ class TopicLocks:
                 self._changed.notify_all()
 
 
-# Topics that are used for a moment, and stay open meanwhile.
-
-
 class Using:
-    """Somebody who uses a topic: around every call, and so no generator."""
+    """Keeps a topic open during a block. Not a generator, because it is used for every call."""
 
     __slots__ = ("__weakref__", "_hold", "_name", "_topic")
 
@@ -408,26 +404,26 @@ class Using:
 
 
 class ReadableTopic:
-    """The partitions of a topic, or of its dead letters, which are read like those of any other."""
+    """A topic, or the dead letters of one, as something to read."""
 
     def __init__(self, topic: Topic, *, dead: bool) -> None:
         self.topic = topic
         self.dead = dead
 
     def partition(self, number: object) -> Partition:
-        """One of them, by its number; of dead letters it is made when first needed, as when the first one dies."""
+        """Return a partition; one of dead letters is created on first use. Raises UnknownTopic or CorruptData."""
         if self.dead:
             return self.topic.dead_partition(self.topic.number(number)).target
         return self.topic.partition(number)
 
     def partitions(self) -> list[Partition]:
-        """All of them."""
+        """All partitions."""
         return [self.partition(number) for number in range(len(self.topic.partitions))]
 
 
 @contextmanager
 def reading(using: Callable[[str], Using], name: str) -> Iterator[ReadableTopic]:
-    """A topic to read, or (`jobs.dlq`) the dead letters of one, which stays open meanwhile."""
+    """Open a topic for reading, or the dead letters of one (`jobs.dlq`), and keep it open."""
     dead = check_readable_name(name).endswith(DEAD_SUFFIX)
     with using(name.removesuffix(DEAD_SUFFIX)) as topic:
         yield ReadableTopic(topic, dead=dead)

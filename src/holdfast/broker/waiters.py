@@ -1,4 +1,4 @@
-"""Consumers that wait for a message, first come, first served: threads and tasks alike."""
+"""The line of consumers that wait for a message, threads and tasks alike: first come, first served."""
 
 from __future__ import annotations
 
@@ -19,35 +19,34 @@ _LATE_NS: Final = 1_000_000_000
 
 
 class Waiter(Protocol):
-    """One who waits."""
+    """A waiting consumer."""
 
     woken: bool
-    ticket: int  # its place among those who wait; 0 before it has stood in line
-    count: int  # how many messages it takes at most
+    ticket: int  # its place in line; 0 before it has joined
+    count: int  # the most messages it takes
 
     def wake(self) -> None: ...
 
     def is_late(self) -> bool:
-        """Whether it was woken a while ago and has not come since."""
+        """Whether it was woken a while ago and has not looked for messages since."""
 
 
 class Waiters:
-    """The line of those who wait. Whoever is woken and takes nothing must let the next one be woken.
+    """A line of waiters. A waiter that is woken and takes nothing must pass the wake-up on to the next.
 
-    Who steps out to look, and comes back with nothing, stands again where it stood. All the while it has a claim to
-    what is ready, before everybody behind it.
+    A waiter that looks for messages and finds none returns to its old place in line. Until then it keeps its claim to
+    ready messages, ahead of everyone behind it.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a task that is given up leaves the line, and that may be at any moment
-        self._line: list[Waiter] = []  # those asleep
+        self._lock = threading.RLock()  # reentrant: an abandoned task may leave the line at any moment
+        self._line: list[Waiter] = []  # asleep
         self._tickets = count(1)
-        self._on_the_way: dict[Waiter, None] = {}  # woken and not come since, in the order of their waking
-        self._late: list[Waiter] = []  # those of them whose claims count for nothing any more
-        self._greedy = 0  # how many of those who stand ask for more than one message
-        # These, and those who were woken and have not looked yet. It is always the same list: faces look at it.
-        self.standing: list[Waiter] = []
-        self.turn = threading.Lock()  # held by who looks whether something is left for it, and takes it
+        self._on_the_way: dict[Waiter, None] = {}  # woken but not back yet, in the order they were woken
+        self._late: list[Waiter] = []  # woken too long ago: their claims no longer count
+        self._greedy = 0  # number of waiters in `standing` that want more than one message
+        self.standing: list[Waiter] = []  # asleep or woken; never replaced, because the API objects share it
+        self.turn = threading.Lock()  # held while a consumer checks what is left for it, and takes it
 
     def __bool__(self) -> bool:
         return bool(self._line)
@@ -56,7 +55,7 @@ class Waiters:
         return len(self._line)
 
     def wake(self, many: int = 1) -> None:
-        """Wake the first ones in line; each leaves it."""
+        """Wake the first waiters and take them out of the line."""
         with self._lock:
             first = self._line[:many]
             del self._line[:many]
@@ -68,7 +67,7 @@ class Waiters:
         self.wake(len(self._line))
 
     def stand(self, waiter: Waiter) -> None:
-        """Stand in line, as the last one or where it stood before."""
+        """Join the line at the end, or at the waiter's old place."""
         with self._lock:
             waiter.woken = False
             if not waiter.ticket:
@@ -80,7 +79,7 @@ class Waiters:
 
     @contextlib.contextmanager
     def in_line(self, waiter: Waiter) -> Iterator[None]:
-        """Stand in line; afterwards a wake-up that was not used goes to the next one."""
+        """Wait in line during the block; if it raises, an unused wake-up goes to the next waiter."""
         self.stand(waiter)
         done = False
         try:
@@ -96,19 +95,19 @@ class Waiters:
                 self.wake()
 
     def first(self) -> Waiter | None:
-        """The first of those asleep."""
+        """The first sleeping waiter."""
         with self._lock:
             return self._line[0] if self._line else None
 
     def is_first(self, waiter: Waiter | None) -> bool:
-        """Whether nobody stands before it."""
+        """Whether nobody is ahead of it."""
         return self.standing[:1] == [waiter]
 
     def claims_before(self, waiter: Waiter | None) -> int:
-        """How many messages those may take who stand before it (None: before whoever is not in line).
+        """Number of messages claimed by the waiters ahead of it (None: by all waiters).
 
-        Nobody waits for one who does not come, such as a task whose event loop stands still. Thousands may stand
-        here, and each of them asks: they are counted, not looked at one by one.
+        Late waiters, such as tasks of a blocked event loop, do not count. Thousands may be in line and each of them
+        calls this, so it counts without looking at each one.
         """
         with self._lock:
             self._note_late()
@@ -119,11 +118,11 @@ class Waiters:
         return sum(map(_COUNT, line[:end])) if self._greedy else end
 
     def _note_late(self) -> None:
-        """Whoever is late stays so until it comes: each is noted once."""
+        """Move late waiters to `_late`, where they stay until they come back."""
         while self._on_the_way:
             waiter = next(iter(self._on_the_way))
             if not waiter.is_late():
-                return  # nor is anybody who was woken after it
+                return  # nor are those woken after it
             del self._on_the_way[waiter]
             _insert(self._late, waiter)
 
@@ -135,7 +134,7 @@ class Waiters:
 
 
 def _insert(line: list[Waiter], waiter: Waiter) -> bool:
-    """Whether it was not there before."""
+    """Insert by ticket; False if it was already there."""
     at = bisect_left(line, waiter.ticket, key=_TICKET)
     if line[at : at + 1] == [waiter]:
         return False
@@ -144,7 +143,7 @@ def _insert(line: list[Waiter], waiter: Waiter) -> bool:
 
 
 def _remove(line: list[Waiter], waiter: Waiter) -> bool:
-    """Whether it was there."""
+    """Remove by ticket; False if it was not there."""
     at = bisect_left(line, waiter.ticket, key=_TICKET)
     if line[at : at + 1] != [waiter]:
         return False
@@ -153,7 +152,7 @@ def _remove(line: list[Waiter], waiter: Waiter) -> bool:
 
 
 class _OnClock:
-    """What threads and tasks that wait have in common."""
+    """Common part of waiting threads and tasks."""
 
     def __init__(self, clock: Clock, count: int = 1) -> None:
         self._clock = clock
@@ -167,7 +166,7 @@ class _OnClock:
 
 
 class ThreadWaiter(_OnClock):
-    """A thread that waits."""
+    """A waiting thread."""
 
     def __init__(self, clock: Clock, count: int = 1) -> None:
         super().__init__(clock, count)
@@ -179,13 +178,13 @@ class ThreadWaiter(_OnClock):
         self._event.set()
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return when woken, when the time is over, or now and then."""
+        """Return when woken or after the timeout, or sometimes earlier."""
         self._clock.wait(self._event, timeout_s)
         self._event.clear()
 
 
 class TaskWaiter(_OnClock):
-    """A task that waits; woken from any thread."""
+    """A waiting task; `wake` may be called from any thread."""
 
     def __init__(self, clock: Clock, count: int = 1) -> None:
         super().__init__(clock, count)
@@ -199,10 +198,10 @@ class TaskWaiter(_OnClock):
             here = asyncio.get_running_loop() is self._loop
         except RuntimeError:
             here = False
-        if here:  # a call to the loop from outside takes several system calls
+        if here:  # call_soon_threadsafe costs several system calls
             self._event.set()
             return
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the task with it
             self._loop.call_soon_threadsafe(self._event.set)
 
     async def wait(self, timeout_s: float | None) -> None:
