@@ -1,4 +1,4 @@
-"""Looking through a queue without taking anything, and all that is known of one message."""
+"""Listing messages without leasing them, and everything known about one message."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from holdfast.local.group import LocalGroup
 
 
-# Everything that is known of one message, wherever it is by now.
+# Everything known about one message, wherever it is now.
 
 
 def message_history(group: LocalGroup, message_id: str) -> list[TraceStep]:
-    """Every step of a message that is kept, living, done or dead; NotFound where there is none (any more)."""
+    """Return every step of a stored message, whatever its phase. Raises NotFound if it does not exist (any more)."""
     found = find_message(group, message_id)
     if found is None:
         raise no_message(message_id, group.topic)
@@ -51,18 +51,18 @@ def message_history(group: LocalGroup, message_id: str) -> list[TraceStep]:
 
 
 def look_up(group: LocalGroup, message_id: str) -> Found | None:
-    """The message with all its steps, for which a whole journal may have to be read; None where there is none."""
+    """Return the message with all its steps, which may require reading a whole journal; None if it does not exist."""
     found = find_message(group, message_id)
     return None if found is None else _with_history(found)
 
 
 def no_message(message_id: str, topic: str) -> NotFound:
-    """The error for an id that leads to nothing."""
+    """Return the error for the id of no message."""
     return NotFound(f"there is no message {message_id} in {topic}: it never was, or it is done and was dropped since")
 
 
 def history_of(found: Listed[Any]) -> list[TraceStep]:
-    """Every step of a message that was found, with those of the messages that it was redriven into or out of."""
+    """Return every step of a message, and of the messages it was redriven into or out of."""
     delivery = home_of(found)
     if isinstance(found, DeadLetter):
         return history_of_letter(delivery, StoredLetter(record_of(found), note_of(found)))

@@ -50,7 +50,7 @@ class LocalKeptLock:
         return self._engine.closed or not self._locks.holds(self._proof)
 
     def end(self) -> None:
-        """Renew it no more."""
+        """Stop renewing it."""
         self._locks.let_expire(self._proof)
 
 

@@ -351,7 +351,7 @@ class StreamMember:
                 return
 
     def _put_out(self, error: Fenced) -> Iterator[tuple[Listener, list[TopicPartition]]]:
-        """The group takes us for gone, or for another: join again, unless that one is there."""
+        """Join again after the group has removed this member, unless a newer one has replaced it."""
         logger.warning("put out of the group", extra={"group": self.request.group, "why": str(error)})
         lost = sorted(self.partitions)
         self.member_id = None

@@ -427,7 +427,7 @@ class SentMany(SentList[Sent]):
 
 
 class AsyncSentMany(SentList[AsyncSent]):
-    """What `send_many` returns: await it to get where each message is stored, or use it as a sequence of `AsyncSent`."""
+    """What `send_many` returns: await it to get where each message is stored, or use it as a sequence."""
 
     _one = AsyncSent
 

@@ -64,7 +64,7 @@ class RemoteBroker:
         return True
 
     def after_fork(self) -> Any:
-        """The client sees to it that a child has connections of its own."""
+        """Return this port: the client opens connections of its own in a child."""
         return self
 
     def _searched(self, question: Question) -> dict[str, Any]:
@@ -234,5 +234,5 @@ class RemoteKeptLock:
         return self._renewing.lost or self._clock.monotonic_ns() >= self._renewing.until_ns
 
     def end(self) -> None:
-        """Renew it no more."""
+        """Stop renewing it."""
         self._renewing.closed = True

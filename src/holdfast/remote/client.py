@@ -122,15 +122,15 @@ class AsyncCalls:
         self._call = client.caller.call
 
     async def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """What the work of the client comes to."""
+        """Run the client's work and return its result."""
         return await work
 
     async def call(self, ask: Ask) -> Any:
-        """The answer's value; what the server refuses is raised."""
+        """Make a call and return its result. Raises the error if the server refuses it."""
         return await self._call(ask)
 
     async def ask(self, method: str, path: str, answers: Any, body: Any = None, **options: Any) -> Any:
-        """The same for a body that is one of the wire's values; `options` are those of `ask_of`."""
+        """Make a call whose body is a protocol value. The options are those of `ask_of`."""
         return await self._call(ask_of(method, path, answers, body, **options))
 
 
@@ -141,20 +141,20 @@ class Calls:
         self._call = client.caller.call
 
     def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """What the work of the client comes to."""
+        """Run the client's work and return its result."""
         return run(work)
 
     def call(self, ask: Ask) -> Any:
-        """The answer's value; what the server refuses is raised."""
+        """Make a call and return its result. Raises the error if the server refuses it."""
         return run(self._call(ask))
 
     def ask(self, method: str, path: str, answers: Any, body: Any = None, **options: Any) -> Any:
-        """The same for a body that is one of the wire's values; `options` are those of `ask_of`."""
+        """Make a call whose body is a protocol value. The options are those of `ask_of`."""
         return run(self._call(ask_of(method, path, answers, body, **options)))
 
 
 def ask_of(method: str, path: str, answers: Any, body: Any = None, *, wait_s: float = 0.0, again: bool = True) -> Ask:
-    """The request for a call whose body is one of the wire's values."""
+    """Return the request for a call whose body is a protocol value."""
     content = b"" if body is None else packed(body)
     return Ask(method=method, path=path, body=content, answers=answers, wait_s=wait_s, again=again)
 
@@ -329,14 +329,14 @@ class RemoteProducerPort:
 
 
 def _batch(parcel: Parcel) -> wire.Batch:
-    """What is to be stored: all that was not skipped; by bodies alone where there is nothing else."""
+    """Return what is to be stored: everything that was not skipped, as bare bodies if there are no keys or options."""
     if parcel.keys is None and not parcel.rest:
         return wire.Batch(bodies=parcel.values[parcel.skipped :])
     return wire.batch_of(_messages(parcel))
 
 
 def _messages(parcel: Parcel) -> list[wire.NewMessage]:
-    """The same, message by message."""
+    """Return the messages of the parcel one by one, without those that were skipped."""
     return [parcel.rest.get(i) or _message(parcel, i) for i in range(parcel.skipped, len(parcel.values))]
 
 

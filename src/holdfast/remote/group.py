@@ -77,12 +77,12 @@ class RemoteGroup:
 
     @property
     def where(self) -> str:
-        """The same, as a part of a sentence."""
+        """The place as part of a sentence, for error messages."""
         return f"at {self.place}"
 
     @property
     def kept_bodies(self) -> BodyKind | None:
-        """What the bodies of the topic are, if whoever opened it said so."""
+        """The kind of bodies stored with the topic, if it was opened with one."""
         return self.settings.bodies
 
     @property
@@ -101,7 +101,7 @@ class RemoteGroup:
         self.ack_durability = ack_durability
 
     def after_fork(self) -> Any:
-        """The client sees to it that a child has connections of its own."""
+        """Return this port: the client opens connections of its own in a child."""
         return self
 
     def take_next(self) -> None:
@@ -188,20 +188,20 @@ class RemoteGroup:
                 return "nack", Nack(**facts, intent=verb, delay=delay_s)
 
     def receipt(self, taken: RemoteTaken) -> str:
-        """The proof of a delivery as text."""
+        """Return the receipt of a delivery."""
         return taken.held.receipt
 
     def lost(self, taken: RemoteTaken) -> bool:
-        """Whether the lease has ended meanwhile, as far as this end knows."""
+        """Return whether the lease has ended, as far as this client knows."""
         return taken.held.is_lost(self.client.world.clock.monotonic_ns())
 
     def ends_ns(self, taken: RemoteTaken) -> int:
-        """When the lease ends by the clock on the wall, as far as this end knows."""
+        """Return when the lease ends, in nanoseconds since 1970, as far as this client knows."""
         clock = self.client.world.clock
         return clock.now_ns() + taken.held.until_ns - clock.monotonic_ns()
 
     def drop(self, taken: RemoteTaken) -> None:
-        """A message was dropped unhandled; called by its finalizer."""
+        """Return a message to the queue that was dropped without being settled; called by its finalizer."""
         if taken.held.detached:
             taken.held.ended = True  # it ends by itself, in its own time
         elif not self.client.caller.closed:
@@ -223,7 +223,7 @@ class RemoteGroup:
         if held.renew:
             self.client.upkeep.renew(held)
 
-    # Looking around
+    # Inspecting
 
     def _check_peek(self, count: int) -> None:
         if count > _MOST_PEEKED:

@@ -189,7 +189,7 @@ class RemoteConsumerPort:
             tell(self.request.on_assigned, assigned)
 
     def _put_out(self, error: Fenced) -> None:
-        """The group takes us for gone, or for another: join again, unless that one is there."""
+        """Join again after the group has removed this member, unless a newer one has replaced it."""
         group, instance_id = self.request.group, self.request.instance_id
         logger.warning("put out of the group", extra={"group": group, "why": str(error)})
         lost = sorted(self.partitions)
