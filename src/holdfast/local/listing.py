@@ -152,7 +152,7 @@ def _with_history(found: Found) -> Found:
 # and number. It may raise, to end the look there.
 Look: TypeAlias = Callable[..., None]
 
-# Told how many messages were left out because they are damaged.
+# Called with the number of damaged messages that were left out.
 Lost: TypeAlias = Callable[[int], None]
 
 _AT_A_TIME: Final = 256
@@ -176,12 +176,12 @@ class Mark(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As it is told to those who list page by page."""
+        """Return the place as text, for callers that list page by page."""
         return ".".join(map(str, self))
 
 
 def mark_of(message: Listed[Any]) -> Mark:
-    """The place of a message in its list."""
+    """Return the place of a message in its list."""
     offset = record_of(message).offset
     if isinstance(message, Waiting):
         return Mark(message.partition, _LAST, due_ms_of(message), offset)
@@ -189,7 +189,7 @@ def mark_of(message: Listed[Any]) -> Mark:
 
 
 def seen(group: LocalGroup, delivery: Delivery, record: Record, phase: PhaseName, *, due_ms: int = 0) -> Listed[Any]:
-    """A message in the log, with what its group knows of it at this moment."""
+    """Return a message in the log, with what its group knows about it now."""
     state = delivery.group
     lease, history = state.leases.get(record.offset), state.histories.get(record.offset)
     return Listed(
@@ -206,13 +206,13 @@ def seen(group: LocalGroup, delivery: Delivery, record: Record, phase: PhaseName
 
 
 def until_ms(delivery: Delivery, lease: Lease) -> int:
-    """When a lease ends by the clock on the wall; it is kept by one that nobody sets."""
+    """Return when a lease ends by the wall clock; the lease itself is kept by the monotonic clock."""
     clock = delivery.clock
     return clock.now_ns() // 1_000_000 + lease.until_ms - clock.monotonic_ns() // 1_000_000
 
 
 def parse_mark(text: str) -> Mark:
-    """The place that a text stands for."""
+    """Parse a place from text."""
     numbers = text.split(".")
     if len(numbers) != len(Mark._fields) or not all(each.isdecimal() and len(each) < 20 for each in numbers):
         raise InvalidRequest(f"after={text!r} cannot be used: give what the page before named as `next`")
@@ -247,12 +247,12 @@ def listed(
 
 
 def messages(group: LocalGroup, phase: str, where: Where, limit: int | None) -> Iterator[Listed[Any]]:
-    """The same for a thread that has the port: it looks as it goes, one message at a time."""
+    """List messages for a thread that has the port, reading one message at a time."""
     return listed(group, phase, where, limit)
 
 
 def _whole(source: _Source, group: LocalGroup, after: Mark, look: Look, lost: Lost) -> Iterator[Listed[Any]]:
-    """The messages of a source; at their end, or when nobody wants more, it is told how many were damaged."""
+    """Iterate over the messages of a source; at the end, report how many were damaged."""
     counts: list[int] = []
     try:
         yield from source(group, after, look, counts.append)
@@ -262,7 +262,7 @@ def _whole(source: _Source, group: LocalGroup, after: Mark, look: Look, lost: Lo
 
 
 def _deliveries(group: LocalGroup, after: Mark) -> Iterator[tuple[Delivery, Mark]]:
-    """The partitions that have something behind the place, and the place in each of them."""
+    """Return the partitions that have messages after the place, and the place in each of them."""
     for delivery in group.deliveries:
         if delivery.number >= after.partition:
             yield delivery, after if delivery.number == after.partition else Mark()
@@ -312,7 +312,7 @@ def _delayed(group: LocalGroup, after: Mark, look: Look, lost: Lost) -> _Listing
 
 
 def _records(delivery: Delivery, offsets: list[int], among: Container[int], lost: Lost) -> Iterator[Record]:
-    """The messages at these offsets, some at a time, without those that have left the phase meanwhile."""
+    """Iterate over the messages at these offsets, in batches, without those that have left the phase meanwhile."""
     for i in range(0, len(offsets), _AT_A_TIME):
         wanted = [offset for offset in offsets[i : i + _AT_A_TIME] if offset in among]
         found = delivery.fetch(wanted)

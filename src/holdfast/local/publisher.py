@@ -1,4 +1,4 @@
-"""Publishing to one topic: bodies in, drafts made, partitions chosen, for threads and for tasks."""
+"""Publishing to one topic, for threads and tasks: checks messages and chooses their partitions."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from holdfast.producing.parcels import Outbox, Parcel
 from holdfast.storage.batches import Spool
 from holdfast.storage.log import Log
 
-# Messages that come as a stream: spooled beside their log, and stored as one message when all of it is there.
+# Messages that come as a stream: they are spooled next to their log, and stored as one message when complete.
 
 
 class SpooledUpload:
-    """One message on its way. What is wrong with it is said before the first byte is read, as far as it can be."""
+    """One message that is being uploaded. Its options are checked before the first byte is read, as far as possible."""
 
     def __init__(self, world: World, publisher: Publisher, request: StreamRequest) -> None:
         publisher.topic.check_open()
@@ -43,7 +43,7 @@ class SpooledUpload:
         self._spool = Spool(world, log.folder, log.settings, head_bytes=head, size_hint=hint)
 
     def run(self) -> Stored:
-        """Take all of the stream, and store it."""
+        """Read the whole stream and store it."""
         with self._spool:
             self._take(pieces_of(self._request.stream))
             parts = self._store()
@@ -51,7 +51,7 @@ class SpooledUpload:
         return self._publisher.stored(parts, self._began_ns)[0]
 
     async def run_async(self) -> Stored:
-        """The same for a task: threads wait for the disk, and for a stream that is none of tasks."""
+        """Read and store the stream from a task; threads wait for the disk and for streams that block."""
         stream = self._request.stream
         with self._spool as spool:
             if isinstance(stream, AsyncIterable):
@@ -72,7 +72,7 @@ class SpooledUpload:
 
     def _store(self) -> list[PartitionShare]:
         durability = self._request.durability
-        # Once more: a delay, or a time to live, begins now.
+        # Checked again, because a delay or a time to live begins now.
         draft = self._publisher.draft(self._request.message, self._spool.value())
         if (durability or self._log.settings.durability) == "fsync":
             self._spool.sync()  # before anybody waits for us
@@ -83,7 +83,7 @@ _NAMED_MOST: Final = 20
 
 
 class PartitionShare(msgspec.Struct, gc=False):
-    """What one partition was given of a call: which of its messages, and what to wait for; or why it took none."""
+    """The share of one partition in a call: which messages, and what to wait for, or the error."""
 
     number: int
     partition: Partition
@@ -182,7 +182,7 @@ class Publisher:
         *,
         verb: str = "put_many",
     ) -> list[PartitionShare]:
-        """Write bodies or NewMessages: all that go to one partition, or none of them. Then `wait`, and ask `stored`."""
+        """Write bodies or NewMessages, all that go to one partition or none. Then call `wait` and `stored`."""
         self.topic.check_open()
         drafts = self.drafts(messages, codec, verb)
         if len(self.partitions) == 1 and partition is None:
@@ -200,14 +200,14 @@ class Publisher:
             except HoldfastError as error:
                 if not parts:
                     raise
-                # The others are written, and are to be waited for all the same: they can be read soon.
+                # The others are written and must still be waited for: they will be readable soon.
                 done = {i for part in parts for i in part.indexes}
                 left = [i for i in range(len(drafts)) if i not in done]
                 return [*parts, PartitionShare(number, self.partitions[number], Publication([], "fsync"), left, error)]
         return parts
 
     def _check_sizes(self, drafts: Sequence[Draft], routed: Mapping[int, Sequence[int]]) -> None:
-        """Refuse the whole call for what one partition would refuse, when others have stored their part already."""
+        """Refuse the whole call for what one partition would refuse after others have stored their share."""
         sizes, settings = message_sizes(batch_of(drafts)), self._settings
         for i, size in enumerate(sizes):
             if size > settings.max_message_bytes:
@@ -264,7 +264,7 @@ class Publisher:
         return next(iter(self._routed([draft], partition)))
 
     def write_one(self, number: int, draft: Draft, durability: Durability | None) -> list[PartitionShare]:
-        """Write a message to the partition that was chosen for it. Then `wait`, and ask `stored`."""
+        """Write a message to its chosen partition. Then call `wait` and `stored`."""
         return [self._write(number, [draft], range(1), durability, None)]
 
     def _routed(self, drafts: Sequence[Draft], partition: object) -> dict[int, list[int]]:
@@ -331,7 +331,7 @@ def _check_codec(codec: object) -> None:
 # The port of a producer on an engine in this process: each parcel is an idempotent append to its partition.
 
 
-# What was written, and where: the topic may be another one of its name by the time it is waited for.
+# What was written, and where: while waiting, the topic may be replaced by a new one of the same name.
 WrittenParcel: TypeAlias = tuple[Partition, Publication | Appended]
 
 
@@ -412,7 +412,7 @@ class LocalProducerPort:
         messages = len(parcel.values) - parcel.skipped
         if known is None:
             parcel.offset = appended.offset
-        elif known.offsets:  # it was stored by the attempt before, whatever went wrong then
+        elif known.offsets:  # an earlier attempt stored it, whatever went wrong then
             parcel.offset = known.offsets[0]
         else:
             parcel.skipped = len(parcel.values)
@@ -481,9 +481,9 @@ def _drafts(parcel: Parcel) -> list[Draft]:
 
 
 def _mark(parcel: Parcel, identity: ProducerId) -> None:
-    """Give messages that go without a sequence a dedup id each, which makes them known when they are sent again.
+    """Give each message without a sequence number a dedup id, so that it is recognized when it is sent again.
 
-    In the order in which they leave: whatever never came into a parcel has no number.
+    Numbers follow the order of sending; a message that never got into a parcel has none.
     """
     outbox = parcel.outbox
     for i, draft in parcel.rest.items():

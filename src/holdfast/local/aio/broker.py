@@ -261,7 +261,7 @@ class AsyncLocalConsumerPort(StreamMember):
 
     @classmethod
     async def open(cls, engine: BrokerEngine, request: MemberRequest) -> Self:
-        """A member that has not joined yet; the group is made where there is none."""
+        """Return a member that has not joined yet; the group is created if needed."""
         group, settings = await aside(member_of, engine, request)
         return cls(engine, group, request, settings)
 

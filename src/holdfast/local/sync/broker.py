@@ -205,7 +205,7 @@ class LocalConsumerPort(StreamMember):
 
     @classmethod
     def open(cls, engine: BrokerEngine, request: MemberRequest) -> Self:
-        """A member that has not joined yet; the group is made where there is none."""
+        """Return a member that has not joined yet; the group is created if needed."""
         group, settings = member_of(engine, request)
         return cls(engine, group, request, settings)
 

@@ -1,4 +1,4 @@
-"""The topics of a server, for tasks: every verb is a call."""
+"""The topics of a server, for tasks. Each method makes one call."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class AsyncRemoteBrokerPort(RemoteBroker):
         return AsyncRemoteGroupPort(self.client, name, DEFAULT_GROUP, bodies, known, durability=durability)
 
     async def _keep_bodies(self, name: str, info: TopicInfo, kind: BodyKind | None) -> TopicInfo:
-        """Note what bodies are, for workers; where that cannot be, the queue is as good without."""
+        """Store the kind of bodies, for workers. If that is not possible, the queue works without."""
         if kind is None or info.settings.get("bodies") is not None:
             return info
         try:
@@ -117,7 +117,7 @@ class AsyncRemoteBrokerPort(RemoteBroker):
         return made
 
     async def _only_topic(self) -> str:
-        """The one that the server has, or one by the name that a queue has by default."""
+        """Return the only topic of the server, or the default name of a queue."""
         found = await self.topics()
         if len(found) > 1:
             raise InvalidRequest(
@@ -240,7 +240,7 @@ class AsyncRemoteBrokerPort(RemoteBroker):
         return Compacted(segments=segments, bytes=freed_bytes, journal_bytes=journal_bytes)
 
     async def unfit(self, topic: str, messages: Sequence[NewMessage]) -> int | None:
-        """Only the server knows, which refuses them as a whole."""
+        """Return None: only the server knows, and refuses them as a whole."""
         return 0 if len(messages) == 1 else None
 
     async def publish_plain(
@@ -301,7 +301,7 @@ class AsyncRemoteBrokerPort(RemoteBroker):
         return resets_told(await self._ask("POST", path_of("groups", group, "reset"), wire_groups.ResetDone, body))
 
     async def effects(self, group: str, resets: Sequence[Reset]) -> list[ResetEffect]:
-        """What resets would do: counted by positions, as only the server knows about each message."""
+        """Return what resets would do, counted by offsets: only the server knows each message."""
         return [effect_of(reset) for reset in resets]
 
     async def trace(self, message_id: str) -> list[TraceStep]:
@@ -335,7 +335,7 @@ class AsyncRemoteBrokerPort(RemoteBroker):
         await self._ask("POST", path_of("admin", "sync"), None)
 
     async def close(self) -> None:
-        """Let producers send what they have, and end the client."""
+        """Flush producers and close the client."""
         for producer in list(self._sending):
             await producer.close()
         await self.client.close_async()
@@ -356,7 +356,7 @@ class AsyncRemoteLocksPort:
         return self._client.holder
 
     async def acquire(self, wanted: LockRequest) -> Lock:
-        """One call waits for some seconds; then it stands in line again, until its own time is over."""
+        """Acquire a lock. Each call waits for some seconds and then lines up again, until the deadline."""
         clock = self._client.world.clock
         until_ns = None if wanted.wait_ms is None else clock.monotonic_ns() + wanted.wait_ms * 1_000_000
         path = path_of("locks", wanted.name, "acquire")
@@ -414,7 +414,7 @@ class AsyncRemoteLocksPort:
 
     async def update_document(self, name: str, content: bytes, version: int | None, lease_id: str | None) -> Document:
         path = path_of("state", name, version=version, lease_id=lease_id)
-        # As JSON, which it is already: msgpack knows more, and would store what a folder refuses.
+        # Sent as JSON: msgpack has more types, and would store what a folder refuses.
         ask = Ask(method="PUT", path=path, body=b'{"value":%b}' % content, media=JSON, answers=Document)
         try:
             document: Document = await self._calls.call(ask)

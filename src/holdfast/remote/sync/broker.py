@@ -1,5 +1,5 @@
 # Generated from aio/broker.py by tools/sync.py: do not edit it, edit that one and run "make sync".
-"""The topics of a server, for threads: every verb is a call."""
+"""The topics of a server, for threads. Each method makes one call."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class RemoteBrokerPort(RemoteBroker):
         return RemoteGroupPort(self.client, name, DEFAULT_GROUP, bodies, known, durability=durability)
 
     def _keep_bodies(self, name: str, info: TopicInfo, kind: BodyKind | None) -> TopicInfo:
-        """Note what bodies are, for workers; where that cannot be, the queue is as good without."""
+        """Store the kind of bodies, for workers. If that is not possible, the queue works without."""
         if kind is None or info.settings.get("bodies") is not None:
             return info
         try:
@@ -118,7 +118,7 @@ class RemoteBrokerPort(RemoteBroker):
         return made
 
     def _only_topic(self) -> str:
-        """The one that the server has, or one by the name that a queue has by default."""
+        """Return the only topic of the server, or the default name of a queue."""
         found = self.topics()
         if len(found) > 1:
             raise InvalidRequest(
@@ -239,7 +239,7 @@ class RemoteBrokerPort(RemoteBroker):
         return Compacted(segments=segments, bytes=freed_bytes, journal_bytes=journal_bytes)
 
     def unfit(self, topic: str, messages: Sequence[NewMessage]) -> int | None:
-        """Only the server knows, which refuses them as a whole."""
+        """Return None: only the server knows, and refuses them as a whole."""
         return 0 if len(messages) == 1 else None
 
     def publish_plain(
@@ -298,7 +298,7 @@ class RemoteBrokerPort(RemoteBroker):
         return resets_told(self._ask("POST", path_of("groups", group, "reset"), wire_groups.ResetDone, body))
 
     def effects(self, group: str, resets: Sequence[Reset]) -> list[ResetEffect]:
-        """What resets would do: counted by positions, as only the server knows about each message."""
+        """Return what resets would do, counted by offsets: only the server knows each message."""
         return [effect_of(reset) for reset in resets]
 
     def trace(self, message_id: str) -> list[TraceStep]:
@@ -332,7 +332,7 @@ class RemoteBrokerPort(RemoteBroker):
         self._ask("POST", path_of("admin", "sync"), None)
 
     def close(self) -> None:
-        """Let producers send what they have, and end the client."""
+        """Flush producers and close the client."""
         for producer in list(self._sending):
             producer.close()
         self.client.close()
@@ -353,7 +353,7 @@ class RemoteLocksPort:
         return self._client.holder
 
     def acquire(self, wanted: LockRequest) -> Lock:
-        """One call waits for some seconds; then it stands in line again, until its own time is over."""
+        """Acquire a lock. Each call waits for some seconds and then lines up again, until the deadline."""
         clock = self._client.world.clock
         until_ns = None if wanted.wait_ms is None else clock.monotonic_ns() + wanted.wait_ms * 1_000_000
         path = path_of("locks", wanted.name, "acquire")
@@ -407,7 +407,7 @@ class RemoteLocksPort:
 
     def update_document(self, name: str, content: bytes, version: int | None, lease_id: str | None) -> Document:
         path = path_of("state", name, version=version, lease_id=lease_id)
-        # As JSON, which it is already: msgpack knows more, and would store what a folder refuses.
+        # Sent as JSON: msgpack has more types, and would store what a folder refuses.
         ask = Ask(method="PUT", path=path, body=b'{"value":%b}' % content, media=JSON, answers=Document)
         try:
             document: Document = self._calls.call(ask)

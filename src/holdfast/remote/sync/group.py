@@ -1,5 +1,5 @@
 # Generated from aio/group.py by tools/sync.py: do not edit it, edit that one and run "make sync".
-"""A group behind a server, for threads: every verb is a call, and one that was not answered is made again."""
+"""A group on a server, for threads. Each method makes one call, which is repeated if its answer was lost."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class RemoteGroupPort(RemoteGroup):
         return self._calls.call(self._request(method, verb, answers, body, **query))
 
     def take(self, wanted: ReceiveRequest) -> list[RemoteTaken]:
-        """What is ready, up to so many; the server lets us wait for the first one."""
+        """Lease ready messages, up to `wanted.count`; the server waits for the first one."""
         take = self._take(wanted)
         mono_ns = self.client.world.clock.monotonic_ns
         until_ns = None if wanted.timeout_s is None else mono_ns() + round(wanted.timeout_s * 1e9)
@@ -111,7 +111,7 @@ class RemoteGroupPort(RemoteGroup):
         self._settle_taken([taken], MessageOutcome("defer", delay_ms))
 
     def release(self, taken: RemoteTaken) -> None:
-        """Give back a message whose handler was interrupted: by the thread beside, for one that is being cancelled."""
+        """Return a message whose handler was interrupted to the queue, on the client's thread, as the thread is cancelled."""
         self.defer(taken, 0)
 
     def reject(self, taken: RemoteTaken, reason: str) -> None:
@@ -121,7 +121,7 @@ class RemoteGroupPort(RemoteGroup):
     def _settle_taken(
         self, taken: Sequence[RemoteTaken], outcome: MessageOutcome, durability: Durability | None = None
     ) -> None:
-        """The last thing done with messages; after a call that was refused for another reason they are in flight."""
+        """Settle messages. After any error but LeaseLost they are still in flight."""
         self._check_own(taken)
         lost: LeaseLost | None = None
         for some in parts(taken):
@@ -173,7 +173,7 @@ class RemoteGroupPort(RemoteGroup):
         return lost
 
     def extend(self, taken: RemoteTaken, lease_ms: int | None) -> None:
-        """Let the lease begin anew; it is counted from before the call."""
+        """Restart the lease, counted from before the call."""
         now_ns = self.client.world.clock.monotonic_ns()
         try:
             self.settle([taken.held.receipt], MessageOutcome("extend", lease_ms=lease_ms), None)
@@ -203,7 +203,7 @@ class RemoteGroupPort(RemoteGroup):
         except Conflict as error:
             if not is_repeated(error):
                 raise
-            # The attempt before, whose answer was lost, may have done it.
+            # An earlier attempt, whose answer was lost, may have done it.
             found, new = self.load_state(taken)
             if new != (0 if content is None else version + 1) or found != value:
                 raise error from None
@@ -218,7 +218,7 @@ class RemoteGroupPort(RemoteGroup):
 
     def cancel(self, message_id: str) -> bool:
         """Cancel a ready or delayed message. Returns False if it is too late."""
-        # Sent once: a second one would answer that it was too late, where the first has done it.
+        # Sent once: if the first call succeeded, a second one would return that it is too late.
         verb = f"messages/{message_id}"
         answer: queues.Cancelled = self._ask("DELETE", verb, queues.Cancelled, group=self.group, again=False)
         return answer.cancelled
@@ -271,7 +271,7 @@ class RemoteGroupPort(RemoteGroup):
         )
 
     def oldest_ready_ns(self) -> int | None:
-        """When the next message was published: the server tells no more without listing all of them."""
+        """Return when the next message was published: for the oldest, all of them would have to be listed."""
         found: Any = self.messages("ready", None, 1)
         return min([each.timestamp_ns for each in found], default=None)
 
@@ -287,7 +287,7 @@ class RemoteGroupPort(RemoteGroup):
         return letter
 
     def letter_groups(self, where: Where) -> list[DeadGroup]:
-        """Dead letters by reason and kind of error. A function is asked here."""
+        """Group dead letters by reason and kind of error. A function is evaluated here."""
         if callable(where):
             found: Any = self.messages("dead", where, None)
             return grouped(found)
@@ -306,7 +306,7 @@ class RemoteGroupPort(RemoteGroup):
         return self._act("dead/purge", queues.Purge(**chosen, dry_run=request.dry_run, group=self.group), 0.0)
 
     def _chosen(self, request: DeadLettersRequest) -> dict[str, Any]:
-        """What to act on. A function is asked here, and its choice told by ids."""
+        """Return what to act on. A function is evaluated here, and its choice is sent as ids."""
         where, limit = request.where, request.limit
         if request.ids is not None:
             return {"ids": request.ids, "limit": limit}
@@ -329,7 +329,7 @@ class RemoteGroupPort(RemoteGroup):
 
     def purge(self) -> int:
         """Drop every message that is not in flight, and return how many."""
-        # Sent once: what is put behind the first one would be dropped by a second.
+        # Sent once: a second call would drop messages that were put after the first.
         told: queues.Purged = self._ask("POST", "purge", queues.Purged, group=self.group, again=False)
         return told.purged
 
@@ -366,7 +366,7 @@ class RemoteGroupPort(RemoteGroup):
         self._calls.call(Ask(method="POST", path=path_of("admin", "sync")))
 
     def close(self) -> None:
-        """Let go of this view; and of the connection, where it was opened for it alone."""
+        """Close this view, and the connection if it was opened only for it."""
         self._view_closed = True
         if self._alone:
             self.client.close()
