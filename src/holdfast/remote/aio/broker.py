@@ -240,7 +240,7 @@ class AsyncRemoteBrokerPort(RemoteBroker):
         return Compacted(segments=segments, bytes=freed_bytes, journal_bytes=journal_bytes)
 
     async def unfit(self, topic: str, messages: Sequence[NewMessage]) -> int | None:
-        """Return None: only the server knows, and refuses them as a whole."""
+        """Return 0 for a single message, otherwise None: only the server knows which one it refuses."""
         return 0 if len(messages) == 1 else None
 
     async def publish_plain(

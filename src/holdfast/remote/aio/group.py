@@ -110,8 +110,10 @@ class AsyncRemoteGroupPort(RemoteGroup):
         await self._settle_taken([taken], MessageOutcome("defer", delay_ms))
 
     async def release(self, taken: RemoteTaken) -> None:
-        """Return a message whose handler was interrupted to the queue, on the client's thread, as the task is cancelled."""
-        self.drop(taken)  # sync: self.defer(taken, 0)
+        """Return a message whose handler was interrupted to the queue."""
+        # A task that is being cancelled cannot wait for a call, so the client's thread makes it.
+        self.drop(taken)  # async only
+        # sync: self.defer(taken, 0)
 
     async def reject(self, taken: RemoteTaken, reason: str) -> None:
         """Make a message a dead letter."""

@@ -111,7 +111,7 @@ class RemoteGroupPort(RemoteGroup):
         self._settle_taken([taken], MessageOutcome("defer", delay_ms))
 
     def release(self, taken: RemoteTaken) -> None:
-        """Return a message whose handler was interrupted to the queue, on the client's thread, as the thread is cancelled."""
+        """Return a message whose handler was interrupted to the queue."""
         self.defer(taken, 0)
 
     def reject(self, taken: RemoteTaken, reason: str) -> None:
