@@ -1,4 +1,4 @@
-"""Arguments of calls, checked: errors name the argument, and nothing has been done by then."""
+"""Checks of the arguments of calls. Errors name the argument, and are raised before anything is done."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.broker.locks import MOST_DOCUMENT_BYTES
 from holdfast.errors import InvalidRequest, MessageTooLarge
 from holdfast.model import Durability
 
-# What users ask of traces, with their times and limits.
+# Searches in traces, with their times and limits.
 
 
 When: TypeAlias = datetime | timedelta
@@ -24,7 +24,7 @@ _MOST_STEPS: Final = 1_000_000
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A search as it was asked."""
+    """A search in the traces, as the caller gave it."""
 
     topic: str | None = None
     group: str | None = None
@@ -36,14 +36,14 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_search(limit: object, last: object) -> None:
-    """Refuse a number of steps that cannot be asked for."""
+    """Refuse a bad number of steps."""
     if type(limit) is not int or not 1 <= limit <= _MOST_STEPS:
         raise InvalidRequest(f"limit={limit!r} cannot be used: give a whole number from 1 to {_MOST_STEPS}")
     switch(last, "last")
 
 
 def moment_ns(value: When, name: str, now_ns: int) -> int:
-    """A moment; a length of time is so long ago."""
+    """Convert a moment to nanoseconds since 1970; a timedelta means that long before now."""
     if isinstance(value, timedelta):
         return now_ns - duration_ms(value, name) * 1_000_000
     return instant_ns(value, name)
@@ -51,12 +51,12 @@ def moment_ns(value: When, name: str, now_ns: int) -> int:
 
 MOST_AT_ONCE: Final = 100_000
 
-# Not the handler's fault: these give the message back as if it had not been touched.
+# Not the handler's fault: these return the message to the queue without counting an attempt.
 INTERRUPTIONS: Final = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError)
 
 
 class ReceiveRequest(msgspec.Struct, frozen=True, gc=False):
-    """What a consumer asks for. Without a lease the group's own is meant, without a holder this process."""
+    """What a consumer asks for. The lease defaults to the group's own, the holder to this process."""
 
     count: int
     timeout_s: float | None = None
@@ -66,14 +66,14 @@ class ReceiveRequest(msgspec.Struct, frozen=True, gc=False):
     detached: bool = False
 
 
-ONE: Final = ReceiveRequest(1)  # the next message, for as long as it takes
+ONE: Final = ReceiveRequest(1)  # the next message, without a timeout
 
 
 class MessageOutcome(msgspec.Struct, frozen=True, gc=False):
-    """What became of messages in flight. What is None is as the group's settings say."""
+    """How messages in flight are settled. None means the default of the group's settings."""
 
     verb: Literal["ack", "nack", "defer", "drop", "reject", "extend"]
-    delay_ms: int | None = None  # nack, defer, drop: until they are ready again; defer: None is at once
+    delay_ms: int | None = None  # nack, defer, drop: until they are ready again; for defer, None means at once
     why: str = ""  # nack: the error; reject: the reason
     lease_ms: int | None = None  # extend
 
@@ -90,7 +90,7 @@ def wanted_of(
     renew: object = False,
     detached: object = False,
 ) -> ReceiveRequest:
-    """The arguments of `receive` and `receive_many`."""
+    """Check the arguments of `receive` and `receive_many`."""
     check_count(count)
     timeout_s = None if timeout is None else duration_ms(timeout, "timeout") / 1000
     lease_ms = None if lease is None else lease_of(lease)
@@ -100,36 +100,36 @@ def wanted_of(
 
 
 def check_count(count: object) -> None:
-    """Refuse what is no number of messages to take or to look at."""
+    """Refuse a bad number of messages to receive or peek at."""
     if type(count) is not int or not 1 <= count <= MOST_AT_ONCE:
         raise InvalidRequest(f"count={count!r} cannot be used: give a whole number from 1 to {MOST_AT_ONCE}")
 
 
 def switch(value: object, name: str) -> bool:
-    """The argument, if it is True or False."""
+    """Return the argument if it is True or False; otherwise raise InvalidRequest."""
     if not isinstance(value, bool):
         raise InvalidRequest(f"{name}={value!r} cannot be used: give True or False")
     return value
 
 
 def waiting(block: object, timeout: Seconds | None) -> Seconds | None:
-    """How long to wait: not at all for one who does not want to."""
+    """Return how long to wait: 0 with block=False."""
     return timeout if switch(block, "block") else 0
 
 
 def gives_back(lease: Seconds | None) -> bool:
-    """Whether a lease of this length gives the message back now."""
+    """Return whether a lease of this length returns the message to the queue now."""
     return lease is not None and lease_of(lease, minimum_ms=0) == 0
 
 
 def check_id(message_id: object) -> None:
-    """Refuse what is no id of a message."""
+    """Refuse anything that is not the id of a message."""
     if not isinstance(message_id, str):
         raise InvalidRequest(f"a message's id is text, not {type(message_id).__name__}")
 
 
 def check_seek(to: object, offset: object, time: datetime | None) -> None:
-    """Refuse what is no place to go on from."""
+    """Refuse anything but exactly one valid position to seek to."""
     if sum(argument is not None for argument in (to, offset, time)) != 1:
         raise InvalidRequest('seek takes one of "start", "end", offset=... or time=...')
     if to is not None and to not in ("start", "end"):
@@ -141,19 +141,19 @@ def check_seek(to: object, offset: object, time: datetime | None) -> None:
 
 
 def check_durability(durability: object) -> None:
-    """Refuse what is no durability."""
+    """Refuse anything that is not a durability, or None."""
     if durability is not None and not (isinstance(durability, str) and durability in get_args(Durability)):
         raise InvalidRequest(f"durability={durability!r} is not known; use one of {', '.join(get_args(Durability))}")
 
 
 def check_rate(rate: object) -> None:
-    """Refuse what is no number of messages a second."""
+    """Refuse anything that is not a number of messages per second, or None."""
     if rate is not None and (type(rate) not in (int, float) or not 0 < rate < float("inf")):  # type: ignore[operator]
         raise InvalidRequest(f"rate={rate!r} cannot be used: give messages a second, above 0")
 
 
 def chosen_ids(ids: object, where: object) -> list[str] | None:
-    """The ids of dead letters that were given, each once; None where a condition chooses."""
+    """Return the given ids of dead letters without duplicates; None if a condition selects them."""
     if ids is None:
         return None
     if where is not None:
@@ -164,7 +164,7 @@ def chosen_ids(ids: object, where: object) -> list[str] | None:
 
 
 def messages_given(messages: object, verb: str, kind: type[Any]) -> list[Any]:
-    """The messages that a call is to settle, if that is what they are."""
+    """Return the messages that a call is to settle, checked."""
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Iterable):
         raise InvalidRequest(f"{verb}_many takes a list of messages, not {type(messages).__name__}")
     given = list(messages)
@@ -175,7 +175,7 @@ def messages_given(messages: object, verb: str, kind: type[Any]) -> list[Any]:
 
 
 def error_text(error: object, most_chars: int) -> str:
-    """An error as it is kept: its own line first, then where it came from, as far as there is room."""
+    """Return an error as it is stored: its own line first, then its traceback, cut to `most_chars`."""
     if error is None:
         return ""
     if isinstance(error, BaseException):
@@ -188,7 +188,7 @@ def error_text(error: object, most_chars: int) -> str:
 
 
 def state_content(value: Any) -> bytes | None:
-    """The state of a message as it is stored; None takes it away."""
+    """Return the state of a message as it is stored; None removes it."""
     try:
         content = None if value is None else msgspec.json.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
@@ -198,7 +198,7 @@ def state_content(value: Any) -> bytes | None:
 
 
 def check_state(content: bytes | None) -> None:
-    """Refuse what is too large: all states are in memory while their messages are not handled."""
+    """Refuse a state that is too large: states are in memory until their messages are handled."""
     if content is not None and len(content) > MOST_DOCUMENT_BYTES:
         raise MessageTooLarge(
             f"the state cannot be saved: it has {len(content)} bytes as JSON; {MOST_DOCUMENT_BYTES} are allowed. Keep "
@@ -207,5 +207,5 @@ def check_state(content: bytes | None) -> None:
 
 
 def _is_clean(text: str) -> bool:
-    """Whether the text can be stored: a lone surrogate cannot."""
+    """Return whether the text can be stored: a lone surrogate cannot."""
     return text.encode(errors="replace").decode() == text

@@ -1,4 +1,4 @@
-"""Bodies: plain bytes, text, or any type that msgspec knows, as JSON."""
+"""Bodies: plain bytes, text, or any type that msgspec supports, as JSON."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _TYPES: Final[dict[BodyKind, Any]] = {"bytes": bytes, "text": str, "json": Any}
 
 
 def kind_of(body_type: Any) -> BodyKind | None:
-    """What is kept with a queue of a body's type: any language can tell it, and no type of a program is needed."""
+    """Return the kind of bodies that is stored with a queue, which does not depend on the types of a program."""
     if body_type is None or body_type is bytes:
         return None if body_type is None else "bytes"
     return "text" if body_type is str else "json"
 
 
 def type_of(kind: BodyKind | None) -> Any:
-    """The type that bodies of this kind are handed out as; JSON as what it holds: a dict, a list, a number."""
+    """Return the type in which bodies of this kind are returned; JSON becomes a dict, a list, a number and so on."""
     return None if kind is None else _TYPES[kind]
 
 
 class Bodies:
-    """From a user's body to bytes and back, for one type."""
+    """Encodes and decodes bodies of one type."""
 
     def __init__(self, body_type: Any) -> None:
         self.plain = body_type is None or body_type is bytes

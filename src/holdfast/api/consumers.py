@@ -1,4 +1,4 @@
-"""Consumers of stream groups: their arguments, checked; what they hand out; and who uses one at the moment."""
+"""Consumers of stream groups: their messages, their partitions, and their arguments, checked."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from holdfast.settings import ConsumerSettings
 
 
 class StreamHome(PartitionHome):
-    """One partition, as long as one consumer has it without a break: commits of what came before do not count."""
+    """One partition during one assignment to a consumer: messages of an earlier assignment cannot be committed."""
 
 
-# A struct: made more than a million times a second, and in C four times as fast as other objects.
+# A struct: more than a million are created per second, in C four times as fast as ordinary objects.
 class StreamMessage(
     MessageFields[Body], msgspec.Struct, Generic[Body], frozen=True, gc=False, eq=False, repr_omit_defaults=True
 ):
-    """A message of a stream: what it says, and where it stands."""
+    """A message that a consumer read. It is not leased; `commit` records how far the group has read."""
 
     _home: Home
     _bodies: Bodies
@@ -37,9 +37,10 @@ class StreamMessage(
 
 
 class ConsumedPartition:
-    """One partition in the hands of a consumer, and how far it came there.
+    """One partition assigned to a consumer, and its progress there.
 
-    Everything below `given` was handed to the user, below `handled` it is dealt with, and below `kept` committed.
+    Messages below offset `given` were returned to the user, those below `handled` are handled, and those below `kept`
+    are committed.
     """
 
     def __init__(self, place: TopicPartition, position: int) -> None:
@@ -50,11 +51,11 @@ class ConsumedPartition:
 
     @property
     def start(self) -> int:
-        """The offset below which everything is gone, as far as this process knows."""
+        """The offset of the oldest stored message, as far as this process knows."""
         return 0
 
     def move(self, position: int) -> None:
-        """Read on there; what was handed out before counts as before, but the next commit is for this place."""
+        """Continue reading at this offset, which the next commit will also commit."""
         self.given = self.handled = position
 
 
@@ -68,7 +69,7 @@ _MOST_TEXT: Final = 200
 
 
 class MemberRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A member that wants to join a group. Its settings are `settings`, or the usual ones, with these changes."""
+    """A member that wants to join a group. Its settings are `settings`, or the defaults, with these changes."""
 
     topics: tuple[str, ...]
     group: str
@@ -93,7 +94,7 @@ def member_request(
     settings: ConsumerSettings | None = None,
     **changes: Any,
 ) -> MemberRequest:
-    """What a consumer was opened with; InvalidRequest where a part of it cannot be used."""
+    """Check the arguments of `Broker.consumer`. Raises InvalidRequest if one of them cannot be used."""
     for name, listener in (("on_assigned", on_assigned), ("on_revoked", on_revoked)):
         if listener is not None and not callable(listener):
             raise InvalidRequest(f"{name}={listener!r} cannot be used: give a function that takes a list of partitions")
@@ -111,7 +112,7 @@ def member_request(
 
 
 class SeekTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to read on, and in which partitions: in one, in all of a topic, or in all."""
+    """Where to continue reading, and in which partitions: one, all of a topic, or all."""
 
     topic: str | None
     partition: int | None
@@ -121,14 +122,14 @@ class SeekTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_count(count: object) -> int:
-    """How many messages to poll."""
+    """Return the number of messages to poll, checked."""
     if type(count) is not int or not 1 <= count <= _MOST_AT_ONCE:
         raise InvalidRequest(f"max_records={count!r} cannot be used: give a whole number from 1 to {_MOST_AT_ONCE}")
     return count
 
 
 def check_offsets(offsets: object) -> Mapping[TopicPartition, int]:
-    """The offsets to commit, by partition."""
+    """Return the offsets to commit, by partition, checked."""
     if not isinstance(offsets, Mapping) or not all(
         isinstance(place, tuple) and tuple(map(type, place)) == (str, int) and type(offset) is int
         for place, offset in offsets.items()
@@ -140,7 +141,7 @@ def check_offsets(offsets: object) -> Mapping[TopicPartition, int]:
 def owned_partition(
     partitions: Mapping[TopicPartition, ConsumedPartition], topic: object, partition: object
 ) -> ConsumedPartition:
-    """One of the consumer's partitions; InvalidRequest where it is not its own."""
+    """Return one of the consumer's partitions. Raises InvalidRequest if it is not assigned to the consumer."""
     found = partitions.get((topic, partition)) if type(topic) is str and type(partition) is int else None
     if found is None:
         ours = ", ".join(f"{name}-{number}" for name, number in sorted(partitions)[:10]) or "none"
@@ -154,7 +155,7 @@ def chosen_partitions(
     topic: str | None,
     partition: int | None,
 ) -> list[ConsumedPartition]:
-    """The consumer's partition of that number, or all of the topic's, or all."""
+    """Return one partition of the consumer, all of a topic, or all."""
     if partition is not None:
         return [owned_partition(partitions, topic, partition)]
     if topic is not None and topic not in topics:
@@ -181,27 +182,27 @@ def _text(value: object, name: str) -> str:
     return value
 
 
-# Who uses something that is for one task or thread at a time.
+# The current user of an object that is for one task or thread at a time.
 
 
 class AsyncUser:
-    """The task that makes this."""
+    """The task that creates this object."""
 
     def __init__(self) -> None:
         self._task = asyncio.current_task()
 
     def is_elsewhere(self) -> bool:
-        """Whether it is another than the one that asks, and still runs."""
+        """Return whether it is still running and not the caller."""
         task = self._task
         return task is not None and task is not asyncio.current_task() and not task.done()
 
 
 class User:
-    """The thread that makes this."""
+    """The thread that creates this object."""
 
     def __init__(self) -> None:
         self._thread = threading.current_thread()
 
     def is_elsewhere(self) -> bool:
-        """Whether it is another than the one that asks, and still runs."""
+        """Return whether it is still running and not the caller."""
         return self._thread is not threading.current_thread() and self._thread.is_alive()

@@ -1,4 +1,4 @@
-"""What a stored message says: one set of accessors, whatever kind of object has it and wherever it is kept."""
+"""The fields of a stored message: one set of accessors for messages in flight, peeked ones and dead letters."""
 
 from __future__ import annotations
 
@@ -26,21 +26,24 @@ from holdfast.errors import InvalidRequest
 from holdfast.large import CHUNK_BYTES, LargeValue
 from holdfast.model import Record
 
-# A body in pieces: for a thread that writes it elsewhere, or for a task that sends it while others go on.
+# A body in pieces, for threads and for tasks.
 
 
 _MOST_BYTES: Final = 64 << 20
 
 
 class InPieces(Protocol):
-    """A value that is not held in memory: in a file, or behind a server."""
+    """A value that is not held in memory: in a file, or on a server."""
 
     def chunks(self, size: int) -> Iterator[bytes]:
-        """Its bytes, so many at a time."""
+        """Iterate over its bytes in pieces of this size."""
 
 
 class Chunks:
-    """Pieces of a value, all of the same size but the last; ChecksumMismatch instead of that where it is spoiled."""
+    """The pieces of a value, all of the same size except the last, for `for` and `async for`.
+
+    If the value is damaged, ChecksumMismatch is raised instead of the last piece.
+    """
 
     def __init__(self, value: bytes | InPieces, size: int) -> None:
         if type(size) is not int or not 1 <= size <= _MOST_BYTES:
@@ -59,7 +62,7 @@ class Chunks:
         if isinstance(self._value, bytes):
             for chunk in chunks:
                 yield chunk
-        else:  # each may have to be waited for: it comes from the disk, or from a server
+        else:  # each read may block: it comes from the disk, or from a server
             while (part := await asyncio.to_thread(next, chunks, None)) is not None:
                 yield part
 
@@ -68,7 +71,7 @@ Body = TypeVar("Body")
 
 
 class Headers(Mapping[str, Any]):
-    """Headers by name; of a name that was given more than once the first counts, `all` has every one."""
+    """The headers of a message, by name. For a repeated name this is the first value; `all` returns every one."""
 
     def __init__(self, pairs: tuple[tuple[str, Any], ...]) -> None:
         self.pairs = pairs
@@ -80,7 +83,7 @@ class Headers(Mapping[str, Any]):
         raise KeyError(name)
 
     def all(self, name: str) -> list[Any]:
-        """Every value given under the name, in order."""
+        """Return every value of this name, in order."""
         return [value for known, value in self.pairs if known == name]
 
     def __iter__(self) -> Iterator[str]:
@@ -94,7 +97,7 @@ class Headers(Mapping[str, Any]):
 
 
 class Home(Protocol):
-    """Where a message is kept: a partition of a topic."""
+    """Where a message is stored: a partition of a topic."""
 
     @property
     def topic(self) -> str:
@@ -109,7 +112,7 @@ class Home(Protocol):
 
 
 class PartitionHome:
-    """A partition as the home of messages that nobody has in hand."""
+    """A partition as the home of messages that are not in flight."""
 
     def __init__(self, topic: str, number: int) -> None:
         self.topic = topic
@@ -125,7 +128,7 @@ class Taken(Protocol):
 
     @property
     def home(self) -> Any:
-        """Where it is kept: a Home."""
+        """Where it is stored: a Home."""
 
     @property
     def record(self) -> Record:
@@ -133,19 +136,19 @@ class Taken(Protocol):
 
     @property
     def attempt(self) -> int:
-        """Which delivery this is."""
+        """The number of this delivery, 1 for the first."""
 
     @property
     def holder(self) -> str:
-        """Who has it."""
+        """The name of the consumer that has it."""
 
     @property
     def fence(self) -> int:
-        """The number of this delivery."""
+        """The fencing number of this delivery."""
 
 
 class MessageFields(Generic[Body]):
-    """What a stored message says, whatever kind of object has it."""
+    """The fields of a stored message."""
 
     __slots__ = ()
 
@@ -155,54 +158,58 @@ class MessageFields(Generic[Body]):
 
     @property
     def id(self) -> str:
+        """The id of the message, such as orders-0-17."""
         return self._home.id_of(self._record)
 
     @property
     def original_id(self) -> str:
-        """The id under which it was published first: another one, if it has died and was redriven since."""
+        """The id under which it was first published. It differs from `id` if the message was redriven since."""
         original = original_of(self._record)
         return self.id if original is None else original.id
 
     @property
     def topic(self) -> str:
+        """The name of its topic."""
         return self._home.topic
 
     @property
     def partition(self) -> int:
+        """The number of its partition."""
         return self._home.number
 
     @property
     def offset(self) -> int:
+        """Its offset in the partition."""
         return self._record.offset
 
     @property
     def raw(self) -> bytes:
-        """The body's bytes, as they were stored. A large one is read from the disk each time: see `open`."""
+        """The body as the bytes that were stored. A large body is read from disk each time: see `open`."""
         value = self._record.value
         return value if isinstance(value, bytes) else bytes(value)
 
     @property
     def size(self) -> int:
-        """How many bytes the body has; a large one is not read for it."""
+        """The size of the body in bytes. A large body is not read for this."""
         return len(self._record.value)
 
     def open(self) -> BinaryIO:
-        """The body's bytes as a file to read front to back: a large one is not held in memory.
+        """Return the body as a binary file to read from start to end, so that a large one is not held in memory.
 
-        ChecksumMismatch instead of the last bytes where they are spoiled.
+        If the body is damaged, ChecksumMismatch is raised instead of the last bytes.
         """
         value = self._record.value
         return BytesIO(value) if isinstance(value, bytes) else value.open()
 
     def chunks(self, size: int = CHUNK_BYTES) -> Chunks:
-        """The same in pieces, for `for` and for `async for`."""
+        """Return the body in pieces of `size` bytes, for `for` and for `async for`."""
         return Chunks(self._record.value, size)
 
     @property
     def body(self) -> Body:
-        """The body, of the type that the queue was opened with; BadBody where it does not fit.
+        """The body, in the type that the queue was opened with. Raises BadBody if it does not fit that type.
 
-        None for a tombstone: whatever had its key is gone.
+        None for a tombstone, which deletes its key.
         """
         if self._record.flags & TOMBSTONE:
             return None  # type: ignore[return-value]
@@ -211,11 +218,13 @@ class MessageFields(Generic[Body]):
 
     @property
     def key(self) -> str | bytes | None:
+        """The key as it was given, or None."""
         key = self._record.key
         return key.decode() if key is not None and self._record.flags & TEXT_KEY else key
 
     @property
     def headers(self) -> Headers:
+        """The headers as they were given."""
         pairs = users_headers(self._record.headers)
         if not self._record.flags & TEXT_HEADERS:
             return Headers(pairs)
@@ -227,44 +236,47 @@ class MessageFields(Generic[Body]):
 
     @property
     def priority(self) -> int:
+        """The priority, 0 to 9; 9 is the most urgent."""
         return self._record.priority
 
     @property
     def correlation_id(self) -> str:
-        """The one given at `put`; the message's id where none was."""
+        """The correlation id that was given, or else the message's id."""
         given = mark(self._record, CORRELATION_ID) if self._record.headers else None
         return self.id if given is None else given.decode()
 
     @property
     def timestamp(self) -> datetime:
-        """When it was published; for a delayed message: when it came due."""
+        """When it was published; for a delayed message, when it became due."""
         return to_datetime(self._record.timestamp_ns)
 
     @property
     def timestamp_ns(self) -> int:
+        """The timestamp in nanoseconds since 1970."""
         return self._record.timestamp_ns
 
     @property
     def expires_at(self) -> datetime | None:
+        """When it expires, or None."""
         ms = self._record.expires_at_ms
         return to_datetime(ms * 1_000_000) if ms else None
 
     @property
     def due_at(self) -> datetime | None:
-        """The time that it was delayed to, if it was."""
+        """The time it was delayed to, or None."""
         ms = self._record.due_at_ms
         return to_datetime(ms * 1_000_000) if ms else None
 
     def __repr__(self) -> str:
         value: Any = self._record.value
-        if not isinstance(value, bytes | LargeValue):  # nor is it asked for: it is behind a server
+        if not isinstance(value, bytes | LargeValue):  # it is on a server, and is not fetched for this
             return f"<{type(self).__name__} {self.id}: {len(value):,} bytes>"
         start = value[:40] if isinstance(value, bytes) else value.first(40)
         return f"<{type(self).__name__} {self.id}: {start!r}{'…' if len(value) > 40 else ''}>"
 
 
 class Contents(MessageFields[Body]):
-    """What a stored message says: shared by messages in hand, peeked ones and dead letters."""
+    """A stored message that is not leased, as `peek` and `read` return it."""
 
     __slots__ = ("_bodies", "_home", "_record")
 
@@ -274,6 +286,6 @@ class Contents(MessageFields[Body]):
         self._record = record
 
 
-# For the rest of the package: a message as it is stored, and where it is kept. They are none of the users' business.
+# For the rest of the package: a message's record and its home, which are not part of the public API.
 record_of: Callable[[MessageFields[Any]], Record] = attrgetter("_record")
 home_of: Callable[[MessageFields[Any]], Any] = attrgetter("_home")

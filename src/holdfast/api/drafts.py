@@ -1,4 +1,4 @@
-"""From the arguments of `put` to a message that can be published, with errors that name it; and the answer."""
+"""The arguments of `put`, checked and turned into a message to publish; and what `put` returns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PIECE_BYTES: Final = 256 * 1024
 
 
 def stream_options(options: dict[str, Any]) -> NewMessage:
-    """What a message has besides its body; all that `put` takes but `codec`."""
+    """Return a message without a body from the options of `put_stream`: those of `put` except `codec`."""
     known = set(NewMessage.__struct_fields__) - {"body"}
     for name in options:
         if name not in known:
@@ -38,13 +38,13 @@ def stream_options(options: dict[str, Any]) -> NewMessage:
 
 
 def check_size_hint(size_hint: object) -> None:
-    """Refuse what is no number of bytes."""
+    """Refuse anything that is not a number of bytes, or None."""
     if size_hint is not None and (type(size_hint) is not int or size_hint < 0):
         raise InvalidRequest(f"size_hint={size_hint!r} cannot be used: give a number of bytes, or None")
 
 
 def pieces_of(stream: object) -> Iterator[object]:
-    """A stream that threads can read, piece by piece."""
+    """Iterate over the pieces of a file or an iterable, which a thread can read."""
     read = getattr(stream, "read", None)
     if callable(read):
         return iter(partial(read, PIECE_BYTES), b"")
@@ -54,7 +54,7 @@ def pieces_of(stream: object) -> Iterator[object]:
 
 
 def no_stream(given: object) -> InvalidRequest:
-    """The error for what gives no pieces."""
+    """Return the error for an object that is not a stream."""
     return InvalidRequest(
         f"a stream is a binary file or gives pieces of bytes; {type(given).__name__} does not. "
         "Use put or publish for a body that is in memory"
@@ -69,11 +69,14 @@ _MOST_ID_BYTES: Final = 1_024
 
 
 class _MessageBody(msgspec.Struct, frozen=True):
-    body: Any  # the one that needs no name
+    body: Any  # the only positional argument
 
 
 class NewMessage(_MessageBody, frozen=True, kw_only=True):
-    """One message for `put_many`, with everything that `put` takes: `NewMessage(body, key=...)`."""
+    """One message for `put_many`, `publish_many` or `send_many`: `NewMessage(body, key=...)`.
+
+    Its options are those of `put` except `durability` and `codec`, which belong to the call.
+    """
 
     key: Text | None = None
     headers: HeadersLike | None = None
@@ -111,13 +114,13 @@ def message_of(
 
 
 def has_only_a_body(message: NewMessage) -> bool:
-    """Whether nothing but a body is said of it: such messages go shorter ways."""
+    """Return whether a message has no options at all: a faster path handles those."""
     plain = message.body is not None and message == NewMessage(body=message.body)
     return plain and type(message.priority) is int
 
 
 class PublishRequest(msgspec.Struct, frozen=True, gc=False):
-    """Bodies or NewMessages for a topic. Without a partition each goes to that of its key, or to the next in turn."""
+    """Bodies or NewMessages for a topic. Without a partition, each goes to that of its key or to the next in turn."""
 
     messages: Iterable[Any]
     partition: int | None = None
@@ -126,7 +129,7 @@ class PublishRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class StreamRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A message whose body comes as a stream: where it goes, and all that is said of it but its body."""
+    """A message whose body comes as a stream: its options and its destination."""
 
     stream: AsyncStream
     message: NewMessage
@@ -136,7 +139,11 @@ class StreamRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
-    """What `put` answers: the message's id, where it is, and what it survives."""
+    """What `put` returns: the id of the message, where it is stored, and how durable it is.
+
+    `offset` is None while the message is delayed; it then has a `delayed_id`. `duplicate` means that a message with
+    this dedup_id was stored before: the other fields are those of the first one.
+    """
 
     topic: str
     offset: int | None
@@ -147,14 +154,14 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def id(self) -> str:
-        """The id of the message; for a duplicate: of the one that came first, empty where that is forgotten."""
+        """The id of the message. For a duplicate, the id of the first one, or empty if that is no longer known."""
         if self.offset is None and self.delayed_id is None:
             return ""
         return message_id(self.topic, self.partition, self.offset, self.delayed_id)
 
 
 class Drafter:
-    """Checks messages by a queue's settings and the type of its bodies."""
+    """Checks messages against a queue's settings and body type."""
 
     def __init__(self, bodies: Bodies, settings: TopicSettings) -> None:
         self._encode = bodies.encode
@@ -163,9 +170,9 @@ class Drafter:
         self.plain = bodies.plain and not self._ttl_ms and not settings.trace_sample
 
     def draft(self, message: NewMessage, now_ms: int, stored: Value | None = None) -> Draft:
-        """The message as it will be stored; InvalidRequest names what is wrong with it.
+        """Return the message as it will be stored. Raises InvalidRequest if something is wrong with it.
 
-        `stored` is its body where that is bytes already, whatever the queue's type is.
+        `stored` is the body if it is encoded already, no matter what the queue's type is.
         """
         key, flags = _text(message.key, "key"), TEXT_KEY if isinstance(message.key, str) else 0
         value: Value
@@ -193,7 +200,7 @@ class Drafter:
                 raise InvalidRequest(f"correlation_id must be str, not {type(message.correlation_id).__name__}")
             _check_id(correlation_id, "correlation_id")
             headers.append((CORRELATION_ID, correlation_id))
-        # The time to live begins when the message can be taken, not while it is delayed.
+        # The time to live begins when the message becomes ready, not while it is delayed.
         expires_ms = (due_ms or now_ms) + ttl_ms if ttl_ms else 0
         return Draft(
             value, key, tuple(headers), priority, expires_ms, due_ms, dedup_id, flags | (TEXT_HEADERS * text_headers)
@@ -219,7 +226,7 @@ def _check_id(value: bytes, name: str) -> None:
 
 
 def _headers(headers: object) -> tuple[list[tuple[str, bytes]], bool]:
-    """The pairs as they are stored, and whether any of their values was given as text."""
+    """Return the headers as they are stored, and whether any value was given as text."""
     if headers is None:
         return [], False
     stored: list[tuple[str, bytes]] = []
@@ -255,14 +262,14 @@ def _pairs(headers: object) -> list[tuple[object, object]]:
 
 
 def stored_at(place: Place, topic: str, partition: int, durability: Durability) -> Stored:
-    """The answer for a message that was sent to this partition; a duplicate's first one may be in another."""
+    """Return the result for a message sent to this partition; the first of a duplicate may be in another one."""
     number = partition if place.partition is None else place.partition
     return Stored(topic, place.offset, place.delayed_id, place.duplicate, durability, number)
 
 
-# Durations and instants as people give them, to the integers that everything below works with.
+# Durations and instants as callers give them, converted to the integers used everywhere below.
 #
-# Nothing is ever early: a part of a millisecond counts as a whole one.
+# Durations are rounded up to whole milliseconds, so that nothing ever happens early.
 
 
 MAX_DURATION_MS: Final = 100 * 365 * 24 * 3600 * 1000  # 100 years
@@ -278,7 +285,7 @@ _MAX_SHOWN: Final = 80
 
 
 def duration_ms(value: float | timedelta, name: str, *, minimum_ms: int = 0, maximum_ms: int = MAX_DURATION_MS) -> int:
-    """Milliseconds of a duration in seconds or of a timedelta, rounded up; `name` is the argument's, for the error."""
+    """Convert seconds or a timedelta to milliseconds, rounded up. `name` is the argument's name, for the error."""
     found_ms = _as_ms(value)
     if found_ms is None or not minimum_ms <= found_ms <= maximum_ms:
         raise InvalidRequest(
@@ -289,12 +296,12 @@ def duration_ms(value: float | timedelta, name: str, *, minimum_ms: int = 0, max
 
 
 def lease_of(value: float | timedelta, *, minimum_ms: int = 1) -> int:
-    """Milliseconds of a lease."""
+    """Convert a lease to milliseconds."""
     return duration_ms(value, "lease", minimum_ms=minimum_ms, maximum_ms=MAX_LEASE_MS)
 
 
 def instant_ns(value: datetime, name: str) -> int:
-    """Nanoseconds since 1970 of an aware datetime, exactly; below 0 before that."""
+    """Convert an aware datetime to nanoseconds since 1970, exactly; negative before 1970."""
     if not isinstance(value, datetime):
         raise InvalidRequest(
             f"{name}={_shown(value)} cannot be used: give an aware datetime, such as datetime.now(timezone.utc)"
@@ -308,20 +315,20 @@ def instant_ns(value: datetime, name: str) -> int:
 
 
 def instant_ms(value: datetime, name: str) -> int:
-    """Milliseconds since 1970 of an aware datetime, rounded up."""
+    """Convert an aware datetime to milliseconds since 1970, rounded up."""
     return -(-instant_ns(value, name) // 1_000_000)
 
 
 def to_datetime(time_ns: int) -> datetime:
-    """The moment in UTC, to the microsecond (what is left of one is cut off). Any 64-bit time has one.
+    """Convert nanoseconds since 1970 to a datetime in UTC, truncated to microseconds.
 
-    What is due beyond the last moment that a datetime can tell is due at that one.
+    Times after the last datetime become the last datetime, so every 64-bit time can be converted.
     """
     return _EPOCH + timedelta(microseconds=min(time_ns // 1000, _LAST_US))
 
 
 def due_at_ms(delay: float | timedelta | None, at: datetime | None, now_ms: int) -> int:
-    """When a message is due, in milliseconds since 1970; 0 where it need not wait, also for a time that has passed."""
+    """Return when a message is due, in milliseconds since 1970; 0 if it is not delayed or the time has passed."""
     if delay is not None and at is not None:
         raise InvalidRequest(f"delay={_shown(delay)} and at={_shown(at)} are both given: choose one of them")
     if delay is not None:
@@ -334,7 +341,7 @@ def due_at_ms(delay: float | timedelta | None, at: datetime | None, now_ms: int)
 
 
 def parse_duration(text: str, name: str = "duration") -> float:
-    """Seconds of a duration on the command line: `2.5` (seconds), `500ms`, `1h30m`, `7d`."""
+    """Parse a duration from the command line into seconds: `2.5` (seconds), `500ms`, `1h30m`, `7d`."""
     seconds = float(text) if _NUMBER.fullmatch(text) else seconds_of(text)
     if seconds is None or seconds * 1000 > MAX_DURATION_MS:
         raise InvalidRequest(
@@ -345,10 +352,10 @@ def parse_duration(text: str, name: str = "duration") -> float:
 
 
 def parse_instant(text: str, now_ms: int, name: str = "time") -> datetime:
-    """A moment on the command line, in UTC.
+    """Parse a moment from the command line into a datetime in UTC.
 
-    `2026-11-16T10:00:00Z` or another ISO 8601 time (UTC where it names no zone), `2026-11-16` (its first
-    moment), `-10m` and `+1h30m` (from now), `now`, `1763287200` (seconds since 1970).
+    `2026-11-16T10:00:00Z` or another ISO 8601 time (UTC if it names no zone), `2026-11-16` (midnight), `-10m` and
+    `+1h30m` (from now), `now`, `1763287200` (seconds since 1970).
     """
     try:
         found = _moment(text, now_ms)

@@ -1,4 +1,4 @@
-"""Messages that were listed without being taken, and dead letters: what each says, where it is, which were wanted."""
+"""Messages that were listed without being leased, dead letters, and the conditions that select them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from holdfast.delivery.where import compile_where
 from holdfast.errors import InvalidRequest
 from holdfast.model import Record
 
-# Errors that differ in numbers, addresses and quoted values only are one kind of error.
+# Errors that differ only in numbers, addresses and quoted values are one kind of error.
 _DETAILS: Final = re.compile(r"0x[0-9a-fA-F]+|'[^']*'|\"[^\"]*\"|\d+")
 
 
@@ -39,7 +39,7 @@ class DeadGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLettersRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Dead letters to put back or drop: those with the ids, or those that the condition chooses."""
+    """Dead letters to redrive or delete: those with these ids, or those that match the condition."""
 
     ids: list[str] | None
     where: Where
@@ -58,7 +58,7 @@ class Redriven(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def grouped(letters: Iterable[DeadLetter[Any]]) -> list[DeadGroup]:
-    """Letters by reason and kind of error, the most frequent first."""
+    """Group dead letters by reason and kind of error, the most frequent first."""
     kinds = DeadKinds()
     for letter in letters:
         kinds.add(letter)
@@ -66,12 +66,13 @@ def grouped(letters: Iterable[DeadLetter[Any]]) -> list[DeadGroup]:
 
 
 class DeadKinds:
-    """Groups of letters, in the making."""
+    """Groups dead letters by reason and kind of error."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], DeadGroup] = {}
 
     def add(self, letter: DeadLetter[Any]) -> None:
+        """Count one dead letter."""
         kind, dead_at = (letter.reason, fingerprint(letter.error)), letter.dead_at
         before = self._found.get(kind)
         self._found[kind] = DeadGroup(
@@ -84,21 +85,21 @@ class DeadKinds:
         )
 
     def groups(self) -> list[DeadGroup]:
-        """The most frequent first."""
+        """Return the groups, the most frequent first."""
         return sorted(self._found.values(), key=lambda group: (-group.count, group.error))
 
 
 def fingerprint(error: str) -> str:
-    """An error's first line without its details."""
+    """Return the first line of an error without its details."""
     return _DETAILS.sub("…", error.partition("\n")[0])[:200]
 
 
 def no_letter(letter_id: str) -> InvalidRequest:
-    """The error for an id that leads to nothing."""
+    """Return the error for an id of no dead letter."""
     return InvalidRequest(f"there is no dead letter {letter_id}; it may have been redriven or purged")
 
 
-# Messages that were looked at without being taken: what each says, where it stands, and which ones were wanted.
+# Messages that were listed without being leased.
 
 
 logger = logging.getLogger(__name__)
@@ -108,7 +109,7 @@ Where: TypeAlias = str | Callable[[Any], object] | None
 
 
 class Listed(Contents[Body]):
-    """A message in the log."""
+    """A message as `messages` lists it, with its phase, attempts and last error."""
 
     __slots__ = ("_due_ms", "_error", "_until_ms", "attempts", "holder", "phase")
 
@@ -135,23 +136,23 @@ class Listed(Contents[Body]):
 
     @property
     def due_at(self) -> datetime | None:
-        """When it will be ready, or was to be."""
+        """When it becomes ready, or the time it was delayed to; None if it was not delayed."""
         ms = self._due_ms or self._record.due_at_ms
         return to_datetime(ms * 1_000_000) if ms else None
 
     @property
     def reason(self) -> str:
-        """Why it died: MAX_ATTEMPTS, REJECTED or EXPIRED; empty while it lives."""
+        """Why it is a dead letter: MAX_ATTEMPTS, REJECTED or EXPIRED; otherwise empty."""
         return ""
 
     @property
     def error(self) -> str:
-        """What went wrong last."""
+        """The error of the last failed attempt, or an empty text."""
         return self._error
 
 
 class Waiting(Listed[Body]):
-    """A message that is not in the log yet: it waits for its time. Its record has its number instead of an offset."""
+    """A delayed message that is not in the log yet. Its record has its delayed id instead of an offset."""
 
     __slots__ = ()
 
@@ -163,13 +164,13 @@ class Waiting(Listed[Body]):
         return message_id(self._home.topic, self._home.number, None, self._record.offset)
 
     @property
-    def offset(self) -> None:  # type: ignore[override]  # what is in no log has no place there
-        """None, as `put` said: it gets one when it comes due."""
+    def offset(self) -> None:  # type: ignore[override]  # it is not in the log yet
+        """None: it gets an offset when it becomes due."""
         return
 
 
 class DeadLetter(Listed[Body]):
-    """A message that died: as it was, with every error, the reason and its original place."""
+    """A dead letter: the message as it was, the reason, the error of each delivery, and where it came from."""
 
     __slots__ = ("_note",)
 
@@ -183,30 +184,33 @@ class DeadLetter(Listed[Body]):
 
     @property
     def reason(self) -> str:
+        """Why it is a dead letter: MAX_ATTEMPTS, REJECTED or EXPIRED."""
         return self._note.reason
 
     @property
     def original_id(self) -> str:
-        """The id of the message as it was published first, however often it has died and come back since."""
+        """The id under which the message was first published, even if it was redriven since."""
         return self._note.first.id
 
     @property
     def original_offset(self) -> int:
+        """The offset at which the message was first published."""
         return self._note.first.offset
 
     @property
     def original_timestamp(self) -> datetime:
+        """When the message was first published."""
         return to_datetime(self._note.first.timestamp_ns)
 
     @property
     def expires_at(self) -> datetime | None:
-        """When the message would have expired. The letter does not."""
+        """When the message would have expired, or None. The dead letter itself does not expire."""
         ms = self._note.expires_at_ms
         return to_datetime(ms * 1_000_000) if ms else None
 
     @property
     def due_at(self) -> datetime | None:
-        """The time that the message was delayed to, if it was."""
+        """The time the message was delayed to, or None."""
         ms = self._note.due_at_ms
         return to_datetime(ms * 1_000_000) if ms else None
 
@@ -221,26 +225,29 @@ class DeadLetter(Listed[Body]):
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """How each delivery ended: when, with whom, why, and the error."""
+        """How each delivery ended: the time, the holder, the reason and the error."""
         return self._note.failures
 
     @property
     def first_delivery(self) -> datetime | None:
+        """When the message was first delivered, or None if it never was."""
         ms = self._note.first_ms
         return to_datetime(ms * 1_000_000) if ms else None
 
     @property
     def last_delivery(self) -> datetime | None:
+        """When the message was last delivered, or None if it never was."""
         ms = self._note.last_ms
         return to_datetime(ms * 1_000_000) if ms else None
 
     @property
     def dead_at(self) -> datetime:
+        """When it became a dead letter."""
         return to_datetime(self._note.dead_at_ms * 1_000_000)
 
     @property
     def state(self) -> Any:
-        """The document that went with it, or None."""
+        """The state document of the message, or None."""
         content = self._note.state
         return None if content is None else msgspec.json.decode(content)
 
@@ -259,8 +266,8 @@ class Found(NamedTuple):
     history: Sequence[TraceStep] = ()
 
 
-# For the rest of the package: what is kept of a dead letter beside the message itself; when the lease of a message ends
-# by the clock on the wall, and when one that waits will be ready, in milliseconds since 1970, 0 for others.
+# For the rest of the package: the note stored with a dead letter; when the lease of a message ends, and when a delayed
+# one becomes ready, in milliseconds since 1970 (0 if neither applies).
 note_of: Callable[[DeadLetter[Any]], DeadNote] = attrgetter("_note")
 until_ms_of: Callable[[Listed[Any]], int] = attrgetter("_until_ms")
 due_ms_of: Callable[[Listed[Any]], int] = attrgetter("_due_ms")
@@ -269,22 +276,22 @@ _Message = TypeVar("_Message", bound=Listed[Any])
 
 
 def check_phase(phase: object) -> None:
-    """Refuse what is no phase that can be listed."""
+    """Refuse anything that is not a phase."""
     if phase not in get_args(PhaseName):
         raise InvalidRequest(f"phase={phase!r} is not known; choose from {', '.join(get_args(PhaseName))}")
 
 
 def check_limit(limit: object) -> None:
-    """Refuse what is no number of messages."""
+    """Refuse anything that is not a number of messages, or None."""
     if limit is not None and (type(limit) is not int or limit < 0):
         raise InvalidRequest(f"limit={limit!r} cannot be used: give a whole number, 0 or more")
 
 
 def chosen(messages: Iterator[_Message], where: Where, limit: int | None, *, now_ms: int) -> Iterator[_Message]:
-    """Those of the messages that the condition chooses."""
+    """Iterate over the messages that match the condition, up to the limit."""
     check_limit(limit)
     wanted = compile_where(where, now_ms=now_ms)
-    # A function sees what the caller will get; an expression sees the bytes of the body, whatever its type.
+    # A function sees what the caller will get; an expression always sees the bytes of the body.
     as_seen = _Raw if isinstance(where, str) else _as_it_is
     return islice((message for message in messages if wanted(as_seen(message))), limit)
 
@@ -294,7 +301,7 @@ def _as_it_is(message: Listed[Any]) -> Any:
 
 
 class _Raw:
-    """A message as conditions see it: with the bytes of its body, whatever its type."""
+    """A message as expressions see it: its body is always the stored bytes."""
 
     def __init__(self, message: Listed[Any]) -> None:
         self._message = message
@@ -308,7 +315,7 @@ class _Raw:
 
 
 def warn_of_damage(topic: str, group: str, phase: str, messages: int) -> None:
-    """Say once for a list that it is not all there should be."""
+    """Log, once per list, how many damaged messages were left out."""
     logger.warning(
         "%d damaged messages of %s were left out of a list; run `holdfast check` on the folder",
         messages,

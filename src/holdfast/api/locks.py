@@ -1,4 +1,4 @@
-"""Locks and state documents as users and the wire see them, and their arguments, checked."""
+"""Locks and state documents as users and the protocol see them, and their arguments, checked."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class KeptLock(Protocol):
 
     @property
     def lost(self) -> bool:
-        """Whether the lease has ended, as far as can be known without asking."""
+        """Whether the lease has ended, as far as this process knows."""
 
     def end(self) -> None:
-        """Renew it no more. A finalizer calls this, on any thread: it neither waits nor raises."""
+        """Stop renewing it. A finalizer calls this, on any thread: it neither waits nor raises."""
 
 
 # The arguments of locks and state documents, checked once for every face and for the server.
@@ -72,7 +72,7 @@ _MOST_OWNER: Final = 200
 
 
 class LockRequest(msgspec.Struct, frozen=True):
-    """The lock to take, for whom and for how long; `wait_ms` is None for as long as it takes."""
+    """The lock to acquire, for whom and for how long; `wait_ms` is None to wait without a limit."""
 
     name: str
     owner: str
@@ -82,14 +82,14 @@ class LockRequest(msgspec.Struct, frozen=True):
 
     @property
     def waits(self) -> bool:
-        """Whether the caller stands in line for the lock."""
+        """Whether the caller waits in line for the lock."""
         return self.wait_ms != 0 and not self.if_not_exists
 
 
 def lock_request(
     name: str, owner: object, lease: Seconds, wait: Seconds | None, *, if_not_exists: bool = False
 ) -> LockRequest:
-    """What `acquire` was given; InvalidRequest where a part of it cannot be used."""
+    """Check the arguments of `acquire`. Raises InvalidRequest if one of them cannot be used."""
     if not isinstance(owner, str) or not 1 <= len(owner) <= _MOST_OWNER or not owner.isprintable():
         raise InvalidRequest(
             f"owner={owner!r:.80} cannot be used: give a printable text of 1 to {_MOST_OWNER} characters"
@@ -104,21 +104,21 @@ def lock_request(
 
 
 def lease_id_of(lock: object) -> str:
-    """The proof that a lock is held: of what `acquire` returned, of a held lock, or as text."""
+    """Return the lease id of a Lock, of a held lock, or given as text."""
     lease_id = getattr(lock, "lease_id", lock)
     parse_lease(lease_id)
     return str(lease_id)
 
 
 def check_version(version: object) -> int | None:
-    """The version of a document that is expected; None where any will do."""
+    """Return the expected version of a document, checked; None accepts any."""
     if version is not None and (type(version) is not int or not 0 <= version < 2**63):
         raise InvalidRequest(f"version={version!r:.80} cannot be used: give the number that `get` answered, or 0")
     return version
 
 
 def document_content(name: str, value: Any) -> bytes:
-    """The document's value as the JSON that is stored; InvalidRequest or MessageTooLarge where that cannot be."""
+    """Return the value of a document as JSON. Raises InvalidRequest if that is impossible, and MessageTooLarge."""
     try:
         content = msgspec.json.encode(value)
         msgspec.msgpack.encode(msgspec.json.decode(content))  # it is sent in both

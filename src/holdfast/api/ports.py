@@ -1,4 +1,4 @@
-"""What a face stands on: its port, which acts on an engine in this process or on a server."""
+"""The base of all faces. A face calls its port, which acts on an engine in this process or on a server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from holdfast.env import close_in_children, refuse_to_pickle
 
-# For the rest of the package: it is none of the users' business.
+# For the rest of the package: the port is not part of the public API.
 port_of: Callable[[Any], Any] = attrgetter("_port")
 
 
@@ -20,17 +20,18 @@ class Face:
         close_in_children(self)
 
     def disown(self) -> None:
-        """In a child after a fork: the parent goes on with its port."""
+        """Switch to a port of its own in a child after a fork; the parent keeps using the old one."""
         self._port = self._port.after_fork()
 
     @property
     def folder(self) -> str:
-        """Where it is: the data folder, or the address of the server."""
+        """The data folder, or the address of the server."""
         place: str = self._port.place
         return place
 
     @property
     def closed(self) -> bool:
+        """Whether it is closed, so that every call raises Closed."""
         closed: bool = self._port.closed
         return closed
 

@@ -1,4 +1,4 @@
-"""What is told of topics and groups, and the few arguments that mean a setting in another unit."""
+"""Descriptions of topics and groups, and their arguments, checked."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def messages(self) -> int:
-        """How many messages are kept."""
+        """The number of stored messages."""
         return sum(partition.end - partition.start for partition in self.partitions)
 
     @property
     def bytes(self) -> int:
+        """The size of the stored messages in bytes."""
         return sum(partition.bytes for partition in self.partitions)
 
 
@@ -69,13 +70,13 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def topic_settings(differing: Mapping[str, Any]) -> TopicSettings:
-    """Settings of those that differ from the defaults; what this release does not know is passed over."""
+    """Return full settings from those that differ from the defaults. Unknown names are ignored."""
     known = {name: value for name, value in differing.items() if name in TopicSettings.__struct_fields__}
     return msgspec.convert(known, TopicSettings)
 
 
 class QueueRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue that is to be opened. Without a name the only one is meant; `changes` are settings by name."""
+    """A queue to open. Without a name, the only one is meant; `changes` are settings by name."""
 
     name: str | None
     body_type: Any = None
@@ -85,7 +86,7 @@ class QueueRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_of(to: object) -> To:
-    """Where a reset goes: "earliest", "latest", a time or an offset."""
+    """Return the target of a reset: "earliest", "latest", a time or an offset."""
     if isinstance(to, str) and to in ("earliest", "latest"):
         return To(end="earliest" if to == "earliest" else "latest")
     if isinstance(to, datetime):
@@ -96,9 +97,9 @@ def to_of(to: object) -> To:
 
 
 def changes_to(settings: QueueSettings | None, kept: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """What must change for a topic that keeps these settings to follow the given ones, with the changes.
+    """Return what must change so that a topic with the stored settings `kept` gets the given ones, with the changes.
 
-    Settings that are given stand instead of those that are kept: what only these say goes back to its default.
+    Given settings replace the stored ones: what only the stored ones set goes back to its default.
     """
     if settings is None:
         return changes_of(changes)
@@ -111,7 +112,7 @@ def changes_to(settings: QueueSettings | None, kept: Mapping[str, Any], changes:
 
 
 def changes_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by name; `retention_hours` is understood, too."""
+    """Return settings by name; `retention_hours` becomes `retention_ms`."""
     changes = dict(given)
     for name in ("durability", "ack_durability"):
         if name in changes:
@@ -130,32 +131,32 @@ def changes_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_changes(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a topic that change, of which there has to be one."""
+    """Return the settings of a topic to change, of which there must be at least one."""
     if not given:
         raise BadSettings("alter_topic changes settings: give at least one, such as max_attempts=3")
     return changes_of(given)
 
 
 def check_partitions(count: object) -> None:
-    """Refuse what is no number of partitions for a new topic, as for any setting."""
+    """Refuse a bad number of partitions for a new topic."""
     if count is not None:
         check_settings(None, {"partitions": count})
 
 
 def check_added(count: object) -> None:
-    """Refuse what is no number of partitions to add."""
+    """Refuse a bad number of partitions to add."""
     if type(count) is not int or count < 1:
         raise InvalidRequest(f"count={count!r} cannot be used: give how many partitions to add, 1 or more")
 
 
 def check_start(start: object) -> None:
-    """Refuse what is no place where a new group may begin."""
+    """Refuse anything but a position where a new group can begin."""
     if start not in ("earliest", "latest"):
         raise InvalidRequest(f'start={start!r} cannot be used: "earliest" or "latest"')
 
 
 def check_read(offset: object, limit: object, on_damage: object) -> None:
-    """Refuse what cannot be read."""
+    """Refuse bad arguments of `read`."""
     if type(limit) is not int or not 1 <= limit <= _MOST_AT_ONCE:
         raise InvalidRequest(f"limit={limit!r} cannot be used: give a whole number from 1 to {_MOST_AT_ONCE}")
     if on_damage not in ("raise", "skip"):

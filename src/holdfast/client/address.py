@@ -16,7 +16,7 @@ _ALMOST: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|[A-Za-z0-9.-]+:\d{1,5}(
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """One server; `queue` is what the text named behind it."""
+    """The address of a server; `queue` is the queue that the text named after it."""
 
     text: str
     host: str = ""
@@ -27,7 +27,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def authority(self) -> str:
-        """What the Host header says."""
+        """The value of the Host header."""
         if self.socket is not None:
             return "localhost"
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -35,17 +35,17 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_address(place: object) -> bool:
-    """Whether the text names a server and not a folder."""
+    """Return whether the text is the address of a server, not a folder."""
     return isinstance(place, str) and place.startswith(("http://", "https://", "unix:"))
 
 
 def queue_named(place: object) -> str | None:
-    """The queue that an address names; None for a folder."""
+    """Return the queue that an address names; None for a folder."""
     return parse_address(place).queue if is_address(place) else None
 
 
 def refuse_almost(place: object) -> None:
-    """What is almost an address must not become a folder of that name."""
+    """Refuse what is almost an address, so that it does not become a folder of that name."""
     if isinstance(place, str) and not is_address(place) and _ALMOST.match(place):
         raise InvalidRequest(
             f"{place!r} is no address: give http://host:port, https://host:port or unix:/path; "
@@ -54,7 +54,7 @@ def refuse_almost(place: object) -> None:
 
 
 def parse_address(text: object) -> Address:
-    """The address that the text stands for."""
+    """Parse an address."""
     if not isinstance(text, str) or not is_address(text):
         raise InvalidRequest(f"{text!r} is no address: give http://host:port, https://host:port or unix:/path")
     if text.startswith("unix:"):

@@ -1,4 +1,4 @@
-"""The way of every call: a connection from the pool, the request out, the answer in, and again where that is safe."""
+"""Calls to a server: a connection from the pool, the request, the answer, and retries where that is safe."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NS: Final = 1_000_000
 
 
 class Reconnecting:
-    """Whether the server can be reached, and when to try again."""
+    """Tracks whether the server can be reached, and when to try again."""
 
     def __init__(self, world: World) -> None:
         self._clock = world.clock
@@ -56,13 +56,13 @@ class Reconnecting:
         return self.failures == 0
 
     def pause_s(self) -> float:
-        """How long to wait before a connection is tried; 0 where nothing is wrong."""
+        """Return how long to wait before connecting; 0 if nothing is wrong."""
         if self.failures == 0:
             return 0.0
         return max(self._next_ns - self._clock.monotonic_ns(), 0) / 1e9
 
     def failed(self) -> None:
-        """No connection could be made."""
+        """Note that no connection could be made."""
         now_ns = self._clock.monotonic_ns()
         if self.failures and now_ns < self._next_ns:
             return  # somebody else has found that out just now
@@ -72,11 +72,11 @@ class Reconnecting:
         self._next_ns = now_ns + round(self.backoff_ms(self.failures - 1) * _NS)
 
     def opened(self) -> None:
-        """A connection was made."""
+        """Note that a connection was made."""
         self.failures = 0
 
     def backoff_ms(self, attempt: int) -> float:
-        """The pause before another attempt: twice as long each time, and a half of it by chance."""
+        """Return the pause before the next attempt: it doubles each time, and half of it is random."""
         is_back_soon = self.failures and self._clock.monotonic_ns() - self._since_ns < SOON_S * 1_000 * _NS
         longest = min(FIRST_PAUSE_MS << min(attempt, 16), SOON_PAUSE_MS if is_back_soon else MOST_PAUSE_MS)
         return longest * (0.5 + self._random() / 2**33)
@@ -88,11 +88,11 @@ _AGAIN: Final = frozenset({429, 502, 503, 504})
 
 
 class Unsent(Exception):
-    """The server got nothing, or nothing that it could take for a call."""
+    """The server received nothing, or nothing that it could take for a call."""
 
 
 class AnswerLost(Exception):
-    """The request went out, in part or whole, and no whole answer came back."""
+    """The request was sent, in part or whole, and no complete answer came back."""
 
 
 class PooledConnection:
@@ -147,7 +147,7 @@ class Caller:
         return self.value_of(await self.answered(ask, attempt), ask.answers)
 
     def value_of(self, answer: Answer, kind: Any) -> Any:
-        """What an answer says; a stranger's is told as such."""
+        """Decode an answer; reports one that is not from a Holdfast server."""
         try:
             return _value(answer, kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -157,7 +157,7 @@ class Caller:
             ) from None
 
     async def answered(self, ask: Ask, attempt_one: Callable[[float], Awaitable[Answer]]) -> Answer:
-        """What one of several attempts is answered, each of which has so many seconds left."""
+        """Return the answer of one of several attempts, each with the seconds that are left."""
         timeout_s = self.timeout_s + ask.wait_s
         deadline_ns = self._mono_ns() + round(timeout_s * 1e9)
         attempt, repeated = 0, False
@@ -215,7 +215,7 @@ class Caller:
         return answer
 
     def give_back(self, connection: PooledConnection, answer: Answer) -> None:
-        """The answer is whole: the next call may use the connection, if the server agrees."""
+        """The answer is complete: keep the connection for the next call, if the server agrees."""
         if answer.keep and not self.closed and len(self._idle) < _MOST_IDLE:
             connection.used_ns = self._mono_ns()
             connection.fresh = False
@@ -239,7 +239,7 @@ class Caller:
                 raise TimeoutError("the answer did not come to its end in time")
 
     async def connection(self, timeout_s: float, *, careful: bool) -> PooledConnection:
-        """One that rests, if it is good; or a new one."""
+        """Return an idle connection if it is usable, otherwise a new one."""
         while True:
             try:
                 connection = self._idle.pop()
@@ -265,7 +265,7 @@ class Caller:
         return PooledConnection(wire)
 
     def drop_idle(self) -> None:
-        """Close what rests."""
+        """Close the idle connections."""
         while self._idle:
             try:
                 self._idle.pop().wire.close()
@@ -279,7 +279,7 @@ class Caller:
             connection.wire.forget()
 
     def close(self) -> None:
-        """Call no more. Closing twice is fine."""
+        """Close. Closing twice is fine."""
         self.closed = True
         self.drop_idle()
 
@@ -330,7 +330,7 @@ def _retry_after(answer: Answer) -> float:
 
 
 def packed(value: object) -> bytes:
-    """A value as a request's body."""
+    """Encode a value as the body of a request."""
     return encode(value, MSGPACK)
 
 
@@ -356,7 +356,7 @@ class Ask(msgspec.Struct, kw_only=True):
 
 
 class Answer:
-    """What came back."""
+    """The answer to a request."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -366,7 +366,7 @@ class Answer:
 
 
 class AnswerReader:
-    """Puts answers together, one after the other, from what a connection gives."""
+    """Assembles answers, one after the other, from the bytes of a connection."""
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
@@ -387,7 +387,7 @@ class AnswerReader:
         return parts
 
     def feed(self, content: bytes) -> Answer | None:
-        """The answer, once it is whole."""
+        """Return the answer once it is complete."""
         self.begun = True
         self._parser.feed_data(content)
         if not self._done:
@@ -417,7 +417,7 @@ class AnswerReader:
 
 
 def path_of(*parts: str | int, **query: Any) -> str:
-    """A path of these parts, whatever is in them, and a query of all that is given."""
+    """Return a path of these parts, escaped, and a query of the arguments that are not None."""
     path = "/v1/" + "/".join(map(_quoted, parts))
     given = "&".join([_asked(name, value) for name, value in query.items() if value is not None and value != []])
     return f"{path}?{given}" if given else path
@@ -441,7 +441,7 @@ def _quote(text: str) -> str:
 
 
 def common_headers(authority: str, token: str | None, more: Mapping[str, str]) -> bytes:
-    """The headers that every request of a client has."""
+    """Return the headers of every request of a client."""
     lines = [("host", authority), ("accept", MSGPACK), ("user-agent", "holdfast-python"), *more.items()]
     if token is not None:
         lines.append(("authorization", f"Bearer {token}"))
@@ -449,7 +449,7 @@ def common_headers(authority: str, token: str | None, more: Mapping[str, str]) -
 
 
 def request_bytes(ask: Ask, common: bytes) -> bytes:
-    """The request as it is sent."""
+    """Return the request as bytes."""
     head = f"{ask.method} {ask.path} HTTP/1.1\r\n".encode("latin-1") + common
     for name, value in ask.headers:
         head += f"{name}: {value}\r\n".encode("latin-1")

@@ -1,4 +1,4 @@
-"""The way to a server: connections over TCP, TLS and Unix sockets, and which errors will not go away."""
+"""Connections to a server over TCP, TLS and Unix sockets, and which errors are permanent."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ class Transport(Protocol):
         """Hand all of it to the system; OSError (TimeoutError among them) where that fails."""
 
     async def receive(self, timeout_s: float) -> bytes:
-        """What came; nothing at the end."""
+        """Return the bytes that arrived; empty at the end."""
 
     def is_ours(self) -> bool:
-        """Whether the caller can use it at all: a connection of one event loop is of no use in another."""
+        """Return whether the caller can use it: a connection belongs to one event loop."""
 
     def ended(self) -> bool:
         """Whether it is of no use any more, as far as one can know without asking."""
 
     def close(self) -> None:
-        """Let go of it; at once, and without a word."""
+        """Close it at once, without a goodbye."""
 
     def forget(self) -> None:
-        """The same in a child after a fork: the parent goes on with it."""
+        """Drop it in a child after a fork; the parent keeps using it."""
 
 
 class Network(Protocol):
@@ -53,11 +53,11 @@ class Network(Protocol):
     async def pause(self, seconds: float) -> None: ...
 
     async def aside(self, work: Callable[[], _Result]) -> _Result:
-        """Do something that may wait for the disk."""
+        """Run something that may wait for the disk."""
 
 
 def run(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-    """The result of a coroutine that is never suspended: the way of threads."""
+    """Run a coroutine that never suspends, as threads do, and return its result."""
     try:
         coroutine.send(None)
     except StopIteration as end:

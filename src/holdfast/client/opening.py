@@ -1,4 +1,4 @@
-"""What `open`, `open_broker` and `connect` share for tasks and threads: which place is meant, and who is there."""
+"""What `open`, `open_broker` and `connect` share: whether a place is a folder or a server, and how it is opened."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from holdfast.remote.group import RemoteGroup
     from holdfast.settings import BrokerSettings, QueueSettings
 
-Opened: TypeAlias = "tuple[Any, Client | None]"  # a port where the folder is ours, or else a client
+Opened: TypeAlias = "tuple[Any, Client | None]"  # a port if this process owns the folder, otherwise a client
 
 TOKEN: Final = "HOLDFAST_TOKEN"
 TIMEOUT_S: Final = 30.0
-# Each program chooses these for itself, whoever owns the folder; all else is kept with the queue.
+# Each program chooses these for itself, no matter who owns the folder; all other settings are stored with the queue.
 _PROMISES: Final = ("durability", "ack_durability")
 _USUAL: Final = TopicSettings()
 
@@ -46,7 +46,7 @@ def opener(
     for_servers: dict[str, Any],
     for_tasks: bool,
 ) -> Callable[[], Opened]:
-    """What opens a folder or reaches a server. Arguments that are not for such a place are refused now."""
+    """Return a function that opens the folder or connects to the server. Refuses arguments that do not apply."""
     if is_address(place):
         refuse_local(world=world, **for_folders)
         return partial(reach, str(place), given(**for_servers), for_tasks=for_tasks)
@@ -54,18 +54,18 @@ def opener(
     refuse_remote(**for_servers)
     if not isinstance(share, bool):
         raise InvalidRequest(f"share={share!r} cannot be used: give True or False")
-    if not share or world is not None:  # a world of its own is not shared
+    if not share or world is not None:  # a folder in a simulated world has no other processes
         return lambda: (open_here(), None)
     return partial(open_shared, place, open_here, settings, for_tasks=for_tasks)
 
 
 def reach(url: str, options: dict[str, Any], *, for_tasks: bool) -> Opened:
-    """A client of the server at the address."""
+    """Return a client of the server at this address."""
     return None, client_of(url, for_tasks=for_tasks, **options)
 
 
 def let_go(opened: Opened) -> None:
-    """Close what was opened for nobody."""
+    """Close what was opened after its caller was cancelled."""
     port, client = opened
     (port.engine if client is None else client).close()
 
@@ -74,11 +74,19 @@ def connect(
     url: str, *, token: str | None = None, tls: ssl.SSLContext | str | PathLike[str] | None = None,
     timeout: Seconds = TIMEOUT_S, body_type: Any = None, durability: Durability | None = None,
 ) -> Broker:  # fmt: skip
-    """The broker behind a server: http://host:port, https://host:port or unix:/path.
+    """Return the broker of a server at http://host:port, https://host:port or unix:/path.
 
-    `token` says who you are; where none is given, HOLDFAST_TOKEN. `tls` is a file of certificates to trust, or a
-    context with one of your own; HOLDFAST_TLS_CA and HOLDFAST_TLS_CERT say the same. A call is tried again, where that
-    is safe, for `timeout` in all.
+    Nothing is sent before the first call. The arguments are:
+
+    - `token`: your access token; by default the environment variable HOLDFAST_TOKEN.
+    - `tls`: a file of certificates to trust, or an ssl.SSLContext; by default as HOLDFAST_TLS_CA and
+      HOLDFAST_TLS_CERT say.
+    - `timeout`: how long one call may take in total. Failed calls are retried within this time if that is safe.
+    - `body_type`: bytes (the default), str, dict or any type that msgspec supports.
+    - `durability`: "fsync", "interval" or "os", for publishing calls that do not choose one.
+
+        with holdfast.connect("http://localhost:8080") as broker:
+            broker.publish("orders", b"1 book")
     """
     from holdfast.api.sync.broker import Broker
     from holdfast.remote.sync.broker import RemoteBrokerPort
@@ -96,7 +104,7 @@ def client_of(
     timeout: Seconds = TIMEOUT_S,
     world: World | None = None,
 ) -> Client:
-    """A client of the server at the address. Nothing is sent yet."""
+    """Return a client of the server at this address. Nothing is sent yet."""
     from holdfast.api.drafts import duration_ms
     from holdfast.client.network import context_of
     from holdfast.env import real_world
@@ -116,11 +124,11 @@ def client_of(
 
 
 class QueueOpening:
-    """What was asked of a queue, for one that is not here."""
+    """The arguments of `open`, for a queue that is on a server or in a folder that another process owns."""
 
     def __init__(
         self,
-        create: bool,  # noqa: FBT001  as it was given
+        create: bool,  # noqa: FBT001  passed on as given
         topic: str | None,
         durability: Durability | None,
         body_type: Any,
@@ -136,7 +144,7 @@ class QueueOpening:
     def _split(
         self, durability: Durability | None, settings: QueueSettings | None, changes: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What this program wants its own calls to survive, checked; and the settings that are the queue's."""
+        """Split off the durability of this program's own calls, checked, from the settings stored with the queue."""
         given = {} if settings is None else {name: getattr(settings, name, None) for name in _PROMISES}
         given |= {name: changes[name] for name in _PROMISES if name in changes}
         if durability is not None:
@@ -145,22 +153,22 @@ class QueueOpening:
         return given, {name: value for name, value in changes.items() if name not in _PROMISES}
 
     def promise(self, port: RemoteGroup) -> None:
-        """The queue is the program's only one here: it is closed with its client, and keeps the program's promises."""
+        """Apply the durability that this program asked for. The queue owns its client and closes it."""
         port.promise(self._promises.get("durability"), self._promises.get("ack_durability"))
 
 
 def given(**arguments: Any) -> dict[str, Any]:
-    """Those that are not None."""
+    """Return the arguments that are not None."""
     return {name: value for name, value in arguments.items() if value is not None}
 
 
 def refuse_local(**arguments: Any) -> None:
-    """Refuse what only the owner of a folder can be told."""
+    """Refuse arguments that apply only to a folder."""
     for name in given(**arguments):
         raise InvalidRequest(f"{name}=... is for a folder: a server has its own, and was told when it was started")
 
 
 def refuse_remote(**arguments: Any) -> None:
-    """Refuse what only a connection can be told."""
+    """Refuse arguments that apply only to a server."""
     for name in given(**arguments):
         raise InvalidRequest(f"{name}=... is for a server: give its address, such as http://host:port, not a folder")

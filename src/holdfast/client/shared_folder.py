@@ -1,4 +1,4 @@
-"""A folder that several processes use: the first owns it, and the others come to it by its socket."""
+"""A folder that several processes use: the first owns it, and the others connect through its socket."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ _ENDED_S: Final = 5.0
 
 
 def socket_of(folder: str) -> str:
-    """Where the owner of the folder listens."""
+    """Return the path of the socket where the owner of the folder listens."""
     return f"{folder}/{OWNER_SOCKET}"
 
 
 def share(engine: BrokerEngine, audit: Audit | None = None, tokens_problem: Callable[[], str] = str) -> None:
-    """Let others in, until the engine is closed. Where there can be no socket, there is none.
+    """Let other processes connect until the engine is closed. If no socket is possible, there is none.
 
     What they do is written to the audit log of an owner that has one: a server. Others write nothing down, as they
     do not when they do the same themselves. They are told of what is wrong with such a server's tokens file, too.
@@ -69,7 +69,7 @@ def share(engine: BrokerEngine, audit: Audit | None = None, tokens_problem: Call
 
 
 class Sharing:
-    """One socket, and the thread that waits there."""
+    """One socket, and the thread that accepts connections."""
 
     def __init__(
         self, engine: BrokerEngine, listening: Any, audit: Audit | None, tokens_problem: Callable[[], str] = str
@@ -77,7 +77,7 @@ class Sharing:
         self._path = absolute(socket_of(engine.folder))
         self._listening = listening
         self._serving = _Serving(audit, tokens_problem)
-        # Weakly: an owner that nobody holds any more must be able to go.
+        # A weak reference, so that an owner that is no longer used can be freed.
         reference = weakref.ref(engine, lambda _: hang_up(listening))
         self._thread = threading.Thread(
             target=_wait, args=(reference, listening, self._serving), name="holdfast-owner", daemon=True
@@ -87,12 +87,12 @@ class Sharing:
         self._thread.start()
 
     def disown(self) -> None:
-        """In a child after a fork: whoever calls, calls the parent."""
+        """Forget the socket in a child after a fork: callers mean the parent."""
         self._serving.over = True
         close_in_child([self._listening, *self._serving.sockets()])
 
     def end(self) -> None:
-        """Let nobody in any more, and let those go who are. They find another owner, or become it."""
+        """Close the socket and all connections. Their clients find another owner, or become it."""
         if self._serving.over:
             return
         self._serving.over = True
@@ -104,7 +104,7 @@ class Sharing:
 
 
 class _Serving:
-    """The server of an owner, once somebody has come."""
+    """The server of an owner, started by the first connection."""
 
     def __init__(self, audit: Audit | None, tokens_problem: Callable[[], str] = str) -> None:
         self.over = False
@@ -115,7 +115,7 @@ class _Serving:
         self._server: Server | None = None
 
     def stop(self) -> bool:
-        """Ask it to end; False where it has not begun."""
+        """Ask it to end; returns False if it has not started."""
         loop, ending = self._loop, self._ending
         if loop is None or ending is None:
             return False
@@ -126,7 +126,7 @@ class _Serving:
         return True
 
     def sockets(self) -> list[Any]:
-        """The connections that it has."""
+        """Return the sockets of its connections."""
         if self._server is None:
             return []
         connections = list(self._server.http.connections)
@@ -189,7 +189,7 @@ def _wait(reference: weakref.ref[BrokerEngine], listening: Any, serving: _Servin
         listening.close()
 
 
-# Who comes after the owner of a folder: the first of those that used it by its socket, and found nobody there.
+# The successor of the owner of a folder: the first client of its socket that finds nobody there.
 
 
 class Successor:
@@ -268,7 +268,7 @@ def leave(successor: Successor) -> None:
         successor.let_go()
 
 
-# A folder that several processes use: the first owns it, the others come to it by its socket.
+# A folder that several processes use: the first owns it, and the others connect through its socket.
 
 
 _PATIENCE_NS: Final = 500_000_000  # an owner that shares its folder can be reached by then; one that does not, never
@@ -278,7 +278,7 @@ _PAUSE_S: Final = 0.01
 def open_shared(
     folder: Any, open_here: Callable[[], Any], settings: BrokerSettings | None, *, for_tasks: bool
 ) -> tuple[Any, Client | None]:
-    """The folder, opened: a port of its owner, if that is us; or else a client of whoever owns it."""
+    """Open the folder: returns a port if this process owns it, otherwise a client of its owner."""
     until_ns = 0
     while True:
         try:
@@ -300,13 +300,13 @@ def open_shared(
 
 
 def load_client() -> None:
-    """What a client is made of; an owner has no use for it."""
+    """Import what only clients need."""
     import holdfast.remote.aio.broker
     import holdfast.remote.sync.broker  # noqa: F401
 
 
 def client_of_owner(folder: str, settings: BrokerSettings | None, *, for_tasks: bool) -> Client:
-    """A client of whoever owns the folder, which takes over where there is nobody any more."""
+    """Return a client of the folder's owner; it takes over the folder if the owner is gone."""
     from holdfast.client.address import Address
     from holdfast.remote.client import Client
 

@@ -1,4 +1,4 @@
-"""Rows that Spark has staged in the folder: whoever owns it brings them into the log."""
+"""Rows that Spark has staged in the folder: its owner appends them to the log."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ async def commit_staged(call: Call) -> RowsCommitted:
 
 
 def is_shared(folder: str) -> bool:
-    """Whether somebody owns the folder and lets others in."""
+    """Return whether a process owns the folder and shares it."""
     return answers_at(socket_of(absolute(folder)))
 
 
 def commit_there(world: World, folder: str, write: CommitRequest) -> bool:
-    """Have the owner do it. A write that is remembered may be sent again; any other only once."""
+    """Have the owner do it. A write that is remembered may be repeated; any other is sent once."""
     address = Address(text=folder, socket=socket_of(absolute(folder)))
     caller = Caller(world, ThreadNetwork(world.clock), address)
     ask = Ask(

@@ -1,1 +1,1 @@
-"""The port on an engine in this process, for tasks (`aio`) and threads (`sync`); beside them what waits for nothing."""
+"""Ports on an engine in this process, for tasks (`aio`) and threads (`sync`), and the code that both share."""

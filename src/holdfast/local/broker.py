@@ -1,4 +1,4 @@
-"""The topics of an engine, with their groups and traces, as far as no turn is waited for."""
+"""The topics of an engine in this process, with their groups and traces: what tasks and threads share."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ from holdfast.settings import BrokerSettings, TopicSettings
 from holdfast.storage.compaction import KeysCompacted
 from holdfast.storage.view import OnDamage
 
-# What an engine knows of its topics, and of the groups that read them.
+# Descriptions of topics and their groups.
 
 
 def describe(engine: BrokerEngine, topic: Topic) -> TopicInfo:
-    """All that is known of a topic."""
+    """Return the description of a topic."""
     partitions = [partition_info(number, partition) for number, partition in enumerate(topic.partitions)]
     return TopicInfo(
         name=topic.name,
@@ -63,7 +63,7 @@ def describe(engine: BrokerEngine, topic: Topic) -> TopicInfo:
 
 
 def partition_info(number: int, partition: Partition) -> PartitionInfo:
-    """What one partition holds."""
+    """Return the description of a partition."""
     segments = partition.log.segments()
     return PartitionInfo(
         number=number,
@@ -76,7 +76,7 @@ def partition_info(number: int, partition: Partition) -> PartitionInfo:
 
 
 def groups_on(engine: BrokerEngine, topic: Topic) -> list[GroupInfo]:
-    """The groups of a topic, in both modes, and the queries that read it."""
+    """Return the groups of a topic, in both modes, and the queries that read it."""
     found = []
     now_ns = engine.world.clock.now_ns()
     for group in topic.groups.values():
@@ -112,7 +112,7 @@ def groups_on(engine: BrokerEngine, topic: Topic) -> list[GroupInfo]:
 
 
 def _spoiled_on(engine: BrokerEngine, topic: Topic) -> Iterator[GroupInfo]:
-    """The groups that cannot be opened; in stream mode all of them, for nobody knows which topics they read."""
+    """Iterate over groups that cannot be opened; in stream mode all, as their topics are unknown."""
     now_ns = engine.world.clock.now_ns()
     modes: tuple[tuple[Literal["queue", "stream"], Mapping[str, CorruptData]], ...] = (
         ("queue", topic.spoiled),
@@ -149,11 +149,11 @@ def _queries_on(engine: BrokerEngine, topic: Topic) -> Iterator[GroupInfo]:
         )
 
 
-# Traces that an engine keeps, asked as users ask.
+# Searches in the traces of an engine.
 
 
 def search_in(engine: BrokerEngine, question: Question, limit: int, *, last: bool) -> list[TraceStep]:
-    """The steps that fit."""
+    """Return the matching steps."""
     wanted = _wanted(engine, question)
     engine.check_open()
     return engine.traces.search(wanted, limit, last=last)
@@ -162,21 +162,21 @@ def search_in(engine: BrokerEngine, question: Question, limit: int, *, last: boo
 def steps_in(
     engine: BrokerEngine, question: Question, places: range, look: Callable[[int], None]
 ) -> Iterator[TraceStep]:
-    """The steps that fit, in these places of their log; each is told to `look` before it is looked at."""
+    """Iterate over the matching steps in these places of the log; calls `look` with each place before it is read."""
     wanted = _wanted(engine, question)
     engine.check_open()
     return engine.traces.steps(wanted, places, look)
 
 
 def places_in(engine: BrokerEngine, question: Question) -> range:
-    """The places in which there may be steps that fit."""
+    """Return the places in the trace log that may have matching steps."""
     wanted = _wanted(engine, question)
     engine.check_open()
     return engine.traces.extent(wanted)
 
 
 def stats_in(engine: BrokerEngine, question: Question) -> TraceStats:
-    """The steps that fit, in numbers."""
+    """Summarize the matching steps."""
     wanted = _wanted(engine, question)
     engine.check_open()
     return engine.traces.stats(wanted)
@@ -222,11 +222,11 @@ class LocalBroker:
 
     @property
     def shared(self) -> bool:
-        """Whether other processes can use the topics while this one has them: by the folder's socket."""
+        """Whether other processes can use the topics through the folder's socket."""
         return self.engine.stand_in is not None
 
     def after_fork(self) -> Any:
-        """What a face uses in a child: the parent goes on with this one; where others may come to it, so may we."""
+        """Return the port for a child after a fork: a client of the parent if the folder is shared."""
         return self if self.engine.stand_in is None else self.engine.stand_in(self)
 
     # Topics
@@ -234,7 +234,7 @@ class LocalBroker:
     def create_topic_now(
         self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
     ) -> TopicInfo:
-        """Make a topic."""
+        """Create a topic."""
         given = {} if partitions is None else {"partitions": partitions}
         try:
             self.engine.create_topic(name, None, {**changes, **given})
@@ -244,12 +244,12 @@ class LocalBroker:
         return self.describe_topic_now(name)
 
     def partitions_with(self, name: str, count: int) -> int:
-        """How many partitions the topic will have with so many more."""
+        """Return how many partitions the topic will have with `count` more."""
         with self.engine.using(name) as topic:
             return change_topic(self.engine, name, {"partitions": len(topic.partitions) + count})
 
     def describe_topic_now(self, name: str) -> TopicInfo:
-        """What a topic is and holds."""
+        """Return the partitions, groups and settings of a topic."""
         with reading(self.engine.using, name) as found:
             info = describe(self.engine, found.topic)
             if name == info.name:
@@ -260,12 +260,12 @@ class LocalBroker:
             )
 
     def delete_topic_now(self, name: str) -> None:
-        """Take a topic away."""
+        """Delete a topic."""
         self.engine.delete_topic(name)
         self._publishers.pop(name, None)
 
     def compact_topic_now(self, name: str) -> KeysCompacted:
-        """Of each key keep the last message."""
+        """Compact the topic by key: only the last message of each key is kept."""
         with self.engine.using(name) as topic:
             if topic.settings.cleanup == "delete":
                 raise InvalidRequest(
@@ -276,13 +276,13 @@ class LocalBroker:
             return topic.compact_keys(roll=True)
 
     def apply_retention_now(self, name: str) -> Retained:
-        """Drop what the topic's retention settings let go."""
+        """Delete what the topic's retention settings no longer keep."""
         with self.engine.using(name) as topic:
             self.engine.streams.bring_pins(topic)
             return topic.apply_retention()
 
     def compact_groups_now(self, name: str) -> Compacted:
-        """Drop what every group of the topic has handled; of a topic without any group nothing is."""
+        """Delete what every group of the topic has handled; nothing if the topic has no groups."""
         with self.engine.using(name) as topic:
             self.engine.tick()
             segments = freed_bytes = 0
@@ -301,7 +301,7 @@ class LocalBroker:
     # Messages
 
     def unfit_now(self, name: str, messages: Iterable[NewMessage]) -> int | None:
-        """The index of the first message that cannot be stored; None where all of them can, or nobody can tell."""
+        """Return the index of the first message that cannot be stored; None if there is none, as far as is known."""
         with self.engine.using(name) as topic:
             publisher, most_bytes = self.publisher(topic), topic.settings.max_message_bytes
             for i, message in enumerate(messages):
@@ -314,10 +314,10 @@ class LocalBroker:
         return None
 
     def publisher(self, topic: Topic) -> Publisher:
-        """What publishes to the topic, which is in use."""
+        """Return the publisher of the topic, which the caller keeps in use."""
         publisher = self._publishers.get(topic.name)
         if publisher is None or publisher.topic is not topic:
-            # Topics that were let go must not stay in memory for those that nobody publishes to any more.
+            # Topics that were closed must not stay in memory because of an old publisher.
             self._publishers = {other: each for other, each in list(self._publishers.items()) if not each.topic.closed}
             publisher = self._publishers[topic.name] = Publisher(topic, self.bodies, self.engine.world.clock)
         return publisher
@@ -332,7 +332,7 @@ class LocalBroker:
         *,
         on_damage: OnDamage = "raise",
     ) -> list[Contents[Any]]:
-        """Messages of a partition from an offset on; those before a damage first."""
+        """Return messages of a partition from an offset on, up to the first damage."""
         with reading(self.engine.using, name) as found_topic:
             log = found_topic.partition(number).log
             home = PartitionHome(name, number)
@@ -362,16 +362,16 @@ class LocalBroker:
         changes: Mapping[str, Any],
         check: Callable[[BrokerEngine, Topic, str], None] | None = None,
     ) -> _Group:
-        """The group in queue mode as an object of this kind, if `check` lets it be made."""
+        """Return the group in queue mode as an object of this kind, if `check` allows it."""
         with self.engine.using(topic) as opened:
             self.engine.streams.check_free(name, opened)
             if check is not None:
                 check(self.engine, opened, name)
-            # Inside: from now on the port holds the topic, which would be let go at any moment otherwise.
+            # Inside, because from now on the port holds the topic, which could be closed at any moment otherwise.
             return kind(self.engine, opened.group(name, start=start, changes=changes), bodies)
 
     def open_queue(self, kind: Callable[[BrokerEngine, QueueGroup, Bodies], _Group], request: QueueRequest) -> _Group:
-        """The default group of a topic, both made where there is none."""
+        """Open the default group of a topic. Both are created if needed."""
         settings, changes, body_type = request.settings, request.changes, request.body_type
         wanted = changes_to(settings, {}, changes)
         name = self.engine.queue_name(request.name, create=request.create)
@@ -391,7 +391,7 @@ class LocalBroker:
     def existing_group_now(
         self, kind: Callable[[BrokerEngine, QueueGroup, Bodies], _Group], topic: str, name: str, bodies: Bodies
     ) -> _Group:
-        """A group in queue mode, with everything done that is due by now; UnknownGroup where there is none."""
+        """Open an existing group in queue mode, brought up to date. Raises UnknownGroup if it does not exist."""
         with self.engine.using(topic) as opened:
             self.engine.streams.check_free(name, opened)
             if name not in opened.groups:
@@ -401,7 +401,7 @@ class LocalBroker:
         return found
 
     def groups_now(self, name: str | None) -> list[GroupInfo]:
-        """The groups of a topic, or of all, in both modes."""
+        """Return the groups of one topic, or of all topics, in queue mode and in stream mode."""
         found: list[GroupInfo] = []
         for each in self.engine.topics() if name is None else [name]:
             try:
@@ -413,7 +413,7 @@ class LocalBroker:
         return sorted(found, key=lambda info: (info.name, info.topic))
 
     def delete_group_now(self, name: str, topic: str | None) -> None:
-        """Forget a group."""
+        """Delete a group."""
         if topic is not None:
             with self.engine.using(topic) as opened:
                 if opened.has_group(name):
@@ -436,7 +436,7 @@ class LocalBroker:
         )
 
     def reset_offsets_now(self, group: str, name: str, to: To, number: int | None, *, dry_run: bool) -> list[Reset]:
-        """Let a group go on from elsewhere."""
+        """Move the position of a group."""
         with self.engine.using(name) as topic:
             known = topic.groups.get(group)
             if known is None:
@@ -453,7 +453,7 @@ class LocalBroker:
             return found
 
     def effects_now(self, group: str, resets: Sequence[Reset]) -> list[ResetEffect]:
-        """What resets would do to the messages of a group; one in queue mode knows about each of them."""
+        """Return what resets would do to the messages of a group; a group in queue mode knows each of them."""
         found = []
         for reset in resets:
             with self.engine.using(reset.topic) as topic:
@@ -472,7 +472,7 @@ class LocalBroker:
 
 
 def _seek_counts(delivery: Delivery, target: int) -> tuple[int, int]:
-    """How many handled messages a seek brings back, and how many that are not handled it passes over.
+    """Return how many handled messages a seek delivers again, and how many unhandled ones it skips.
 
     Messages in flight stay where they are either way.
     """
@@ -486,17 +486,17 @@ def _seek_counts(delivery: Delivery, target: int) -> tuple[int, int]:
 
 
 def keep_bodies(engine: BrokerEngine, topic: Topic, body_type: Any) -> None:
-    """Note what the bodies of a queue are, for workers; where there is no room for that, it is as good without."""
+    """Store the kind of bodies of a queue, for workers. If the disk is full, it works without."""
     kind = kind_of(body_type)
     if kind is not None and topic.settings.bodies is None:
         with suppress(OSError, DiskFull):
             engine.alter_topic(topic.name, {"bodies": kind})
 
 
-# What takes long for one topic, on threads of its own: opening it, making a group, more partitions, deleting it.
+# Slow operations on a topic, on separate threads: opening it, creating a group, adding partitions, deleting it.
 #
-# The loop's own threads are few, and all else needs them. So tasks take turns for a topic before they get a thread:
-# however many want one that is just being opened, one thread works on it, and none waits for it.
+# The event loop has few threads, and everything else needs them. So tasks queue up per topic before they get a thread:
+# no matter how many want a topic that is being opened, one thread works on it, and none waits for it.
 
 
 _Given = ParamSpec("_Given")
@@ -514,7 +514,7 @@ class _Turn:
 
 
 class TopicThread:
-    """Where what takes long for one topic is done."""
+    """Runs the slow operations of one topic."""
 
     __slots__ = ("_threads", "_topic")
 
@@ -523,7 +523,7 @@ class TopicThread:
         self._topic = topic
 
     async def aside(self, work: Callable[_Given, _Result], *given: _Given.args, **options: _Given.kwargs) -> _Result:
-        """What the work returns, done when it is the topic's turn."""
+        """Run the work when it is the topic's turn, and return its result."""
         return await self._threads.run(self._topic, partial(work, *given, **options))
 
 
@@ -535,11 +535,11 @@ class TopicThreads:
         self._pool: ThreadPoolExecutor | None = None
 
     def at(self, topic: str) -> TopicThread:
-        """The topic's own."""
+        """Return the runner of one topic."""
         return TopicThread(self, topic)
 
     async def run(self, topic: str, call: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Call it when it is the topic's turn; where the task is cancelled, it ends at its next checkpoint."""
+        """Call it when it is the topic's turn. If the task is cancelled, it ends at its next checkpoint."""
         wanted = Wanted()
         turn = self._turns.get(topic)
         if turn is None:
@@ -563,7 +563,7 @@ class TopicThreads:
             wanted.abandoned = True  # has no effect where it is over
 
     def close(self) -> None:
-        """Let the threads go, each when it is through."""
+        """Stop the threads, each when its work is done."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=False)

@@ -1,4 +1,4 @@
-"""The dead letters of a queue: look at them, group them, put them back, drop them."""
+"""The dead letters of a queue: list, group, redrive and delete them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ list_ = list  # inside LettersBeside the name means its method
 
 
 class LettersBeside:
-    """Takes no lock and writes nothing; what the owner is about to bury is not there yet."""
+    """Reads dead letters without a lock and without writing. Those that the owner has not stored yet are missing."""
 
     def __init__(self, world: World, folder: str, topic: str, group: str) -> None:
         self._world = world
@@ -57,16 +57,16 @@ class LettersBeside:
             raise UnknownGroup(f"{topic} has no group {group} in queue mode; {there}")
 
     def list(self, *, where: Where = None, limit: int | None = None) -> list[DeadLetter[bytes]]:
-        """The dead letters that the condition chooses, oldest first."""
+        """Return the dead letters that match the condition, oldest first."""
         now_ms = self._world.clock.now_ns() // 1_000_000
         return [*chosen(self._all(), where, limit, now_ms=now_ms)]
 
     def groups(self, *, where: Where = None) -> list_[DeadGroup]:
-        """The dead letters by reason and kind of error, the most frequent first."""
+        """Group the dead letters by reason and kind of error, the most frequent first."""
         return grouped(self.list(where=where))
 
     def show(self, letter_id: str) -> DeadLetter[bytes]:
-        """One of them, by its id, or by the one that the message had when it was alive."""
+        """Return one dead letter, by its id or by an id of its message."""
         lived = letter_id.startswith(f"{self._topic}-")
         place = parse_message_id(letter_id, self._topic + ("" if lived else DEAD_SUFFIX))
         found = None
@@ -90,7 +90,7 @@ class LettersBeside:
                 yield DeadLetter(home, self._bodies, seen.record, seen.note)
 
 
-# The dead letters of a queue: look at them, group them, put them back, drop them.
+# The dead letters of a queue: list, group, redrive and delete them.
 
 
 _AT_ONCE: Final = 500
@@ -98,7 +98,7 @@ _BYTES: Final = Bodies(None)
 
 
 class ChosenLetter(NamedTuple):
-    """A dead letter that is to be moved, without what it says: there may be very many."""
+    """A dead letter to move, without its contents: there may be very many."""
 
     id: str
     original_offset: int
@@ -116,7 +116,7 @@ class LocalLetters:
         return (found for found in listed(self._group, "dead", where, limit) if isinstance(found, DeadLetter))
 
     def show(self, letter_id: str) -> DeadLetter[Any]:
-        """One of them; NotFound where there is none."""
+        """Return one dead letter. Raises NotFound if it does not exist."""
         try:
             return self._by_id(letter_id)
         except InvalidRequest as error:
@@ -131,7 +131,7 @@ class LocalLetters:
         return DeadLetter(delivery, self._group.bodies, letter.record, letter.note)
 
     def id_of(self, message_id: str) -> str | None:
-        """The id of the letter that a message became, by any id that the message has had."""
+        """Return the id of the dead letter that a message became, by any id that the message has had."""
         delivery, place = self._group.queue_group.place(message_id)
         found = None
         for letter in delivery.dead.letters():
@@ -140,11 +140,11 @@ class LocalLetters:
         return None if found is None else DeadLetter(delivery, self._group.bodies, found.record, found.note).id
 
     def groups(self, where: Where) -> list[DeadGroup]:
-        """The dead letters by reason and kind of error, the most frequent first."""
+        """Group the dead letters by reason and kind of error, the most frequent first."""
         return grouped(self._each(where, None))
 
     def redrive(self, request: DeadLettersRequest) -> Redriven:
-        """Put dead letters back in the order in which they were published: those of one key must not overtake."""
+        """Redrive dead letters in the order in which they were published, so that those of one key stay in order."""
         letters = in_order(self.chosen(request.ids, request.where, request.limit))
         with Redriving(self._group, request.to) as redriving:
             if request.dry_run:
@@ -152,12 +152,12 @@ class LocalLetters:
             return _result(letters, sum(map(redriving.put_back, self._paced(letters, request.rate))))
 
     def purge(self, request: DeadLettersRequest) -> Redriven:
-        """Drop dead letters for good."""
+        """Delete dead letters."""
         letters = self.chosen(request.ids, request.where, request.limit)
         return _result(letters, 0 if request.dry_run else drop(letters))
 
     def chosen(self, ids: list[str] | None, where: Where, limit: int | None) -> list[ChosenLetter]:
-        """Those that are meant: by their ids, or by a condition."""
+        """Return the selected dead letters, by id or by condition."""
         if ids is None:
             return list(map(choose, self._each(where, limit)))
         check_limit(limit)
@@ -176,12 +176,12 @@ class LocalLetters:
 
 
 def at_once(rate: float | None) -> int:
-    """How many letters to put back in one go, at so many a second."""
+    """Return how many dead letters to redrive at once, at this rate per second."""
     return _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / 10)))
 
 
 class Redriving:
-    """Puts dead letters back where they came from, or into another topic, which is held open meanwhile."""
+    """Redrives dead letters into their queue, or into another topic, which is held open meanwhile."""
 
     def __init__(self, group: LocalGroup, to: str | None) -> None:
         self._group = group
@@ -198,7 +198,7 @@ class Redriving:
         self._held.close()
 
     def put_back(self, letters: Iterable[ChosenLetter]) -> int:
-        """Let these letters be messages again; answers how many were still there."""
+        """Redrive these dead letters, and return how many still existed."""
         done = 0
         for delivery, there in _by_delivery(letters):
             if self._publisher is None:
@@ -231,22 +231,22 @@ class Redriving:
 
 
 def drop(letters: Iterable[ChosenLetter]) -> int:
-    """Drop these letters for good; answers how many were still there."""
+    """Delete these dead letters, and return how many still existed."""
     return sum(delivery.dead.open().purge(letters_there) for delivery, letters_there in _by_delivery(letters))
 
 
 def in_order(letters: list[ChosenLetter]) -> list[ChosenLetter]:
-    """The letters in the order in which they were published."""
+    """Return the dead letters in the order in which they were published."""
     return sorted(letters, key=lambda letter: (letter.original_offset, letter.place.offset))
 
 
 def choose(letter: DeadLetter[Any]) -> ChosenLetter:
-    """A letter as one that is to be moved."""
+    """Return a dead letter as one to move."""
     return ChosenLetter(letter.id, letter.original_offset, home_of(letter), LetterPlace(letter.offset, letter.size))
 
 
 def _by_delivery(letters: Iterable[ChosenLetter]) -> list[tuple[Delivery, list[LetterPlace]]]:
-    """The letters by the partition that each is of, in their order."""
+    """Group the dead letters by partition, keeping their order."""
     found: dict[int, tuple[Delivery, list[LetterPlace]]] = {}
     for letter in letters:
         found.setdefault(letter.delivery.number, (letter.delivery, []))[1].append(letter.place)

@@ -1,4 +1,4 @@
-"""One group of an open topic, as far as nothing is waited for: the ports for tasks and threads stand on it.
+"""One group of an open topic: what the ports for tasks and threads share.
 
 Whoever waits for a message, or for the disk, is in `local/aio` and `local/sync`. The server calls these as well.
 """
@@ -56,7 +56,7 @@ class LocalGroup:
 
     @property
     def where(self) -> str:
-        """The same, as a part of a sentence."""
+        """The place as part of a sentence, for error messages."""
         return f"in {self.engine.folder}"
 
     @property
@@ -65,7 +65,7 @@ class LocalGroup:
 
     @property
     def kept_bodies(self) -> BodyKind | None:
-        """What the bodies of the topic are, if whoever opened it said so."""
+        """The kind of bodies stored with the topic, if it was opened with one."""
         return self.queue_group.topic.settings.bodies
 
     @property
@@ -74,7 +74,7 @@ class LocalGroup:
 
     @property
     def ended(self) -> bool:
-        """Whether the group itself is closed, and not only this view of it."""
+        """Whether the group itself is closed, not only this view of it."""
         return self.engine.closed or self.queue_group.topic.closed or self.queue_group.deleted
 
     def check_open(self) -> None:
@@ -84,7 +84,7 @@ class LocalGroup:
             raise Closed(f"this view of the group {self.group} is closed; take it anew")
 
     def after_fork(self) -> Any:
-        """What a face uses in a child: the parent goes on with this one; where others may come to it, so may we."""
+        """Return the port for a child after a fork: a client of the parent if the folder is shared."""
         return self if self.engine.stand_in is None else self.engine.stand_in(self)
 
     def _close_view(self) -> None:
@@ -95,7 +95,7 @@ class LocalGroup:
     # Receiving
 
     def take_next(self) -> Delivered | None:
-        """The next message by the short way, for whoever asks for nothing else; None where anything is special."""
+        """Return the next message on the fast path, with default arguments; None if the slow path is needed."""
         if self._standing or self.view_closed or self.engine.closed:
             return None
         deliveries = self.deliveries
@@ -109,7 +109,7 @@ class LocalGroup:
     def take_ready(
         self, wanted: ReceiveRequest, waiter: Waiter | None = None
     ) -> list[tuple[Delivery, list[Delivered]]] | None:
-        """What is ready now; None where there is more to look through, and others should have a turn first."""
+        """Lease what is ready now. Returns None if there is more to search and others should get a turn first."""
         if self.closed:
             self.check_open()
         lease_ms = self.settings.lease_ms if wanted.lease_ms is None else wanted.lease_ms
@@ -128,13 +128,13 @@ class LocalGroup:
         return found
 
     def deadline_ns(self, wanted: ReceiveRequest) -> int | None:
-        """When the time is over that somebody waits."""
+        """Return the deadline of a request by the monotonic clock; None if it has no timeout."""
         if wanted.timeout_s is None:
             return None
         return self.engine.world.clock.monotonic_ns() + round(wanted.timeout_s * 1e9)
 
     def left_s(self, deadline_ns: int | None) -> float | None:
-        """How much of it is left."""
+        """Return the seconds left until the deadline."""
         if deadline_ns is None:
             return None
         return (deadline_ns - self.engine.world.clock.monotonic_ns()) / 1e9
@@ -142,7 +142,7 @@ class LocalGroup:
     # Messages in flight
 
     def ack_now(self, taken: Delivered) -> bool:
-        """Ack one message by the short way; False where an ack has to be waited for."""
+        """Ack one message on the fast path; returns False if an ack needs waiting."""
         if self.engine.closed:
             self.check_open()
         delivery = taken.home
@@ -154,7 +154,7 @@ class LocalGroup:
         return True
 
     def ack_receipt_now(self, text: str) -> bool:
-        """The same by a receipt; False also where it proves nothing."""
+        """Ack one message by its receipt, on the fast path; returns False also if the receipt is not valid."""
         delivery, receipt = self.queue_group.proof(text)
         if receipt is None or not delivery.unhurried:
             return False
@@ -165,7 +165,7 @@ class LocalGroup:
         return True
 
     def claim(self, text: str) -> tuple[Delivery, Receipt]:
-        """The delivery that a receipt proves; LeaseLost if it is no longer held."""
+        """Return the delivery of a receipt. Raises LeaseLost if its lease has ended."""
         self.check_open()
         delivery, receipt = self.queue_group.claim(text)
         if not delivery.holds(receipt):
@@ -180,7 +180,7 @@ class LocalGroup:
         return delivery.settle_all(list(map(command_for(outcome, self.settings), receipts)), durability)
 
     def _count_settled(self, verb: str, count: int) -> None:
-        """Acks are counted where they are written; dropped and extended messages are not counted."""
+        """Count settled messages. Acks are counted where they are written; drops and extensions are not counted."""
         metrics = self.queue_group.metrics
         match verb:
             case "nack":
@@ -191,28 +191,28 @@ class LocalGroup:
                 metrics.rejected.add(count)
 
     def receipt(self, taken: Delivered) -> str:
-        """The proof of a delivery as text."""
+        """Return the receipt of a delivery."""
         text: str = taken.home.receipts.text(taken.record.offset, taken.lease)
         return text
 
     def lost(self, taken: Delivered) -> bool:
-        """Whether the lease has ended meanwhile."""
+        """Return whether the lease has ended."""
         return self.ended or not taken.home.holds(taken.receipt)
 
     def ends_ns(self, taken: Delivered) -> int:
-        """When the lease ends by the clock on the wall; 0 where it has ended."""
+        """Return when the lease ends, in nanoseconds since 1970; 0 if it has ended."""
         delivery = taken.home
         lease = delivery.group.leases.get(taken.record.offset)
         return 0 if lease is None else until_ms(delivery, lease) * 1_000_000
 
     def phase_now(self, taken: Delivered) -> tuple[str, int]:
-        """Where a message stands now, and when its lease or its delay ends."""
+        """Return the phase of a message, and when its lease or its delay ends."""
         group, offset = taken.home.group, taken.record.offset
         phase: str = group.phase(offset).value
         return phase, self.ends_ns(taken) // 1_000_000 if phase == "leased" else group.waiting.get(offset, 0)
 
     def drop(self, taken: Delivered) -> None:
-        """A message was dropped unhandled; called by its finalizer."""
+        """Return a message to the queue that was dropped without being settled; called by its finalizer."""
         if self.ended:
             return
         delivery = taken.home
@@ -222,7 +222,7 @@ class LocalGroup:
             delivery.drop(taken.receipt)
 
     def state_version(self, taken: Delivered) -> int:
-        """The version of the message's state; 0 where it has none."""
+        """Return the version of the message's state; 0 if it has none."""
         document = self._document(taken)
         return 0 if document is None else document.version
 
@@ -242,7 +242,7 @@ class LocalGroup:
     def _nack_all(self, taken: Sequence[Delivered], delay_ms: int | None, error: str) -> list[tuple[Delivery, Pending]]:
         pending = []
         for delivery, own in self._by_delivery(taken):
-            # Several handles may stand for one message; it can be given back only once.
+            # Several objects may be for one message, which can be nacked only once.
             receipts = dict.fromkeys(each.receipt for each in own)
             pending.append((delivery, delivery.settle_all([Nack(receipt, delay_ms, error) for receipt in receipts])))
             for receipt in receipts:
@@ -251,7 +251,7 @@ class LocalGroup:
         return pending
 
     def _by_delivery(self, taken: Sequence[Delivered]) -> list[tuple[Delivery, Sequence[Delivered]]]:
-        """The messages, if they are messages of this group, by partition."""
+        """Group the messages by partition. Raises InvalidRequest if one is not of this group."""
         homes = set(map(_HOME, taken))
         for home in homes:
             if home not in self.deliveries:
@@ -274,7 +274,7 @@ class LocalGroup:
         return pending
 
     def _last(self, taken: Delivered, command: Command) -> Pending:
-        """The last thing done with a message; after any other refusal it is still in flight."""
+        """Settle a message. After any error but LeaseLost it is still in flight."""
         try:
             pending: Pending = taken.home.settle(command)
         except LeaseLost:
@@ -288,10 +288,10 @@ class LocalGroup:
         pending: Pending = taken.home.settle(Extend([taken.receipt], lease_ms))
         return pending
 
-    # Looking around, and moving
+    # Inspecting and seeking
 
     def seek_now(self, to: str | None, offset: int | None, time: datetime | None, partition: int | None) -> int:
-        """Go on from there; answers with the place in the first partition that is moved."""
+        """Move the group's position. Returns the new offset in the first partition that moved."""
         self.check_open()
         if offset is not None and partition is None and len(self.deliveries) > 1:
             raise InvalidRequest(
@@ -304,12 +304,12 @@ class LocalGroup:
         return targets[0][1]
 
     def committed_now(self) -> dict[int, int]:
-        """For each partition the end of the contiguous run of messages that are settled."""
+        """Return, for each partition, the offset below which every message is settled."""
         self.check_open()
         return {each.number: each.group.floor for each in self.deliveries if each.partition.lost is None}
 
     def oldest_ready_ns_now(self) -> int | None:
-        """When the oldest message that is ready was published: each partition has its own order."""
+        """Return when the oldest ready message was published: each partition has its own order."""
         found = []
         for delivery in self.deliveries:
             group, log = delivery.group, delivery.partition.log
@@ -320,53 +320,53 @@ class LocalGroup:
         return min(found, default=None)
 
     def peek_now(self, count: int, most_bytes: int | None = None) -> list[Contents[Any]]:
-        """The messages that would come next."""
+        """Return the next messages without leasing them."""
         self.check_open()
         found = self.queue_group.peek(count, most_bytes)
         return [Contents(delivery, self.bodies, record) for delivery, record in found]
 
     def cancel_now(self, message_id: str) -> bool:
-        """Take back a message that nobody works on; False where it is too late."""
+        """Cancel a ready or delayed message. Returns False if it is too late."""
         self.check_open()
         return self.queue_group.cancel(message_id)
 
     def ready_now(self) -> int:
-        """How many messages are ready."""
+        """Return the number of ready messages."""
         self.check_open()
         return self.queue_group.ready_count()
 
     def stats_now(self) -> QueueStats:
-        """How many messages stand where."""
+        """Return the number of messages in each phase, and more."""
         self.check_open()
         return self.queue_group.stats()
 
     def purge_now(self) -> int:
-        """Drop every message that nobody has in flight; answers how many."""
+        """Drop every message that is not in flight, and return how many."""
         self.check_open()
         topic, engine = self.queue_group.topic, self.engine
-        # What waits for its time is not in the log yet: it is of all who read the topic.
+        # Delayed messages are not in the log yet: they belong to all groups of the topic.
         alone = len(topic.groups) == 1 and not engine.streams.on(topic) and not engine.queries.on(topic)
         return self.queue_group.purge(delayed=alone)
 
     def compact_now(self) -> Compacted:
-        """Let go of what is done."""
+        """Delete messages that are done."""
         self.check_open()
         return self.queue_group.compact()
 
     def apply_retention_now(self) -> Retained:
-        """Drop what the topic's retention settings let go."""
+        """Delete what the topic's retention settings no longer keep."""
         self.check_open()
         return self.queue_group.topic.apply_retention()
 
     def observe(self, observer: Observer | None) -> None:
-        """From now on tell this one of every count and every time; None: nobody."""
+        """Report every count and duration to this observer from now on; None removes it."""
         self.queue_group.metrics.set_observer(observer)
 
     # Publishing
 
     @cached_property
     def publisher(self) -> Publisher:
-        """What the topic's messages are published with."""
+        """The publisher of the topic."""
         return Publisher(self.queue_group.topic, self.bodies, self.engine.world.clock)
 
 
@@ -384,7 +384,7 @@ def _target(log: Log, to: str | None, offset: int | None, time: datetime | None)
     return offset
 
 
-# Messages in flight by their receipts, for callers that keep nothing else of them.
+# Messages in flight by their receipts, for callers that have nothing else.
 
 
 CLAIMS_AT_ONCE: Final = 50  # receipts that are read before others have a turn: each is parsed, and its MAC computed
@@ -392,14 +392,14 @@ SETTLED_AT_ONCE: Final = 100  # messages that are settled before that
 
 
 class Claims(NamedTuple):
-    """The deliveries that receipts prove, by partition and with the text of each; and those that prove none."""
+    """The deliveries of receipts, by partition and with the text of each; and the receipts that are not valid."""
 
     good: dict[Delivery, dict[Receipt, str]]
     bad: list[str]
     refused: LeaseLost | None
 
     def add(self, more: Claims) -> Claims:
-        """Both together; of a message that is in both, the first text counts."""
+        """Merge both; for a message that is in both, the first text counts."""
         for delivery, texts in more.good.items():
             first = self.good.setdefault(delivery, {})
             first.update({receipt: text for receipt, text in texts.items() if receipt not in first})
@@ -407,7 +407,7 @@ class Claims(NamedTuple):
 
 
 def claims_of(group: QueueGroup, receipts: Iterable[str]) -> Claims:
-    """What receipts prove, each message once; InvalidRequest for a text that is no receipt of this topic."""
+    """Return the deliveries of receipts, each message once. Raises InvalidRequest for anything but a receipt."""
     good: dict[Delivery, dict[Receipt, str]] = {}
     bad: list[str] = []
     for text in receipts:
@@ -416,19 +416,19 @@ def claims_of(group: QueueGroup, receipts: Iterable[str]) -> Claims:
             bad.append(text)
         else:
             good.setdefault(delivery, {}).setdefault(receipt, text)
-    # One error for all of them: whoever makes up thousands should not have thousands made.
+    # One error for all of them, so that thousands of forged receipts do not cost thousands of errors.
     return Claims(good, bad, group.unproven(bad[-1]) if bad else None)
 
 
 def parts_of(texts: dict[Receipt, str]) -> Iterator[dict[Receipt, str]]:
-    """Receipts of one partition, as many at a time as are settled in one go."""
+    """Split the receipts of one partition into batches that are settled at once."""
     pairs = iter(texts.items())
     while part := dict(islice(pairs, SETTLED_AT_ONCE)):
         yield part
 
 
 def command_for(outcome: MessageOutcome, settings: TopicSettings) -> Callable[[Receipt], Command]:
-    """What the group is told of each message; an ack has a way of its own."""
+    """Return the function that makes the command for each receipt; acks do not use it."""
     delay_ms, why = outcome.delay_ms, outcome.why
     match outcome.verb:
         case "nack":
@@ -447,6 +447,6 @@ def command_for(outcome: MessageOutcome, settings: TopicSettings) -> Callable[[R
 
 
 def lost_texts(texts: dict[Receipt, str], error: LeaseLost) -> list[str]:
-    """The receipts that an error is about."""
+    """Return the receipts that an error is about."""
     gone = set(error.offsets) or {receipt.offset for receipt in texts}
     return [text for receipt, text in texts.items() if receipt.offset in gone]

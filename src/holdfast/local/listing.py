@@ -1,4 +1,4 @@
-"""Looking through a queue without taking anything, and all that is known of one message."""
+"""Listing messages without leasing them, and everything known about one message."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from holdfast.local.group import LocalGroup
 
 
-# Everything that is known of one message, wherever it is by now.
+# Everything known about one message, wherever it is now.
 
 
 def message_history(group: LocalGroup, message_id: str) -> list[TraceStep]:
-    """Every step of a message that is kept, living, done or dead; NotFound where there is none (any more)."""
+    """Return every step of a stored message, whatever its phase. Raises NotFound if it does not exist (any more)."""
     found = find_message(group, message_id)
     if found is None:
         raise no_message(message_id, group.topic)
@@ -51,18 +51,18 @@ def message_history(group: LocalGroup, message_id: str) -> list[TraceStep]:
 
 
 def look_up(group: LocalGroup, message_id: str) -> Found | None:
-    """The message with all its steps, for which a whole journal may have to be read; None where there is none."""
+    """Return the message with all its steps, which may require reading a whole journal; None if it does not exist."""
     found = find_message(group, message_id)
     return None if found is None else _with_history(found)
 
 
 def no_message(message_id: str, topic: str) -> NotFound:
-    """The error for an id that leads to nothing."""
+    """Return the error for the id of no message."""
     return NotFound(f"there is no message {message_id} in {topic}: it never was, or it is done and was dropped since")
 
 
 def history_of(found: Listed[Any]) -> list[TraceStep]:
-    """Every step of a message that was found, with those of the messages that it was redriven into or out of."""
+    """Return every step of a message, and of the messages it was redriven into or out of."""
     delivery = home_of(found)
     if isinstance(found, DeadLetter):
         return history_of_letter(delivery, StoredLetter(record_of(found), note_of(found)))
@@ -152,7 +152,7 @@ def _with_history(found: Found) -> Found:
 # and number. It may raise, to end the look there.
 Look: TypeAlias = Callable[..., None]
 
-# Told how many messages were left out because they are damaged.
+# Called with the number of damaged messages that were left out.
 Lost: TypeAlias = Callable[[int], None]
 
 _AT_A_TIME: Final = 256
@@ -176,12 +176,12 @@ class Mark(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As it is told to those who list page by page."""
+        """Return the place as text, for callers that list page by page."""
         return ".".join(map(str, self))
 
 
 def mark_of(message: Listed[Any]) -> Mark:
-    """The place of a message in its list."""
+    """Return the place of a message in its list."""
     offset = record_of(message).offset
     if isinstance(message, Waiting):
         return Mark(message.partition, _LAST, due_ms_of(message), offset)
@@ -189,7 +189,7 @@ def mark_of(message: Listed[Any]) -> Mark:
 
 
 def seen(group: LocalGroup, delivery: Delivery, record: Record, phase: PhaseName, *, due_ms: int = 0) -> Listed[Any]:
-    """A message in the log, with what its group knows of it at this moment."""
+    """Return a message in the log, with what its group knows about it now."""
     state = delivery.group
     lease, history = state.leases.get(record.offset), state.histories.get(record.offset)
     return Listed(
@@ -206,13 +206,13 @@ def seen(group: LocalGroup, delivery: Delivery, record: Record, phase: PhaseName
 
 
 def until_ms(delivery: Delivery, lease: Lease) -> int:
-    """When a lease ends by the clock on the wall; it is kept by one that nobody sets."""
+    """Return when a lease ends by the wall clock; the lease itself is kept by the monotonic clock."""
     clock = delivery.clock
     return clock.now_ns() // 1_000_000 + lease.until_ms - clock.monotonic_ns() // 1_000_000
 
 
 def parse_mark(text: str) -> Mark:
-    """The place that a text stands for."""
+    """Parse a place from text."""
     numbers = text.split(".")
     if len(numbers) != len(Mark._fields) or not all(each.isdecimal() and len(each) < 20 for each in numbers):
         raise InvalidRequest(f"after={text!r} cannot be used: give what the page before named as `next`")
@@ -247,12 +247,12 @@ def listed(
 
 
 def messages(group: LocalGroup, phase: str, where: Where, limit: int | None) -> Iterator[Listed[Any]]:
-    """The same for a thread that has the port: it looks as it goes, one message at a time."""
+    """List messages for a thread that has the port, reading one message at a time."""
     return listed(group, phase, where, limit)
 
 
 def _whole(source: _Source, group: LocalGroup, after: Mark, look: Look, lost: Lost) -> Iterator[Listed[Any]]:
-    """The messages of a source; at their end, or when nobody wants more, it is told how many were damaged."""
+    """Iterate over the messages of a source; at the end, report how many were damaged."""
     counts: list[int] = []
     try:
         yield from source(group, after, look, counts.append)
@@ -262,7 +262,7 @@ def _whole(source: _Source, group: LocalGroup, after: Mark, look: Look, lost: Lo
 
 
 def _deliveries(group: LocalGroup, after: Mark) -> Iterator[tuple[Delivery, Mark]]:
-    """The partitions that have something behind the place, and the place in each of them."""
+    """Return the partitions that have messages after the place, and the place in each of them."""
     for delivery in group.deliveries:
         if delivery.number >= after.partition:
             yield delivery, after if delivery.number == after.partition else Mark()
@@ -312,7 +312,7 @@ def _delayed(group: LocalGroup, after: Mark, look: Look, lost: Lost) -> _Listing
 
 
 def _records(delivery: Delivery, offsets: list[int], among: Container[int], lost: Lost) -> Iterator[Record]:
-    """The messages at these offsets, some at a time, without those that have left the phase meanwhile."""
+    """Iterate over the messages at these offsets, in batches, without those that have left the phase meanwhile."""
     for i in range(0, len(offsets), _AT_A_TIME):
         wanted = [offset for offset in offsets[i : i + _AT_A_TIME] if offset in among]
         found = delivery.fetch(wanted)

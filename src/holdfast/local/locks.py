@@ -1,4 +1,4 @@
-"""Locks and documents of an engine, as users see them; and how long somebody waits for a lock. Nothing here waits."""
+"""Locks and documents of an engine as users see them, and the deadline of a caller that waits. Nothing here blocks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from holdfast.locking import Acquire, Content, LockHolder, Proof
 
 
 class Patience:
-    """How long somebody still waits for a lock."""
+    """How long a caller still waits for a lock."""
 
     def __init__(self, clock: Clock, wait_ms: int | None) -> None:
         self._clock = clock
         self._until_ns = None if wait_ms is None else clock.monotonic_ns() + wait_ms * 1_000_000
 
     def left_s(self, locks: FolderLocks, ticket: Ticket) -> float | None:
-        """Seconds until something may have changed; raises LockHeld when the time is over."""
+        """Return the seconds until something may have changed. Raises LockHeld after the deadline."""
         lease_s = locks.look(ticket)
         if self._until_ns is None or ticket.over:
             return lease_s
@@ -50,24 +50,24 @@ class LocalKeptLock:
         return self._engine.closed or not self._locks.holds(self._proof)
 
     def end(self) -> None:
-        """Renew it no more."""
+        """Stop renewing it."""
         self._locks.let_expire(self._proof)
 
 
 def command_of(wanted: LockRequest) -> Acquire:
-    """What the engine is asked for."""
+    """Return the request for the engine."""
     return Acquire(wanted.name, wanted.owner, wanted.lease_ms, wanted.if_not_exists)
 
 
 def granted_lock(locks: FolderLocks, ticket: Ticket) -> Lock:
-    """The lock that a ticket was given."""
+    """Return the lock that a ticket was granted."""
     held = ticket.granted
     assert held is not None
     return lock_of(locks, ticket.wanted.name, held, Moment(held.at_ms, held.until_ms - held.lease_ms))
 
 
 def lock_of(locks: FolderLocks, name: str, held: LockHolder, now: Moment) -> Lock:
-    """A lock as its holder sees it."""
+    """Return a lock as its holder sees it."""
     return Lock(
         name=name,
         owner=held.owner,
@@ -80,7 +80,7 @@ def lock_of(locks: FolderLocks, name: str, held: LockHolder, now: Moment) -> Loc
 
 
 def info_of(standing: LockStatus, now: Moment) -> LockInfo:
-    """The state of a lock as anybody may see it."""
+    """Return the state of a lock as anyone may see it."""
     held = standing.held
     common: dict[str, Any] = {
         "name": standing.name,
@@ -100,12 +100,12 @@ def info_of(standing: LockStatus, now: Moment) -> LockInfo:
 
 
 def _expires_at(held: LockHolder, now: Moment) -> datetime:
-    """The end of the lease by the wall clock, as that goes now."""
+    """Return the end of the lease by the current wall clock."""
     return to_datetime((now.wall_ms + held.until_ms - now.mono_ms) * 1_000_000)
 
 
 def decided_document(name: str, decided: Decided) -> Document | None:
-    """The document that was found or written, or raises what refused it."""
+    """Return the document that was found or written, or raise the error."""
     if decided.refused is not None:
         raise decided.refused
     content = decided.content
@@ -113,6 +113,6 @@ def decided_document(name: str, decided: Decided) -> Document | None:
 
 
 def document_from(name: str, content: Content) -> Document:
-    """A document as it is kept, with its value decoded."""
+    """Return a stored document with its value decoded."""
     value = msgspec.json.decode(content.content)
     return Document(name=name, value=value, version=content.version, updated_at=to_datetime(content.at_ms * 1_000_000))

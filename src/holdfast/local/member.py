@@ -1,4 +1,4 @@
-"""One member of a group in stream mode in this process: joining, reading, committing. Nothing here waits."""
+"""One member of a stream group in this process: joining, reading, committing. Nothing here blocks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _AT_A_TIME: Final = 64
 
 
 class Feed(ConsumedPartition):
-    """A partition that is read on, message by message; `position` is where."""
+    """A partition that is being read; `position` is the next offset."""
 
     def __init__(self, topic: Topic, number: int, position: int, *, group: str, bodies: Bodies, clock: Clock) -> None:
         super().__init__((topic.name, number), position)
@@ -65,22 +65,22 @@ class Feed(ConsumedPartition):
 
     @property
     def start(self) -> int:
-        """The first offset that retention has left."""
+        """The offset of the oldest stored message."""
         return self.log.start
 
     @property
     def done(self) -> int:
-        """Where somebody else would go on: behind what is handled, and behind what retention took away."""
+        """The offset where another member would continue: after what is handled, and after what retention deleted."""
         return max(self.handled, self.log.start)
 
     def move(self, position: int) -> None:
-        """Read on there."""
+        """Continue reading at this offset."""
         super().move(position)
         self.position = position
         self.passed_to = None
 
     def take(self, count: int) -> list[StreamMessage[Any]]:
-        """The next messages, at most so many; none at the end, or while paused."""
+        """Return the next messages, up to the count; none at the end or while paused."""
         all_handled = self.position == self.given == self.handled
         all_kept = all_handled and self.position in (self.kept, self.passed_to)
         while self.position < self.log.end and not self.paused and not self.topic.closed:
@@ -102,7 +102,7 @@ class Feed(ConsumedPartition):
         return []
 
     def _read(self, count: int) -> list[Record]:
-        """The records of the next offsets; fewer, or none, where some are gone."""
+        """Return the records of the next offsets; fewer, or none, if some are gone."""
         start = self.position
         stop = min(start + count, self.log.end)
         try:
@@ -125,7 +125,7 @@ class Feed(ConsumedPartition):
         return records
 
     def _is_meant(self, record: Record) -> bool:
-        """Not for another group only, and not too late."""
+        """Return whether a record is for this group and has not expired."""
         expires_ms = record.expires_at_ms
         return is_for(record, self._group) and not (expires_ms and expires_ms * 1_000_000 <= self._now_ns())
 
@@ -136,7 +136,7 @@ class Feed(ConsumedPartition):
 
 
 def member_of(engine: BrokerEngine, request: MemberRequest) -> tuple[StreamGroup, ConsumerSettings]:
-    """The group that somebody wants to join, made where there is none, and the settings in force."""
+    """Return the group to join, which is created if needed, and the settings in force."""
     base = msgspec.structs.asdict(request.settings or engine.settings.consumer)
     settings = load(ConsumerSettings, {**base, **request.changes})
     for name in request.topics:  # refused before a group is made
@@ -150,7 +150,7 @@ def member_of(engine: BrokerEngine, request: MemberRequest) -> tuple[StreamGroup
 
 
 class StreamMember:
-    """One member of a group: the partitions that it has, and what its group tells it to do."""
+    """One member of a group: its partitions, and how it follows its group."""
 
     def __init__(
         self, engine: BrokerEngine, group: StreamGroup, request: MemberRequest, settings: ConsumerSettings
@@ -178,39 +178,39 @@ class StreamMember:
         return self.left or self.engine.closed
 
     def check_open(self) -> None:
-        """Raise Closed where the member has left, or the broker is closed."""
+        """Raise Closed if the member has left or the broker is closed."""
         self.engine.check_open()
         if self.left:
             raise Closed(f"this consumer of {self.request.group} is closed; make a new one")
 
     def disown(self) -> None:
-        """In a child after a fork: the parent is the member."""
+        """Give up the membership in a child after a fork: the parent is the member."""
         self.left = True
 
     def hand_out(self, found: Sequence[StreamMessage[Any]]) -> None:
-        """What was read is in the user's hands."""
+        """Note that these messages are returned to the user."""
         for feed in self.partitions.values():
             feed.given = feed.position
 
     def needs_attention(self) -> bool:
-        """Whether a commit is due, or the group has something to say."""
+        """Return whether a commit is due or the group has changed."""
         self.check_open()
         self._polled_ms = self._now_ms()
         return self._must_commit or self._must_follow
 
     def _begin_poll(self) -> None:
-        """All handed out before is handled now; what was read and not handed out is to be read again."""
+        """Mark all returned messages as handled; messages that were read but not returned will be read again."""
         self._polled_ms = self._now_ms()
         for feed in self.partitions.values():
             feed.position = feed.handled = feed.given
 
     @property
     def _must_follow(self) -> bool:
-        """Whether the group has something to tell us."""
+        """Return whether the group has changed since it was last followed."""
         return self.member_id is None or self.stream_group.changed(self._seen)
 
     def _fetch(self, count: int) -> list[StreamMessage[Any]]:
-        """What is there, up to `count`, from each partition in turn."""
+        """Return up to `count` available messages, from each partition in turn."""
         if self.most_bytes is None:
             return self._fetch_some(count)
         found: list[StreamMessage[Any]] = []
@@ -255,7 +255,7 @@ class StreamMember:
             feed.passed_to = None
 
     def _wait_s(self, until_ns: int | None) -> float | None:
-        """How long to wait for messages at most: until the call's time is over, or the next commit is due."""
+        """Return how long to wait for messages: until the call's timeout, or until the next commit is due."""
         now_ns = self._clock.monotonic_ns()
         times = [] if until_ns is None else [(until_ns - now_ns) / 1e9]
         if self.settings.auto_commit and self._uncommitted(self.partitions):
@@ -275,12 +275,12 @@ class StreamMember:
         return [lag_of(feed.log, place, feed.given, now_ns) for place, feed in feeds]
 
     def _rewind(self) -> None:
-        """What was read and not handed out is to be read again."""
+        """Arrange for messages that were read but not returned to be read again."""
         for feed in self.partitions.values():
             feed.position = feed.given
 
     def _positions(self, where: SeekTarget) -> list[tuple[Feed, int]]:
-        """The offsets that a seek means; OffsetOutOfRange where there is no such."""
+        """Return the offsets of a seek. Raises OffsetOutOfRange if one does not exist."""
         chosen = chosen_partitions(self.partitions, self.request.topics, where.topic, where.partition)
         found = [self.partitions[each.place] for each in chosen]
         if where.offset is not None:
@@ -297,17 +297,17 @@ class StreamMember:
 
     @property
     def _must_commit(self) -> bool:
-        """Whether it is time to commit by ourselves, and there is something new."""
+        """Return whether an automatic commit is due and there is something new."""
         due = self.settings.auto_commit and self._now_ms() - self._committed_ms >= self.settings.auto_commit_ms
         return due and bool(self._uncommitted(self.partitions))
 
     def _uncommitted(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """What is handled and not committed, of topics that are there."""
+        """Return what is handled and not committed, for topics that exist."""
         feeds = [self.partitions[place] for place in places]
         return {feed.place: feed.done for feed in feeds if feed.done != feed.kept and not feed.topic.closed}
 
     def _auto_commit(self, places: Iterable[TopicPartition]) -> None:
-        """Commit what is handled; if that is refused, the group will tell why."""
+        """Commit what is handled. If that is refused, following the group will say why."""
         self._committed_ms = self._now_ms()
         try:
             self._write(self._uncommitted(places))
@@ -315,12 +315,12 @@ class StreamMember:
             logger.warning("not committed", extra={"group": self.request.group, "why": str(error)})
 
     def _steps(self) -> Iterator[tuple[Listener, list[TopicPartition]]]:
-        """Follow the group, step by step: each is what to tell the user before going on."""
+        """Follow the group step by step; each step is what to report to the user before continuing."""
         while not self.left:
             if self.member_id is None:
                 self._join()
             version = self.stream_group.version
-            # The topic was deleted; should there be another of its name, its partitions come anew.
+            # The topic was deleted; if there is a new one of its name, its partitions are assigned again.
             ended = sorted(place for place, feed in self.partitions.items() if feed.topic.closed)
             self._drop(ended)
             if ended and self.request.on_revoked is not None:
@@ -351,7 +351,7 @@ class StreamMember:
                 return
 
     def _put_out(self, error: Fenced) -> Iterator[tuple[Listener, list[TopicPartition]]]:
-        """The group takes us for gone, or for another: join again, unless that one is there."""
+        """Join again after the group has removed this member, unless a newer one has replaced it."""
         logger.warning("put out of the group", extra={"group": self.request.group, "why": str(error)})
         lost = sorted(self.partitions)
         self.member_id = None
@@ -415,7 +415,7 @@ class StreamMember:
         return appended
 
     def _leave(self, *, for_good: bool) -> None:
-        """Commit what is handled and go."""
+        """Commit what is handled and leave."""
         if self.settings.auto_commit:
             self._auto_commit(self.partitions)
         member, self.member_id = self.member_id, None
@@ -431,7 +431,7 @@ class StreamMember:
 
 
 def _weakly(method: Callable[[int], bool], joins: int) -> Callable[[], bool | None]:
-    """The method's answer while its object lives, then None: the group must not keep a consumer alive."""
+    """Wrap a method so that it returns None once its object is gone: the group must not keep a consumer alive."""
     reference = WeakMethod(method)
 
     def ask() -> bool | None:

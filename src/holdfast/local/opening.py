@@ -1,4 +1,4 @@
-"""What is in a folder, opened here: its engine, and a port of the kind that is asked for."""
+"""Opening a folder in this process: its engine, and a port of the requested kind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_queue_port(
     world: World | None = None,
     trust_folder: bool | None = None,
 ) -> _Port:
-    """A port on the queue in a folder, with a thread that looks after it where time runs by itself."""
+    """Return a port on the queue in a folder, with an upkeep thread unless time is simulated."""
     bodies = Bodies(body_type)  # refused before anything is made
     switch(create, "create")
     if durability is not None:
@@ -61,7 +61,7 @@ def open_queue_port(
 
 
 def trusts(given: bool | None, world: World | None) -> bool:  # noqa: FBT001  as it was given
-    """Whether other users who may write to the folder are trusted: as was said here, or else in the environment."""
+    """Return whether other users who may write to the folder are trusted: by argument, or else by the environment."""
     if given is not None:
         return switch(given, "trust_folder")
     said = environment().get(TRUST) if world is None else None
@@ -85,7 +85,7 @@ def open_broker_port(
     world: World | None = None,
     trust_folder: bool | None = None,
 ) -> _Port:
-    """A port on the topics of a data folder, with a thread that looks after it where time runs by itself."""
+    """Return a port on the topics of a data folder, with an upkeep thread unless time is simulated."""
     Bodies(body_type)  # refused before anything is made
     switch(create, "create")
     if settings is not None and settings_file is not None:
@@ -116,5 +116,5 @@ def open_broker_port(
 
 
 def close_engine(port: LocalBroker | LocalGroup) -> None:
-    """Let go of a folder that was opened for nobody."""
+    """Close a folder whose opener was cancelled."""
     port.engine.close()

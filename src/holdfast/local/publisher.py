@@ -1,4 +1,4 @@
-"""Publishing to one topic: bodies in, drafts made, partitions chosen, for threads and for tasks."""
+"""Publishing to one topic, for threads and tasks: checks messages and chooses their partitions."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from holdfast.producing.parcels import Outbox, Parcel
 from holdfast.storage.batches import Spool
 from holdfast.storage.log import Log
 
-# Messages that come as a stream: spooled beside their log, and stored as one message when all of it is there.
+# Messages that come as a stream: they are spooled next to their log, and stored as one message when complete.
 
 
 class SpooledUpload:
-    """One message on its way. What is wrong with it is said before the first byte is read, as far as it can be."""
+    """One message that is being uploaded. Its options are checked before the first byte is read, as far as possible."""
 
     def __init__(self, world: World, publisher: Publisher, request: StreamRequest) -> None:
         publisher.topic.check_open()
@@ -43,7 +43,7 @@ class SpooledUpload:
         self._spool = Spool(world, log.folder, log.settings, head_bytes=head, size_hint=hint)
 
     def run(self) -> Stored:
-        """Take all of the stream, and store it."""
+        """Read the whole stream and store it."""
         with self._spool:
             self._take(pieces_of(self._request.stream))
             parts = self._store()
@@ -51,7 +51,7 @@ class SpooledUpload:
         return self._publisher.stored(parts, self._began_ns)[0]
 
     async def run_async(self) -> Stored:
-        """The same for a task: threads wait for the disk, and for a stream that is none of tasks."""
+        """Read and store the stream from a task; threads wait for the disk and for streams that block."""
         stream = self._request.stream
         with self._spool as spool:
             if isinstance(stream, AsyncIterable):
@@ -72,7 +72,7 @@ class SpooledUpload:
 
     def _store(self) -> list[PartitionShare]:
         durability = self._request.durability
-        # Once more: a delay, or a time to live, begins now.
+        # Checked again, because a delay or a time to live begins now.
         draft = self._publisher.draft(self._request.message, self._spool.value())
         if (durability or self._log.settings.durability) == "fsync":
             self._spool.sync()  # before anybody waits for us
@@ -83,7 +83,7 @@ _NAMED_MOST: Final = 20
 
 
 class PartitionShare(msgspec.Struct, gc=False):
-    """What one partition was given of a call: which of its messages, and what to wait for; or why it took none."""
+    """The share of one partition in a call: which messages, and what to wait for, or the error."""
 
     number: int
     partition: Partition
@@ -111,10 +111,10 @@ class Publisher:
     def _look(self) -> None:
         settings = self.topic.settings
         self._drafter = Drafter(self._bodies, settings)
-        self._settings = settings  # last: whoever sees these uses that one
+        self._settings = settings  # last: a thread that sees these settings must find the new drafter
 
     def plain_since(self) -> int:
-        """The time by the monotonic clock, for one who has plain bytes to put; 0 where these go the long way, too."""
+        """Return the monotonic time at which a plain put begins; 0 if plain bytes cannot take the fast path."""
         if self._settings is not self.topic.settings:
             self._look()
         return self.mono_ns() if self._drafter.plain and not self.topic.closed else 0
@@ -125,34 +125,34 @@ class Publisher:
         return True
 
     def turn(self, partition: object = None) -> int:
-        """The partition for messages without keys: the next in turn, unless one is chosen."""
+        """Return the partition for messages without a key: the given one, or the next in turn."""
         count = len(self.partitions)
         if partition is not None:
             return self.topic.usable(partition)
         return 0 if count == 1 else self._turns.take(count, self.topic.lost)
 
     def log(self, number: int) -> Log:
-        """The log of a partition."""
+        """Return the log of a partition."""
         return self.partitions[number].log
 
     def plain_stored(self, number: int, body: Any, appended: Appended, began_ns: int) -> Stored:
-        """The answer for a message that went the short way."""
-        # A put that waits for no disk is timed now and then only: timing costs a tenth of it.
+        """Return the result for a message that took the fast path."""
+        # A put that does not wait for the disk is timed only now and then: timing costs a tenth of it.
         if appended.durability == "fsync" or not appended.offset & 63:
             self._put_seconds.observe_ns(self.mono_ns() - began_ns)
         self._published.add()
         self._published_bytes.add(len(body))
-        if appended.durability != "fsync":  # otherwise the sync has done it
+        if appended.durability != "fsync":  # otherwise the sync has woken it
             self.partitions[number].wake()
         return Stored(self.topic.name, appended.offset, None, False, appended.durability, number)
 
     def all_plain(self, messages: object, codec: object) -> bool:
-        """The same for a list of messages."""
+        """Return whether these are plain bodies that can take the fast path."""
         plain = isinstance(messages, list) and set(map(type, messages)) == {bytes} and codec is None
         return plain and self._is_current() and self._drafter.plain and not self.topic.closed
 
     def plain_many(self, number: int, bodies: Any, appended: Appended, began_ns: int) -> list[Stored]:
-        """The answers for messages that went the short way."""
+        """Return the results for messages that took the fast path."""
         self._put_seconds.observe_ns(self.mono_ns() - began_ns)
         self.count(bodies)
         if appended.durability != "fsync":
@@ -164,11 +164,11 @@ class Publisher:
         ]
 
     def batch(self, messages: Any, codec: CodecName | None) -> list[bytes] | Batch:
-        """Messages as a partition appends them: those that have no delay and no dedup id."""
+        """Return messages without a delay and a dedup id as a partition appends them."""
         return messages if self.all_plain(messages, codec) else batch_of(self.drafts(messages, codec, "append"))
 
     def count(self, batch: list[bytes] | Batch) -> None:
-        """They are written."""
+        """Count messages that were written."""
         values = batch.values if isinstance(batch, Batch) else batch
         self._published.add(len(values))
         self._published_bytes.add(sum(map(len, values)))
@@ -182,7 +182,7 @@ class Publisher:
         *,
         verb: str = "put_many",
     ) -> list[PartitionShare]:
-        """Write bodies or NewMessages: all that go to one partition, or none of them. Then `wait`, and ask `stored`."""
+        """Write bodies or NewMessages, all that go to one partition or none. Then call `wait` and `stored`."""
         self.topic.check_open()
         drafts = self.drafts(messages, codec, verb)
         if len(self.partitions) == 1 and partition is None:
@@ -200,14 +200,14 @@ class Publisher:
             except HoldfastError as error:
                 if not parts:
                     raise
-                # The others are written, and are to be waited for all the same: they can be read soon.
+                # The others are written and must still be waited for: they will be readable soon.
                 done = {i for part in parts for i in part.indexes}
                 left = [i for i in range(len(drafts)) if i not in done]
                 return [*parts, PartitionShare(number, self.partitions[number], Publication([], "fsync"), left, error)]
         return parts
 
     def _check_sizes(self, drafts: Sequence[Draft], routed: Mapping[int, Sequence[int]]) -> None:
-        """Refuse the whole call for what one partition would refuse, when others have stored their part already."""
+        """Refuse the whole call for what one partition would refuse after others have stored their share."""
         sizes, settings = message_sizes(batch_of(drafts)), self._settings
         for i, size in enumerate(sizes):
             if size > settings.max_message_bytes:
@@ -224,7 +224,7 @@ class Publisher:
                 )
 
     def wait(self, parts: Sequence[PartitionShare]) -> None:
-        """Return when each part is as durable as asked, or has its error."""
+        """Wait until each part is as durable as asked, or has failed."""
         for part in parts:
             try:
                 if part.error is None:
@@ -233,10 +233,10 @@ class Publisher:
                 part.error = error
 
     async def wait_async(self, parts: Sequence[PartitionShare]) -> None:
-        """The same for a task."""
+        """Async version of `wait`."""
         if len(parts) == 1:
             await self._wait_async(parts[0])
-        else:  # at once: were this cancelled, a part that nobody waits for would be synced by nobody
+        else:  # concurrently: after a cancellation, a part that nobody waits for would not be synced
             await asyncio.gather(*map(self._wait_async, parts))
 
     async def _wait_async(self, part: PartitionShare) -> None:
@@ -247,28 +247,28 @@ class Publisher:
             part.error = error
 
     def drafts(self, messages: object, codec: object, verb: str) -> list[Draft]:
-        """The messages as they will be stored; InvalidRequest names what is wrong with one."""
+        """Return the messages as they will be stored. Raises InvalidRequest if something is wrong with one."""
         if isinstance(messages, (bytes, bytearray, str, Mapping)) or not isinstance(messages, Iterable):
             raise InvalidRequest(f"{verb} takes a list of bodies or NewMessages, not {type(messages).__name__}")
         _check_codec(codec)
         return list(map(self.draft, messages))
 
     def draft(self, message: Any, stored: Value | None = None) -> Draft:
-        """One message as it will be stored; `stored` is its body where that is bytes already."""
+        """Return one message as it will be stored; `stored` is its body if that is encoded already."""
         self._is_current()
         new = message if isinstance(message, NewMessage) else NewMessage(body=message)
         return self._drafter.draft(new, self._clock.now_ns() // 1_000_000, stored)
 
     def route(self, draft: Draft, partition: object) -> int:
-        """The partition that a message goes to."""
+        """Return the partition that a message goes to."""
         return next(iter(self._routed([draft], partition)))
 
     def write_one(self, number: int, draft: Draft, durability: Durability | None) -> list[PartitionShare]:
-        """Write a message to the partition that was chosen for it. Then `wait`, and ask `stored`."""
+        """Write a message to its chosen partition. Then call `wait` and `stored`."""
         return [self._write(number, [draft], range(1), durability, None)]
 
     def _routed(self, drafts: Sequence[Draft], partition: object) -> dict[int, list[int]]:
-        """Which message goes where: by key (or dedup id), in turn, or as the caller says."""
+        """Assign messages to partitions: by key (or dedup id), in turn, or as the caller says."""
         count = len(self.partitions)
         if partition is not None:
             return {self.topic.usable(partition): list(range(len(drafts)))}
@@ -278,9 +278,9 @@ class Publisher:
         for i, draft in enumerate(drafts):
             by = draft.key if draft.key is not None else draft.dedup_id
             number = None if by is None else partition_for(by, count)
-            # A dedup id holds for the whole topic, and may be anywhere; a key may not.
+            # A dedup id is valid for the whole topic, so the partition does not matter; for a key it does.
             if number is None or (draft.key is None and number in lost):
-                # Those of one call stay together: they are stored as one.
+                # Messages of one call stay together: they are stored in one write.
                 number = in_turn = self._turns.take(count, lost) if in_turn is None else in_turn
             routed.setdefault(number, []).append(i)
         return routed
@@ -296,7 +296,7 @@ class Publisher:
         return PartitionShare(number, partition, publication, indexes)
 
     def stored(self, parts: Sequence[PartitionShare], began_ns: int) -> list[Stored]:
-        """The answers, in the order of the messages; or the first error, with a note of what is stored all the same."""
+        """Return the results in the order of the messages; or raise the first error, with a note of what is stored."""
         for part in parts:
             if part.error is not None:
                 raise _with_note(part.error, parts)
@@ -311,7 +311,7 @@ class Publisher:
 
 
 def _with_note(error: HoldfastError, parts: Sequence[PartitionShare]) -> HoldfastError:
-    """The error of one part, which says what has become of the others."""
+    """Return the error of one part, with a note on what happened to the others."""
     stored = sorted(i for part in parts if part.error is None for i in part.indexes)
     if stored:
         some = f"{', '.join(map(str, stored[:_NAMED_MOST]))}{', ...' if len(stored) > _NAMED_MOST else ''}"
@@ -328,15 +328,15 @@ def _check_codec(codec: object) -> None:
         raise InvalidRequest(f"codec={codec!r} is not known; use one of {', '.join(get_args(CodecName))}")
 
 
-# The port of a producer on an engine in this process: a parcel is an idempotent append to its partition.
+# The port of a producer on an engine in this process: each parcel is an idempotent append to its partition.
 
 
-# What was written, and where: the topic may be another one of its name by the time it is waited for.
+# What was written, and where: while waiting, the topic may be replaced by a new one of the same name.
 WrittenParcel: TypeAlias = tuple[Partition, Publication | Appended]
 
 
 class LocalDrafting:
-    """Checks messages by the topic's settings."""
+    """Checks messages against the topic's settings."""
 
     def __init__(self, topic: Topic, bodies: Bodies, clock: Clock) -> None:
         self._drafter = Drafter(bodies, topic.settings)
@@ -350,7 +350,7 @@ class LocalDrafting:
 
 
 class LocalProducerPort:
-    """The way of one producer to the partitions of a data folder."""
+    """The port of one producer on the partitions of a data folder."""
 
     blocks: Final = False
     most_parcel: Final = None
@@ -412,7 +412,7 @@ class LocalProducerPort:
         messages = len(parcel.values) - parcel.skipped
         if known is None:
             parcel.offset = appended.offset
-        elif known.offsets:  # it was stored by the attempt before, whatever went wrong then
+        elif known.offsets:  # an earlier attempt stored it, whatever went wrong then
             parcel.offset = known.offsets[0]
         else:
             parcel.skipped = len(parcel.values)
@@ -459,7 +459,7 @@ def _count(topic: Topic, messages: int, size: int) -> None:
 
 
 def _contents(parcel: Parcel) -> Sequence[bytes] | Batch:
-    """What is to be stored: all that was not skipped."""
+    """Return what is to be stored: everything that was not skipped."""
     if parcel.rest:
         return batch_of(_drafts(parcel))
     start, end = parcel.skipped, len(parcel.values)
@@ -471,7 +471,7 @@ def _contents(parcel: Parcel) -> Sequence[bytes] | Batch:
 
 
 def _drafts(parcel: Parcel) -> list[Draft]:
-    """The same, message by message."""
+    """Return the messages of the parcel one by one, without those that were skipped."""
     keys, flags, rest = parcel.keys, parcel.flags, parcel.rest
     return [
         rest.get(i)
@@ -481,9 +481,9 @@ def _drafts(parcel: Parcel) -> list[Draft]:
 
 
 def _mark(parcel: Parcel, identity: ProducerId) -> None:
-    """Give messages that go without a sequence a dedup id each, which makes them known when they are sent again.
+    """Give each message without a sequence number a dedup id, so that it is recognized when it is sent again.
 
-    In the order in which they leave: whatever never came into a parcel has no number.
+    Numbers follow the order of sending; a message that never got into a parcel has none.
     """
     outbox = parcel.outbox
     for i, draft in parcel.rest.items():

@@ -301,12 +301,12 @@ _Sent = TypeVar("_Sent", bound="SentMessage")
 class SentMessage(msgspec.Struct, gc=False, eq=False, repr_omit_defaults=True):
     """A message of a parcel."""
 
-    # A struct, because one is made for each message, and this is the lightest kind of object there is.
+    # A struct, because one is created for each message, and this is the cheapest kind of object.
     _parcel: Parcel
     _index: int
 
     def done(self) -> bool:
-        """Whether the answer is there."""
+        """Return whether the answer has arrived: the message is stored, or storing it failed."""
         return self._parcel.done or self._parcel.unheeded
 
     def __repr__(self) -> str:
@@ -316,17 +316,20 @@ class SentMessage(msgspec.Struct, gc=False, eq=False, repr_omit_defaults=True):
 
 
 class Sent(SentMessage, gc=False, eq=False, repr_omit_defaults=True):
-    """A message that was sent: what comes of it, as soon as its parcel is answered."""
+    """A message that was sent. Call `result` to wait until it is stored."""
 
     def result(self, timeout: Seconds | None = None) -> Stored | None:
-        """Where it is stored, or the error; waits for it. None at once with acks="none"."""
+        """Wait until the message is stored, and return where. Raises the error if storing it failed.
+
+        Returns None at once with acks="none". Raises Unavailable after `timeout`; you can call it again later.
+        """
         parcel = self._parcel
         if not parcel.done and not parcel.unheeded:
             _await_answers([parcel], timeout)
         return parcel.stored(self._index)
 
     def exception(self, timeout: Seconds | None = None) -> Exception | None:
-        """The error, or None where it is stored; waits for it."""
+        """Wait for the answer, and return the error, or None if the message is stored."""
         parcel = self._parcel
         if not parcel.done and not parcel.unheeded:
             _await_answers([parcel], timeout)
@@ -334,7 +337,10 @@ class Sent(SentMessage, gc=False, eq=False, repr_omit_defaults=True):
         return None if parcel.unheeded else parcel.error
 
     def add_done_callback(self, callback: Callable[[Sent], object]) -> None:
-        """Call with this object when the answer is there: in the sender's thread, or at once. It must not wait."""
+        """Call `callback` with this object when the answer arrives; at once if it has.
+
+        It is called in the producer's thread and must not block.
+        """
         self._parcel.seen = True
         if self.done():
             callback(self)
@@ -343,7 +349,7 @@ class Sent(SentMessage, gc=False, eq=False, repr_omit_defaults=True):
 
 
 class AsyncSent(SentMessage, gc=False, eq=False, repr_omit_defaults=True):
-    """A message that was sent: await it for what comes of it."""
+    """A message that was sent. Await it to wait until it is stored, and to get where; raises the error if it failed."""
 
     def __await__(self) -> Generator[Any, None, Stored | None]:
         if not self.done():
@@ -352,17 +358,17 @@ class AsyncSent(SentMessage, gc=False, eq=False, repr_omit_defaults=True):
 
 
 class SentList(Sequence[_Sent], Generic[_Sent]):
-    """What became of the messages of one call; as a sequence, one answer for each."""
+    """The answers for the messages of one call, as a sequence."""
 
     _one: type[_Sent]
 
     def __init__(self, spans: list[Span], count: int) -> None:
         self._spans = spans
         self._count = count
-        self._each: list[_Sent] | None = None  # one for each message, made when somebody asks
+        self._each: list[_Sent] | None = None  # one for each message, created on first use
 
     def done(self) -> bool:
-        """Whether all answers are there."""
+        """Return whether all answers have arrived."""
         return all(parcel.done or parcel.unheeded for parcel, _, _ in self._spans)
 
     def __len__(self) -> int:
@@ -400,17 +406,17 @@ class SentList(Sequence[_Sent], Generic[_Sent]):
 
 
 class SentMany(SentList[Sent]):
-    """What `send_many` answers: one answer for all of them; as a sequence, one for each."""
+    """What `send_many` returns: call `result` to wait for all messages, or use it as a sequence of `Sent`."""
 
     _one = Sent
 
     def result(self, timeout: Seconds | None = None) -> list[Stored | None]:
-        """Where each is stored, in the order of the call, or the first error; waits for all of them."""
+        """Wait until all messages are stored, and return where, in the order of the call. Raises the first error."""
         _await_answers(self._unanswered(), timeout)
         return self._results()
 
     def exception(self, timeout: Seconds | None = None) -> Exception | None:
-        """The first error, or None where all are stored; waits for all of them."""
+        """Wait for all answers, and return the first error, or None if all messages are stored."""
         try:
             self.result(timeout)
         except Exception as error:
@@ -421,7 +427,7 @@ class SentMany(SentList[Sent]):
 
 
 class AsyncSentMany(SentList[AsyncSent]):
-    """What `send_many` answers: await it for the places of all of them, in the order of the call."""
+    """What `send_many` returns: await it to get where each message is stored, or use it as a sequence."""
 
     _one = AsyncSent
 
@@ -432,7 +438,7 @@ class AsyncSentMany(SentList[AsyncSent]):
 
 
 def _await_answers(parcels: Sequence[Parcel], timeout: Seconds | None) -> None:
-    """Wait, as a thread, for parcels of one producer; Unavailable when the time is over."""
+    """Block the calling thread until parcels of one producer are answered. Raises Unavailable after the timeout."""
     timeout_s = None if timeout is None else duration_ms(timeout, "timeout") / 1000
     parcel = parcels[0].outbox.owner.answered_all(parcels, timeout_s) if parcels else None
     if parcel is not None:

@@ -1,4 +1,4 @@
-"""The topics of a server, as far as nothing is waited for: what is asked, and what is made of answers."""
+"""The topics of a server: requests and answers, as tasks and threads share them."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ class RemoteBroker:
 
     @property
     def shared(self) -> bool:
-        """Others ask the same server."""
+        """Always true: other processes can use the same server."""
         return True
 
     def after_fork(self) -> Any:
-        """The client sees to it that a child has connections of its own."""
+        """Return this port: the client opens connections of its own in a child."""
         return self
 
     def _searched(self, question: Question) -> dict[str, Any]:
-        """A search as it is sent; a length of time is so long ago."""
+        """Encode a search; a timedelta means that long before now."""
         asked: dict[str, Any] = {
             name: value for name, value in msgspec.structs.asdict(question).items() if value is not None
         }
@@ -83,7 +83,7 @@ class RemoteBroker:
 
 
 def reset_of(topic: str, to: To, partition: int | None, *, dry_run: bool) -> wire.ResetOffsets:
-    """Where a group goes, as it is sent."""
+    """Encode the target of a reset."""
     return wire.ResetOffsets(
         topic=topic,
         to=to.end,
@@ -103,12 +103,12 @@ def resets_told(done: wire.ResetDone) -> list[Reset]:
 
 
 def plain(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as plain values, which is how they are sent."""
+    """Return settings as plain values, as they are sent."""
     plain: dict[str, Any] = msgspec.to_builtins(dict(changes))
     return plain
 
 
-# A consumer behind a server: its heartbeats, its settings, and its messages as they are told. Nothing here waits.
+# A consumer on a server: its heartbeats, its settings and its messages. Nothing here blocks.
 
 
 logger = logging.getLogger(__name__)
@@ -129,13 +129,13 @@ class Heartbeats:
         self.polled_ns = 0
 
     def begin(self, path: str, heartbeat_ms: int, max_poll_ms: int) -> None:
-        """It has joined, and is a member of this name from now on."""
+        """Note that it has joined under this member id."""
         self._path = path
         self._every_ns, self._most_ns = heartbeat_ms * _NS, max_poll_ms * _NS
         self.polled_ns = self._caller.world.clock.monotonic_ns()
 
     def beat(self, now_ns: int) -> int:
-        """Say that it lives, if it does: one that has not polled for `max_poll_ms` is taken for stuck."""
+        """Send a heartbeat, unless the consumer has not polled for `max_poll_ms` and counts as stuck."""
         if self.polling or now_ns - self.polled_ns < self._most_ns:
             try:
                 run(self._caller.call(Ask(method="POST", path=self._path, answers=Beat)))
@@ -145,7 +145,7 @@ class Heartbeats:
 
 
 def member_settings(request: MemberRequest) -> tuple[ConsumerSettings, Mapping[str, Any]]:
-    """The settings of a consumer, and those of them that its server is to know: the others are its usual ones."""
+    """Return the settings of a consumer, and those of them to send to the server."""
     changes = {**_differing(request.settings), **request.changes}
     settings = load(ConsumerSettings, changes)
     return settings, {name: value for name, value in changes.items() if name not in _OURS}
@@ -162,7 +162,7 @@ def _differing(settings: ConsumerSettings | None) -> dict[str, Any]:
 def messages_told(
     client: Client, bodies: Bodies, partitions: Mapping[TopicPartition, ConsumedPartition], told: Iterable[Said]
 ) -> list[StreamMessage[Any]]:
-    """Messages of a stream, as the server told them: those of one partition come together, as a rule."""
+    """Decode the messages of a poll; those of one partition usually come together."""
     found: list[StreamMessage[Any]] = []
     place: TopicPartition | None = None
     home = StreamHome("", 0)
@@ -183,7 +183,7 @@ def _payload(client: Client, told: Said) -> RemoteBody:
     return RemoteBody(client.beside, path, told.size)
 
 
-# Locks of a server that are renewed beside the calls of their holder.
+# Locks of a server that are renewed in the background.
 
 
 _SOON_NS: Final = 250 * _NS
@@ -203,7 +203,7 @@ class Renewing:
         self._first = True
 
     def beat(self, now_ns: int) -> int:
-        """Renew it, if it is time; answers when it is time again."""
+        """Renew it if that is due; returns when it is due again."""
         if self._first:
             self._first = False
             return now_ns + self._every_ns
@@ -230,9 +230,9 @@ class RemoteKeptLock:
 
     @property
     def lost(self) -> bool:
-        """Whether the server said so, or the lease ended before it could be renewed."""
+        """Whether the server said that the lease is lost, or it ended before it could be renewed."""
         return self._renewing.lost or self._clock.monotonic_ns() >= self._renewing.until_ns
 
     def end(self) -> None:
-        """Renew it no more."""
+        """Stop renewing it."""
         self._renewing.closed = True

@@ -1,4 +1,4 @@
-"""A client of a server: its calls for tasks and for threads, its publisher, and the thread that keeps its leases."""
+"""A client of a server: its calls for tasks and threads, its publisher, and the thread that renews its leases."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Client:
         self.world = world
         self.default_topic = DEFAULT_TOPIC  # the name of a queue that is made without one
         self.caller = Caller(world, ways, address, token=token, tls=tls, timeout_s=timeout_s)
-        # The thread has connections of its own: a task's are of its loop only.
+        # The thread has its own connections: those of a task belong to its event loop.
         self.beside = Caller(world, threads, address, token=token, tls=tls, timeout_s=timeout_s)
         self.publishing = RemotePublisher(self.caller)
         self.upkeep = LeaseThread(self.beside)
@@ -65,7 +65,7 @@ class Client:
         end_at_exit(self)
 
     def inherit(self, take_over: Callable[[], None], on_close: Callable[[], None]) -> None:
-        """What to do when there is no server any more; and when this client is closed."""
+        """Set what to do when the server is gone, and when this client is closed."""
         self.caller.on_broken = self.beside.on_broken = take_over
         self._on_close = on_close
 
@@ -79,11 +79,11 @@ class Client:
         self.unanswered: dict[tuple[Any, ...], str] = {}
 
     def attempt_id(self) -> str:
-        """A name for a take that no other one has."""
+        """Return a unique name for a take."""
         return f"{self._own}-{next(self._numbers)}"
 
     def disown(self) -> None:
-        """In a child after a fork: connections, lanes and the thread are the parent's; the child makes its own."""
+        """Start afresh in a child after a fork: connections, lanes and the thread are the parent's."""
         for caller in (self.caller, self.beside):
             caller.forget_idle()
         self.publishing.disown()
@@ -91,11 +91,11 @@ class Client:
         self._note()
 
     def end(self) -> None:
-        """The program ends, and nobody closed us: what was dropped is given back now, and not when its lease ends."""
+        """At program exit, return dropped messages to their queues now instead of when their leases end."""
         self.upkeep.end(1.0)
 
     def close(self) -> None:
-        """Give back what was dropped, and end. Closing twice is fine."""
+        """Return dropped messages to their queues and close. Closing twice is fine."""
         self.caller.close()
         self._end()
 
@@ -107,12 +107,12 @@ class Client:
             on_close()
 
     async def close_async(self) -> None:
-        """The same for a task: the thread is waited for aside."""
+        """Async version of `close`."""
         self.caller.close()
         await asyncio.to_thread(self._end)
 
 
-# Calls to a server, for tasks and for threads: the one core of the transport, awaited or run to its end.
+# Calls to a server, for tasks and for threads: both run the same core, awaited or to its end.
 
 
 class AsyncCalls:
@@ -122,15 +122,15 @@ class AsyncCalls:
         self._call = client.caller.call
 
     async def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """What the work of the client comes to."""
+        """Run the client's work and return its result."""
         return await work
 
     async def call(self, ask: Ask) -> Any:
-        """The answer's value; what the server refuses is raised."""
+        """Make a call and return its result. Raises the error if the server refuses it."""
         return await self._call(ask)
 
     async def ask(self, method: str, path: str, answers: Any, body: Any = None, **options: Any) -> Any:
-        """The same for a body that is one of the wire's values; `options` are those of `ask_of`."""
+        """Make a call whose body is a protocol value. The options are those of `ask_of`."""
         return await self._call(ask_of(method, path, answers, body, **options))
 
 
@@ -141,25 +141,25 @@ class Calls:
         self._call = client.caller.call
 
     def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """What the work of the client comes to."""
+        """Run the client's work and return its result."""
         return run(work)
 
     def call(self, ask: Ask) -> Any:
-        """The answer's value; what the server refuses is raised."""
+        """Make a call and return its result. Raises the error if the server refuses it."""
         return run(self._call(ask))
 
     def ask(self, method: str, path: str, answers: Any, body: Any = None, **options: Any) -> Any:
-        """The same for a body that is one of the wire's values; `options` are those of `ask_of`."""
+        """Make a call whose body is a protocol value. The options are those of `ask_of`."""
         return run(self._call(ask_of(method, path, answers, body, **options)))
 
 
 def ask_of(method: str, path: str, answers: Any, body: Any = None, *, wait_s: float = 0.0, again: bool = True) -> Ask:
-    """The request for a call whose body is one of the wire's values."""
+    """Return the request for a call whose body is a protocol value."""
     content = b"" if body is None else packed(body)
     return Ask(method=method, path=path, body=content, answers=answers, wait_s=wait_s, again=again)
 
 
-# The port of a producer at a server: a parcel is a call that may be repeated, since the server knows its numbers.
+# The port of a producer on a server: each parcel is a call that may be repeated, since the server knows its numbers.
 
 
 _USUAL: Final = TopicSettings()
@@ -196,7 +196,7 @@ class RemoteDrafting:
 
 
 class RemoteProducerPort:
-    """The way of one producer to the partitions of a server. It has connections of its own, which block."""
+    """The port of one producer on the partitions of a server. It has its own blocking connections."""
 
     blocks: Final = True
     most_parcel: Final = wire.MOST_MESSAGES
@@ -226,7 +226,7 @@ class RemoteProducerPort:
         return RemoteTopic(name, run(self._client.publishing.look(name, self._caller)))
 
     def keep(self, topic: RemoteTopic) -> None:
-        """Nothing: a server holds its topics itself."""
+        """Do nothing: the server holds its topics open."""
 
     let_go = keep
 
@@ -241,13 +241,13 @@ class RemoteProducerPort:
         return RemoteDrafting(bodies, self.clock)
 
     def check(self, identity: ProducerId) -> None:
-        """Nothing: the server does so with every call."""
+        """Do nothing: the server does this with every call."""
 
     def is_prepared(self, outbox: Outbox) -> bool:
         return True
 
     def prepare(self, outbox: Outbox) -> None:
-        """Nothing: the server has read what it knows, or will."""
+        """Do nothing: the server does this itself."""
 
     def next_sequence(self, outbox: Outbox, identity: ProducerId) -> int:
         return self._sequence(outbox, identity, 0, 0).sequence
@@ -294,20 +294,20 @@ class RemoteProducerPort:
             self._publishing.publish_loose(outbox.destination.name, PublishRequest(messages, outbox.number, durability))
         )
         parcel.durability = stored[0].durability
-        # What has an id of ours is no duplicate: an attempt before stored it.
+        # A message with an id of ours is no duplicate: an earlier attempt stored it.
         parcel.places = [
             Place(each.offset, each.delayed_id, each.duplicate and has_id, each.partition)
             for each, has_id in zip(stored, given, strict=True)
         ]
 
     def written(self, parcel: Parcel, durability: Durability) -> None:
-        """Nothing is left to wait for: what the server has it has made durable before it answered."""
+        """Do nothing: the server answers only when the messages are durable."""
 
     def wait(self, waiting: Any) -> None:
-        """Nothing: every call is answered when the messages are as durable as asked."""
+        """Do nothing: the server answers only when the messages are as durable as asked."""
 
     async def wait_async(self, waiting: Any) -> None:
-        """Nothing, either."""
+        """Async version of `wait`."""
 
     def _sequence(self, outbox: Outbox, identity: ProducerId, first: int, count: int) -> NextSequence:
         path = path_of(
@@ -329,14 +329,14 @@ class RemoteProducerPort:
 
 
 def _batch(parcel: Parcel) -> wire.Batch:
-    """What is to be stored: all that was not skipped; by bodies alone where there is nothing else."""
+    """Return what is to be stored: everything that was not skipped, as bare bodies if there are no keys or options."""
     if parcel.keys is None and not parcel.rest:
         return wire.Batch(bodies=parcel.values[parcel.skipped :])
     return wire.batch_of(_messages(parcel))
 
 
 def _messages(parcel: Parcel) -> list[wire.NewMessage]:
-    """The same, message by message."""
+    """Return the messages of the parcel one by one, without those that were skipped."""
     return [parcel.rest.get(i) or _message(parcel, i) for i in range(parcel.skipped, len(parcel.values))]
 
 
@@ -350,9 +350,9 @@ def _message(parcel: Parcel, i: int) -> wire.NewMessage:
     return message
 
 
-# What goes on beside the calls of a client: leases renewed, dropped messages given back, members kept alive.
+# Background work of a client: it renews leases, returns dropped messages to their queues, and keeps members alive.
 #
-# One thread for each client does it. It depends on no event loop: a handler that blocks one loses no lease.
+# Each client has one thread for this. It does not depend on an event loop, so a handler that blocks one loses no lease.
 
 
 logger = logging.getLogger(__name__)
@@ -367,7 +367,7 @@ _UNHANDLED: Final = (
 
 
 class HeldLease:
-    """A message in somebody's hands, without the message: what the thread must know of it."""
+    """The lease of a message in flight, without the message: what the thread needs to know."""
 
     __slots__ = ("detached", "due_ns", "ended", "group", "lease_ms", "lost", "receipt", "renew", "topic", "until_ns")
 
@@ -379,7 +379,7 @@ class HeldLease:
         self.begin(lease_ms, now_ns)
 
     def begin(self, lease_ms: int, now_ns: int) -> None:
-        """The lease begins anew."""
+        """Restart the lease."""
         self.lease_ms = lease_ms
         self.until_ns = now_ns + lease_ms * _NS
         self.due_ns = now_ns + lease_ms * _NS // 3
@@ -389,12 +389,12 @@ class HeldLease:
 
 
 class Beating(Protocol):
-    """Something that must say now and then that it lives."""
+    """Something that must send a sign of life now and then."""
 
     closed: bool
 
     def beat(self, now_ns: int) -> int:
-        """Say so, if it is time; answers when it is time again."""
+        """Send a sign of life if that is due; returns when it is due again."""
 
 
 class LeaseThread:
@@ -420,29 +420,29 @@ class LeaseThread:
                 self._thread.start()
 
     def renew(self, held: HeldLease) -> None:
-        """Keep the lease for as long as the message is in hand."""
+        """Renew the lease as long as the message is in flight."""
         held.renew = True
         self.begin()
         self._inbox.put(held)
 
     def drop(self, held: HeldLease) -> None:
-        """Nobody has the message in hand any more, and nobody settled it: give it back. Callable from a finalizer."""
+        """Return a message to its queue that was dropped without being settled. Callable from a finalizer."""
         held.ended = True
         self._inbox.put((held,))
 
     def beat(self, beating: Beating) -> None:
-        """Let this one say that it lives, until it is closed."""
+        """Send signs of life for this object until it is closed."""
         self.begin()
         self._inbox.put(beating)
 
     def disown(self) -> None:
-        """In a child after a fork: the thread is the parent's, and so is all that it does."""
+        """Start without a thread in a child after a fork: it is the parent's, with all its work."""
         self._thread = None
         self._inbox = SimpleQueue()
         self._lock = threading.Lock()
 
     def end(self, timeout_s: float = 2.0) -> None:
-        """Give back what was dropped, then stop."""
+        """Return dropped messages to their queues, then stop."""
         self._ended = True
         if self._thread is not None:
             self._inbox.put(None)
@@ -466,7 +466,7 @@ class _LeaseWork:
         self._ending = self._warned = False
 
     def run(self) -> None:
-        """Until the client is closed, or gone."""
+        """Run until the client is closed or gone."""
         while not self._ending:
             self._take_in()
             try:
@@ -475,7 +475,7 @@ class _LeaseWork:
                 logger.exception("a round of upkeep failed", extra={"server": self._caller.address.text})
 
     def _take_in(self) -> None:
-        """Wait for the next thing to do; then take all that is there."""
+        """Wait for the next job, then take all that are there."""
         wait_s = self._wait_s()
         try:
             item = self._inbox.get(timeout=wait_s) if wait_s is None or wait_s > 0 else self._inbox.get_nowait()
@@ -550,8 +550,8 @@ class _LeaseWork:
             if not self._warned:
                 self._warned = True
                 logger.warning(_UNHANDLED, topic)
-            # Whoever drops a message may have begun with it: as a deferral, one that breaks its handler each time
-            # would come again and again, at once.
+            # The handler may have started before the message was dropped. Were this a deferral, a message that breaks
+            # its handler would be delivered again and again, at once.
             body = Nack(receipts=[held.receipt for held in some], group=group, intent="drop")
             try:
                 self._ask(topic, "nack", body)
@@ -569,7 +569,7 @@ class _LeaseWork:
 
 
 def _by_group(held: Iterable[HeldLease]) -> list[tuple[str, str, list[HeldLease]]]:
-    """Those of one group, with the same lease, together; not too many at a time."""
+    """Group leases by group and length, in batches of limited size."""
     found: dict[tuple[str, str, int], list[HeldLease]] = {}
     for each in held:
         found.setdefault((each.topic, each.group, each.lease_ms), []).append(each)

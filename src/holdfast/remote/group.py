@@ -1,4 +1,4 @@
-"""One group of a topic behind a server, as far as nothing is waited for: what is asked, and what is made of answers."""
+"""One group of a topic on a server: requests and answers, as tasks and threads share them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DONE: Final = "it is done"
 
 
 class RemoteTaken(msgspec.Struct, frozen=True, gc=False):
-    """A message of a server in flight here, and what the client's thread knows of its lease."""
+    """A message in flight from a server, and its lease as the client's thread knows it."""
 
     home: ToldPlace
     record: Record
@@ -45,7 +45,7 @@ class RemoteTaken(msgspec.Struct, frozen=True, gc=False):
 
 
 class RemoteGroup:
-    """One group of a topic behind a server."""
+    """One group of a topic on a server."""
 
     def __init__(
         self,
@@ -77,12 +77,12 @@ class RemoteGroup:
 
     @property
     def where(self) -> str:
-        """The same, as a part of a sentence."""
+        """The place as part of a sentence, for error messages."""
         return f"at {self.place}"
 
     @property
     def kept_bodies(self) -> BodyKind | None:
-        """What the bodies of the topic are, if whoever opened it said so."""
+        """The kind of bodies stored with the topic, if it was opened with one."""
         return self.settings.bodies
 
     @property
@@ -95,30 +95,30 @@ class RemoteGroup:
             raise Closed(f"this view of the group {self.group} is closed; take it anew")
 
     def promise(self, durability: Durability | None, ack_durability: Durability | None) -> None:
-        """It is the program's only one here: it is closed with its client, and keeps the program's promises."""
+        """Apply the durability that this program asked for; the client is closed with this group."""
         self._alone = True
         self.durability = durability
         self.ack_durability = ack_durability
 
     def after_fork(self) -> Any:
-        """The client sees to it that a child has connections of its own."""
+        """Return this port: the client opens connections of its own in a child."""
         return self
 
     def take_next(self) -> None:
-        """Nothing is at hand here."""
+        """Return None: there is no fast path to a server."""
 
     def ack_now(self, taken: RemoteTaken) -> bool:
-        """The server has to be told."""
+        """Return False: an ack is a call to the server."""
         return False
 
     def observe(self, observer: Observer | None) -> None:
-        """Refused: the server counts and measures; its /metrics tells."""
+        """Refuse: the server has /metrics."""
         raise InvalidRequest(
             f"observer={observer!r} cannot be used here: the server counts and measures; ask its /metrics, or stats()"
         )
 
     def _request(self, method: str, verb: str, answers: Any, body: Any = None, **query: Any) -> Ask:
-        """A call about this queue."""
+        """Return a request about this queue."""
         self.check_open()
         wait_s, again = query.pop("wait_s", 0.0), query.pop("again", True)
         path = path_of("queues", self.topic, *verb.split("/"), **query)
@@ -134,13 +134,13 @@ class RemoteGroup:
         return Take(count=min(wanted.count, MOST_AT_ONCE), owner=holder, lease=lease_s, group=self.group, state=True)
 
     def _begin(self, take: Take) -> tuple[Any, ...]:
-        """Name a take: by the name of one like it that came to no answer, whose messages it gets then."""
+        """Name a take. It reuses the name of an equal one that was not answered, and then gets its messages."""
         like = self.topic, self.group, take.count, take.owner, take.lease
         take.attempt_id = self.client.unanswered.pop(like, None) or self.client.attempt_id()
         return like
 
     def _unanswered(self, like: tuple[Any, ...], take: Take) -> None:
-        """The take came to no answer at all: the next one like it goes by its name."""
+        """Note that a take was not answered: the next equal one reuses its name."""
         if len(self.client.unanswered) < _MOST_UNANSWERED and take.attempt_id is not None:
             self.client.unanswered[like] = take.attempt_id
 
@@ -170,7 +170,7 @@ class RemoteGroup:
     # Messages in flight
 
     def _settling(self, receipts: list[str], outcome: MessageOutcome, durability: Durability | None) -> tuple[str, Any]:
-        """What the server is asked to settle messages, by their receipts."""
+        """Return the request that settles messages by their receipts."""
         verb, why = outcome.verb, outcome.why or None
         facts: dict[str, Any] = {"receipts": receipts, "group": self.group, "durability": durability}
         delay_s = None if outcome.delay_ms is None else outcome.delay_ms / 1000
@@ -188,27 +188,27 @@ class RemoteGroup:
                 return "nack", Nack(**facts, intent=verb, delay=delay_s)
 
     def receipt(self, taken: RemoteTaken) -> str:
-        """The proof of a delivery as text."""
+        """Return the receipt of a delivery."""
         return taken.held.receipt
 
     def lost(self, taken: RemoteTaken) -> bool:
-        """Whether the lease has ended meanwhile, as far as this end knows."""
+        """Return whether the lease has ended, as far as this client knows."""
         return taken.held.is_lost(self.client.world.clock.monotonic_ns())
 
     def ends_ns(self, taken: RemoteTaken) -> int:
-        """When the lease ends by the clock on the wall, as far as this end knows."""
+        """Return when the lease ends, in nanoseconds since 1970, as far as this client knows."""
         clock = self.client.world.clock
         return clock.now_ns() + taken.held.until_ns - clock.monotonic_ns()
 
     def drop(self, taken: RemoteTaken) -> None:
-        """A message was dropped unhandled; called by its finalizer."""
+        """Return a message to the queue that was dropped without being settled; called by its finalizer."""
         if taken.held.detached:
             taken.held.ended = True  # it ends by itself, in its own time
         elif not self.client.caller.closed:
             self.client.upkeep.drop(taken.held)
 
     def state_version(self, taken: RemoteTaken) -> int:
-        """The version of the message's state when it was taken."""
+        """Return the version of the message's state when it was leased."""
         return taken.state_version
 
     def _check_own(self, taken: Sequence[Any]) -> None:
@@ -223,7 +223,7 @@ class RemoteGroup:
         if held.renew:
             self.client.upkeep.renew(held)
 
-    # Looking around
+    # Inspecting
 
     def _check_peek(self, count: int) -> None:
         if count > _MOST_PEEKED:
@@ -235,7 +235,7 @@ class RemoteGroup:
 
 
 class Paging:
-    """Messages that are looked at, page by page."""
+    """Messages that are listed page by page."""
 
     def __init__(self, group: RemoteGroup, phase: str, where: Where, limit: int | None) -> None:
         now_ms = group.client.world.clock.now_ns() // 1_000_000
@@ -251,14 +251,14 @@ class Paging:
 
     @property
     def ended(self) -> bool:
-        """Whether there are no more of them; then it was said how many were damaged."""
+        """Whether there are no more pages; if so, damaged messages have been reported."""
         if self._ended and self._damaged:
             warn_of_damage(self._group.topic, self._group.group, self._phase, self._damaged)
             self._damaged = 0
         return self._ended
 
     def query(self) -> tuple[str, dict[str, Any]]:
-        """What to ask for the next page."""
+        """Return the request for the next page."""
         left = self._left
         query = dict(self._query, limit=_PAGE if left is None or self._wanted is not None else min(left, _PAGE))
         if self._phase != "dead":
@@ -266,7 +266,7 @@ class Paging:
         return self._verb, query
 
     def page(self, answer: Any) -> list[Listed[Any]]:
-        """The messages of a page that are wanted."""
+        """Return the messages of a page that match."""
         group = self._group
         told = answer.letters if self._phase == "dead" else answer.messages
         found = [listed_told(group.client, group.bodies, group.topic, group.group, each) for each in told]
@@ -281,18 +281,18 @@ class Paging:
 
 
 def end(taken: Sequence[RemoteTaken]) -> None:
-    """Nothing has to be done for these messages any more."""
+    """Stop renewing the leases of these messages."""
     for each in taken:
         each.held.ended = True
 
 
 def receipts_of(taken: Sequence[RemoteTaken]) -> list[str]:
-    """What proves that these messages are ours, each once."""
+    """Return the receipts of these messages, each once."""
     return list(dict.fromkeys(each.held.receipt for each in taken))
 
 
 def both(one: LeaseLost | None, other: LeaseLost | None) -> LeaseLost | None:
-    """One error for all that were lost."""
+    """Return one error for all messages whose lease was lost."""
     if one is None or other is None:
         return one or other
     other.offsets = (*one.offsets, *other.offsets)
@@ -301,16 +301,16 @@ def both(one: LeaseLost | None, other: LeaseLost | None) -> LeaseLost | None:
 
 
 def is_done(error: LeaseLost) -> bool:
-    """Whether the lease was lost because the message is done."""
+    """Return whether the lease was lost because the message is done."""
     return error.why.startswith(_DONE)
 
 
 def is_repeated(error: Exception) -> bool:
-    """Whether an attempt went before the one that was refused, and may have done it: its answer was lost."""
+    """Return whether an earlier attempt, whose answer was lost, may have done what was then refused."""
     return bool(getattr(error, "repeated", False))
 
 
 def parts(all_: Sequence[_Part]) -> Iterator[Sequence[_Part]]:
-    """As many at a time as one call may name."""
+    """Split receipts into batches of the size that one call may have."""
     for i in range(0, len(all_), MOST_AT_ONCE):
         yield all_[i : i + MOST_AT_ONCE]

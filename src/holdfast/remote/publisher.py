@@ -33,24 +33,24 @@ _NUMBERS: Final = 2**32
 
 
 class ProducerIdentity:
-    """One identity, and the number of its next message for each partition."""
+    """One producer identity, and the number of its next message for each partition."""
 
     def __init__(self, begun: ProducerBegun) -> None:
         self.id = begun.id
         self.epoch = begun.epoch
         self.sequences: dict[tuple[str, int], int] = {}
-        self.paths: dict[tuple[str, int, Durability | None, CodecName | None], str] = {}  # but for the sequence
+        self.paths: dict[tuple[str, int, Durability | None, CodecName | None], str] = {}  # without the sequence
 
 
 class ProducerIdentities:
-    """As many lanes as there are requests at a time. Safe to use from any thread, or any task."""
+    """One lane for each concurrent request. Safe to use from any thread or task."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
         self._free: deque[ProducerIdentity] = deque()
 
     def disown(self) -> None:
-        """In a child after a fork: the lanes are the parent's."""
+        """Start without lanes in a child after a fork: they are the parent's."""
         self._free = deque()
 
     async def append(
@@ -61,22 +61,22 @@ class ProducerIdentities:
         durability: Durability | None,
         codec: CodecName | None,
     ) -> Written:
-        """Store the messages in the partition, once."""
+        """Store the messages in the partition, exactly once."""
         count, body = len(batch.messages) or len(batch.bodies), packed(batch)
         lane = await self._lane()
         for attempt in (1, 2):
             try:
                 written = await self._append(lane, topic, number, body, durability, codec)
             except (OutOfSequence, Fenced):
-                # Nothing of this was stored: had it been, the server would know it. It has forgotten the lane,
-                # or lost what came before by it in a power cut. The lane is given up.
+                # Nothing of this was stored, or the server would know it. It has forgotten the lane,
+                # or lost earlier messages of the lane in a power cut. The lane is abandoned.
                 if attempt == 2:
                     raise
                 lane = await self._begin()
                 continue
             except InvalidRequest as error:
                 if not getattr(error, "repeated", False):
-                    self._free.append(lane)  # refused, and not stored: the numbers are free
+                    self._free.append(lane)  # refused and not stored: the numbers are free
                 raise
             place = topic, number
             lane.sequences[place] = (lane.sequences.get(place, 0) + count) % _NUMBERS
@@ -124,27 +124,27 @@ class ProducerIdentities:
         return ProducerIdentity(begun)
 
 
-# Publishing through a server: messages as they are sent, partitions chosen as an embedded broker does.
+# Publishing through a server: encodes messages, and chooses partitions as an embedded broker does.
 
 
 _USUAL: Final = TopicSettings()
 _COMPACTED: Final = TopicSettings(cleanup="compact")
-_LOOK_AGAIN_NS: Final = 5_000_000_000  # a topic may have got more partitions meanwhile
+_LOOK_AGAIN_NS: Final = 5_000_000_000  # partitions may have been added
 
 
 class KnownTopic:
-    """What a client knows of a topic: which one it is, how many partitions it has, and whose turn it is."""
+    """What a client knows about a topic: its id, its number of partitions, and which one is next in turn."""
 
     def __init__(self) -> None:
         self.id = 0
-        self.count: int | None = None  # None: we may not ask
-        self.lost: frozenset[int] = frozenset()  # the partitions that take nothing
+        self.count: int | None = None  # None: this client may not ask
+        self.lost: frozenset[int] = frozenset()  # partitions that accept nothing
         self.looked_ns = 0
         self.turns = RoundRobin()
 
 
 class RemotePublisher:
-    """Publishes to the topics of one server. Safe to use from any thread, or any task."""
+    """Publishes to the topics of one server. Safe to use from any thread or task."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
@@ -154,20 +154,20 @@ class RemotePublisher:
         self.disown()
 
     def disown(self) -> None:
-        """In a child after a fork: it is another publisher."""
+        """Become another publisher in a child after a fork."""
         random = self.caller.world.ids.random_u32
         self._name = f"client-{random():08x}{random():08x}"
         self._numbers = itertools.count()
         self._identities.disown()
 
     def new_id(self) -> str:
-        """A dedup id that nobody else gives."""
+        """Return a unique dedup id."""
         return f"{self._name}-{next(self._numbers)}"
 
     async def publish(
         self, topic: str, request: PublishRequest, bodies: Bodies, verb: str = "publish_many"
     ) -> list[Stored]:
-        """Store messages: those that go to one partition all or not at all, and each once however often it is sent.
+        """Store messages, those of one partition all or none, and each once no matter how often it is sent.
 
         More than 100,000 for one partition go in several calls, each of which is stored wholly or not at all.
         """
@@ -192,18 +192,18 @@ class RemotePublisher:
         raise AssertionError
 
     def forget(self, topic: str) -> None:
-        """Look at the topic again before the next message."""
+        """Ask for the topic again before the next message."""
         self._known.pop(topic, None)
 
     def known(self, topic: str) -> KnownTopic | None:
-        """What the topic was lately; None where it is time to look."""
+        """Return what is known about the topic; None if it is time to ask again."""
         known = self._known.get(topic)
         if known is None or self._clock.monotonic_ns() - known.looked_ns > _LOOK_AGAIN_NS:
             return None
         return known
 
     async def look(self, topic: str, caller: Caller | None = None) -> KnownTopic:
-        """What the topic is; asked for again now and then, by the caller that is given."""
+        """Return what is known about the topic, asking the server again now and then."""
         known = self.known(topic)
         if known is None:
             topic_id, count, now_ns = 0, None, self._clock.monotonic_ns()
@@ -212,7 +212,7 @@ class RemotePublisher:
                 info: TopicInfo = await (caller or self.caller).call(
                     Ask(method="GET", path=path_of("topics", topic), answers=TopicInfo)
                 )
-            except Forbidden:  # who may only publish does not see what a topic is
+            except Forbidden:  # a client that may only publish cannot describe a topic
                 pass
             else:
                 topic_id, count = info.id, len(info.partitions)
@@ -222,7 +222,7 @@ class RemotePublisher:
         return known
 
     def messages(self, given: object, bodies: Bodies, verb: str) -> tuple[list[wire.NewMessage], list[Draft]]:
-        """Messages as they are sent, and as they will be stored; InvalidRequest names what is wrong with one."""
+        """Return messages as they are sent and as they will be stored. Raises InvalidRequest if one is wrong."""
         if isinstance(given, (bytes, bytearray, str, Mapping)) or not isinstance(given, Iterable):
             raise InvalidRequest(f"{verb} takes a list of bodies or NewMessages, not {type(given).__name__}")
         now_ms = self._clock.now_ns() // 1_000_000
@@ -254,7 +254,7 @@ class RemotePublisher:
         return [found[i] for i in range(len(messages))]
 
     async def publish_loose(self, topic: str, request: PublishRequest) -> list[Stored]:
-        """Delayed ones, and those with a dedup id, have no sequence: an id of ours makes them known again."""
+        """Delayed messages and those with a dedup id have no sequence number: a dedup id of ours identifies them."""
         partition, durability, codec = request.partition, request.durability, request.codec
         path = path_of("topics", topic, "messages", partition=partition, durability=durability, codec=codec)
         messages: Sequence[wire.NewMessage] = list(request.messages)
@@ -278,7 +278,7 @@ class RemotePublisher:
                 told.topic,
                 told.offset,
                 told.delayed_id,
-                told.duplicate and i not in ours,  # one of ours was stored by an attempt before
+                told.duplicate and i not in ours,  # one of ours was stored by an earlier attempt
                 told.durability,
                 told.partition,
             )
@@ -287,7 +287,7 @@ class RemotePublisher:
 
 
 class WireDrafter:
-    """Checks messages as far as a client can, and makes what is sent of them."""
+    """Checks messages as far as a client can, and encodes them."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._encode = bodies.encode
@@ -295,18 +295,18 @@ class WireDrafter:
         self._keyed = Drafter(bodies, _COMPACTED)
 
     def draft(self, new: NewMessage, now_ms: int) -> tuple[wire.NewMessage, Draft]:
-        """The message as it is sent, and as it will be stored; InvalidRequest names what is wrong with it."""
+        """Return the message as it is sent and as it will be stored. Raises InvalidRequest if it is wrong."""
         if has_only_a_body(new):
             value = self._encode(new.body)
             return wire.NewMessage(body=value), Draft(value)
-        # Whether the topic takes tombstones is for the server to say.
+        # The server decides whether the topic accepts tombstones.
         draft = (self._keyed if new.body is None else self._plain).draft(new, now_ms)
         return _message(new, draft), draft
 
 
 @contextmanager
 def _noting(stored: Sized, messages: Sized) -> Iterator[None]:
-    """Note on an error how many messages earlier calls have stored, where one publish takes several."""
+    """Add a note to an error on how many messages earlier calls of the same publish have stored."""
     try:
         yield
     except HoldfastError as error:
@@ -316,14 +316,14 @@ def _noting(stored: Sized, messages: Sized) -> Iterator[None]:
 
 
 def _calls(routed: Mapping[int, list[int]]) -> Iterator[tuple[int, list[int]]]:
-    """What goes to each partition, in as many calls as it takes."""
+    """Split the messages by partition and into calls."""
     for number, indexes in routed.items():
         for start in range(0, len(indexes), wire.MOST_MESSAGES):
             yield number, indexes[start : start + wire.MOST_MESSAGES]
 
 
 def _routed(topic: str, known: KnownTopic, drafts: Sequence[Draft], partition: int | None) -> dict[int, list[int]]:
-    """Which message goes where: by key, in turn, or as the caller says."""
+    """Assign messages to partitions: by key, in turn, or as the caller says."""
     count = known.count or 1
     if partition is not None:
         return {check_partition(partition, topic, count): list(range(len(drafts)))}
@@ -350,7 +350,7 @@ def is_loose(message: wire.NewMessage) -> bool:
 
 
 def _message(new: NewMessage, draft: Draft) -> wire.NewMessage:
-    """A message as it is sent; what is wrong with it was said before."""
+    """Encode a message that is checked already."""
     message = wire.NewMessage(priority=new.priority, at=new.at, correlation_id=new.correlation_id)
     if new.body is None:
         message.tombstone = True
@@ -379,7 +379,7 @@ def _seconds(value: float | timedelta | None) -> float | None:
 
 
 def check_options(durability: object, codec: object) -> None:
-    """Refuse what no server would take, before anything is sent."""
+    """Refuse what no server would accept, before anything is sent."""
     if durability is not None and durability not in get_args(Durability):
         raise InvalidRequest(f"durability={durability!r} is not known; use one of {', '.join(get_args(Durability))}")
     if codec is not None and codec not in get_args(CodecName):

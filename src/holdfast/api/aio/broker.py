@@ -1,4 +1,4 @@
-"""The broker for tasks: topics, and the many ways to them."""
+"""The broker for tasks: topics, groups, producers, consumers, traces, locks and documents."""
 
 from __future__ import annotations
 
@@ -50,13 +50,20 @@ _NO_OPTIONS = (None,) * 8
 
 
 class AsyncBroker(Face):
-    """The topics of a data folder or of a server, for the tasks of any event loop."""
+    """The topics of a data folder or of a server, for the tasks of any event loop.
+
+    Publish to topics, and receive from them as a queue, a group or a consumer:
+
+        async with holdfast.aio.open_broker("shop") as broker:
+            await broker.create_topic("orders", partitions=4)
+            await broker.publish("orders", b"1 book", key="customer-7")
+    """
 
     _port: AsyncBrokerPort
 
     @property
     def settings(self) -> BrokerSettings:
-        """Those of a folder. Of a server only the defaults: `holdfast config show --at URL` tells those in force."""
+        """The settings of the data folder. For a server, the defaults: see `holdfast config show --at URL` instead."""
         return self._port.settings
 
     def __repr__(self) -> str:
@@ -71,7 +78,10 @@ class AsyncBroker(Face):
         settings: QueueSettings | None = None,
         **changes: Any,
     ) -> AsyncOpening[AsyncQueue[Any]]:
-        """The queue by this name, made where there is none (unless create=False); see `holdfast.open`."""
+        """Open the queue with this name; without a name, the only one. It is created if needed, unless create=False.
+
+        The arguments are those of `holdfast.open`; `changes` are settings by name.
+        """
         body_type = self._body_type(body_type)
         return AsyncOpening(
             self._open_queue,
@@ -79,7 +89,7 @@ class AsyncBroker(Face):
         )
 
     async def _open_queue(self, request: QueueRequest) -> AsyncQueue[Any]:
-        Bodies(request.body_type)  # refused before anything is made
+        Bodies(request.body_type)  # a bad type is refused before anything is created
         switch(request.create, "create")
         if request.name is not None:
             check_topic_name(request.name)
@@ -88,7 +98,10 @@ class AsyncBroker(Face):
     async def create_topic(
         self, name: str, *, partitions: int | None = None, exist_ok: bool = False, **changes: Any
     ) -> TopicInfo:
-        """Make a topic. `changes` are its settings by name, such as retention_hours=168; TopicExists if it is there."""
+        """Create a topic. `changes` are its settings by name, such as retention_hours=168.
+
+        Raises TopicExists if the topic exists, unless exist_ok=True.
+        """
         check_topic_name(name)
         switch(exist_ok, "exist_ok")
         wanted = changes_of(changes)
@@ -97,24 +110,24 @@ class AsyncBroker(Face):
         return await self._port.create_topic(name, partitions, wanted, exist_ok=exist_ok)
 
     async def alter_topic(self, name: str, **changes: Any) -> TopicInfo:
-        """Change settings of a topic; they count at once, and are kept. `partitions` can only grow."""
+        """Change settings of a topic. They take effect at once and are stored. `partitions` can only grow."""
         return await self._port.alter_topic(check_topic_name(name), check_changes(changes))
 
     async def add_partitions(self, name: str, count: int) -> TopicInfo:
-        """Give the topic so many more partitions. From now on keys may go to other partitions than before."""
+        """Add `count` partitions to the topic. From now on a key may go to another partition than before."""
         check_added(count)
         return await self._port.add_partitions(check_topic_name(name), count)
 
     async def describe_topic(self, name: str) -> TopicInfo:
-        """What a topic is and holds."""
+        """Return the partitions, groups and settings of a topic. Raises UnknownTopic if it does not exist."""
         return await self._port.describe_topic(check_readable_name(name))
 
     async def topics(self) -> list[str]:
-        """The names of all topics."""
+        """Return the names of all topics."""
         return await self._port.topics()
 
     async def delete_topic(self, name: str) -> None:
-        """Take a topic away, with all its messages, groups and dead letters."""
+        """Delete a topic with all its messages, groups and dead letters."""
         await self._port.delete_topic(check_topic_name(name))
 
     async def publish(
@@ -123,7 +136,10 @@ class AsyncBroker(Face):
         dedup_id: Text | None = None, correlation_id: str | None = None,
         partition: int | None = None, durability: Durability | None = None, codec: CodecName | None = None,
     ) -> Stored:  # fmt: skip
-        """Store a message in the partition of its key, in the next one in turn, or in the one you choose."""
+        """Store a message in a topic; every group of the topic gets it. The options are those of `AsyncQueue.put`.
+
+        It goes to `partition` if given, otherwise to the partition of its key, otherwise to the next one in turn.
+        """
         options = (key, headers, delay, at, ttl, dedup_id, correlation_id, codec)
         if type(body) is bytes and options == _NO_OPTIONS and type(priority) is int and not priority:
             stored = await self._port.publish_plain(topic, body, partition, durability)
@@ -141,7 +157,10 @@ class AsyncBroker(Face):
         durability: Durability | None = None,
         codec: CodecName | None = None,
     ) -> list[Stored]:
-        """Store messages; those that go to one partition all or not at all. Without keys they stay together."""
+        """Store several messages; each is a body or a NewMessage. Those without a key go to one partition.
+
+        Of the messages that go to the same partition, all are stored or none.
+        """
         return await self._port.publish(topic, PublishRequest(messages, partition, durability, codec))
 
     async def publish_stream(
@@ -154,10 +173,10 @@ class AsyncBroker(Face):
         durability: Durability | None = None,
         **options: Any,
     ) -> Stored:
-        """Store what an (async) iterator of bytes or a binary file gives as one message, without holding it in memory.
+        """Store one message whose body is read from a binary file or an (async) iterator of bytes, piece by piece.
 
-        `options` are those of `publish`, but `codec`. What is too large is refused at once where `size_hint` says
-        how many bytes will come.
+        `options` are those of `publish` except `codec`. If you pass the number of bytes as `size_hint`, a body that
+        is too large is refused before it is read.
         """
         message = stream_options(options)
         return await self._port.upload(
@@ -176,9 +195,10 @@ class AsyncBroker(Face):
         limit: int = 100,
         on_damage: Literal["raise", "skip"] = "raise",
     ) -> list[Contents[Any]]:
-        """Messages of a partition from an offset on, whoever has them; nothing changes.
+        """Return up to `limit` messages of a partition from an offset on, whatever their phase. Nothing changes.
 
-        Where the next ones are damaged, DamagedRange says where to read on; with on_damage="skip" they are left out.
+        Without an offset it begins with the oldest message. If the next messages are damaged, raises DamagedRange,
+        which says where to continue; with on_damage="skip" they are left out.
         """
         check_readable_name(topic)
         check_read(offset, limit, on_damage)
@@ -187,16 +207,17 @@ class AsyncBroker(Face):
     def group(
         self, topic: str, name: str, *, start: str = "earliest", body_type: Any = None, **changes: Any
     ) -> AsyncOpening[AsyncGroup[Any]]:
-        """The group in queue mode, made where there is none: with all that is kept, or ("latest") with what comes.
+        """Open a group in queue mode. It is created if needed, and then begins at `start`.
 
-        `changes` are settings of this group by name, such as key_order=True or max_attempts=3; they are kept.
+        "earliest" is the oldest message still stored; "latest" means only messages published from now on. `changes`
+        are settings of this group by name, such as key_order=True or max_attempts=3; they are stored.
         """
         return AsyncOpening(self._open_group, topic, name, start, body_type, changes)
 
     async def _open_group(
         self, topic: str, name: str, start: str, body_type: Any, changes: dict[str, Any]
     ) -> AsyncGroup[Any]:
-        bodies = Bodies(self._body_type(body_type))  # refused before anything is made
+        bodies = Bodies(self._body_type(body_type))  # a bad type is refused before anything is created
         check_start(start)
         check_topic_name(topic)
         check_name(name, "group")
@@ -205,38 +226,45 @@ class AsyncBroker(Face):
     def producer(
         self, *, name: str | None = None, resume: bool = False, body_type: Any = None, **changes: Any
     ) -> AsyncProducer:
-        """A producer that gathers messages into batches; `changes` are its settings, such as linger_ms=5, acks="all".
+        """Return a producer, which collects messages and stores them in batches.
 
-        One with a name fences an earlier one of that name. With `resume` it is given the same messages in the same
-        order again after a crash, and stores those that are not stored yet.
+        `changes` are its settings by name, such as linger_ms=5 or acks="all". A producer with a name fences earlier
+        producers of that name. With `resume`, send the same messages in the same order again after a crash: only
+        those that are not stored yet are stored.
         """
         return self._port.producer(name, self._body_type(body_type), changes, resume=resume)
 
     def consumer(
         self, topics: str | Iterable[str], *, group: str, body_type: Any = None, **options: Any
     ) -> AsyncOpening[AsyncConsumer[Any]]:
-        """A member of a group in stream mode, which is made where there is none.
+        """Open a consumer: a member of a group in stream mode, which is created if needed.
 
-        `options` are settings, such as auto_commit=False or max_records=100, and instance_id, holder, on_assigned,
-        on_revoked.
+        `options` are settings by name, such as auto_commit=False or max_records=100, and:
+
+        - `instance_id`: makes it a static member, which keeps its partitions over a short restart.
+        - `holder`: a name for this consumer, shown to people.
+        - `on_assigned`, `on_revoked`: functions called with a list of (topic, partition) that it got or has to give up.
         """
         body_type = self._body_type(body_type)
         return AsyncOpening(AsyncConsumer[Any].open, self._port.member, topics, group, body_type=body_type, **options)
 
     async def compact_topic(self, name: str) -> KeysCompacted:
-        """Of each key keep the last message, now; offsets never change. For topics whose cleanup asks for it."""
+        """Compact the topic by key now: only the last message of each key is kept, and offsets do not change.
+
+        The topic's `cleanup` setting must include compaction. Returns what was removed.
+        """
         return await self._port.compact_topic(check_topic_name(name))
 
     async def apply_retention(self, name: str) -> Retained:
-        """Drop now what the topic's retention settings let go, as upkeep does in time; answers with what is gone."""
+        """Apply the topic's retention settings now instead of at the next upkeep. Returns what was deleted."""
         return await self._port.apply_retention(check_topic_name(name))
 
     async def groups(self, topic: str | None = None) -> list[GroupInfo]:
-        """The groups of a topic, or of all, in both modes."""
+        """Return the groups of one topic, or of all topics, in queue mode and in stream mode."""
         return await self._port.groups(None if topic is None else check_topic_name(topic))
 
     async def delete_group(self, name: str, topic: str | None = None) -> None:
-        """Forget a group and all that it knows: on one topic in queue mode, or a group in stream mode as a whole."""
+        """Delete a group with its positions. With `topic`, a group in queue mode; without, one in stream mode."""
         await self._port.delete_group(check_name(name, "group"), topic)
 
     async def reset_offsets(
@@ -248,7 +276,11 @@ class AsyncBroker(Face):
         partition: int | None = None,
         dry_run: bool = False,
     ) -> list[Reset]:
-        """Let a group go on from "earliest", "latest", a time or an offset; with `dry_run` only say what would be."""
+        """Move the position of a group to "earliest", "latest", an aware datetime or an offset.
+
+        Without `partition`, all partitions move. With `dry_run`, nothing changes. Returns, for each partition, the
+        offsets before and after and the number of messages between them.
+        """
         where = to_of(to)
         check_name(group, "group")
         check_topic_name(topic)
@@ -256,9 +288,9 @@ class AsyncBroker(Face):
         return await self._port.reset_offsets(group, topic, where, partition, dry_run=dry_run)
 
     async def trace(self, message_id: str) -> list[TraceStep]:
-        """The life of a message step by step, with that of the messages that it was redriven into or out of.
+        """Return the traced steps of a message, and of messages it was redriven into or out of.
 
-        It is empty where the message was not sampled; see the topic's setting trace_sample.
+        The list is empty if the message was not sampled: see the topic's setting trace_sample.
         """
         check_id(message_id)
         return await self._port.trace(message_id)
@@ -276,7 +308,10 @@ class AsyncBroker(Face):
         limit: int = 100,
         last: bool = False,
     ) -> list[TraceStep]:
-        """The steps that fit, oldest first: the first `limit` of them, or the last. A time may be "so long ago"."""
+        """Return the traced steps that match, oldest first: the first `limit` of them, or the last if last=True.
+
+        `since` and `until` are aware datetimes, or timedeltas before now.
+        """
         check_search(limit, last)
         question = Question(topic=topic, group=group, event=event, holder=holder, error=error, since=since, until=until)
         return await self._port.search_traces(question, limit, last=last)
@@ -284,12 +319,12 @@ class AsyncBroker(Face):
     async def trace_stats(
         self, *, topic: str | None = None, since: When | None = None, until: When | None = None
     ) -> TraceStats:
-        """How long messages waited and were worked on, how often they were tried, what failed."""
+        """Summarize traces: how long messages waited and were processed, how many attempts they took, what failed."""
         return await self._port.trace_stats(Question(topic=topic, since=since, until=until))
 
     @property
     def locks(self) -> AsyncLocks:
-        """Locks with leases and fencing numbers, for everybody who shares the folder or the server."""
+        """Locks with leases and fencing numbers, shared by all who use the folder or the server."""
         return AsyncLocks(self._port.locks())
 
     @property
@@ -298,13 +333,13 @@ class AsyncBroker(Face):
         return AsyncDocuments(self._port.locks())
 
     async def sync(self) -> None:
-        """Return when everything said so far, acks included, is on disk."""
+        """Wait until everything done so far, including acks, is on disk."""
         await self._port.sync()
 
     async def close(self) -> None:
-        """Let producers send what they have, sync, let go of the folder or the connection. Closing twice is fine.
+        """Flush producers, sync to disk, and release the folder or the connection. Closing twice is fine.
 
-        Messages in hand come back at the next opening.
+        Messages in flight return to their queues at the next opening.
         """
         await self._port.close()
 

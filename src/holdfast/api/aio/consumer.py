@@ -1,4 +1,4 @@
-"""A consumer: a member of a group in stream mode, whose members share the partitions of topics out."""
+"""The consumer: a member of a group in stream mode, whose members divide the partitions of topics among themselves."""
 
 from __future__ import annotations
 
@@ -30,17 +30,22 @@ from holdfast.settings import ConsumerSettings
 
 
 class AsyncConsumer(Generic[Body]):
-    """Reads the partitions that its group gives it. For one task at a time: give each a consumer of its own.
+    """Reads the partitions that its group assigns to it. For one task at a time: give each task its own consumer.
 
-    What `poll` returned counts as handled with the next `poll`; in a loop over the consumer, with the next message.
+    The next `poll` marks what the last one returned as handled; in a loop over the consumer, the next message does.
+    With auto_commit, what is handled is committed.
+
+        async with broker.consumer("orders", group="statistics") as consumer:
+            async for message in consumer:
+                print(message.partition, message.offset, message.body)
     """
 
     def __init__(self, port: AsyncConsumerPort) -> None:
         self._port = port
-        self._ahead: deque[StreamMessage[Body]] = deque()  # read by an iteration, and not handed out yet
-        self._returned: set[TopicPartition] = set()  # the partitions of what will not be handed out after all
-        self._out: ConsumedPartition | None = None  # where the message comes from that an iteration handed out last
-        self._user: AsyncUser | None = None  # who polled last
+        self._ahead: deque[StreamMessage[Body]] = deque()  # read by an iteration, not yet returned to the user
+        self._returned: set[TopicPartition] = set()  # partitions with messages that were read but will not be returned
+        self._out: ConsumedPartition | None = None  # partition of the message that an iteration returned last
+        self._user: AsyncUser | None = None  # the last to poll
         self._polling = self._leaving = False
 
     @classmethod
@@ -51,7 +56,7 @@ class AsyncConsumer(Generic[Body]):
         group: str,
         **options: Any,
     ) -> Self:
-        """Join the group, which is made where there is none."""
+        """Join the group, which is created if needed."""
         port = await member(member_request(topics, group, **options))
         consumer = cls(port)
         await port.join()
@@ -69,20 +74,22 @@ class AsyncConsumer(Generic[Body]):
 
     @property
     def instance_id(self) -> str:
-        """The name that keeps a static member's place; empty for one that is not static."""
+        """The name under which a static member keeps its partitions; empty if it is not static."""
         return self._port.request.instance_id
 
     @property
     def settings(self) -> ConsumerSettings:
+        """The settings of this consumer."""
         return self._port.settings
 
     @property
     def closed(self) -> bool:
+        """Whether the consumer is closed."""
         return self._port.closed
 
     @property
     def member_id(self) -> str | None:
-        """The name under which the group knows this consumer; another one after each time that it joins."""
+        """The id of this consumer in the group. It changes whenever the consumer joins again."""
         return self._port.member_id
 
     def __repr__(self) -> str:
@@ -90,37 +97,40 @@ class AsyncConsumer(Generic[Body]):
         return f"<{type(self).__name__} of {self.group} on {', '.join(self.topics)} ({state})>"
 
     def assignment(self) -> list[TopicPartition]:
-        """The partitions that are ours now, as (topic, partition)."""
+        """Return the partitions assigned to this consumer now, as (topic, partition)."""
         return sorted(self._port.partitions)
 
     def position(self, topic: str, partition: int) -> int:
-        """The offset of the next message that we will get there."""
+        """Return the offset of the next message from a partition. Raises InvalidRequest if it is not assigned."""
         self._port.check_open()
         return owned_partition(self._port.partitions, topic, partition).given
 
     def pause(self, topic: str | None = None, partition: int | None = None) -> None:
-        """Get nothing from there until `resume`; it stays ours."""
+        """Stop reading one partition, a topic or everything until `resume`. The partitions stay assigned."""
         for each in self._chosen(topic, partition):
             each.paused = True
         self._give_back()
 
     def resume(self, topic: str | None = None, partition: int | None = None) -> None:
-        """Get messages from there again."""
+        """Read paused partitions again: one, those of a topic, or all."""
         for each in self._chosen(topic, partition):
             each.paused = False
 
     def paused(self) -> list[TopicPartition]:
-        """The partitions that are paused."""
+        """Return the paused partitions."""
         return sorted(place for place, each in self._port.partitions.items() if each.paused)
 
     async def poll(self, timeout: Seconds | None = None, max_records: int | None = None) -> list[StreamMessage[Body]]:
-        """What is there, up to `max_records`, from all our partitions; waits for at least one, [] after the time."""
+        """Return up to `max_records` messages from all assigned partitions. Messages returned before are now handled.
+
+        Waits for at least one message; returns [] if none arrives within `timeout`.
+        """
         found = await self._poll(max_records, timeout)
-        self._port.hand_out(found)  # last: whoever is cancelled before has got nothing
+        self._port.hand_out(found)  # last: a caller that is cancelled before this line got nothing
         return found
 
     async def __aiter__(self) -> AsyncIterator[StreamMessage[Body]]:
-        """Every message as it comes, until the consumer is closed."""
+        """Iterate over the messages as they arrive, until the consumer is closed."""
         port = self._port
         while True:
             try:
@@ -143,9 +153,11 @@ class AsyncConsumer(Generic[Body]):
         offsets: Mapping[TopicPartition, int] | None = None,
         durability: Durability | None = None,
     ) -> None:
-        """Note that all we got is handled; or only these messages and all before them; or these offsets.
+        """Commit everything returned so far; or only these messages and all before them; or these offsets.
 
-        Fenced if a partition is not ours any more: then somebody else goes on from the commit before.
+        `offsets` maps (topic, partition) to the offset at which the group is to continue. The commit is on disk within
+        a second; with durability="fsync", when the call returns. Raises Fenced if a partition is no longer assigned to
+        this consumer: nothing is committed, and its new owner continues from the previous commit.
         """
         self._port.check_open()
         if messages is not None and offsets is not None:
@@ -158,11 +170,11 @@ class AsyncConsumer(Generic[Body]):
         await self._port.commit(check_offsets(offsets), durability)
 
     async def committed(self, topic: str, partition: int) -> int | None:
-        """The offset at which the group goes on after a restart, None before it began there."""
+        """Return the offset at which the group continues after a restart, or None before its first commit."""
         return await self._port.committed(topic, partition)
 
     async def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Go on at the offset."""
+        """Continue one partition at this offset. Raises OffsetOutOfRange if it is not stored."""
         if type(offset) is not int:
             raise InvalidRequest(f"offset={offset!r} is no offset; give a whole number")
         self._port.check_open()
@@ -170,27 +182,28 @@ class AsyncConsumer(Generic[Body]):
         await self._seek(SeekTarget(topic=topic, partition=partition, offset=offset))
 
     async def seek_to_start(self, topic: str | None = None, partition: int | None = None) -> None:
-        """Go on with the oldest messages kept: of one partition, of a topic, or of all that are ours."""
+        """Continue with the oldest stored messages: in one partition, in a topic, or in all assigned partitions."""
         await self._seek(SeekTarget(topic=topic, partition=partition, to="start"))
 
     async def seek_to_end(self, topic: str | None = None, partition: int | None = None) -> None:
-        """Go on with what comes from now on: of one partition, of a topic, or of all that are ours."""
+        """Skip to messages published from now on: in one partition, in a topic, or in all assigned partitions."""
         await self._seek(SeekTarget(topic=topic, partition=partition, to="end"))
 
     async def seek_to_time(self, time: datetime, topic: str | None = None, partition: int | None = None) -> None:
-        """Go on with the first message of this time or later."""
+        """Continue with the first message published at this time or later. `time` is an aware datetime."""
         instant_ns(time, "time")
         await self._seek(SeekTarget(topic=topic, partition=partition, time=time))
 
     async def lag(self) -> list[PartitionLag]:
-        """How far behind we are in each partition that is ours, in messages and seconds."""
+        """Return how far this consumer is behind in each assigned partition, in messages and seconds."""
         self._port.check_open()
         return await self._port.lag()
 
     async def close(self) -> None:
-        """Commit (with auto_commit), leave the group. A static member keeps its place until its session ends.
+        """Commit (with auto_commit) and leave the group. A static member keeps its partitions until its session ends.
 
-        Called by another task than the one that polls, it does not commit what that one has in hand.
+        If another task than the polling one calls this, messages that the polling task still works on are not
+        committed.
         """
         await self._close(failed=False)
 
@@ -218,13 +231,13 @@ class AsyncConsumer(Generic[Body]):
         return found
 
     def _pull(self) -> StreamMessage[Body] | None:
-        """The next message of an iteration, None where more must be read first. The one before it is handled."""
+        """Return the next message of an iteration and mark the previous one handled; None if more must be read."""
         while self._ahead:
             message = self._ahead.popleft()
             home = home_of(message)
             partition = self._port.partitions.get((home.topic, home.number))
             if partition is None or partition.home is not home:
-                continue  # it is another's, or was meanwhile
+                continue  # another consumer has the partition, or had it in between
             if self._out is not None:
                 self._out.handled = self._out.given
             self._out = partition
@@ -233,7 +246,7 @@ class AsyncConsumer(Generic[Body]):
         return None
 
     def _give_back(self) -> None:
-        """What was read by an iteration and not handed out is to be read again."""
+        """Arrange for messages that an iteration read but did not return to be read again."""
         if self._ahead:
             self._returned.update((each.topic, each.partition) for each in self._ahead)
             self._ahead.clear()
@@ -249,7 +262,7 @@ class AsyncConsumer(Generic[Body]):
         self._returned.clear()
 
     def _behind(self, messages: object) -> dict[TopicPartition, int]:
-        """Where each partition goes on behind the last of these messages."""
+        """Return, for each partition, the offset after the last of these messages."""
         offsets: dict[TopicPartition, int] = {}
         if not isinstance(messages, Iterable):
             raise InvalidRequest(f"commit takes messages, not {type(messages).__name__}")

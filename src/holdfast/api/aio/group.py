@@ -1,4 +1,4 @@
-"""A group for tasks: receive messages, settle them, look around. The queue is one, with put and get."""
+"""Groups and queues for tasks: receive messages, settle them, inspect them. A queue is a group with `put` and `get`."""
 
 from __future__ import annotations
 
@@ -54,28 +54,38 @@ from holdfast.errors import Closed, Empty, InvalidRequest, LeaseLost
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.settings import TopicSettings
 
-# The dead letters of a group, for tasks: look at them, group them, put them back, drop them.
+# Dead letters of a group, for tasks.
 
 
 class AsyncDeadLetters(Generic[Body]):
-    """What `queue.dead` is."""
+    """The dead letters of a group, as `queue.dead`.
+
+    Look at them, fix the cause, then redrive them:
+
+        for letter in await queue.dead.list(where="attempts > 3"):
+            print(letter.id, letter.reason, letter.error)
+        await queue.dead.redrive()
+    """
 
     def __init__(self, port: AsyncGroupPort) -> None:
         self._port = port
 
     async def list(self, *, where: Where = None, limit: int | None = None) -> Sequence[DeadLetter[Body]]:
-        """The dead letters that the condition chooses, oldest first."""
+        """Return dead letters, oldest first: all of them, or the first `limit` that match `where`.
+
+        `where` is an expression such as "attempts > 3", or a function that takes a dead letter.
+        """
         found: Any = self._port.messages("dead", where, limit)
         return [letter async for letter in found]  # sync: return list(found)
 
     async def show(self, letter_id: str) -> DeadLetter[Body]:
-        """One of them; NotFound where there is none."""
+        """Return one dead letter. Raises NotFound if it does not exist (any more)."""
         if not isinstance(letter_id, str):
             raise InvalidRequest(f"a dead letter's id is text, not {type(letter_id).__name__}")
         return await self._port.letter(letter_id)
 
     async def groups(self, *, where: Where = None) -> Sequence[DeadGroup]:
-        """The dead letters by reason and kind of error, the most frequent first."""
+        """Count the dead letters by reason and kind of error, the most frequent first."""
         return await self._port.letter_groups(where)
 
     async def redrive(
@@ -88,9 +98,11 @@ class AsyncDeadLetters(Generic[Body]):
         dry_run: bool = False,
         to: str | None = None,
     ) -> Redriven:
-        """Put dead letters back into the queue, in their original order, each once; `rate` is messages a second.
+        """Put dead letters back into the queue, in their original order, each once.
 
-        With `to` they become new messages of that topic instead, for all who read it.
+        Choose them by `ids` or by `where`; without either, all are redriven. `limit` is the maximum number, `rate`
+        the maximum per second. With `to`, they become new messages of that topic instead, for all its groups. With
+        `dry_run`, nothing changes. Returns how many matched, how many were redriven, and their ids.
         """
         check_rate(rate)
         check_limit(limit)
@@ -109,14 +121,18 @@ class AsyncDeadLetters(Generic[Body]):
         limit: int | None = None,
         dry_run: bool = False,
     ) -> Redriven:
-        """Drop dead letters for good."""
+        """Delete dead letters, chosen as in `redrive`. This cannot be undone."""
         check_limit(limit)
         ids, dry_run = chosen_ids(ids, where), switch(dry_run, "dry_run")
         return await self._port.purge_letters(DeadLettersRequest(ids=ids, where=where, limit=limit, dry_run=dry_run))
 
 
 class AsyncGroup(Face, Generic[Body]):
-    """A group of consumers in queue mode, for the tasks of any event loop."""
+    """A group of consumers in queue mode, for the tasks of any event loop.
+
+    Each message goes to one consumer of the group, which leases it and then acks it. Every group of a topic gets
+    every message.
+    """
 
     _port: AsyncGroupPort
 
@@ -137,6 +153,7 @@ class AsyncGroup(Face, Generic[Body]):
 
     @property
     def settings(self) -> TopicSettings:
+        """The settings of the group."""
         return self._port.settings
 
     def __repr__(self) -> str:
@@ -154,10 +171,15 @@ class AsyncGroup(Face, Generic[Body]):
         renew: bool = False,
         detached: bool = False,
     ) -> AsyncMessage[Body]:
-        """The next message. Waits for one, unless block=False; Empty when the time is over.
+        """Lease the next message. Waits for one, up to `timeout`; raises Empty if none is ready in time.
 
-        It is yours for `lease`; with `renew` for as long as you have it in hand. A detached lease outlives the
-        process, for scripts that ack later by its receipt.
+        With block=False it does not wait. The message is yours for the time of `lease` (the group's own by default);
+        with `renew`, the lease is extended until you settle the message. With `detached`, the lease outlives the
+        process, for scripts that settle the message later by its receipt. `holder` is a name for this consumer, shown
+        to people.
+
+            async with await queue.get(timeout=5) as message:
+                handle(message.body)
         """
         usual = block is True and timeout is None and lease is None and holder is None
         if usual and renew is False and detached is False:
@@ -172,7 +194,7 @@ class AsyncGroup(Face, Generic[Body]):
         return AsyncMessage(self._port, taken[0])
 
     async def receive_nowait(self, *, lease: Seconds | None = None) -> AsyncMessage[Body]:
-        """The next message, or Empty at once."""
+        """Lease the next message without waiting. Raises Empty if none is ready."""
         return await self.receive(timeout=0, lease=lease)
 
     async def receive_many(
@@ -185,13 +207,16 @@ class AsyncGroup(Face, Generic[Body]):
         renew: bool = False,
         detached: bool = False,
     ) -> list[AsyncMessage[Body]]:
-        """What is there, up to `count`; waits for at least one, and answers [] when the time is over."""
+        """Lease up to `count` messages. Waits for at least one; returns [] if none is ready within `timeout`.
+
+        The other arguments are those of `receive`.
+        """
         wanted = wanted_of(count, timeout, lease, holder, renew=renew, detached=detached)
         port = self._port
         return [AsyncMessage(port, taken) for taken in await port.take(wanted)]
 
     async def __aiter__(self) -> AsyncIterator[AsyncMessage[Body]]:
-        """Every message as it comes, until it is closed."""
+        """Iterate over the messages as they arrive, until the group is closed."""
         while True:
             try:
                 message = await self.receive()
@@ -201,13 +226,13 @@ class AsyncGroup(Face, Generic[Body]):
             del message  # not while waiting for the next one: it may have been dropped
 
     async def resume(self, receipt: str) -> AsyncMessage[Body]:
-        """The message that a receipt of an earlier `get` stands for; LeaseLost if it is no longer held."""
+        """Return the message of an earlier delivery, by its receipt. Raises LeaseLost if its lease has ended."""
         if not isinstance(receipt, str):
             raise InvalidRequest(f"a receipt is text, not {type(receipt).__name__}")
         return AsyncMessage(self._port, await self._port.resume(receipt))
 
     async def ack_many(self, messages: Sequence[AsyncMessage[Body]], *, durability: Durability | None = None) -> None:
-        """Ack messages in one go. LeaseLost names those that were lost; the others are acked."""
+        """Ack several messages in one call. Raises LeaseLost if some leases have ended; the others are acked."""
         given = messages_given(messages, "ack", AsyncMessage)
         try:
             await self._port.ack(list(map(taken_of, given)), durability)
@@ -219,7 +244,10 @@ class AsyncGroup(Face, Generic[Body]):
     async def nack_many(
         self, messages: Sequence[AsyncMessage[Body]], *, delay: Seconds | None = None, error: object = None
     ) -> None:
-        """Nack messages in one go. LeaseLost if some were lost; the others are nacked."""
+        """Nack several messages in one call. Raises LeaseLost if some leases have ended; the others are nacked.
+
+        `delay` and `error` are those of `AsyncMessage.nack`.
+        """
         delay_ms = None if delay is None else duration_ms(delay, "delay")
         given = messages_given(messages, "nack", AsyncMessage)
         text = error_text(error, self._port.settings.max_error_chars)
@@ -231,25 +259,28 @@ class AsyncGroup(Face, Generic[Body]):
         settle(given)
 
     async def peek(self, count: int = 1) -> list[Contents[Body]]:
-        """The messages that would come next, without taking them."""
+        """Return the next `count` messages without leasing them."""
         check_count(count)
         return await self._port.peek(count)
 
     async def cancel(self, message_id: str) -> bool:
-        """Take back a message that nobody works on; False where it is too late."""
+        """Cancel a ready or delayed message. Returns False if it is too late: leased, done or dead.
+
+        Raises InvalidRequest if no message ever had this id.
+        """
         check_id(message_id)
         return await self._port.cancel(message_id)
 
     async def history(self, message_id: str) -> list[TraceStep]:
-        """Every step of a message that is still kept, living, done or dead: who had it, when, and how that ended.
+        """Return every step of a message that is still stored, from publish to ack or dead letter, with holders.
 
-        With the steps of the messages that it was redriven into or out of. NotFound where there is no such message.
+        Includes the steps of messages it was redriven into or out of. Raises NotFound if there is no such message.
         """
         check_id(message_id)
         return await self._port.history(message_id)
 
     async def committed(self) -> dict[int, int]:
-        """For each partition the end of the contiguous run of messages that are settled, from the start on."""
+        """Return, for each partition, the offset below which every message is settled."""
         return await self._port.committed()
 
     async def seek(
@@ -260,48 +291,60 @@ class AsyncGroup(Face, Generic[Body]):
         time: datetime | None = None,
         partition: int | None = None,
     ) -> int:
-        """Go on from there: all before is passed over, all behind comes again. The one way that done comes back."""
+        """Move the group's position to "start", "end", an offset or a time; give one of them.
+
+        Earlier messages are skipped, and later ones are delivered again even if they are done. Without `partition`,
+        all partitions move. Returns the new offset (of the first partition that moved). Raises OffsetOutOfRange for
+        an offset that is not stored.
+        """
         check_seek(to, offset, time)
         return await self._port.seek(to, offset, time, partition)
 
     def messages(
         self, phase: PhaseName = "ready", *, where: Where = None, limit: int | None = None
     ) -> AsyncIterator[Listed[Body]]:
-        """What is ready, leased, delayed or dead, without taking it. `where`: a function or an expression."""
+        """Iterate over the messages in one phase ("ready", "leased", "delayed" or "dead") without leasing them.
+
+        `where` is an expression such as "priority >= 5", or a function that takes a message. `limit` is the maximum
+        number of messages. Damaged messages are left out, and a warning in the log says how many.
+        """
         check_phase(phase)
         check_limit(limit)
         return self._port.messages(phase, where, limit)
 
     @property
     def dead(self) -> AsyncDeadLetters[Body]:
-        """The dead letters."""
+        """The dead letters of this group."""
         return AsyncDeadLetters(self._port)
 
     async def stats(self) -> QueueStats:
-        """How many messages stand where, what they take, and what was counted since it was opened."""
+        """Return the number of messages in each phase, the size on disk, and the counters since opening."""
         return await self._port.stats()
 
     async def purge(self) -> int:
-        """Drop every message that nobody has in hand; answers how many. Dead letters have a `purge` of their own.
+        """Drop every message that is not in flight, and return how many. For dead letters, use `dead.purge`.
 
-        Delayed ones are dropped with them, unless others read the topic, too: then those are theirs as well.
+        Delayed messages are dropped too, unless the topic has other groups, which are still to get them.
         """
         return await self._port.purge()
 
     async def compact(self) -> Compacted:
-        """Let go of what is done now, whatever retention says; answers with what that freed."""
+        """Delete messages that are done now, even if retention would keep them. Returns what was freed."""
         return await self._port.compact()
 
     async def apply_retention(self) -> Retained:
-        """Drop now what the topic's retention settings let go, as upkeep does in time; answers with what is gone."""
+        """Apply the topic's retention settings now instead of at the next upkeep. Returns what was deleted."""
         return await self._port.apply_retention()
 
     def observe(self, observer: Observer | None) -> None:
-        """From now on tell this one of every count and every time; None: nobody. A server has /metrics instead."""
+        """Report every count and duration to this observer from now on; None removes it.
+
+        Only the process that owns the folder can do this; a server has /metrics instead.
+        """
         self._port.observe(observer)
 
     async def close(self) -> None:
-        """Let go of this view; what it has in hand stays so, and the group goes on. Closing twice is fine."""
+        """Close this object. Its messages stay in flight, and the group itself stays. Closing twice is fine."""
         await self._port.close()
 
     async def __aenter__(self) -> Self:
@@ -311,14 +354,23 @@ class AsyncGroup(Face, Generic[Body]):
         await self.close()
 
 
-# The queue for tasks: put and get, with a folder and nothing else. It is a topic with one group.
+# The queue for tasks: a topic with one group.
 
 
 _NO_OPTIONS = (None,) * 8
 
 
 class AsyncQueue(AsyncGroup[Body], Generic[Body]):
-    """A durable queue, for the tasks of any event loop."""
+    """A durable queue, for the tasks of any event loop.
+
+    `put` stores a message and returns when it is on disk; `get` leases the next one. Ack a message when you have
+    handled it, or use it as a context manager, which acks it if the block succeeds:
+
+        async with holdfast.aio.open("jobs") as queue:
+            await queue.put(b"resize 1")
+            async with await queue.get(timeout=5) as message:
+                print(message.body)
+    """
 
     async def put(
         self, body: Body, *, key: Text | None = None, headers: HeadersLike | None = None, priority: int = 0,
@@ -326,7 +378,21 @@ class AsyncQueue(AsyncGroup[Body], Generic[Body]):
         dedup_id: Text | None = None, correlation_id: str | None = None,
         durability: Durability | None = None, codec: CodecName | None = None,
     ) -> Stored:  # fmt: skip
-        """Store a message; returns when it is as durable as asked."""
+        """Store a message. Returns its id and place when it is as durable as asked ("fsync" by default).
+
+        - `key`: messages with the same key go to the same partition.
+        - `headers`: a mapping, or pairs of name and value; values are str or bytes.
+        - `priority`: 0 to 9; 9 is the most urgent.
+        - `delay` or `at`: deliver it only after this time, or at this aware datetime.
+        - `ttl`: skip it if it has not been delivered within this time.
+        - `dedup_id`: store only the first message with this id within the deduplication window.
+        - `correlation_id`: a text of your own; the message's id by default.
+        - `durability`: "fsync", "interval" or "os", for this call.
+        - `codec`: "none", "zstd", "lz4" or "gzip", for this call.
+
+        Durations are seconds or a timedelta. Raises BadBody if the body does not fit the queue's type, MessageTooLarge
+        and DiskFull; in each case nothing is stored.
+        """
         options = (key, headers, delay, at, ttl, dedup_id, correlation_id, codec)
         if type(body) is bytes and options == _NO_OPTIONS and type(priority) is int and not priority:
             plain: Any = body
@@ -343,16 +409,19 @@ class AsyncQueue(AsyncGroup[Body], Generic[Body]):
         durability: Durability | None = None,
         codec: CodecName | None = None,
     ) -> list[Stored]:
-        """Store messages, all of them or none; an item is a body or a NewMessage."""
+        """Store several messages; each is a body or a NewMessage, which takes the options of `put`.
+
+        All of them are stored or none; on a topic with several partitions, this holds for each partition.
+        """
         return await self._port.put(messages, durability, codec)
 
     async def put_stream(
         self, stream: AsyncStream, *, size_hint: int | None = None, durability: Durability | None = None, **options: Any
     ) -> Stored:
-        """Store what a binary file or an iterator of bytes gives as one message, without holding it in memory.
+        """Store one message whose body is read from a binary file or an iterator of bytes, never held in memory whole.
 
-        `options` are those of `put`: key, headers, priority, delay, at, ttl, dedup_id, correlation_id. What is too
-        large is refused at once where `size_hint` says how many bytes will come.
+        `options` are those of `put` except `codec`: key, headers, priority, delay, at, ttl, dedup_id, correlation_id.
+        If you pass the number of bytes as `size_hint`, a body that is too large is refused before it is read.
         """
         self._port.check_open()
         check_size_hint(size_hint)
@@ -361,26 +430,27 @@ class AsyncQueue(AsyncGroup[Body], Generic[Body]):
             StreamRequest(stream=stream, message=message, size_hint=size_hint, durability=durability)
         )
 
-    put_nowait = put  # it never waits for room: a disk that is full is told at once
+    put_nowait = put  # `put` never waits for space: it raises DiskFull at once
     get = AsyncGroup.receive
     get_nowait = AsyncGroup.receive_nowait
     get_many = AsyncGroup.receive_many
 
     async def qsize(self) -> int:
-        """How many messages are ready. Others may take or put some before you act on it."""
+        """Return the number of ready messages. It may change before you act on it."""
         return await self._port.qsize()
 
     async def empty(self) -> bool:
-        """Whether none is ready now."""
+        """Return whether no message is ready. This may change before you act on it."""
         return await self.qsize() == 0
 
     async def sync(self) -> None:
-        """Return when everything said so far, acks included, is on disk."""
+        """Wait until everything done so far, including acks, is on disk."""
         await self._port.sync()
 
     async def close(self) -> None:
-        """Sync and let go of what was opened for it; messages in hand come back. Closing twice is fine.
+        """Sync to disk and release the folder or the connection. Closing twice is fine.
 
-        A queue of a broker is only a view: it is let go of, and the broker goes on.
+        Messages in flight return to the queue, and their delivery does not count as an attempt. Closing a queue that
+        you got from a broker leaves the broker open.
         """
         await self._port.close()

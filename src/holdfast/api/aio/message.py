@@ -1,4 +1,4 @@
-"""A message in flight, and the document that goes with it, for tasks."""
+"""A message in flight and its state document, for tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.model import Durability, Record
 
 
 class AsyncState:
-    """The document that goes with a message from one holder to the next, until it is acked."""
+    """The state document of a message: it is passed from one holder to the next until the message is acked."""
 
     def __init__(self, port: AsyncGroupPort, taken: Taken) -> None:
         self._port = port
@@ -27,22 +27,34 @@ class AsyncState:
         self.version = port.state_version(taken)
 
     async def load(self) -> Any:
-        """The document, or None."""
+        """Return the document, or None if there is none."""
         value, self.version = await self._port.load_state(self._taken)
         return value
 
     async def save(self, value: Any, *, durability: Durability | None = None) -> None:
-        """Replace it, if nobody has since it was loaded: Conflict otherwise. None takes it away."""
+        """Replace the document; None removes it. The value must be representable as JSON.
+
+        Raises Conflict if it has changed since you loaded it, LeaseLost if the lease of the message has ended, and
+        MessageTooLarge above 1 MiB.
+        """
         content = state_content(value)
         self.version = await self._port.save_state(self._taken, self.version, content, durability)
 
 
-# A struct: made in C, in half the time of another object; and nothing that it refers to refers to it.
+# A struct is created in C, in half the time of an ordinary object. It needs no garbage collection (gc=False), because
+# nothing it refers to refers back to it.
 class AsyncMessage(MessageFields[Body], msgspec.Struct, Generic[Body], eq=False, gc=False):
-    """A message in hand. As a context manager: ack on success, nack with the error on an exception."""
+    """A message that you have leased. Settle it with `ack`, `nack`, `defer` or `reject`.
+
+    As a context manager it is acked if the block succeeds and nacked with the error if the block raises. If you drop
+    a message without settling it, it returns to the queue.
+
+        async with await queue.get() as message:
+            handle(message.body)
+    """
 
     _port: Any  # an AsyncGroupPort
-    _taken: Any  # what the port knows it by
+    _taken: Any  # the port's own object for this delivery
     _settled: bool = False
     _state: Any = None
 
@@ -69,49 +81,54 @@ class AsyncMessage(MessageFields[Body], msgspec.Struct, Generic[Body], eq=False,
 
     @property
     def attempt(self) -> int:
-        """Which delivery this is: 1 for the first. Deferred ones are not counted."""
+        """The number of this delivery, 1 for the first. Deliveries that ended in `defer` do not count."""
         attempt: int = self._taken.attempt
         return attempt
 
     @property
     def holder(self) -> str:
+        """The name of the consumer that holds the lease."""
         holder: str = self._taken.holder
         return holder
 
     @property
     def fence(self) -> int:
-        """The number of this delivery: a later one of any message has a higher one."""
+        """The fencing number of this delivery. Every later delivery, of any message, has a higher one."""
         fence: int = self._taken.fence
         return fence
 
     @property
     def receipt(self) -> str:
-        """The proof of this delivery as text, for a later process: see `resume`."""
+        """The proof of this delivery as text. A later process can pass it to `resume`."""
         receipt: str = self._port.receipt(self._taken)
         return receipt
 
     @property
     def lost(self) -> bool:
-        """Whether the lease has ended meanwhile, as far as is known here: then stop, another may have the message."""
+        """Whether the lease has ended, as far as this process knows. If so, stop: another consumer may have it."""
         return not self._settled and self._port.lost(self._taken)
 
     @property
     def settled(self) -> bool:
-        """Whether it was acked, nacked, deferred or rejected by this handle."""
+        """Whether you have settled it through this object: acked, nacked, deferred or rejected it."""
         return self._settled
 
     @property
     def state(self) -> AsyncState:
+        """The state document of this message."""
         if self._state is None:
             self._state = AsyncState(self._port, self._taken)
         state: AsyncState = self._state
         return state
 
-    # What is refused because the lease was lost settles the message for this handle, as success does. After any other
-    # error it is still in hand: the caller may try again, and the finalizer gives it back.
+    # LeaseLost settles the message for this object, as success does. After any other error it is still in flight: the
+    # caller may try again, and otherwise the finalizer returns it to the queue.
 
     async def ack(self, *, durability: Durability | None = None) -> None:
-        """It is handled and never comes back."""
+        """Acknowledge the message: it is done and is not delivered again. Raises LeaseLost if the lease has ended.
+
+        The ack is on disk within a second; with durability="fsync", when the call returns.
+        """
         try:
             if durability is not None or not self._port.ack_now(self._taken):
                 await self._port.ack([self._taken], durability)
@@ -121,7 +138,11 @@ class AsyncMessage(MessageFields[Body], msgspec.Struct, Generic[Body], eq=False,
         self._settled = True
 
     async def nack(self, *, delay: Seconds | None = None, error: object = None) -> None:
-        """It failed: again after the queue's backoff, or after `delay`; to the dead letters after the last attempt."""
+        """Report a failure: the message is retried after the queue's backoff, or after `delay`.
+
+        After the last attempt it becomes a dead letter. `error` is an exception or a text, which is stored with it.
+        Raises LeaseLost if the lease has ended.
+        """
         delay_ms = None if delay is None else duration_ms(delay, "delay")
         text = error_text(error, self._port.settings.max_error_chars)
         try:
@@ -132,7 +153,10 @@ class AsyncMessage(MessageFields[Body], msgspec.Struct, Generic[Body], eq=False,
         self._settled = True
 
     async def defer(self, *, delay: Seconds = 0) -> None:
-        """Not now: it comes back without counting as an attempt."""
+        """Return the message to the queue, now or after `delay`, without counting this delivery as an attempt.
+
+        Raises LeaseLost if the lease has ended.
+        """
         delay_ms = duration_ms(delay, "delay")
         try:
             await self._port.defer(self._taken, delay_ms)
@@ -142,7 +166,10 @@ class AsyncMessage(MessageFields[Body], msgspec.Struct, Generic[Body], eq=False,
         self._settled = True
 
     async def reject(self, reason: object = "") -> None:
-        """It can never be handled: straight to the dead letters."""
+        """Make the message a dead letter now, with this reason: a text or an exception.
+
+        Raises LeaseLost if the lease has ended.
+        """
         text = error_text(reason, self._port.settings.max_error_chars)
         try:
             await self._port.reject(self._taken, text)
@@ -152,7 +179,10 @@ class AsyncMessage(MessageFields[Body], msgspec.Struct, Generic[Body], eq=False,
         self._settled = True
 
     async def extend(self, lease: Seconds | None = None) -> None:
-        """So much time from now on; the queue's own lease where none is given. 0 gives it back now, as `defer` does."""
+        """Extend the lease to this long from now; by default, to the queue's own lease time.
+
+        A lease of 0 returns the message to the queue now, as `defer` does. Raises LeaseLost if the lease has ended.
+        """
         if gives_back(lease):
             await self.defer()
             return
@@ -179,11 +209,11 @@ class AsyncMessage(MessageFields[Body], msgspec.Struct, Generic[Body], eq=False,
             error.add_note(f"the message could not be given back: {late}")
 
 
-# For the rest of the package: what its port knows a message by.
+# For the rest of the package: the port's own object for a message.
 taken_of: Callable[[AsyncMessage[Any]], Any] = attrgetter("_taken")
 
 
 def settle(messages: list[AsyncMessage[Any]]) -> None:
-    """Their handles are through with them."""
+    """Mark the messages as settled."""
     for message in messages:
         message._settled = True  # noqa: SLF001  users are not to set it

@@ -1,5 +1,5 @@
-# async only: a thread does it itself
-"""What takes a while, for tasks: it is done on a thread, off the event loop."""
+# async only: a thread does the work itself
+"""Blocking work for tasks: it runs on a thread, off the event loop."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _Opened = TypeVar("_Opened", bound=AbstractAsyncContextManager[Any])
 
 
 class AsyncOpening(Coroutine[Any, Any, _Opened], Generic[_Opened]):
-    """Something that is being opened: `await` it, or enter it with `async with`.
+    """Something to open: `await` it, or enter it with `async with`.
 
-    It is a coroutine, too, for `asyncio.create_task` and others that take nothing else. Nothing is done before it is
-    asked for, so one that nobody awaits has opened nothing, and no warning tells of it.
+    It is also a coroutine, so that `asyncio.create_task`, `gather` and the like accept it. Nothing is opened until you
+    await it, so there is no warning if you never do.
     """
 
     def __init__(
@@ -35,19 +35,19 @@ class AsyncOpening(Coroutine[Any, Any, _Opened], Generic[_Opened]):
         return self._open().__await__()
 
     def send(self, value: Any) -> Any:
-        """The next step, for the task that runs it."""
+        """Run the next step (part of the coroutine protocol)."""
         if self._steps is None:
             self._steps = self.__await__()
         return self._steps.send(value)
 
     def throw(self, *error: Any) -> Any:
-        """The same, where what it waits for has failed, or the task is cancelled."""
+        """Raise an error at the current step (part of the coroutine protocol)."""
         if self._steps is None:
             self._steps = self.__await__()
         return self._steps.throw(*error)
 
     def close(self) -> None:
-        """Nobody runs it any more."""
+        """Stop running it (part of the coroutine protocol)."""
         if self._steps is not None:
             self._steps.close()
 
@@ -67,27 +67,28 @@ _Result = TypeVar("_Result")
 
 
 async def aside(work: Callable[_Given, _Result], *given: _Given.args, **options: _Given.kwargs) -> _Result:
-    """What the work returns, done on a thread. It is never left half done: a task that is cancelled waits for it."""
+    """Run the work on a thread and return its result. It always runs to its end: a cancelled task waits for it."""
     done = asyncio.ensure_future(asyncio.to_thread(work, *given, **options))
     try:
         return await asyncio.shield(done)
     except asyncio.CancelledError:
-        await asyncio.gather(done, return_exceptions=True)  # whatever came of it
+        await asyncio.gather(done, return_exceptions=True)  # whatever the result
         raise
 
 
 async def aside_while_wanted(work: Callable[_Given, _Result], *given: _Given.args, **options: _Given.kwargs) -> _Result:
-    """The same for what may be left half done: where the task is cancelled, it ends at its next checkpoint."""
+    """Run work on a thread that may stop early: if the task is cancelled, it ends at its next checkpoint."""
     wanted = Wanted()
     try:
         return await asyncio.to_thread(wanted.run, partial(work, *given, **options))
     finally:
-        wanted.abandoned = True  # has no effect where it is over
+        wanted.abandoned = True  # no effect if it has finished
 
 
 async def opened_aside(open_it: Callable[[], _Result], let_go: Callable[[_Result], object]) -> _Result:
-    """What is opened on a thread, which cannot be cancelled: what it opens for nobody is let go of again, or a folder
-    would stay locked.
+    """Open something on a thread and return it.
+
+    A thread cannot be cancelled: if the task is, what the thread opens is closed again, or a folder would stay locked.
     """
     opened: Future[_Result] = Future()
 

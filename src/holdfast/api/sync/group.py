@@ -1,5 +1,5 @@
 # Generated from aio/group.py by tools/sync.py: do not edit it, edit that one and run "make sync".
-"""A group for threads: receive messages, settle them, look around. The queue is one, with put and get."""
+"""Groups and queues for threads: receive messages, settle them, inspect them. A queue is a group with `put` and `get`."""
 
 from __future__ import annotations
 
@@ -55,28 +55,38 @@ from holdfast.errors import Closed, Empty, InvalidRequest, LeaseLost
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.settings import TopicSettings
 
-# The dead letters of a group, for threads: look at them, group them, put them back, drop them.
+# Dead letters of a group, for threads.
 
 
 class DeadLetters(Generic[Body]):
-    """What `queue.dead` is."""
+    """The dead letters of a group, as `queue.dead`.
+
+    Look at them, fix the cause, then redrive them:
+
+        for letter in queue.dead.list(where="attempts > 3"):
+            print(letter.id, letter.reason, letter.error)
+        queue.dead.redrive()
+    """
 
     def __init__(self, port: GroupPort) -> None:
         self._port = port
 
     def list(self, *, where: Where = None, limit: int | None = None) -> Sequence[DeadLetter[Body]]:
-        """The dead letters that the condition chooses, oldest first."""
+        """Return dead letters, oldest first: all of them, or the first `limit` that match `where`.
+
+        `where` is an expression such as "attempts > 3", or a function that takes a dead letter.
+        """
         found: Any = self._port.messages("dead", where, limit)
         return list(found)
 
     def show(self, letter_id: str) -> DeadLetter[Body]:
-        """One of them; NotFound where there is none."""
+        """Return one dead letter. Raises NotFound if it does not exist (any more)."""
         if not isinstance(letter_id, str):
             raise InvalidRequest(f"a dead letter's id is text, not {type(letter_id).__name__}")
         return self._port.letter(letter_id)
 
     def groups(self, *, where: Where = None) -> Sequence[DeadGroup]:
-        """The dead letters by reason and kind of error, the most frequent first."""
+        """Count the dead letters by reason and kind of error, the most frequent first."""
         return self._port.letter_groups(where)
 
     def redrive(
@@ -89,9 +99,11 @@ class DeadLetters(Generic[Body]):
         dry_run: bool = False,
         to: str | None = None,
     ) -> Redriven:
-        """Put dead letters back into the queue, in their original order, each once; `rate` is messages a second.
+        """Put dead letters back into the queue, in their original order, each once.
 
-        With `to` they become new messages of that topic instead, for all who read it.
+        Choose them by `ids` or by `where`; without either, all are redriven. `limit` is the maximum number, `rate`
+        the maximum per second. With `to`, they become new messages of that topic instead, for all its groups. With
+        `dry_run`, nothing changes. Returns how many matched, how many were redriven, and their ids.
         """
         check_rate(rate)
         check_limit(limit)
@@ -110,14 +122,18 @@ class DeadLetters(Generic[Body]):
         limit: int | None = None,
         dry_run: bool = False,
     ) -> Redriven:
-        """Drop dead letters for good."""
+        """Delete dead letters, chosen as in `redrive`. This cannot be undone."""
         check_limit(limit)
         ids, dry_run = chosen_ids(ids, where), switch(dry_run, "dry_run")
         return self._port.purge_letters(DeadLettersRequest(ids=ids, where=where, limit=limit, dry_run=dry_run))
 
 
 class Group(Face, Generic[Body]):
-    """A group of consumers in queue mode. Safe to use from any thread."""
+    """A group of consumers in queue mode. Safe to use from any thread.
+
+    Each message goes to one consumer of the group, which leases it and then acks it. Every group of a topic gets
+    every message.
+    """
 
     _port: GroupPort
 
@@ -138,6 +154,7 @@ class Group(Face, Generic[Body]):
 
     @property
     def settings(self) -> TopicSettings:
+        """The settings of the group."""
         return self._port.settings
 
     def __repr__(self) -> str:
@@ -155,10 +172,15 @@ class Group(Face, Generic[Body]):
         renew: bool = False,
         detached: bool = False,
     ) -> Message[Body]:
-        """The next message. Waits for one, unless block=False; Empty when the time is over.
+        """Lease the next message. Waits for one, up to `timeout`; raises Empty if none is ready in time.
 
-        It is yours for `lease`; with `renew` for as long as you have it in hand. A detached lease outlives the
-        process, for scripts that ack later by its receipt.
+        With block=False it does not wait. The message is yours for the time of `lease` (the group's own by default);
+        with `renew`, the lease is extended until you settle the message. With `detached`, the lease outlives the
+        process, for scripts that settle the message later by its receipt. `holder` is a name for this consumer, shown
+        to people.
+
+            with queue.get(timeout=5) as message:
+                handle(message.body)
         """
         usual = block is True and timeout is None and lease is None and holder is None
         if usual and renew is False and detached is False:
@@ -173,7 +195,7 @@ class Group(Face, Generic[Body]):
         return Message(self._port, taken[0])
 
     def receive_nowait(self, *, lease: Seconds | None = None) -> Message[Body]:
-        """The next message, or Empty at once."""
+        """Lease the next message without waiting. Raises Empty if none is ready."""
         return self.receive(timeout=0, lease=lease)
 
     def receive_many(
@@ -186,13 +208,16 @@ class Group(Face, Generic[Body]):
         renew: bool = False,
         detached: bool = False,
     ) -> list[Message[Body]]:
-        """What is there, up to `count`; waits for at least one, and answers [] when the time is over."""
+        """Lease up to `count` messages. Waits for at least one; returns [] if none is ready within `timeout`.
+
+        The other arguments are those of `receive`.
+        """
         wanted = wanted_of(count, timeout, lease, holder, renew=renew, detached=detached)
         port = self._port
         return [Message(port, taken) for taken in port.take(wanted)]
 
     def __iter__(self) -> Iterator[Message[Body]]:
-        """Every message as it comes, until it is closed."""
+        """Iterate over the messages as they arrive, until the group is closed."""
         while True:
             try:
                 message = self.receive()
@@ -202,13 +227,13 @@ class Group(Face, Generic[Body]):
             del message  # not while waiting for the next one: it may have been dropped
 
     def resume(self, receipt: str) -> Message[Body]:
-        """The message that a receipt of an earlier `get` stands for; LeaseLost if it is no longer held."""
+        """Return the message of an earlier delivery, by its receipt. Raises LeaseLost if its lease has ended."""
         if not isinstance(receipt, str):
             raise InvalidRequest(f"a receipt is text, not {type(receipt).__name__}")
         return Message(self._port, self._port.resume(receipt))
 
     def ack_many(self, messages: Sequence[Message[Body]], *, durability: Durability | None = None) -> None:
-        """Ack messages in one go. LeaseLost names those that were lost; the others are acked."""
+        """Ack several messages in one call. Raises LeaseLost if some leases have ended; the others are acked."""
         given = messages_given(messages, "ack", Message)
         try:
             self._port.ack(list(map(taken_of, given)), durability)
@@ -220,7 +245,10 @@ class Group(Face, Generic[Body]):
     def nack_many(
         self, messages: Sequence[Message[Body]], *, delay: Seconds | None = None, error: object = None
     ) -> None:
-        """Nack messages in one go. LeaseLost if some were lost; the others are nacked."""
+        """Nack several messages in one call. Raises LeaseLost if some leases have ended; the others are nacked.
+
+        `delay` and `error` are those of `Message.nack`.
+        """
         delay_ms = None if delay is None else duration_ms(delay, "delay")
         given = messages_given(messages, "nack", Message)
         text = error_text(error, self._port.settings.max_error_chars)
@@ -232,25 +260,28 @@ class Group(Face, Generic[Body]):
         settle(given)
 
     def peek(self, count: int = 1) -> list[Contents[Body]]:
-        """The messages that would come next, without taking them."""
+        """Return the next `count` messages without leasing them."""
         check_count(count)
         return self._port.peek(count)
 
     def cancel(self, message_id: str) -> bool:
-        """Take back a message that nobody works on; False where it is too late."""
+        """Cancel a ready or delayed message. Returns False if it is too late: leased, done or dead.
+
+        Raises InvalidRequest if no message ever had this id.
+        """
         check_id(message_id)
         return self._port.cancel(message_id)
 
     def history(self, message_id: str) -> list[TraceStep]:
-        """Every step of a message that is still kept, living, done or dead: who had it, when, and how that ended.
+        """Return every step of a message that is still stored, from publish to ack or dead letter, with holders.
 
-        With the steps of the messages that it was redriven into or out of. NotFound where there is no such message.
+        Includes the steps of messages it was redriven into or out of. Raises NotFound if there is no such message.
         """
         check_id(message_id)
         return self._port.history(message_id)
 
     def committed(self) -> dict[int, int]:
-        """For each partition the end of the contiguous run of messages that are settled, from the start on."""
+        """Return, for each partition, the offset below which every message is settled."""
         return self._port.committed()
 
     def seek(
@@ -261,48 +292,60 @@ class Group(Face, Generic[Body]):
         time: datetime | None = None,
         partition: int | None = None,
     ) -> int:
-        """Go on from there: all before is passed over, all behind comes again. The one way that done comes back."""
+        """Move the group's position to "start", "end", an offset or a time; give one of them.
+
+        Earlier messages are skipped, and later ones are delivered again even if they are done. Without `partition`,
+        all partitions move. Returns the new offset (of the first partition that moved). Raises OffsetOutOfRange for
+        an offset that is not stored.
+        """
         check_seek(to, offset, time)
         return self._port.seek(to, offset, time, partition)
 
     def messages(
         self, phase: PhaseName = "ready", *, where: Where = None, limit: int | None = None
     ) -> Iterator[Listed[Body]]:
-        """What is ready, leased, delayed or dead, without taking it. `where`: a function or an expression."""
+        """Iterate over the messages in one phase ("ready", "leased", "delayed" or "dead") without leasing them.
+
+        `where` is an expression such as "priority >= 5", or a function that takes a message. `limit` is the maximum
+        number of messages. Damaged messages are left out, and a warning in the log says how many.
+        """
         check_phase(phase)
         check_limit(limit)
         return self._port.messages(phase, where, limit)
 
     @property
     def dead(self) -> DeadLetters[Body]:
-        """The dead letters."""
+        """The dead letters of this group."""
         return DeadLetters(self._port)
 
     def stats(self) -> QueueStats:
-        """How many messages stand where, what they take, and what was counted since it was opened."""
+        """Return the number of messages in each phase, the size on disk, and the counters since opening."""
         return self._port.stats()
 
     def purge(self) -> int:
-        """Drop every message that nobody has in hand; answers how many. Dead letters have a `purge` of their own.
+        """Drop every message that is not in flight, and return how many. For dead letters, use `dead.purge`.
 
-        Delayed ones are dropped with them, unless others read the topic, too: then those are theirs as well.
+        Delayed messages are dropped too, unless the topic has other groups, which are still to get them.
         """
         return self._port.purge()
 
     def compact(self) -> Compacted:
-        """Let go of what is done now, whatever retention says; answers with what that freed."""
+        """Delete messages that are done now, even if retention would keep them. Returns what was freed."""
         return self._port.compact()
 
     def apply_retention(self) -> Retained:
-        """Drop now what the topic's retention settings let go, as upkeep does in time; answers with what is gone."""
+        """Apply the topic's retention settings now instead of at the next upkeep. Returns what was deleted."""
         return self._port.apply_retention()
 
     def observe(self, observer: Observer | None) -> None:
-        """From now on tell this one of every count and every time; None: nobody. A server has /metrics instead."""
+        """Report every count and duration to this observer from now on; None removes it.
+
+        Only the process that owns the folder can do this; a server has /metrics instead.
+        """
         self._port.observe(observer)
 
     def close(self) -> None:
-        """Let go of this view; what it has in hand stays so, and the group goes on. Closing twice is fine."""
+        """Close this object. Its messages stay in flight, and the group itself stays. Closing twice is fine."""
         self._port.close()
 
     def __enter__(self) -> Self:
@@ -312,14 +355,23 @@ class Group(Face, Generic[Body]):
         self.close()
 
 
-# The queue for threads: put and get, with a folder and nothing else. It is a topic with one group.
+# The queue for threads: a topic with one group.
 
 
 _NO_OPTIONS = (None,) * 8
 
 
 class Queue(Group[Body], Generic[Body]):
-    """A durable queue. Safe to use from any thread."""
+    """A durable queue. Safe to use from any thread.
+
+    `put` stores a message and returns when it is on disk; `get` leases the next one. Ack a message when you have
+    handled it, or use it as a context manager, which acks it if the block succeeds:
+
+        with holdfast.open("jobs") as queue:
+            queue.put(b"resize 1")
+            with queue.get(timeout=5) as message:
+                print(message.body)
+    """
 
     def put(
         self, body: Body, *, key: Text | None = None, headers: HeadersLike | None = None, priority: int = 0,
@@ -327,7 +379,21 @@ class Queue(Group[Body], Generic[Body]):
         dedup_id: Text | None = None, correlation_id: str | None = None,
         durability: Durability | None = None, codec: CodecName | None = None,
     ) -> Stored:  # fmt: skip
-        """Store a message; returns when it is as durable as asked."""
+        """Store a message. Returns its id and place when it is as durable as asked ("fsync" by default).
+
+        - `key`: messages with the same key go to the same partition.
+        - `headers`: a mapping, or pairs of name and value; values are str or bytes.
+        - `priority`: 0 to 9; 9 is the most urgent.
+        - `delay` or `at`: deliver it only after this time, or at this aware datetime.
+        - `ttl`: skip it if it has not been delivered within this time.
+        - `dedup_id`: store only the first message with this id within the deduplication window.
+        - `correlation_id`: a text of your own; the message's id by default.
+        - `durability`: "fsync", "interval" or "os", for this call.
+        - `codec`: "none", "zstd", "lz4" or "gzip", for this call.
+
+        Durations are seconds or a timedelta. Raises BadBody if the body does not fit the queue's type, MessageTooLarge
+        and DiskFull; in each case nothing is stored.
+        """
         options = (key, headers, delay, at, ttl, dedup_id, correlation_id, codec)
         if type(body) is bytes and options == _NO_OPTIONS and type(priority) is int and not priority:
             plain: Any = body
@@ -344,16 +410,19 @@ class Queue(Group[Body], Generic[Body]):
         durability: Durability | None = None,
         codec: CodecName | None = None,
     ) -> list[Stored]:
-        """Store messages, all of them or none; an item is a body or a NewMessage."""
+        """Store several messages; each is a body or a NewMessage, which takes the options of `put`.
+
+        All of them are stored or none; on a topic with several partitions, this holds for each partition.
+        """
         return self._port.put(messages, durability, codec)
 
     def put_stream(
         self, stream: Stream, *, size_hint: int | None = None, durability: Durability | None = None, **options: Any
     ) -> Stored:
-        """Store what a binary file or an iterator of bytes gives as one message, without holding it in memory.
+        """Store one message whose body is read from a binary file or an iterator of bytes, never held in memory whole.
 
-        `options` are those of `put`: key, headers, priority, delay, at, ttl, dedup_id, correlation_id. What is too
-        large is refused at once where `size_hint` says how many bytes will come.
+        `options` are those of `put` except `codec`: key, headers, priority, delay, at, ttl, dedup_id, correlation_id.
+        If you pass the number of bytes as `size_hint`, a body that is too large is refused before it is read.
         """
         self._port.check_open()
         check_size_hint(size_hint)
@@ -362,26 +431,27 @@ class Queue(Group[Body], Generic[Body]):
             StreamRequest(stream=stream, message=message, size_hint=size_hint, durability=durability)
         )
 
-    put_nowait = put  # it never waits for room: a disk that is full is told at once
+    put_nowait = put  # `put` never waits for space: it raises DiskFull at once
     get = Group.receive
     get_nowait = Group.receive_nowait
     get_many = Group.receive_many
 
     def qsize(self) -> int:
-        """How many messages are ready. Others may take or put some before you act on it."""
+        """Return the number of ready messages. It may change before you act on it."""
         return self._port.qsize()
 
     def empty(self) -> bool:
-        """Whether none is ready now."""
+        """Return whether no message is ready. This may change before you act on it."""
         return self.qsize() == 0
 
     def sync(self) -> None:
-        """Return when everything said so far, acks included, is on disk."""
+        """Wait until everything done so far, including acks, is on disk."""
         self._port.sync()
 
     def close(self) -> None:
-        """Sync and let go of what was opened for it; messages in hand come back. Closing twice is fine.
+        """Sync to disk and release the folder or the connection. Closing twice is fine.
 
-        A queue of a broker is only a view: it is let go of, and the broker goes on.
+        Messages in flight return to the queue, and their delivery does not count as an attempt. Closing a queue that
+        you got from a broker leaves the broker open.
         """
         self._port.close()

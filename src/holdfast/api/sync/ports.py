@@ -1,5 +1,5 @@
 # Generated from aio/ports.py by tools/sync.py: do not edit it, edit that one and run "make sync".
-"""What stands behind a face: an engine in this process, the owner's socket, or a server. Arguments come checked."""
+"""The ports behind the faces: an engine here, the owner's socket, or a server. Their arguments are checked already."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from holdfast.storage.view import OnDamage
 
 
 class BrokerPort(Protocol):
-    """The topics of a data folder, wherever it is. It opens the ports of groups, consumers and locks."""
+    """The topics of a data folder or a server. Opens the ports of groups, consumers and locks."""
 
     body_type: Any  # what bodies are where nothing else is said
 
@@ -38,33 +38,33 @@ class BrokerPort(Protocol):
 
     @property
     def settings(self) -> BrokerSettings:
-        """Those in force, as far as they are known here."""
+        """The settings in force, as far as they are known here."""
 
     @property
     def closed(self) -> bool:
-        """Whether it can be used no more."""
+        """Whether it is closed."""
 
     @property
     def shared(self) -> bool:
         """Whether other processes can use the topics while this one has them open."""
 
     def after_fork(self) -> BrokerPort:
-        """The port that a child uses instead."""
+        """Return the port for a child after a fork."""
 
     def queue(self, request: QueueRequest) -> GroupPort:
-        """The default group of a topic, both made where there is none."""
+        """Open the default group of a topic. Both are created if needed."""
 
     def group(self, topic: str, name: str, start: str, bodies: Bodies, changes: Mapping[str, Any]) -> GroupPort:
-        """A group in queue mode, made where there is none."""
+        """Open a group in queue mode, which is created if needed."""
 
     def existing_group(self, topic: str, name: str, bodies: Bodies) -> GroupPort:
-        """A group in queue mode, with everything done that is due by now; UnknownGroup where there is none."""
+        """Open an existing group in queue mode, brought up to date. Raises UnknownGroup if it does not exist."""
 
     def member(self, request: MemberRequest) -> ConsumerPort:
-        """A member of a group in stream mode, which has not joined yet."""
+        """Return a member of a group in stream mode that has not joined yet."""
 
     def producer(self, name: str | None, body_type: Any, changes: Mapping[str, Any], *, resume: bool) -> Producer:
-        """A producer; it is closed with the port."""
+        """Return a producer, which is closed with the port."""
 
     def locks(self) -> LocksPort:
         """The locks and documents."""
@@ -72,84 +72,84 @@ class BrokerPort(Protocol):
     def create_topic(
         self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
     ) -> TopicInfo:
-        """Make a topic."""
+        """Create a topic."""
 
     def alter_topic(self, name: str, changes: Mapping[str, Any]) -> TopicInfo:
         """Change settings of a topic."""
 
     def add_partitions(self, name: str, count: int) -> TopicInfo:
-        """Give the topic more partitions."""
+        """Add partitions to a topic."""
 
     def describe_topic(self, name: str) -> TopicInfo:
-        """What a topic is and holds."""
+        """Return the partitions, groups and settings of a topic."""
 
     def topics(self) -> list[str]:
-        """The names of all topics."""
+        """Return the names of all topics."""
 
     def delete_topic(self, name: str) -> None:
-        """Take a topic away."""
+        """Delete a topic."""
 
     def compact_topic(self, name: str) -> KeysCompacted:
-        """Of each key keep the last message."""
+        """Compact the topic by key: only the last message of each key is kept."""
 
     def apply_retention(self, name: str) -> Retained:
-        """Drop what the topic's retention settings let go."""
+        """Delete what the topic's retention settings no longer keep."""
 
     def compact_groups(self, name: str) -> Compacted:
-        """Drop what every group of the topic has handled, whatever retention says."""
+        """Delete what every group of the topic has handled, even if retention would keep it."""
 
     def unfit(self, topic: str, messages: Sequence[NewMessage]) -> int | None:
-        """The index of the first message that cannot be stored; None where that cannot be told."""
+        """Return the index of the first message that cannot be stored; None if that is unknown."""
 
     def publish_plain(
         self, topic: str, body: bytes, partition: int | None, durability: Durability | None
     ) -> Stored | None:
-        """Store a message that is nothing but its bytes; None where it has to go the long way."""
+        """Store a message without options on the fast path; returns None if that is not possible."""
 
     def publish(self, topic: str, request: PublishRequest) -> list[Stored]:
-        """Store bodies or NewMessages: all that go to one partition, or none of them."""
+        """Store bodies or NewMessages. Of those that go to one partition, all are stored or none."""
 
     def upload(self, topic: str, request: StreamRequest) -> Stored:
-        """Store all that the stream gives as one message."""
+        """Store one message whose body is read from the stream."""
 
     def read(
         self, topic: str, partition: int, offset: int | None, limit: int, on_damage: OnDamage
     ) -> list[Contents[Any]]:
-        """Messages of a partition from an offset on."""
+        """Return messages of a partition from an offset on."""
 
     def groups(self, topic: str | None) -> list[GroupInfo]:
-        """The groups of a topic, or of all, in both modes."""
+        """Return the groups of one topic, or of all topics, in queue mode and in stream mode."""
 
     def delete_group(self, name: str, topic: str | None) -> None:
-        """Forget a group: on one topic in queue mode, or one in stream mode as a whole."""
+        """Delete a group: in queue mode on one topic, or in stream mode as a whole."""
 
     def reset_offsets(self, group: str, topic: str, to: To, partition: int | None, *, dry_run: bool) -> list[Reset]:
-        """Let a group go on from elsewhere, or say what that would be."""
+        """Move the position of a group; with `dry_run`, only return what would change."""
 
     def effects(self, group: str, resets: Sequence[Reset]) -> list[ResetEffect]:
-        """What resets would do to the messages of a group, counted as exactly as can be told from here."""
+        """Return what resets would do to the messages of a group, as exactly as is known here."""
 
     def trace(self, message_id: str) -> list[TraceStep]:
-        """The life of a message."""
+        """Return the traced steps of a message."""
 
     def search_traces(self, question: Question, limit: int, *, last: bool) -> list[TraceStep]:
-        """The steps that fit: the first ones, or the last."""
+        """Return the matching steps: the first ones, or the last."""
 
     def trace_stats(self, question: Question) -> TraceStats:
-        """The steps that fit, in numbers."""
+        """Summarize the matching steps."""
 
     def sync(self) -> None:
-        """Return when everything said so far is on disk."""
+        """Wait until everything done so far is on disk."""
 
     def close(self) -> None:
-        """Let producers send what they have, and let go."""
+        """Flush producers and close."""
 
 
-# What stands behind a consumer: a member of a group in this process, or one that a server keeps.
+# The port behind a consumer: a member of a group in this process or on a server.
 
 
 class ConsumerPort(Protocol):
-    """One member of a group in stream mode. Arguments come checked, and calls one at a time.
+    """One member of a group in stream mode. Arguments are checked already, and calls do not overlap.
 
     `returned` are partitions of which messages were polled and not handed out: those come again.
     """
@@ -159,11 +159,11 @@ class ConsumerPort(Protocol):
 
     @property
     def partitions(self) -> Mapping[TopicPartition, ConsumedPartition]:
-        """The partitions that are the member's now."""
+        """The partitions assigned to the member now."""
 
     @property
     def member_id(self) -> str | None:
-        """The member's name in the group, if it has joined."""
+        """The member's id in the group, or None before it has joined."""
 
     @property
     def left(self) -> bool:
@@ -171,58 +171,58 @@ class ConsumerPort(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether it can be used no more: it has left, or what stands behind it is closed."""
+        """Whether it is closed: it has left, or its folder or connection is closed."""
 
     def check_open(self) -> None:
-        """Raise Closed where it can be used no more."""
+        """Raise Closed if it is closed."""
 
     def join(self) -> None:
-        """Join the group, and take over what it gives."""
+        """Join the group and take over the assigned partitions."""
 
     def poll(
         self, count: int, timeout_ms: int | None, returned: Collection[TopicPartition]
     ) -> list[StreamMessage[Any]]:
-        """Up to `count` messages; waits for at least one, [] after the time. All handed out before is handled now."""
+        """Return up to `count` messages, or [] after the timeout. All messages returned before are now handled."""
 
     def hand_out(self, found: Sequence[StreamMessage[Any]]) -> None:
-        """What was polled reaches the user."""
+        """Note that these messages are returned to the user."""
 
     def needs_attention(self) -> bool:
-        """Between two messages of an iteration: note that the consumer lives, and whether to call `attend`."""
+        """Between two messages of an iteration, note that the consumer is alive; return whether to call `attend`."""
 
     def attend(self) -> bool:
-        """Commit where that is due; answers whether what was read ahead must not be handed out any more."""
+        """Commit if that is due. Returns whether messages that were read ahead must be discarded."""
 
     def commit(self, offsets: Mapping[TopicPartition, int], durability: Durability | None) -> None:
-        """Commit all of these, or none."""
+        """Commit all of these offsets, or none."""
 
     def committed(self, topic: str, partition: int) -> int | None:
-        """The offset that the group has committed there."""
+        """Return the offset that the group has committed for a partition."""
 
     def seek(self, where: SeekTarget, returned: Collection[TopicPartition]) -> None:
-        """Read on elsewhere."""
+        """Continue reading elsewhere."""
 
     def lag(self) -> list[PartitionLag]:
-        """How far behind the member is in each of its partitions."""
+        """Return how far the member is behind in each of its partitions."""
 
     def leave(self) -> None:
-        """Commit what is handled (with auto_commit), and leave; a static member stays one until its session ends."""
+        """Commit what is handled (with auto_commit) and leave; a static member stays one until its session ends."""
 
 
 def tell(listener: Listener | None, places: list[TopicPartition]) -> None:
-    """Tell the user what was assigned or revoked."""
+    """Call the user's listener with the partitions that were assigned or revoked."""
     if listener is not None:
         listener(places)
 
 
-# What stands behind a group: an engine in this process, the owner's socket, or a server.
+# The port behind a group: an engine in this process, the owner's socket, or a server.
 #
 # A face checks what it is given and translates it; a port acts. Durations come as milliseconds, errors as text, and a
 # message that was taken stays what the port made of it, a `Taken`, until it is settled.
 
 
 class GroupPort(Protocol):
-    """One group of one topic, wherever it is."""
+    """One group of one topic."""
 
     topic: str
     group: str
@@ -234,7 +234,7 @@ class GroupPort(Protocol):
 
     @property
     def where(self) -> str:
-        """The same, as a part of a sentence."""
+        """The place as part of a sentence, for error messages."""
 
     @property
     def settings(self) -> TopicSettings:
@@ -242,54 +242,54 @@ class GroupPort(Protocol):
 
     @property
     def kept_bodies(self) -> BodyKind | None:
-        """What the bodies of the topic are, if whoever opened it said so."""
+        """The kind of bodies stored with the topic, if it was opened with one."""
 
     @property
     def closed(self) -> bool:
-        """Whether it can be used no more."""
+        """Whether it is closed."""
 
     def check_open(self) -> None:
-        """Closed, where it can be used no more."""
+        """Raise Closed if it is closed."""
 
     def after_fork(self) -> Any:
-        """The port that a face uses in a child after a fork."""
+        """Return the port for a child after a fork."""
 
     # Receiving
 
     def take_next(self) -> Taken | None:
-        """The next message, if it is at hand and nothing has to be waited for."""
+        """Return the next message if that needs no waiting, otherwise None."""
 
     def take(self, wanted: ReceiveRequest) -> Sequence[Taken]:
-        """What is ready, up to so many; waits for the first one."""
+        """Lease ready messages, up to `wanted.count`; waits for the first one."""
 
     def resume(self, receipt: str) -> Taken:
-        """The message that a receipt stands for; LeaseLost if it is no longer held."""
+        """Return the message of a receipt. Raises LeaseLost if its lease has ended."""
 
     def holds(self, receipt: str) -> bool:
-        """Whether the receipt proves a delivery of this group that still holds its message."""
+        """Return whether the receipt is of a delivery of this group whose lease has not ended."""
 
     # Messages in flight
 
     def ack_now(self, taken: Any) -> bool:
-        """Ack one message, if nothing has to be waited for; False where it has."""
+        """Ack one message if that needs no waiting; otherwise return False."""
 
     def ack(self, taken: Sequence[Any], durability: Durability | None) -> None:
-        """Ack messages in one go. LeaseLost names those that were lost; the others are acked."""
+        """Ack messages in one call. LeaseLost names those whose lease has ended; the others are acked."""
 
     def nack(self, taken: Sequence[Any], delay_ms: int | None, error: str) -> None:
-        """Give messages back after a failure."""
+        """Return messages to the queue after a failure."""
 
     def defer(self, taken: Any, delay_ms: int) -> None:
-        """Give a message back untouched."""
+        """Return a message to the queue without counting an attempt."""
 
     def release(self, taken: Any) -> None:
-        """Give back, untouched if that can be, a message whose handler was interrupted."""
+        """Return a message whose handler was interrupted to the queue, without counting an attempt if possible."""
 
     def reject(self, taken: Any, reason: str) -> None:
-        """To the dead letters."""
+        """Make a message a dead letter."""
 
     def extend(self, taken: Any, lease_ms: int | None) -> None:
-        """Let the lease begin anew; without a length, the group's own."""
+        """Restart the lease, with this length or the group's own."""
 
     def settle(self, receipts: Sequence[str], outcome: MessageOutcome, durability: Durability | None) -> None:
         """Say what became of messages, by their receipts. LeaseLost names those that were lost; the others are settled.
@@ -298,107 +298,107 @@ class GroupPort(Protocol):
         """
 
     def receipt(self, taken: Any) -> str:
-        """The proof of a delivery as text."""
+        """Return the receipt of a delivery."""
 
     def lost(self, taken: Any) -> bool:
-        """Whether the lease has ended meanwhile."""
+        """Return whether the lease has ended."""
 
     def ends_ns(self, taken: Any) -> int:
-        """When the lease ends by the clock on the wall, in nanoseconds since 1970; 0 where it has ended."""
+        """Return when the lease ends, in nanoseconds since 1970; 0 if it has ended."""
 
     def phase(self, taken: Any) -> tuple[str, int]:
-        """Where a message stands now, and when its lease or its delay ends, in ms since 1970; 0 for other phases."""
+        """Return the phase of a message, and when its lease or delay ends, in ms since 1970 (0 in other phases)."""
 
     def drop(self, taken: Any) -> None:
-        """A message was dropped unhandled; called by its finalizer."""
+        """Return a message to the queue that was dropped without being settled; called by its finalizer."""
 
     def state_version(self, taken: Any) -> int:
-        """The version of the message's state; 0 where it has none."""
+        """Return the version of the message's state; 0 if it has none."""
 
     def load_state(self, taken: Any) -> tuple[Any, int]:
-        """The state of a message and its version."""
+        """Return the state of a message and its version."""
 
     def save_state(self, taken: Any, version: int, content: bytes | None, durability: Durability | None) -> int:
-        """Replace the state, if the version is still this one; answers with the new version."""
+        """Replace the state if it still has this version. Returns the new version."""
 
-    # Looking around, and moving
+    # Inspecting and seeking
 
     def peek(self, count: int) -> list[Contents[Any]]:
-        """The messages that would come next."""
+        """Return the next messages without leasing them."""
 
     def cancel(self, message_id: str) -> bool:
-        """Take back a message that nobody works on; False where it is too late."""
+        """Cancel a ready or delayed message. Returns False if it is too late."""
 
     def history(self, message_id: str) -> list[TraceStep]:
-        """Every step of a message that is still kept."""
+        """Return every step of a message that is still stored."""
 
     def look_up(self, message_id: str) -> Found | None:
-        """Everything known about a message, living, done or dead; None where there is none (any more)."""
+        """Return everything known about a message, whatever its phase; None if it does not exist (any more)."""
 
     def oldest_ready_ns(self) -> int | None:
-        """When the oldest message that is ready was published; None where none is."""
+        """Return when the oldest ready message was published; None if none is ready."""
 
     def committed(self) -> dict[int, int]:
-        """For each partition the end of the contiguous run of messages that are settled."""
+        """Return, for each partition, the offset below which every message is settled."""
 
     def seek(self, to: str | None, offset: int | None, time: datetime | None, partition: int | None) -> int:
-        """Go on from there."""
+        """Move the group's position."""
 
     def messages(self, phase: str, where: Where, limit: int | None) -> Iterator[Listed[Any]]:
-        """The messages in a phase that the condition chooses."""
+        """Iterate over the messages in one phase that match the condition."""
 
     def letter(self, letter_id: str) -> DeadLetter[Any]:
-        """One dead letter."""
+        """Return one dead letter."""
 
     def letter_id_of(self, message_id: str) -> str | None:
-        """The id of the dead letter that a message became; None where there is none (any more)."""
+        """Return the id of the dead letter that a message became, or None if there is none (any more)."""
 
     def letter_groups(self, where: Where) -> list[DeadGroup]:
-        """Dead letters by reason and kind of error."""
+        """Group dead letters by reason and kind of error."""
 
     def redrive(self, request: DeadLettersRequest) -> Redriven:
-        """Put dead letters back."""
+        """Redrive dead letters."""
 
     def purge_letters(self, request: DeadLettersRequest) -> Redriven:
-        """Drop dead letters for good."""
+        """Delete dead letters."""
 
     def qsize(self) -> int:
-        """How many messages are ready."""
+        """Return the number of ready messages."""
 
     def stats(self) -> QueueStats:
-        """How many messages stand where."""
+        """Return the number of messages in each phase, and more."""
 
     def purge(self) -> int:
-        """Drop every message that nobody has in flight; answers how many."""
+        """Drop every message that is not in flight, and return how many."""
 
     def compact(self) -> Compacted:
-        """Let go of what is done."""
+        """Delete messages that are done."""
 
     def apply_retention(self) -> Retained:
-        """Drop what the topic's retention settings let go."""
+        """Delete what the topic's retention settings no longer keep."""
 
     def observe(self, observer: Observer | None) -> None:
-        """From now on tell this one of every count and every time; None: nobody."""
+        """Report every count and duration to this observer from now on; None removes it."""
 
     # Publishing
 
     def put_plain(self, body: bytes, durability: Durability | None) -> Stored | None:
-        """Store a message that is nothing but its bytes; None where it has to go the long way."""
+        """Store a message without options on the fast path; returns None if that is not possible."""
 
     def put(self, messages: Iterable[Any], durability: Durability | None, codec: CodecName | None) -> list[Stored]:
-        """Store bodies or NewMessages: all that go to one partition, or none of them."""
+        """Store bodies or NewMessages. Of those that go to one partition, all are stored or none."""
 
     def upload(self, request: StreamRequest) -> Stored:
-        """Store all that the stream gives as one message."""
+        """Store one message whose body is read from the stream."""
 
     def sync(self) -> None:
-        """Return when everything said so far, acks included, is on disk."""
+        """Wait until everything done so far, including acks, is on disk."""
 
     def close(self) -> None:
-        """Let go of this view; and of what was opened for it alone."""
+        """Close this view, and what was opened only for it."""
 
 
-# What stands behind locks and documents: an engine in this process, or a server. Arguments come checked.
+# The port behind locks and documents: an engine in this process or a server. Arguments are checked already.
 
 
 class LocksPort(Protocol):
@@ -406,37 +406,37 @@ class LocksPort(Protocol):
 
     @property
     def holder(self) -> str:
-        """Who holds a lock where no owner is given: this process."""
+        """The default owner of a lock: this process."""
 
     def acquire(self, wanted: LockRequest) -> Lock:
-        """Take the lock, after a wait in line where that is asked for."""
+        """Acquire the lock, after waiting in line if requested."""
 
     def keepalive(self, lease_id: str, lease_ms: int | None) -> Lock:
-        """Renew the lease, for `lease_ms` or for as long as before."""
+        """Renew the lease, for `lease_ms` or its previous length."""
 
     def release(self, lease_id: str) -> None:
         """End the lease."""
 
     def force_release(self, name: str) -> bool:
-        """End the lease of whoever has the lock; False where nobody has it."""
+        """End the lease of the current holder. Returns False if nobody holds the lock."""
 
     def describe(self, name: str) -> LockInfo:
-        """The state of one lock."""
+        """Return the state of one lock."""
 
     def held_locks(self) -> list[LockInfo]:
-        """The state of every lock that is held."""
+        """Return the state of every lock that is held."""
 
     def keep(self, lock: Lock) -> KeptLock:
         """Renew the lease from now on, until `end` is called."""
 
     def document(self, name: str) -> Document | None:
-        """The document by this name."""
+        """Return the document with this name, or None."""
 
     def update_document(self, name: str, content: bytes, version: int | None, lease_id: str | None) -> Document:
-        """Write JSON, if the document has the version and the lease is good, where these are given."""
+        """Write JSON, provided that the document has this version and the lease is valid, if given."""
 
     def remove_document(self, name: str, version: int | None, lease_id: str | None) -> bool:
-        """Remove the document on the same conditions; False where there was none."""
+        """Remove the document under the same conditions. Returns False if it did not exist."""
 
     def document_names(self) -> list[str]:
-        """The names of all documents."""
+        """Return the names of all documents."""

@@ -1,5 +1,5 @@
 # Generated from aio/producer.py by tools/sync.py: do not edit it, edit that one and run "make sync".
-"""The producer for threads: messages are gathered by partition, and stored in batches."""
+"""The producer for threads: it collects messages by partition and stores them in batches."""
 
 from __future__ import annotations
 
@@ -20,13 +20,7 @@ from holdfast.settings import ProducerSettings
 
 
 class Producer:
-    """Sends messages to topics, many at once. Safe to use from any thread."""
-
-    """Sends messages to topics, many at once, for the threads of one event loop.
-
-    It begins when it is awaited, with `with`, or with its first message: one with a name fences those before it
-    from then on.
-    """
+    """Sends messages to topics in batches. Safe to use from any thread."""
 
     def __init__(
         self,
@@ -59,12 +53,12 @@ class Producer:
 
     @property
     def name(self) -> str | None:
-        """Its name, by which it can go on after a crash."""
+        """The name under which it can resume after a crash, or None."""
         return self._core.name
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more can be sent."""
+        """Whether it is closed, so that nothing more can be sent."""
         return self._core.closed or self._backing.closed
 
     def __repr__(self) -> str:
@@ -77,8 +71,11 @@ class Producer:
         dedup_id: Text | None = None, correlation_id: str | None = None,
         partition: int | None = None,
     ) -> Sent:  # fmt: skip
-        """Send a message; returns at once, or when there is room. The answer comes to what is returned."""
-        """Send a message; waits only for room. Await what is returned for the answer."""
+        """Send a message. Waits only for buffer space; use what it returns to wait until the message is stored.
+
+        The options are those of `Queue.put`. Raises UnknownTopic, MessageTooLarge, and QueueFull if there is no
+        space within `block_ms`.
+        """
         destination = self._ready(topic) or self._open(topic)
         # The fused form of `address` and `put` for the commonest messages.
         plain = type(body) is bytes and type(priority) is int and not priority and partition is None
@@ -99,8 +96,7 @@ class Producer:
         return self._core.put(addressed) or self._insist(addressed)
 
     def send_many(self, topic: str, messages: Iterable[Any | NewMessage], *, partition: int | None = None) -> SentMany:
-        """Send messages; an item is a body or a NewMessage. One answer for all of them, or one for each."""
-        """Send messages; an item is a body or a NewMessage. Await what is returned for the answers."""
+        """Send several messages, each a body or a NewMessage. What it returns has an answer for all, and for each."""
         destination = self._ready(topic) or self._open(topic)
         core = self._core
         messages = core.check_many(messages)
@@ -123,14 +119,18 @@ class Producer:
         return SentMany(spans, len(messages))
 
     def flush(self, timeout: Seconds | None = None) -> None:
-        """Send what was gathered and wait for its answers; raises the first error that nobody was told of yet."""
+        """Send all collected messages and wait until they are stored.
+
+        Raises the first error that has not been reported yet, and Unavailable after `timeout`.
+        """
         self._drain(_seconds(timeout))
         self._core.raise_unseen()
 
     def close(self, timeout: Seconds | None = None) -> None:
-        """Send what is left, wait for its answers, end. What is not stored within the timeout is answered with Closed.
+        """Send the remaining messages, wait until they are stored, and close. Closing twice is fine.
 
-        Raises the first error that nobody was told of. Closing twice is fine.
+        Messages that are not stored within `timeout` fail with Closed. Raises the first error that has not been
+        reported yet.
         """
         if self._core.closed:
             return
@@ -159,7 +159,7 @@ class Producer:
             error.add_note(f"messages were not stored: {failure}")
 
     def _ready(self, topic: str) -> Destination | None:
-        """The topic, where it can be sent to at once."""
+        """Return the destination of an open topic; None if the topic has to be opened first."""
         if not self._core.usable or self._backing.closed:
             self._core.check_open()
         try:
@@ -174,7 +174,7 @@ class Producer:
         return self._core.open(topic)
 
     def _insist(self, addressed: Addressed) -> Sent:
-        """Take a message in as soon as there is room for it."""
+        """Add a message to its batch as soon as there is space."""
         deadline_ns = self._waits.deadline_ns(self.settings.block_ms / 1000)
         while True:
             self._make_way(addressed.outbox, deadline_ns, addressed.turns)
@@ -199,9 +199,9 @@ class Producer:
         return added
 
     def _make_way(self, outbox: Outbox, deadline_ns: int | None, turns: int = 0) -> None:
-        """Open the topic again where it was let go; otherwise wait until something was stored.
+        """Open the topic again if it was closed; otherwise wait until a batch was stored.
 
-        The turns that a message had are free where there is no room for it.
+        If there is no space in time, the turns that the message took are given back.
         """
         self._core.check_open()
         if not outbox.destination.usable:

@@ -1,5 +1,5 @@
 # Generated from aio/opening.py by tools/sync.py: do not edit it, edit that one and run "make sync".
-"""`open` and `open_broker` for threads: a folder, whoever owns it, or a server; one becomes the other by another text."""
+"""`open`, `open_broker` and `connect` for threads: the same call opens a folder (shared or not) or a server."""
 
 from __future__ import annotations
 
@@ -36,15 +36,22 @@ def open_queue(
     trust_folder: bool | None = None, token: str | None = None,
     tls: ssl.SSLContext | str | PathLike[str] | None = None, timeout: Seconds | None = None, **changes: Any,
 ) -> Queue[Any]:  # fmt: skip
-    """Open the queue in a folder, which is made where there is none (unless create=False); or one behind a server.
+    """Open the queue in a folder, or on a server if you pass a URL such as http://host:port/queue.
 
-    `topic` says which one where the folder has several. `changes` are settings by name, such as max_attempts=3;
-    they are kept with the queue. `body_type` is bytes, str, dict or any type that msgspec knows.
+        with holdfast.open("jobs", max_attempts=3) as queue:
+            queue.put(b"resize 1")
 
-    The first process that opens a folder owns it, and others use it through that one; with share=False the folder
-    is for this one alone, and Busy tells that somebody else has it. A folder that other users of the machine may write
-    to is refused, unless you trust them with every message: trust_folder=True. For an address, such as
-    http://host:port/queue, `token`, `tls` and `timeout` are those of `connect`.
+    - `create`: create the folder if it does not exist (the default); with False, raises NotAQueue.
+    - `topic`: which queue, if the folder has several.
+    - `durability`: what a put survives unless it says otherwise: "fsync" (the default), "interval" or "os".
+    - `body_type`: bytes (the default), str, dict or any type that msgspec supports.
+    - `settings`, `changes`: the queue's settings, as an object or by name (max_attempts=3); they are stored with it.
+    - `observer`: receives every count and duration, for your own metrics.
+    - `world`: a clock and a disk for tests; see holdfast.testing.
+    - `share`: let other processes use the folder. The first process that opens it owns it, and others connect through
+      that one. With False, the folder is for this process alone; raises Busy if another one has it.
+    - `trust_folder`: True accepts a folder that other users of the machine may write to. By default it is refused.
+    - `token`, `tls`, `timeout`: for a server; see `connect`.
     """
     opening = QueueOpening(create, topic, durability, body_type, settings, changes)
     for_folders: dict[str, Any] = {"observer": observer, "trust_folder": trust_folder}
@@ -84,15 +91,19 @@ def open_broker(
     world: World | None = None, share: bool = True, trust_folder: bool | None = None, token: str | None = None,
     tls: ssl.SSLContext | str | PathLike[str] | None = None, timeout: Seconds | None = None,
 ) -> Broker:  # fmt: skip
-    """Use the topics in a data folder, which is made where there is none (unless create=False); or a server's.
+    """Open the broker of a data folder, with all its topics, or of a server if you pass a URL.
 
-    `settings_file` is a TOML file; where none is given, the one that HOLDFAST_CONFIG names. Its data_dir is used
-    where no folder is given. `durability` is what topics promise by default.
+        with holdfast.open_broker("shop") as broker:
+            broker.create_topic("orders", partitions=4)
 
-    The first process that opens a folder owns it, and others use it through that one; with share=False the folder
-    is for this one alone, and Busy tells that somebody else has it. A folder that other users of the machine may write
-    to is refused, unless you trust them with every message: trust_folder=True. For an address, `token`, `tls` and
-    `timeout` are those of `connect`.
+    - `folder`: without one, the `data_dir` of the settings file.
+    - `create`: create the folder if it does not exist (the default).
+    - `durability`: what publishing survives unless a call says otherwise: "fsync" (the default), "interval" or "os".
+    - `body_type`: bytes (the default), str, dict or any type that msgspec supports.
+    - `settings`, `settings_file`: the broker's settings, as an object or a TOML file; by default the file that the
+      environment variable HOLDFAST_CONFIG names.
+    - `observer`, `world`, `share`, `trust_folder`: as for `holdfast.open`.
+    - `token`, `tls`, `timeout`: for a server; see `connect`.
     """
     for_folders: dict[str, Any] = {"observer": observer, "trust_folder": trust_folder}
     for_folders |= {"settings": settings, "settings_file": settings_file}

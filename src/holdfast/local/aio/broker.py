@@ -85,7 +85,7 @@ class AsyncLocalBrokerPort(LocalBroker):
         return await self.at(topic).aside(self.open_group, kind, topic, name, start, self.bodies, changes or {}, check)
 
     async def queue(self, request: QueueRequest) -> AsyncLocalGroupPort:
-        """The default group of a topic, both made where there is none."""
+        """Open the default group of a topic. Both are created if needed."""
         if request.name is None:  # async only
             return await asyncio.to_thread(self.open_queue, AsyncLocalGroupPort, request)
         return await self.at(request.name).aside(self.open_queue, AsyncLocalGroupPort, request)
@@ -93,19 +93,19 @@ class AsyncLocalBrokerPort(LocalBroker):
     async def group(
         self, topic: str, name: str, start: str, bodies: Bodies, changes: Mapping[str, Any]
     ) -> AsyncLocalGroupPort:
-        """A group in queue mode, made where there is none."""
+        """Open a group in queue mode, which is created if needed."""
         return await self.at(topic).aside(self.open_group, AsyncLocalGroupPort, topic, name, start, bodies, changes)
 
     async def existing_group(self, topic: str, name: str, bodies: Bodies) -> AsyncLocalGroupPort:
-        """A group in queue mode; UnknownGroup where there is none."""
+        """Open an existing group in queue mode. Raises UnknownGroup if it does not exist."""
         return await self.at(topic).aside(self.existing_group_now, AsyncLocalGroupPort, topic, name, bodies)
 
     async def member(self, request: MemberRequest) -> AsyncLocalConsumerPort:
-        """A member of a group in stream mode, which has not joined yet."""
+        """Return a member of a group in stream mode that has not joined yet."""
         return await AsyncLocalConsumerPort.open(self.engine, request)
 
     def producer(self, name: str | None, body_type: Any, changes: Mapping[str, Any], *, resume: bool) -> AsyncProducer:
-        """A producer; it is closed with the port."""
+        """Return a producer, which is closed with the port."""
         settings = producer_settings(self.engine.settings.producer, changes)
         rounds = None  # sync: rounds = partial(ThreadRounds, thread=self.with_threads)
         port = LocalProducerPort(self.engine)
@@ -120,7 +120,7 @@ class AsyncLocalBrokerPort(LocalBroker):
     async def create_topic(
         self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
     ) -> TopicInfo:
-        """Make a topic."""
+        """Create a topic."""
         return await self.at(name).aside(self.create_topic_now, name, partitions, changes, exist_ok=exist_ok)
 
     async def alter_topic(self, name: str, changes: Mapping[str, Any]) -> TopicInfo:
@@ -128,7 +128,7 @@ class AsyncLocalBrokerPort(LocalBroker):
         return await self._grown(name, await self.at(name).aside(change_topic, self.engine, name, changes))
 
     async def add_partitions(self, name: str, count: int) -> TopicInfo:
-        """Give the topic more partitions."""
+        """Add partitions to a topic."""
         return await self._grown(name, await self.at(name).aside(self.partitions_with, name, count))
 
     async def _grown(self, name: str, wanted: int) -> TopicInfo:
@@ -138,38 +138,38 @@ class AsyncLocalBrokerPort(LocalBroker):
         return await self.describe_topic(name)
 
     async def describe_topic(self, name: str) -> TopicInfo:
-        """What a topic is and holds."""
+        """Return the partitions, groups and settings of a topic."""
         await self._opened(name.removesuffix(DEAD_SUFFIX))  # async only
         return await aside_while_wanted(self.describe_topic_now, name)
 
     async def topics(self) -> list[str]:
-        """The names of all topics."""
+        """Return the names of all topics."""
         return await asyncio.to_thread(self.engine.topics)
 
     async def delete_topic(self, name: str) -> None:
-        """Take a topic away."""
+        """Delete a topic."""
         await self.at(name).aside(self.delete_topic_now, name)
 
     async def compact_topic(self, name: str) -> KeysCompacted:
-        """Of each key keep the last message."""
+        """Compact the topic by key: only the last message of each key is kept."""
         return await asyncio.to_thread(self.compact_topic_now, name)
 
     async def apply_retention(self, name: str) -> Retained:
-        """Drop what the topic's retention settings let go."""
+        """Delete what the topic's retention settings no longer keep."""
         return await asyncio.to_thread(self.apply_retention_now, name)
 
     async def compact_groups(self, name: str) -> Compacted:
-        """Drop what every group of the topic has handled."""
+        """Delete what every group of the topic has handled."""
         return await asyncio.to_thread(self.compact_groups_now, name)
 
     async def unfit(self, topic: str, messages: Sequence[NewMessage]) -> int | None:
-        """The index of the first message that cannot be stored; None where all of them can."""
+        """Return the index of the first message that cannot be stored; None if all of them can."""
         return await asyncio.to_thread(self.unfit_now, topic, messages)
 
     async def publish_plain(
         self, topic: str, body: bytes, partition: int | None, durability: Durability | None
     ) -> Stored | None:
-        """Store a message that is nothing but its bytes; None where it has to go the long way."""
+        """Store a message without options on the fast path; returns None if that is not possible."""
         await self._opened(topic)  # async only
         with self.engine.using(topic) as used:
             publisher = self.publisher(used)
@@ -181,7 +181,7 @@ class AsyncLocalBrokerPort(LocalBroker):
             return publisher.plain_stored(number, body, appended, began_ns)
 
     async def publish(self, topic: str, request: PublishRequest) -> list[Stored]:
-        """Store bodies or NewMessages: all that go to one partition, or none of them."""
+        """Store bodies or NewMessages. Of those that go to one partition, all are stored or none."""
         began_ns = self.mono_ns()
         await self._opened(topic)  # async only
         with self.engine.using(topic) as used:
@@ -196,7 +196,7 @@ class AsyncLocalBrokerPort(LocalBroker):
             return publisher.stored(parts, began_ns)
 
     async def upload(self, topic: str, request: StreamRequest) -> Stored:
-        """Store all that the stream gives as one message."""
+        """Store one message whose body is read from the stream."""
         await self._opened(topic)  # async only
         with self.engine.using(topic) as used:
             return await SpooledUpload(self.engine.world, self.publisher(used), request).run_async()
@@ -204,42 +204,42 @@ class AsyncLocalBrokerPort(LocalBroker):
     async def read(
         self, topic: str, partition: int, offset: int | None, limit: int, on_damage: OnDamage
     ) -> list[Contents[Any]]:
-        """Messages of a partition from an offset on."""
+        """Return messages of a partition from an offset on."""
         await self._opened(topic.removesuffix(DEAD_SUFFIX))  # async only
         return await asyncio.to_thread(self.read_now, topic, partition, offset, limit, on_damage=on_damage)
 
     async def groups(self, topic: str | None) -> list[GroupInfo]:
-        """The groups of a topic, or of all, in both modes."""
+        """Return the groups of one topic, or of all topics, in queue mode and in stream mode."""
         return await asyncio.to_thread(self.groups_now, topic)
 
     async def delete_group(self, name: str, topic: str | None) -> None:
-        """Forget a group: on one topic in queue mode, or one in stream mode as a whole."""
+        """Delete a group: in queue mode on one topic, or in stream mode as a whole."""
         await asyncio.to_thread(self.delete_group_now, name, topic)
 
     async def reset_offsets(
         self, group: str, topic: str, to: To, partition: int | None, *, dry_run: bool
     ) -> list[Reset]:
-        """Let a group go on from elsewhere, or say what that would be."""
+        """Move the position of a group; with `dry_run`, only return what would change."""
         return await asyncio.to_thread(self.reset_offsets_now, group, topic, to, partition, dry_run=dry_run)
 
     async def effects(self, group: str, resets: Sequence[Reset]) -> list[ResetEffect]:
-        """What resets would do to the messages of a group."""
+        """Return what resets would do to the messages of a group."""
         return await asyncio.to_thread(self.effects_now, group, resets)
 
     async def trace(self, message_id: str) -> list[TraceStep]:
-        """The life of a message."""
+        """Return the traced steps of a message."""
         return await asyncio.to_thread(self.engine.trace, message_id)
 
     async def search_traces(self, question: Question, limit: int, *, last: bool) -> list[TraceStep]:
-        """The steps that fit: the first ones, or the last."""
+        """Return the matching steps: the first ones, or the last."""
         return await asyncio.to_thread(search_in, self.engine, question, limit, last=last)
 
     async def trace_stats(self, question: Question) -> TraceStats:
-        """The steps that fit, in numbers."""
+        """Summarize the matching steps."""
         return await asyncio.to_thread(stats_in, self.engine, question)
 
     async def sync(self) -> None:
-        """Return when everything said so far is on disk."""
+        """Wait until everything done so far is on disk."""
         await asyncio.to_thread(self.engine.sync)
 
     async def close(self) -> None:
@@ -261,7 +261,7 @@ class AsyncLocalConsumerPort(StreamMember):
 
     @classmethod
     async def open(cls, engine: BrokerEngine, request: MemberRequest) -> Self:
-        """A member that has not joined yet; the group is made where there is none."""
+        """Return a member that has not joined yet; the group is created if needed."""
         group, settings = await aside(member_of, engine, request)
         return cls(engine, group, request, settings)
 

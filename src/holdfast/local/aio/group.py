@@ -74,41 +74,41 @@ class AsyncLocalGroupPort(LocalGroup):
                 group.waiters.stand(waiter)
 
     async def resume(self, receipt: str) -> Delivered:
-        """The message that a receipt stands for; LeaseLost if it is no longer held."""
+        """Return the message of a receipt. Raises LeaseLost if its lease has ended."""
         self.check_open()
         _, delivered = await asyncio.to_thread(self.queue_group.resume, receipt)
         return delivered
 
     async def holds(self, receipt: str) -> bool:
-        """Whether the receipt proves a delivery of this group that still holds its message."""
+        """Return whether the receipt is of a delivery of this group whose lease has not ended."""
         return self.queue_group.holds(receipt)
 
     async def phase(self, taken: Delivered) -> tuple[str, int]:
-        """Where a message stands now, and when its lease or its delay ends."""
+        """Return the phase of a message, and when its lease or its delay ends."""
         return self.phase_now(taken)
 
     async def ack(self, taken: Sequence[Delivered], durability: Durability | None) -> None:
-        """Ack messages in one go. LeaseLost names those that were lost; the others are acked."""
+        """Ack messages in one call. LeaseLost names those whose lease has ended; the others are acked."""
         await wait_all(self._ack_all(taken, durability))
 
     async def nack(self, taken: Sequence[Delivered], delay_ms: int | None, error: str) -> None:
-        """Give messages back after a failure."""
+        """Return messages to the queue after a failure."""
         await wait_all(self._nack_all(taken, delay_ms, error))
 
     async def defer(self, taken: Delivered, delay_ms: int) -> None:
-        """Give a message back untouched."""
+        """Return a message to the queue without counting an attempt."""
         await taken.home.wait_async(self._defer(taken, delay_ms))
 
     async def release(self, taken: Delivered) -> None:
-        """Give back a message whose handler was interrupted."""
+        """Return a message whose handler was interrupted to the queue."""
         await self.defer(taken, 0)
 
     async def reject(self, taken: Delivered, reason: str) -> None:
-        """To the dead letters."""
+        """Make a message a dead letter."""
         await taken.home.wait_async(self._reject(taken, reason))
 
     async def extend(self, taken: Delivered, lease_ms: int | None) -> None:
-        """Let the lease begin anew."""
+        """Restart the lease."""
         await taken.home.wait_async(self._extend(taken, lease_ms))
 
     async def settle(self, receipts: Sequence[str], outcome: MessageOutcome, durability: Durability | None) -> None:
@@ -153,94 +153,94 @@ class AsyncLocalGroupPort(LocalGroup):
         await asyncio.sleep(0)  # sync: give_way()
 
     async def load_state(self, taken: Delivered) -> tuple[Any, int]:
-        """The state of a message and its version."""
+        """Return the state of a message and its version."""
         document = self._document(taken)
         return (None, 0) if document is None else (msgspec.json.decode(document.content), document.version)
 
     async def save_state(
         self, taken: Delivered, version: int, content: bytes | None, durability: Durability | None
     ) -> int:
-        """Replace the state, if the version is still this one; answers with the new version."""
+        """Replace the state if it still has this version. Returns the new version."""
         await taken.home.wait_async(self._save_state(taken, version, content, durability))
         return 0 if content is None else version + 1
 
     async def peek(self, count: int) -> list[Contents[Any]]:
-        """The messages that would come next."""
+        """Return the next messages without leasing them."""
         return await asyncio.to_thread(self.peek_now, count)
 
     async def cancel(self, message_id: str) -> bool:
-        """Take back a message that nobody works on; False where it is too late."""
+        """Cancel a ready or delayed message. Returns False if it is too late."""
         return await asyncio.to_thread(self.cancel_now, message_id)
 
     async def history(self, message_id: str) -> list[TraceStep]:
-        """Every step of a message that is still kept."""
+        """Return every step of a message that is still stored."""
         self.check_open()
         return await asyncio.to_thread(message_history, self, message_id)
 
     async def look_up(self, message_id: str) -> Found | None:
-        """Everything known about a message; None where there is none (any more)."""
+        """Return everything known about a message; None if it does not exist (any more)."""
         self.check_open()
         return await asyncio.to_thread(look_up, self, message_id)
 
     async def oldest_ready_ns(self) -> int | None:
-        """When the oldest message that is ready was published."""
+        """Return when the oldest ready message was published."""
         return await asyncio.to_thread(self.oldest_ready_ns_now)
 
     async def committed(self) -> dict[int, int]:
-        """For each partition the end of the contiguous run of messages that are settled."""
+        """Return, for each partition, the offset below which every message is settled."""
         return self.committed_now()
 
     async def seek(self, to: str | None, offset: int | None, time: datetime | None, partition: int | None) -> int:
-        """Go on from there."""
+        """Move the group's position."""
         return await asyncio.to_thread(self.seek_now, to, offset, time, partition)
 
     # threads: holdfast.local.listing.messages
     def messages(self, phase: str, where: Where, limit: int | None) -> AsyncIterator[Listed[Any]]:
-        """The messages in a phase that the condition chooses."""
+        """Iterate over the messages in one phase that match the condition."""
         return _in_pieces(listed(self, phase, where, limit))
 
     async def letter(self, letter_id: str) -> DeadLetter[Any]:
-        """One dead letter."""
+        """Return one dead letter."""
         return await asyncio.to_thread(LocalLetters(self).show, letter_id)
 
     async def letter_id_of(self, message_id: str) -> str | None:
-        """The id of the dead letter that a message became."""
+        """Return the id of the dead letter that a message became."""
         return await asyncio.to_thread(LocalLetters(self).id_of, message_id)
 
     async def letter_groups(self, where: Where) -> list[DeadGroup]:
-        """Dead letters by reason and kind of error."""
+        """Group dead letters by reason and kind of error."""
         return await asyncio.to_thread(LocalLetters(self).groups, where)
 
     async def redrive(self, request: DeadLettersRequest) -> Redriven:
-        """Put dead letters back."""
+        """Redrive dead letters."""
         return await asyncio.to_thread(LocalLetters(self).redrive, request)
 
     async def purge_letters(self, request: DeadLettersRequest) -> Redriven:
-        """Drop dead letters for good."""
+        """Delete dead letters."""
         return await asyncio.to_thread(LocalLetters(self).purge, request)
 
     async def qsize(self) -> int:
-        """How many messages are ready."""
+        """Return the number of ready messages."""
         return self.ready_now()
 
     async def stats(self) -> QueueStats:
-        """How many messages stand where."""
+        """Return the number of messages in each phase, and more."""
         return await asyncio.to_thread(self.stats_now)
 
     async def purge(self) -> int:
-        """Drop every message that nobody has in flight; answers how many."""
+        """Drop every message that is not in flight, and return how many."""
         return await asyncio.to_thread(self.purge_now)
 
     async def compact(self) -> Compacted:
-        """Let go of what is done."""
+        """Delete messages that are done."""
         return await asyncio.to_thread(self.compact_now)
 
     async def apply_retention(self) -> Retained:
-        """Drop what the topic's retention settings let go."""
+        """Delete what the topic's retention settings no longer keep."""
         return await asyncio.to_thread(self.apply_retention_now)
 
     async def put_plain(self, body: bytes, durability: Durability | None) -> Stored | None:
-        """Store a message that is nothing but its bytes; None where it has to go the long way."""
+        """Store a message without options on the fast path; returns None if that is not possible."""
         publisher = self.publisher
         began_ns = publisher.plain_since()
         if not began_ns:
@@ -252,7 +252,7 @@ class AsyncLocalGroupPort(LocalGroup):
     async def put(
         self, messages: Iterable[Any], durability: Durability | None, codec: CodecName | None
     ) -> list[Stored]:
-        """Store bodies or NewMessages: all that go to one partition, or none of them."""
+        """Store bodies or NewMessages. Of those that go to one partition, all are stored or none."""
         publisher = self.publisher
         began_ns = publisher.mono_ns()
         if publisher.all_plain(messages, codec):
@@ -265,16 +265,16 @@ class AsyncLocalGroupPort(LocalGroup):
         return publisher.stored(parts, began_ns)
 
     async def upload(self, request: StreamRequest) -> Stored:
-        """Store all that the stream gives as one message."""
+        """Store one message whose body is read from the stream."""
         self.check_open()
         return await SpooledUpload(self.engine.world, self.publisher, request).run_async()
 
     async def sync(self) -> None:
-        """Return when everything said so far, acks included, is on disk."""
+        """Wait until everything done so far, including acks, is on disk."""
         await asyncio.to_thread(self.engine.sync)
 
     async def close(self) -> None:
-        """Let go of this view; and of the folder, where it was opened for it alone."""
+        """Close this view, and the folder if it was opened only for it."""
         if self.alone:
             await asyncio.to_thread(self.engine.close)
         else:

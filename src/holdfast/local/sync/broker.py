@@ -43,23 +43,23 @@ class LocalBrokerPort(LocalBroker):
     """A broker's port on an engine in this process."""
 
     def queue(self, request: QueueRequest) -> LocalGroupPort:
-        """The default group of a topic, both made where there is none."""
+        """Open the default group of a topic. Both are created if needed."""
         return self.open_queue(LocalGroupPort, request)
 
     def group(self, topic: str, name: str, start: str, bodies: Bodies, changes: Mapping[str, Any]) -> LocalGroupPort:
-        """A group in queue mode, made where there is none."""
+        """Open a group in queue mode, which is created if needed."""
         return self.open_group(LocalGroupPort, topic, name, start, bodies, changes)
 
     def existing_group(self, topic: str, name: str, bodies: Bodies) -> LocalGroupPort:
-        """A group in queue mode; UnknownGroup where there is none."""
+        """Open an existing group in queue mode. Raises UnknownGroup if it does not exist."""
         return self.existing_group_now(LocalGroupPort, topic, name, bodies)
 
     def member(self, request: MemberRequest) -> LocalConsumerPort:
-        """A member of a group in stream mode, which has not joined yet."""
+        """Return a member of a group in stream mode that has not joined yet."""
         return LocalConsumerPort.open(self.engine, request)
 
     def producer(self, name: str | None, body_type: Any, changes: Mapping[str, Any], *, resume: bool) -> Producer:
-        """A producer; it is closed with the port."""
+        """Return a producer, which is closed with the port."""
         settings = producer_settings(self.engine.settings.producer, changes)
         rounds = partial(ThreadRounds, thread=self.with_threads)
         port = LocalProducerPort(self.engine)
@@ -74,7 +74,7 @@ class LocalBrokerPort(LocalBroker):
     def create_topic(
         self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
     ) -> TopicInfo:
-        """Make a topic."""
+        """Create a topic."""
         return self.create_topic_now(name, partitions, changes, exist_ok=exist_ok)
 
     def alter_topic(self, name: str, changes: Mapping[str, Any]) -> TopicInfo:
@@ -82,7 +82,7 @@ class LocalBrokerPort(LocalBroker):
         return self._grown(name, change_topic(self.engine, name, changes))
 
     def add_partitions(self, name: str, count: int) -> TopicInfo:
-        """Give the topic more partitions."""
+        """Add partitions to a topic."""
         return self._grown(name, self.partitions_with(name, count))
 
     def _grown(self, name: str, wanted: int) -> TopicInfo:
@@ -92,37 +92,37 @@ class LocalBrokerPort(LocalBroker):
         return self.describe_topic(name)
 
     def describe_topic(self, name: str) -> TopicInfo:
-        """What a topic is and holds."""
+        """Return the partitions, groups and settings of a topic."""
         return self.describe_topic_now(name)
 
     def topics(self) -> list[str]:
-        """The names of all topics."""
+        """Return the names of all topics."""
         return self.engine.topics()
 
     def delete_topic(self, name: str) -> None:
-        """Take a topic away."""
+        """Delete a topic."""
         self.delete_topic_now(name)
 
     def compact_topic(self, name: str) -> KeysCompacted:
-        """Of each key keep the last message."""
+        """Compact the topic by key: only the last message of each key is kept."""
         return self.compact_topic_now(name)
 
     def apply_retention(self, name: str) -> Retained:
-        """Drop what the topic's retention settings let go."""
+        """Delete what the topic's retention settings no longer keep."""
         return self.apply_retention_now(name)
 
     def compact_groups(self, name: str) -> Compacted:
-        """Drop what every group of the topic has handled."""
+        """Delete what every group of the topic has handled."""
         return self.compact_groups_now(name)
 
     def unfit(self, topic: str, messages: Sequence[NewMessage]) -> int | None:
-        """The index of the first message that cannot be stored; None where all of them can."""
+        """Return the index of the first message that cannot be stored; None if all of them can."""
         return self.unfit_now(topic, messages)
 
     def publish_plain(
         self, topic: str, body: bytes, partition: int | None, durability: Durability | None
     ) -> Stored | None:
-        """Store a message that is nothing but its bytes; None where it has to go the long way."""
+        """Store a message without options on the fast path; returns None if that is not possible."""
         with self.engine.using(topic) as used:
             publisher = self.publisher(used)
             began_ns = publisher.plain_since()
@@ -133,7 +133,7 @@ class LocalBrokerPort(LocalBroker):
             return publisher.plain_stored(number, body, appended, began_ns)
 
     def publish(self, topic: str, request: PublishRequest) -> list[Stored]:
-        """Store bodies or NewMessages: all that go to one partition, or none of them."""
+        """Store bodies or NewMessages. Of those that go to one partition, all are stored or none."""
         began_ns = self.mono_ns()
         with self.engine.using(topic) as used:
             publisher = self.publisher(used)
@@ -147,46 +147,46 @@ class LocalBrokerPort(LocalBroker):
             return publisher.stored(parts, began_ns)
 
     def upload(self, topic: str, request: StreamRequest) -> Stored:
-        """Store all that the stream gives as one message."""
+        """Store one message whose body is read from the stream."""
         with self.engine.using(topic) as used:
             return SpooledUpload(self.engine.world, self.publisher(used), request).run()
 
     def read(
         self, topic: str, partition: int, offset: int | None, limit: int, on_damage: OnDamage
     ) -> list[Contents[Any]]:
-        """Messages of a partition from an offset on."""
+        """Return messages of a partition from an offset on."""
         return self.read_now(topic, partition, offset, limit, on_damage=on_damage)
 
     def groups(self, topic: str | None) -> list[GroupInfo]:
-        """The groups of a topic, or of all, in both modes."""
+        """Return the groups of one topic, or of all topics, in queue mode and in stream mode."""
         return self.groups_now(topic)
 
     def delete_group(self, name: str, topic: str | None) -> None:
-        """Forget a group: on one topic in queue mode, or one in stream mode as a whole."""
+        """Delete a group: in queue mode on one topic, or in stream mode as a whole."""
         self.delete_group_now(name, topic)
 
     def reset_offsets(self, group: str, topic: str, to: To, partition: int | None, *, dry_run: bool) -> list[Reset]:
-        """Let a group go on from elsewhere, or say what that would be."""
+        """Move the position of a group; with `dry_run`, only return what would change."""
         return self.reset_offsets_now(group, topic, to, partition, dry_run=dry_run)
 
     def effects(self, group: str, resets: Sequence[Reset]) -> list[ResetEffect]:
-        """What resets would do to the messages of a group."""
+        """Return what resets would do to the messages of a group."""
         return self.effects_now(group, resets)
 
     def trace(self, message_id: str) -> list[TraceStep]:
-        """The life of a message."""
+        """Return the traced steps of a message."""
         return self.engine.trace(message_id)
 
     def search_traces(self, question: Question, limit: int, *, last: bool) -> list[TraceStep]:
-        """The steps that fit: the first ones, or the last."""
+        """Return the matching steps: the first ones, or the last."""
         return search_in(self.engine, question, limit, last=last)
 
     def trace_stats(self, question: Question) -> TraceStats:
-        """The steps that fit, in numbers."""
+        """Summarize the matching steps."""
         return stats_in(self.engine, question)
 
     def sync(self) -> None:
-        """Return when everything said so far is on disk."""
+        """Wait until everything done so far is on disk."""
         self.engine.sync()
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ class LocalConsumerPort(StreamMember):
 
     @classmethod
     def open(cls, engine: BrokerEngine, request: MemberRequest) -> Self:
-        """A member that has not joined yet; the group is made where there is none."""
+        """Return a member that has not joined yet; the group is created if needed."""
         group, settings = member_of(engine, request)
         return cls(engine, group, request, settings)
 

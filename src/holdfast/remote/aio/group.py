@@ -1,4 +1,4 @@
-"""A group behind a server, for tasks: every verb is a call, and one that was not answered is made again."""
+"""A group on a server, for tasks. Each method makes one call, which is repeated if its answer was lost."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class AsyncRemoteGroupPort(RemoteGroup):
         return await self._calls.call(self._request(method, verb, answers, body, **query))
 
     async def take(self, wanted: ReceiveRequest) -> list[RemoteTaken]:
-        """What is ready, up to so many; the server lets us wait for the first one."""
+        """Lease ready messages, up to `wanted.count`; the server waits for the first one."""
         take = self._take(wanted)
         mono_ns = self.client.world.clock.monotonic_ns
         until_ns = None if wanted.timeout_s is None else mono_ns() + round(wanted.timeout_s * 1e9)
@@ -80,12 +80,12 @@ class AsyncRemoteGroupPort(RemoteGroup):
         return found
 
     async def resume(self, receipt: str) -> RemoteTaken:
-        """The message that a receipt stands for; LeaseLost if it is no longer held."""
+        """Return the message of a receipt. Raises LeaseLost if its lease has ended."""
         told: wire.Delivery = await self._ask("GET", "inHand", wire.Delivery, receipt=receipt, group=self.group)
         return self._in_flight(told, renew=False, detached=True)
 
     async def holds(self, receipt: str) -> bool:
-        """Whether the receipt proves a delivery of this group that still holds its message."""
+        """Return whether the receipt is of a delivery of this group whose lease has not ended."""
         try:
             await self._ask("GET", "inHand", wire.Delivery, receipt=receipt, group=self.group)
         except HoldfastError:
@@ -93,34 +93,36 @@ class AsyncRemoteGroupPort(RemoteGroup):
         return True
 
     async def phase(self, taken: RemoteTaken) -> tuple[str, int]:
-        """Where a message stands now, and when its lease or its delay ends."""
+        """Return the phase of a message, and when its lease or its delay ends."""
         now: queues.Whole = await self._look_up(taken.home.id)
         return now.phase, {"leased": now.lease_until_ms, "delayed": now.due_ms}.get(now.phase, 0)
 
     async def ack(self, taken: Sequence[RemoteTaken], durability: Durability | None) -> None:
-        """Ack messages in one go. LeaseLost names those that were lost; the others are acked."""
+        """Ack messages in one call. LeaseLost names those whose lease has ended; the others are acked."""
         await self._settle_taken(taken, ACK, durability)
 
     async def nack(self, taken: Sequence[RemoteTaken], delay_ms: int | None, error: str) -> None:
-        """Give messages back after a failure."""
+        """Return messages to the queue after a failure."""
         await self._settle_taken(taken, MessageOutcome("nack", delay_ms, error))
 
     async def defer(self, taken: RemoteTaken, delay_ms: int) -> None:
-        """Give a message back untouched."""
+        """Return a message to the queue without counting an attempt."""
         await self._settle_taken([taken], MessageOutcome("defer", delay_ms))
 
     async def release(self, taken: RemoteTaken) -> None:
-        """Give back a message whose handler was interrupted: by the thread beside, for one that is being cancelled."""
-        self.drop(taken)  # sync: self.defer(taken, 0)
+        """Return a message whose handler was interrupted to the queue."""
+        # A task that is being cancelled cannot wait for a call, so the client's thread makes it.
+        self.drop(taken)  # async only
+        # sync: self.defer(taken, 0)
 
     async def reject(self, taken: RemoteTaken, reason: str) -> None:
-        """To the dead letters."""
+        """Make a message a dead letter."""
         await self._settle_taken([taken], MessageOutcome("reject", why=reason))
 
     async def _settle_taken(
         self, taken: Sequence[RemoteTaken], outcome: MessageOutcome, durability: Durability | None = None
     ) -> None:
-        """The last thing done with messages; after a call that was refused for another reason they are in flight."""
+        """Settle messages. After any error but LeaseLost they are still in flight."""
         self._check_own(taken)
         lost: LeaseLost | None = None
         for some in parts(taken):
@@ -172,7 +174,7 @@ class AsyncRemoteGroupPort(RemoteGroup):
         return lost
 
     async def extend(self, taken: RemoteTaken, lease_ms: int | None) -> None:
-        """Let the lease begin anew; it is counted from before the call."""
+        """Restart the lease, counted from before the call."""
         now_ns = self.client.world.clock.monotonic_ns()
         try:
             await self.settle([taken.held.receipt], MessageOutcome("extend", lease_ms=lease_ms), None)
@@ -182,7 +184,7 @@ class AsyncRemoteGroupPort(RemoteGroup):
         self._extended(taken, lease_ms, now_ns)
 
     async def load_state(self, taken: RemoteTaken) -> tuple[Any, int]:
-        """The state of a message and its version."""
+        """Return the state of a message and its version."""
         receipt = taken.held.receipt
         state: wire.State = await self._ask("GET", "state", wire.State, receipt=receipt, group=self.group)
         return state.value, state.version
@@ -190,7 +192,7 @@ class AsyncRemoteGroupPort(RemoteGroup):
     async def save_state(
         self, taken: RemoteTaken, version: int, content: bytes | None, durability: Durability | None
     ) -> int:
-        """Replace the state, if the version is still this one; answers with the new version."""
+        """Replace the state if it still has this version. Returns the new version."""
         check_durability(durability)
         durability = durability or self.ack_durability
         body = wire.SaveState(receipt=taken.held.receipt, version=version, group=self.group, durability=durability)
@@ -204,7 +206,7 @@ class AsyncRemoteGroupPort(RemoteGroup):
         except Conflict as error:
             if not is_repeated(error):
                 raise
-            # The attempt before, whose answer was lost, may have done it.
+            # An earlier attempt, whose answer was lost, may have done it.
             found, new = await self.load_state(taken)
             if new != (0 if content is None else version + 1) or found != value:
                 raise error from None
@@ -212,36 +214,36 @@ class AsyncRemoteGroupPort(RemoteGroup):
         return state.version
 
     async def peek(self, count: int) -> list[Contents[Any]]:
-        """The messages that would come next."""
+        """Return the next messages without leasing them."""
         self._check_peek(count)
         found: queues.Messages = await self._ask("GET", "peek", queues.Messages, count=count, group=self.group)
         return [contents_told(self.client, self.bodies, each) for each in found.messages]
 
     async def cancel(self, message_id: str) -> bool:
-        """Take back a message that nobody works on; False where it is too late."""
-        # Sent once: a second one would answer that it was too late, where the first has done it.
+        """Cancel a ready or delayed message. Returns False if it is too late."""
+        # Sent once: if the first call succeeded, a second one would return that it is too late.
         verb = f"messages/{message_id}"
         answer: queues.Cancelled = await self._ask("DELETE", verb, queues.Cancelled, group=self.group, again=False)
         return answer.cancelled
 
     async def history(self, message_id: str) -> list[TraceStep]:
-        """Every step of a message that is still kept."""
+        """Return every step of a message that is still stored."""
         found: queues.Whole = await self._ask("GET", "lookup", queues.Whole, id=message_id, group=self.group)
         return found.history
 
     async def committed(self) -> dict[int, int]:
-        """For each partition the end of the contiguous run of messages that are settled."""
+        """Return, for each partition, the offset below which every message is settled."""
         answer: queues.Committed = await self._ask("GET", "committed", queues.Committed, group=self.group)
         return {int(number): offset for number, offset in answer.offsets.items()}
 
     async def seek(self, to: str | None, offset: int | None, time: datetime | None, partition: int | None) -> int:
-        """Go on from there."""
+        """Move the group's position."""
         body = queues.Seek(to=to, offset=offset, time=time, partition=partition, group=self.group)  # type: ignore[arg-type]
         answer: queues.Sought = await self._ask("POST", "seek", queues.Sought, body)
         return answer.offset
 
     def messages(self, phase: str, where: Where, limit: int | None) -> AsyncIterator[Listed[Any]]:
-        """The messages in a phase that the condition chooses."""
+        """Iterate over the messages in one phase that match the condition."""
         return self._pages(self._paging(phase, where, limit))
 
     async def _pages(self, paging: Paging) -> AsyncIterator[Listed[Any]]:
@@ -255,7 +257,7 @@ class AsyncRemoteGroupPort(RemoteGroup):
         return await self._ask("GET", "lookup", queues.Whole, id=message_id, group=self.group)
 
     async def look_up(self, message_id: str) -> Found | None:
-        """Everything known about a message; None where there is none (any more)."""
+        """Return everything known about a message; None if it does not exist (any more)."""
         try:
             told: queues.Whole = await self._look_up(message_id)
         except NotFound:
@@ -273,23 +275,23 @@ class AsyncRemoteGroupPort(RemoteGroup):
         )
 
     async def oldest_ready_ns(self) -> int | None:
-        """When the next message was published: the server tells no more without listing all of them."""
+        """Return when the next message was published: for the oldest, all of them would have to be listed."""
         found: Any = self.messages("ready", None, 1)
         return min([each.timestamp_ns async for each in found], default=None)
 
     async def letter_id_of(self, message_id: str) -> str | None:
-        """The id of the dead letter that a message became."""
+        """Return the id of the dead letter that a message became."""
         found = await self.look_up(message_id)
         return found.message.id if found is not None and found.phase == "dead" else None
 
     async def letter(self, letter_id: str) -> DeadLetter[Any]:
-        """One dead letter."""
+        """Return one dead letter."""
         told: queues.Letter = await self._ask("GET", f"dead/{letter_id}", queues.Letter, group=self.group)
         letter: DeadLetter[Any] = listed_told(self.client, self.bodies, self.topic, self.group, told)  # type: ignore[assignment]
         return letter
 
     async def letter_groups(self, where: Where) -> list[DeadGroup]:
-        """Dead letters by reason and kind of error. A function is asked here."""
+        """Group dead letters by reason and kind of error. A function is evaluated here."""
         if callable(where):
             found: Any = self.messages("dead", where, None)
             return grouped([letter async for letter in found])  # sync: return grouped(found)
@@ -299,18 +301,18 @@ class AsyncRemoteGroupPort(RemoteGroup):
         return answer.groups
 
     async def redrive(self, request: DeadLettersRequest) -> Redriven:
-        """Put dead letters back."""
+        """Redrive dead letters."""
         rate, chosen = request.rate, await self._chosen(request)
         body = queues.Redrive(**chosen, rate=rate, to=request.to, dry_run=request.dry_run, group=self.group)
         return await self._act("dead/redrive", body, 0.0 if rate is None else UNLIMITED_S)
 
     async def purge_letters(self, request: DeadLettersRequest) -> Redriven:
-        """Drop dead letters for good."""
+        """Delete dead letters."""
         chosen = await self._chosen(request)
         return await self._act("dead/purge", queues.Purge(**chosen, dry_run=request.dry_run, group=self.group), 0.0)
 
     async def _chosen(self, request: DeadLettersRequest) -> dict[str, Any]:
-        """What to act on. A function is asked here, and its choice told by ids."""
+        """Return what to act on. A function is evaluated here, and its choice is sent as ids."""
         where, limit = request.where, request.limit
         if request.ids is not None:
             return {"ids": request.ids, "limit": limit}
@@ -323,56 +325,56 @@ class AsyncRemoteGroupPort(RemoteGroup):
         return Redriven(matched=told.matched, done=told.done, ids=told.ids)
 
     async def qsize(self) -> int:
-        """How many messages are ready."""
+        """Return the number of ready messages."""
         return (await self.stats()).ready
 
     async def stats(self) -> QueueStats:
-        """How many messages stand where."""
+        """Return the number of messages in each phase, and more."""
         stats: QueueStats = await self._ask("GET", "stats", QueueStats, group=self.group)
         return stats
 
     async def purge(self) -> int:
-        """Drop every message that nobody has in flight; answers how many."""
-        # Sent once: what is put behind the first one would be dropped by a second.
+        """Drop every message that is not in flight, and return how many."""
+        # Sent once: a second call would drop messages that were put after the first.
         told: queues.Purged = await self._ask("POST", "purge", queues.Purged, group=self.group, again=False)
         return told.purged
 
     async def compact(self) -> Compacted:
-        """Let go of what is done."""
+        """Delete messages that are done."""
         freed: queues.Compacted = await self._ask("POST", "compact", queues.Compacted, group=self.group)
         return Compacted(segments=freed.segments, bytes=freed.bytes, journal_bytes=freed.journal_bytes)
 
     async def apply_retention(self) -> Retained:
-        """Drop what the topic's retention settings let go."""
+        """Delete what the topic's retention settings no longer keep."""
         self.check_open()
         path = path_of("topics", self.topic, "apply-retention")
         gone: Retained = await self._calls.call(Ask(method="POST", path=path, answers=Retained))
         return gone
 
     async def put_plain(self, body: bytes, durability: Durability | None) -> Stored | None:
-        """There is no shorter way to a server."""
+        """Return None: there is no fast path to a server."""
         return None
 
     async def put(
         self, messages: Iterable[Any], durability: Durability | None, codec: CodecName | None
     ) -> list[Stored]:
-        """Store bodies or NewMessages: all that go to one partition, or none of them."""
+        """Store bodies or NewMessages. Of those that go to one partition, all are stored or none."""
         self.check_open()
         request = PublishRequest(messages, None, durability or self.durability, codec)
         return await self._calls.run(self.client.publishing.publish(self.topic, request, self.bodies, verb="put_many"))
 
     async def upload(self, request: StreamRequest) -> Stored:
-        """Store all that the stream gives as one message."""
+        """Store one message whose body is read from the stream."""
         self.check_open()
         return await self._calls.run(publish_stream(self.client.publishing, self.topic, request, self.durability))
 
     async def sync(self) -> None:
-        """Return when everything said so far, acks included, is on disk."""
+        """Wait until everything done so far, including acks, is on disk."""
         self.check_open()
         await self._calls.call(Ask(method="POST", path=path_of("admin", "sync")))
 
     async def close(self) -> None:
-        """Let go of this view; and of the connection, where it was opened for it alone."""
+        """Close this view, and the connection if it was opened only for it."""
         self._view_closed = True
         if self._alone:
             await self.client.close_async()

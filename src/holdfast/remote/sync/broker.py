@@ -1,5 +1,5 @@
 # Generated from aio/broker.py by tools/sync.py: do not edit it, edit that one and run "make sync".
-"""The topics of a server, for threads: every verb is a call."""
+"""The topics of a server, for threads. Each method makes one call."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class RemoteBrokerPort(RemoteBroker):
         return self._calls.ask(method, path, answers, body, again=again)
 
     def queue(self, request: QueueRequest) -> RemoteGroupPort:
-        """The default group of a topic, both made where there is none."""
+        """Open the default group of a topic. Both are created if needed."""
         settings, changes, body_type = request.settings, request.changes, request.body_type
         wanted = changes_to(settings, {}, changes)  # refused before anything is made
         name = check_topic_name(self._only_topic() if request.name is None else request.name)
@@ -95,7 +95,7 @@ class RemoteBrokerPort(RemoteBroker):
         return RemoteGroupPort(self.client, name, DEFAULT_GROUP, bodies, known, durability=durability)
 
     def _keep_bodies(self, name: str, info: TopicInfo, kind: BodyKind | None) -> TopicInfo:
-        """Note what bodies are, for workers; where that cannot be, the queue is as good without."""
+        """Store the kind of bodies, for workers. If that is not possible, the queue works without."""
         if kind is None or info.settings.get("bodies") is not None:
             return info
         try:
@@ -118,7 +118,7 @@ class RemoteBrokerPort(RemoteBroker):
         return made
 
     def _only_topic(self) -> str:
-        """The one that the server has, or one by the name that a queue has by default."""
+        """Return the only topic of the server, or the default name of a queue."""
         found = self.topics()
         if len(found) > 1:
             raise InvalidRequest(
@@ -127,7 +127,7 @@ class RemoteBrokerPort(RemoteBroker):
         return found[0] if found else self.client.default_topic
 
     def group(self, topic: str, name: str, start: str, bodies: Bodies, changes: Mapping[str, Any]) -> RemoteGroupPort:
-        """A group in queue mode, made where there is none."""
+        """Open a group in queue mode, which is created if needed."""
         settings: Mapping[str, Any] = {}
         body = wire.CreateGroup(start=start, settings=plain(changes))  # type: ignore[arg-type]
         try:
@@ -140,7 +140,7 @@ class RemoteBrokerPort(RemoteBroker):
         return RemoteGroupPort(self.client, topic, name, bodies, topic_settings(settings))
 
     def existing_group(self, topic: str, name: str, bodies: Bodies) -> RemoteGroupPort:
-        """A group in queue mode; UnknownGroup where there is none."""
+        """Open an existing group in queue mode. Raises UnknownGroup if it does not exist."""
         settings: Mapping[str, Any] = {}
         try:
             info = self.describe_topic(topic)
@@ -157,11 +157,11 @@ class RemoteBrokerPort(RemoteBroker):
         return RemoteGroupPort(self.client, topic, name, bodies, topic_settings(settings))
 
     def member(self, request: MemberRequest) -> RemoteConsumerPort:
-        """A member of a group in stream mode, which has not joined yet."""
+        """Return a member of a group in stream mode that has not joined yet."""
         return RemoteConsumerPort.open(self.client, request)
 
     def producer(self, name: str | None, body_type: Any, changes: Mapping[str, Any], *, resume: bool) -> Producer:
-        """A producer; it is closed with the port."""
+        """Return a producer, which is closed with the port."""
         settings, port = producer_settings(ProducerSettings(), changes), RemoteProducerPort(self.client)
         producer = Producer(port, settings, name=name, resume=resume, body_type=body_type)
         self._sending.add(producer)
@@ -174,7 +174,7 @@ class RemoteBrokerPort(RemoteBroker):
     def create_topic(
         self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
     ) -> TopicInfo:
-        """Make a topic."""
+        """Create a topic."""
         check_partitions(partitions)
         body = wire.CreateTopic(name=name, partitions=partitions, settings=plain(changes), exist_ok=exist_ok)
         info: TopicInfo = self._ask("POST", path_of("topics"), TopicInfo, body, again=exist_ok)
@@ -188,19 +188,19 @@ class RemoteBrokerPort(RemoteBroker):
         return info
 
     def add_partitions(self, name: str, count: int) -> TopicInfo:
-        """Give the topic more partitions."""
+        """Add partitions to a topic."""
         path = path_of("topics", name, "partitions")
         info: TopicInfo = self._ask("POST", path, TopicInfo, wire.AddPartitions(count=count), again=False)
         self.client.publishing.forget(name)
         return info
 
     def describe_topic(self, name: str) -> TopicInfo:
-        """What a topic is and holds."""
+        """Return the partitions, groups and settings of a topic."""
         info: TopicInfo = self._ask("GET", path_of("topics", name), TopicInfo)
         return info
 
     def topics(self) -> list[str]:
-        """The names of all topics."""
+        """Return the names of all topics."""
         found: list[str] = []
         more = True
         while more:
@@ -211,7 +211,7 @@ class RemoteBrokerPort(RemoteBroker):
         return found
 
     def delete_topic(self, name: str) -> None:
-        """Take a topic away."""
+        """Delete a topic."""
         try:
             self._ask("DELETE", path_of("topics", name), None)
         except UnknownTopic as error:
@@ -220,17 +220,17 @@ class RemoteBrokerPort(RemoteBroker):
         self.client.publishing.forget(name)
 
     def compact_topic(self, name: str) -> KeysCompacted:
-        """Of each key keep the last message."""
+        """Compact the topic by key: only the last message of each key is kept."""
         done: KeysCompacted = self._ask("POST", path_of("topics", name, "compact"), KeysCompacted)
         return done
 
     def apply_retention(self, name: str) -> Retained:
-        """Drop what the topic's retention settings let go."""
+        """Delete what the topic's retention settings no longer keep."""
         gone: Retained = self._ask("POST", path_of("topics", name, "apply-retention"), Retained)
         return gone
 
     def compact_groups(self, name: str) -> Compacted:
-        """Drop what every group of the topic has handled."""
+        """Delete what every group of the topic has handled."""
         segments = freed_bytes = journal_bytes = 0
         for group in self.describe_topic(name).groups:
             freed = self.existing_group(name, group, self.bodies).compact()
@@ -239,29 +239,29 @@ class RemoteBrokerPort(RemoteBroker):
         return Compacted(segments=segments, bytes=freed_bytes, journal_bytes=journal_bytes)
 
     def unfit(self, topic: str, messages: Sequence[NewMessage]) -> int | None:
-        """Only the server knows, which refuses them as a whole."""
+        """Return 0 for a single message, otherwise None: only the server knows which one it refuses."""
         return 0 if len(messages) == 1 else None
 
     def publish_plain(
         self, topic: str, body: bytes, partition: int | None, durability: Durability | None
     ) -> Stored | None:
-        """There is no shorter way to a server."""
+        """Return None: there is no fast path to a server."""
         return None
 
     def publish(self, topic: str, request: PublishRequest) -> list[Stored]:
-        """Store bodies or NewMessages: all that go to one partition, or none of them."""
+        """Store bodies or NewMessages. Of those that go to one partition, all are stored or none."""
         durability = request.durability or self.durability
         request = msgspec.structs.replace(request, durability=durability)
         return self._calls.run(self.client.publishing.publish(check_topic_name(topic), request, self.bodies))
 
     def upload(self, topic: str, request: StreamRequest) -> Stored:
-        """Store all that the stream gives as one message."""
+        """Store one message whose body is read from the stream."""
         return self._calls.run(publish_stream(self.client.publishing, topic, request, self.durability))
 
     def read(
         self, topic: str, partition: int, offset: int | None, limit: int, on_damage: OnDamage
     ) -> list[Contents[Any]]:
-        """Messages of a partition from an offset on."""
+        """Return messages of a partition from an offset on."""
         if type(partition) is not int or partition < 0:
             raise UnknownTopic(f"topic {topic} has no partition {partition!r}")
         found: list[Contents[Any]] = []
@@ -283,26 +283,26 @@ class RemoteBrokerPort(RemoteBroker):
         return found
 
     def groups(self, topic: str | None) -> list[GroupInfo]:
-        """The groups of a topic, or of all, in both modes."""
+        """Return the groups of one topic, or of all topics, in queue mode and in stream mode."""
         path = path_of("groups", topic=topic, limit=MOST_READ)
         found: wire_groups.Groups = self._ask("GET", path, wire_groups.Groups)
         return found.groups
 
     def delete_group(self, name: str, topic: str | None) -> None:
-        """Forget a group: on one topic in queue mode, or one in stream mode as a whole."""
+        """Delete a group: in queue mode on one topic, or in stream mode as a whole."""
         self._ask("DELETE", path_of("groups", name, topic=topic), None, again=False)
 
     def reset_offsets(self, group: str, topic: str, to: To, partition: int | None, *, dry_run: bool) -> list[Reset]:
-        """Let a group go on from elsewhere, or say what that would be."""
+        """Move the position of a group; with `dry_run`, only return what would change."""
         body = reset_of(topic, to, partition, dry_run=dry_run)
         return resets_told(self._ask("POST", path_of("groups", group, "reset"), wire_groups.ResetDone, body))
 
     def effects(self, group: str, resets: Sequence[Reset]) -> list[ResetEffect]:
-        """What resets would do: counted by positions, as only the server knows about each message."""
+        """Return what resets would do, counted by offsets: only the server knows each message."""
         return [effect_of(reset) for reset in resets]
 
     def trace(self, message_id: str) -> list[TraceStep]:
-        """The life of a message."""
+        """Return the traced steps of a message."""
         found: list[TraceStep] = []
         after: str | None = None
         while after != "":
@@ -311,7 +311,7 @@ class RemoteBrokerPort(RemoteBroker):
         return found
 
     def search_traces(self, question: Question, limit: int, *, last: bool) -> list[TraceStep]:
-        """The steps that fit: the first ones, or the last."""
+        """Return the matching steps: the first ones, or the last."""
         asked = self._searched(question)
         found: list[TraceStep] = []
         after: str | None = None
@@ -323,16 +323,16 @@ class RemoteBrokerPort(RemoteBroker):
         return found
 
     def trace_stats(self, question: Question) -> TraceStats:
-        """The steps that fit, in numbers."""
+        """Summarize the matching steps."""
         stats: TraceStats = self._ask("GET", path_of("traces", "stats", **self._searched(question)), TraceStats)
         return stats
 
     def sync(self) -> None:
-        """Return when everything said so far is on disk."""
+        """Wait until everything done so far is on disk."""
         self._ask("POST", path_of("admin", "sync"), None)
 
     def close(self) -> None:
-        """Let producers send what they have, and end the client."""
+        """Flush producers and close the client."""
         for producer in list(self._sending):
             producer.close()
         self.client.close()
@@ -353,7 +353,7 @@ class RemoteLocksPort:
         return self._client.holder
 
     def acquire(self, wanted: LockRequest) -> Lock:
-        """One call waits for some seconds; then it stands in line again, until its own time is over."""
+        """Acquire a lock. Each call waits for some seconds and then lines up again, until the deadline."""
         clock = self._client.world.clock
         until_ns = None if wanted.wait_ms is None else clock.monotonic_ns() + wanted.wait_ms * 1_000_000
         path = path_of("locks", wanted.name, "acquire")
@@ -407,7 +407,7 @@ class RemoteLocksPort:
 
     def update_document(self, name: str, content: bytes, version: int | None, lease_id: str | None) -> Document:
         path = path_of("state", name, version=version, lease_id=lease_id)
-        # As JSON, which it is already: msgpack knows more, and would store what a folder refuses.
+        # Sent as JSON: msgpack has more types, and would store what a folder refuses.
         ask = Ask(method="PUT", path=path, body=b'{"value":%b}' % content, media=JSON, answers=Document)
         try:
             document: Document = self._calls.call(ask)

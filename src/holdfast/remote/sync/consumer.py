@@ -1,5 +1,5 @@
 # Generated from aio/consumer.py by tools/sync.py: do not edit it, edit that one and run "make sync".
-"""A member of a stream group that lives behind a server.
+"""A member of a stream group on a server.
 
 Every poll has a number, and is sent again with the same one when its answer was lost: the server answers as before.
 What was handled goes along with the next poll, so that an answer that never came counts for nothing.
@@ -35,7 +35,7 @@ _MOST_WAIT_S: Final = 20.0
 
 
 class RemoteConsumerPort:
-    """A member that a server keeps for us, for as long as it hears of us."""
+    """A member that the server keeps as long as it hears from this client."""
 
     def __init__(self, client: Client, request: MemberRequest) -> None:
         self.request = request
@@ -52,7 +52,7 @@ class RemoteConsumerPort:
 
     @classmethod
     def open(cls, client: Client, request: MemberRequest) -> Self:
-        """A member that has not joined yet."""
+        """Return a member that has not joined yet."""
         return cls(client, request)
 
     @property
@@ -60,7 +60,7 @@ class RemoteConsumerPort:
         return self.left or self._client.caller.closed
 
     def check_open(self) -> None:
-        """Raise Closed where the member has left, or the client is closed."""
+        """Raise Closed if the member has left or the client is closed."""
         self._client.caller.check_open()
         if self.left:
             raise Closed(f"this consumer of {self.request.group} is closed; make a new one")
@@ -105,12 +105,12 @@ class RemoteConsumerPort:
             self._heartbeats.polled_ns = monotonic_ns()
 
     def hand_out(self, found: Sequence[StreamMessage[Any]]) -> None:
-        """What was polled is in the user's hands."""
+        """Note that these messages are returned to the user."""
         for place, message in self._first_of_each(reversed(found)).items():
             self.partitions[place].given = message.offset + 1
 
     def needs_attention(self) -> bool:
-        """Never: what the group has to say comes with the next poll, and commits go along with that."""
+        """Return False: changes of the group arrive with the next poll, which also sends the commits."""
         self.check_open()
         self._heartbeats.polled_ns = self._clock.monotonic_ns()
         return False
@@ -175,7 +175,7 @@ class RemoteConsumerPort:
         return path_of("groups", self.request.group, "members", *member, *more)
 
     def _follow(self, assignment: Iterable[wire.Assigned]) -> None:
-        """What is ours by now, and what is not any more; the user is told of both."""
+        """Apply the assignment, and report what was assigned and revoked to the user."""
         now = {(each.topic, each.partition): each.position for each in assignment}
         revoked = sorted(place for place in self.partitions if place not in now)
         for place in revoked:
@@ -189,7 +189,7 @@ class RemoteConsumerPort:
             tell(self.request.on_assigned, assigned)
 
     def _put_out(self, error: Fenced) -> None:
-        """The group takes us for gone, or for another: join again, unless that one is there."""
+        """Join again after the group has removed this member, unless a newer one has replaced it."""
         group, instance_id = self.request.group, self.request.instance_id
         logger.warning("put out of the group", extra={"group": group, "why": str(error)})
         lost = sorted(self.partitions)
@@ -255,7 +255,7 @@ class RemoteConsumerPort:
         return found
 
     def _rewind(self, places: Collection[TopicPartition]) -> None:
-        """What was polled and not handed out is to come again."""
+        """Arrange for messages that were polled but not returned to come again."""
         for place in places:
             if place in self.partitions:
                 topic, partition = place
