@@ -72,17 +72,13 @@ class ServedGroup:
         """Close the port. Messages stay leased."""
         await self.port.close()
 
-    def take_now(self, count: int, lease_s: float | None, owner: str | None) -> Taken | None:
-        """Lease what is ready now. None if there is more to look through; then call `take_further`."""
-        return self.port.take_ready(wanted_at_once(count, 0, lease_s, owner))
-
-    async def take_further(self, count: int, lease_s: float | None, owner: str | None) -> Taken:
-        """Lease what is ready, however much there is to look through; gives other tasks a turn in between."""
-        return await self.port.take_to_end(wanted_at_once(count, 0, lease_s, owner))
-
-    async def take(self, count: int, wait_s: float | None, lease_s: float | None, owner: str | None) -> Taken:
-        """Wait in line, then lease what is ready."""
-        return await self.port.stand_in_line(wanted_at_once(count, wait_s, lease_s, owner))
+    async def take(self, count: int, lease_s: float | None, owner: str | None, wait_s: float = 0) -> Taken:
+        """Lease what is ready. With `wait_s`, wait in line that long until something is."""
+        wanted = wanted_at_once(count, wait_s, lease_s, owner)
+        if wait_s:
+            return await self.port.stand_in_line(wanted)
+        ready = self.port.take_ready(wanted)
+        return await self.port.take_to_end(wanted) if ready is None else ready
 
     async def take_more(self, found: Taken, count: int, lease_s: float | None, owner: str | None) -> None:
         """Add more ready messages to `found`, up to `count` in all and to about what one answer holds.
@@ -93,7 +89,7 @@ class ServedGroup:
         while MOST_AT_ONCE <= taken < count and size < ANSWER_BYTES:
             await other_turns()
             try:
-                some = self.take_now(count - taken, lease_s, owner)
+                some = self.port.take_ready(wanted_at_once(count - taken, 0, lease_s, owner))
             except HoldfastError:
                 return  # what is leased already must reach its caller
             if not some:
