@@ -125,7 +125,8 @@ def test_a_waiter_that_goes_at_the_moment_of_arrival_costs_no_attempt(server: Se
 
         async def take_and_go(*arguments: Any) -> Any:
             found = await leasing(*arguments)
-            connection.close()
+            if found:
+                connection.close()
             return found
 
         monkeypatch.setattr(ServedGroup, "take", take_and_go)

@@ -63,8 +63,7 @@ def texts_of(taken: Taken) -> list[str]:
 def test_a_large_take_and_its_ack_give_other_tasks_their_turn(tmp_path):
     async def story() -> None:
         async with many_messages(tmp_path) as group:
-            found = group.take_now(MANY, None, "bob")
-            assert found is not None
+            found = await group.take(MANY, None, "bob")
             assert size(found) == MOST_AT_ONCE
             turns = Turns()
             await group.take_more(found, MANY, None, "bob")
@@ -105,8 +104,7 @@ def test_many_settled_messages_leave_a_streams_window_with_turns_for_other_tasks
     async def story() -> None:
         async with many_messages(tmp_path) as group:
             windows = Windows()
-            found = group.take_now(MANY, None, "bob")
-            assert found is not None
+            found = await group.take(MANY, None, "bob")
             await group.take_more(found, MANY, None, "bob")
             with windows.one_more(group, MANY) as window:
                 for delivery, taken in found:
@@ -129,8 +127,7 @@ def test_many_settled_messages_leave_a_streams_window_with_turns_for_other_tasks
 def test_a_large_take_that_is_given_back_gives_other_tasks_their_turn(tmp_path):
     async def story() -> None:
         async with many_messages(tmp_path) as group:
-            found = group.take_now(MANY, None, "bob")
-            assert found is not None
+            found = await group.take(MANY, None, "bob")
             await group.take_more(found, MANY, None, "bob")
             turns = Turns()
             await group.give_back(receipts_of(found))

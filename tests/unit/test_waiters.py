@@ -328,7 +328,7 @@ def test_a_call_that_takes_many_has_its_place_in_line_for_the_first_of_them():
     served: Any = ServedGroup(line.q._port.engine, line.group, Bodies(None))
     line.q.put_many([b"x"] * 150)
     wanted = wanted_at_once(200, 0, None, None)
-    assert served.take_now(200, None, "bob") == []
+    assert served.port.take_ready(wanted) == []
     assert line.turn(1) == 0
     found = served.port.take_ready(wanted, line.waiters[0])
     assert sum(len(taken) for _, taken in found) == MOST_AT_ONCE

@@ -1,4 +1,8 @@
-"""The audit log: every administrative act, on disk before it is done; refused calls in a bounded file."""
+"""The audit log.
+
+Every administrative act is on disk before it is carried out. Calls that were refused go to a separate file of bounded
+size.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +28,11 @@ from holdfast.storage.files import join, read_file, write_fully
 __all__ = ["BEGUN", "DONE", "FILE", "Act", "Audit", "open_audit", "refused_path"]
 
 
-# A file of lines that is put aside when it is long; the newest lines are read back first.
-
-
-_MOST_READ: Final = 4 * 1024 * 1024
+_MOST_READ: Final = 4 * 1024 * 1024  # bytes of each file that are searched for the newest lines
 
 
 class AuditFile:
-    """Appends lines, and begins a new file when this one is long. Safe to use from any thread."""
+    """A file of lines, rotated when it reaches `most_bytes`. Safe to use from any thread."""
 
     def __init__(self, world: World, path: str, *, most_bytes: int, files: int) -> None:
         self.path = path
@@ -43,12 +44,12 @@ class AuditFile:
         self._end = 0
 
     def prepare(self) -> None:
-        """Have the file; OSError where that cannot be."""
+        """Open or create the file. Raises OSError if that fails."""
         with self._lock:
             self._opened(0)
 
     def append(self, line: bytes, *, sync: bool) -> None:
-        """Add a line, which ends with \\n; with `sync` it is on disk then."""
+        """Append a line, which must end with \\n. With `sync` it is on disk when this returns."""
         with self._lock:
             try:
                 file = self._opened(len(line))
@@ -56,13 +57,13 @@ class AuditFile:
                 if sync:
                     file.sync()
             except OSError:
-                # After a sync that failed nobody knows what is on the disk: the next line begins with a new look.
+                # After a failed sync the contents of the disk are unknown, so the next append opens the file again.
                 self._let_go()
                 raise
             self._end += len(line)
 
     def backwards(self) -> Iterator[bytes]:
-        """The lines, the newest first; one of them may have been cut short by a crash."""
+        """Yield the lines, newest first. A crash may have cut one of them short."""
         for number in range(self._files + 1):
             with self._lock:
                 content = read_file(self._world.disk, self._name(number))
@@ -80,7 +81,7 @@ class AuditFile:
             self._file = self._world.disk.open(self.path, write=True, create=True)
             self._world.disk.sync_folder(self.path.rpartition("/")[0] or ".")
             self._end = self._file.size()
-            if self._end and self._file.read(self._end - 1, 1) != b"\n":  # a line that a crash cut short
+            if self._end and self._file.read(self._end - 1, 1) != b"\n":  # a crash cut the last line short
                 write_fully(self._file, self._end, [b"\n"])
                 self._end += 1
         return self._file
@@ -102,8 +103,7 @@ class AuditFile:
             file.close()
 
 
-# What the audit log says of one act: short, and without what nobody else should read.
-
+# Lines of the log: their size is bounded, and secrets are left out.
 
 BEGUN: Final = "begun"
 DONE: Final = "done"
@@ -114,7 +114,7 @@ _SECRETS: Final = ("token", "secret", "password", "authorization", "sha256", "co
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
-    """One line. `count` is how many messages, or other things, it concerned."""
+    """One line of the log. `count` is the number of messages, or other things, that were affected."""
 
     time: datetime
     id: str
@@ -140,7 +140,7 @@ def act_of(
     parameters: Mapping[str, Any] | None = None,
     correlation_id: str = "",
 ) -> Act:
-    """An act that begins now."""
+    """An act that starts now, with long values cut and secrets removed."""
     ids = world.ids
     return Act(
         time=now(world),
@@ -164,7 +164,7 @@ def line_of(act: Act) -> bytes:
 
 
 def _without_secrets(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """What an act was asked with, short, and without what nobody else should read."""
+    """The parameters of an act, with long values cut and secrets removed."""
     plain: dict[str, Any] = {str(name)[:100]: _plain(str(name), value) for name, value in parameters.items()}
     size = len(msgspec.json.encode(plain))
     return plain if size <= _MOST_PARAMETERS else {"left_out_bytes": size}
@@ -194,7 +194,7 @@ FILE: Final = "audit.jsonl"
 
 
 class Audit:
-    """Appends to the file, begins a new one when it is long, and reads back the last acts."""
+    """The audit log: two lines for each act, one before it starts and one when it has ended."""
 
     def __init__(self, world: World, path: str, *, most_bytes: int = 16 * 1024 * 1024, files: int = 10) -> None:
         self._world = world
@@ -202,7 +202,7 @@ class Audit:
         self.refusals = Refusals(world, refused_path(path), most_bytes=most_bytes)
 
     def prepare(self) -> None:
-        """Fail at the start of a server, rather than at the first act."""
+        """Raise BadSettings if the log cannot be written: when the server starts, not at the first act."""
         try:
             self._file.prepare()
         except OSError as error:
@@ -210,7 +210,7 @@ class Audit:
             raise BadSettings(f"the audit log {self._file.path} cannot be written: {reason}; set audit_file") from None
 
     def begin(self, **facts: Any) -> Act:
-        """Note what is about to be done. If that fails the act must not be done, and nothing of it has been."""
+        """Write that an act is about to start. If this raises, the act must not be carried out."""
         act = act_of(self._world, **facts)
         try:
             self._file.append(line_of(act), sync=True)
@@ -223,7 +223,7 @@ class Audit:
         return act
 
     def end(self, act: Act, outcome: str = DONE, *, count: int | None = None, target: str = "") -> None:
-        """Note what became of it: done, or the code of an error. It is too late to refuse, so a failure is logged."""
+        """Write the outcome of an act: done, or an error code. A failure is only logged: the act cannot be undone."""
         ended = msgspec.structs.replace(
             act, time=now(self._world), outcome=outcome, count=count, target=(target or act.target)[:MOST_TEXT]
         )
@@ -237,10 +237,10 @@ class Audit:
             )
 
     def last(self, count: int) -> list[Act]:
-        """The newest acts, the newest first, each as it ended."""
+        """The latest acts, newest first, each with its outcome."""
         found: dict[str, Act] = {}
         for line in self._file.backwards():
-            with suppress(msgspec.DecodeError):  # cut short by a crash, or by the limit on what is read
+            with suppress(msgspec.DecodeError):  # cut short by a crash, or by the limit on the bytes read
                 act = msgspec.json.decode(line, type=Act)
                 if len(found) >= count and act.id not in found:
                     break
@@ -253,8 +253,8 @@ class Audit:
 
 
 def open_audit(world: World, folder: str, settings: ServerSettings) -> Audit:
-    """The audit log of a folder that is served; BadSettings where it could never be written."""
-    # A folder that holds nothing but this file would not be taken for one of ours.
+    """Open the audit log of a served folder. Raises BadSettings if it cannot be written."""
+    # A folder that holds only this file would not be recognized as a data folder.
     world.disk.make_folder(join(folder, TOPICS))
     path = settings.audit_file or join(folder, FILE)
     audit = Audit(world, path, most_bytes=settings.audit_bytes, files=settings.audit_files)
@@ -263,25 +263,24 @@ def open_audit(world: World, folder: str, settings: ServerSettings) -> Audit:
 
 
 def refused_path(path: str) -> str:
-    """The file of the calls that were refused, beside the audit log: audit-refused.jsonl."""
+    """The path of the file for refused calls, in the same folder: audit-refused.jsonl."""
     folder, slash, name = path.rpartition("/")
     stem, dot, kind = name.rpartition(".")
     return f"{folder}{slash}{stem or name}-refused{dot if stem else ''}{kind if stem else ''}"
 
 
-# Calls that were refused: a file of their own, in which no caller can write much.
+# Refused calls.
 #
-# A refused act has changed nothing, so its line is not synced, and it stands apart from the acts that were done:
-# however many calls are refused, those stay. Each caller has so many lines a minute. What goes beyond is counted, and
-# told in one line when the minute is over.
+# A refused call has changed nothing, so its line is not synced. It goes to a separate file, so that no number of
+# refused calls can push out the acts that were carried out. Each caller gets `LINES` lines per `WINDOW_S`; the rest are
+# counted, and the count is written as one line when the window ends.
 
-
-LINES: Final = 30  # of one caller,
-WINDOW_S: Final = 60.0  # in this time
+LINES: Final = 30
+WINDOW_S: Final = 60.0
 MOST_LINE_BYTES: Final = 2_048
-FILES: Final = 1  # put aside, besides the one that is written
+FILES: Final = 1  # rotated files that are kept besides the current one
 
-# All whose token is not known are one caller: they could take a new name, or address, for each call.
+# All callers without a known token count as one: they could use a new name or address for each call.
 UNKNOWN: Final = "(unknown)"
 _OTHERS: Final = "(others)"
 _MOST_CALLERS: Final = 10_000
@@ -291,7 +290,7 @@ _MOST_PARAMETERS_REFUSALS: Final = 512
 
 
 class _Window(msgspec.Struct):
-    """What one caller was refused since a moment, by the clock that nobody sets."""
+    """The refused calls of one caller since `began_ns` on the monotonic clock."""
 
     began_ns: int
     written: int = 0
@@ -302,21 +301,21 @@ class _Window(msgspec.Struct):
 
 
 class Refusals:
-    """Notes refused calls, some of each caller. Safe to use from any thread."""
+    """Writes refused calls, up to a limit for each caller. Safe to use from any thread."""
 
     def __init__(self, world: World, path: str, *, most_bytes: int) -> None:
         self._world = world
         self._file = AuditFile(world, path, most_bytes=most_bytes, files=FILES)
         self._lock = threading.Lock()
         self._windows: dict[str, _Window] = {}
-        self._untold: dict[str, int] = {}  # of windows that are over
+        self._untold: dict[str, int] = {}  # calls left out, by caller, in windows that have ended
 
     @property
     def path(self) -> str:
         return self._file.path
 
     def admit(self, caller: str) -> bool:
-        """Whether one more refusal of this caller is to be written down; otherwise it is counted."""
+        """Whether to write one more refusal of this caller. If not, it is counted."""
         now_ns = self._world.clock.monotonic_ns()
         with self._lock:
             window = self._window(caller, now_ns)
@@ -327,14 +326,14 @@ class Refusals:
             return False
 
     def write(self, *, outcome: str, **facts: Any) -> None:
-        """Write down a refusal that was admitted."""
+        """Write a refusal that was admitted."""
         self.tell_rest()
         parameters = facts.pop("parameters", None) or {}
         act = act_of(self._world, parameters=parameters, **facts)
         self._append(msgspec.structs.replace(act, outcome=outcome))
 
     def tell_rest(self, *, ended: bool = True) -> bool:
-        """Write down how many more there were, of the windows that have `ended` or of all; are there any left?"""
+        """Write the counts of what was left out, of windows that have `ended` or of all. Returns whether any remain."""
         now_ns = self._world.clock.monotonic_ns()
         with self._lock:
             for caller, window in list(self._windows.items()):
@@ -347,7 +346,7 @@ class Refusals:
         return left
 
     def last(self, count: int) -> list[Act]:
-        """The newest refusals, the newest first."""
+        """The latest refusals, newest first."""
         self.tell_rest()
         found: list[Act] = []
         for line in self._file.backwards():
@@ -382,7 +381,7 @@ class Refusals:
     def _append(self, act: Act) -> None:
         try:
             self._file.append(_short(act), sync=False)
-        except OSError as error:  # refused it is, whether or not that can be written down
+        except OSError as error:  # the call stays refused, whether or not its line can be written
             _log.error(
                 "a refusal cannot be written to %s: %s",
                 self.path,
@@ -392,7 +391,7 @@ class Refusals:
 
 
 def _short(act: Act) -> bytes:
-    """A line of a bounded size, whatever the caller put into names and values."""
+    """The line of an act, at most `MOST_LINE_BYTES` long whatever the caller sent."""
     act = msgspec.structs.replace(
         act,
         principal=act.principal[:_MOST_NAME],
@@ -404,7 +403,7 @@ def _short(act: Act) -> bytes:
     if size > _MOST_PARAMETERS_REFUSALS:
         act = msgspec.structs.replace(act, parameters={"left_out_bytes": size})
     line = line_of(act)
-    if len(line) > MOST_LINE_BYTES:  # signs that are written as six each
+    if len(line) > MOST_LINE_BYTES:  # characters that JSON writes as six
         plain = act.principal.encode("ascii", "replace").decode()
         line = line_of(
             msgspec.structs.replace(
@@ -419,28 +418,25 @@ def _rest(world: World, caller: str, count: int) -> Act:
     return msgspec.structs.replace(act, outcome="forbidden", count=count)
 
 
-# Calls in the audit log: what of a call is written down, and when.
-
-
-# What a caller proves a lease with: whoever reads the log must not be able to.
+# Proofs of a lease: with one of them, a reader of the log could settle another caller's messages.
 _PROOFS: Final = frozenset({"lease_id", "receipt", "receipts"})
 
 
 class CallAuditor:
-    """Writes down each call of a route that is an act, off the loop, since it waits for the disk."""
+    """Writes HTTP calls to the audit log, on a thread because that waits for the disk."""
 
     def __init__(self, audit: Audit) -> None:
         self.audit = audit
         self._telling: asyncio.Task[None] | None = None
 
     async def begin(self, call: Call) -> None:
-        """Before anything is done; an error here means that nothing may be."""
+        """Write that a call is about to start. If this raises, the call must not be carried out."""
         facts = _facts(call)
         facts["parameters"] |= _given(call.body)
         call.act = await asyncio.to_thread(self.audit.begin, **facts)
 
     async def end(self, call: Call, error: HoldfastError | None, *, failed: bool = False) -> None:
-        """What became of it. A refusal is noted, too, in another file and not without end."""
+        """Write the outcome of a call. A refused call goes to the file for refusals, within its limits."""
         outcome = "internal" if failed else DONE if error is None else error.code
         if call.act is not None:
             await asyncio.to_thread(self.audit.end, call.act, outcome, count=call.count, target=call.target)
@@ -452,7 +448,7 @@ class CallAuditor:
                 self._telling = asyncio.get_running_loop().create_task(self._tell_rest())
 
     async def _tell_rest(self) -> None:
-        """Say how many more there were, when the time is over in which so few are written down."""
+        """Write the counts of what was left out, as each window ends."""
         left = True
         while left:
             await asyncio.sleep(WINDOW_S)
@@ -460,7 +456,7 @@ class CallAuditor:
 
 
 def _facts(call: Call) -> dict[str, Any]:
-    """What is known of a call before its body is read; of a refused one that is all that is written down."""
+    """What is known of a call before its body is read. Nothing more is written of a refused call."""
     route = call.route
     return {
         "principal": getattr(call.principal, "name", UNKNOWN),
@@ -474,14 +470,14 @@ def _facts(call: Call) -> dict[str, Any]:
 
 
 def _target(call: Call) -> str:
-    """What an act is about, as far as that can be seen before it is done."""
+    """The name of what a call acts on, as far as it is known beforehand."""
     if call.route.named is not None:
         return call.path.get(call.route.named, "")
     return getattr(call.body, "name", "") or call.path.get("group", "")
 
 
 def _given(value: Any) -> dict[str, Any]:
-    """What was said, without what was left out."""
+    """The fields of a struct that were given, without proofs of a lease."""
     if not isinstance(value, msgspec.Struct):
         return {}
     return {

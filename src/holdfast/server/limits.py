@@ -16,60 +16,57 @@ from holdfast.broker.topic import Topic
 from holdfast.errors import BadSettings, InvalidRequest, TooManyWaiters
 from holdfast.storage.segment import DESCRIPTORS_EACH, USUAL_MOST
 
-# Which connections there may be: in all, from one address, and in reserve.
+# Connections: the limit in all, the limit for one address, and the reserve.
 #
-# Before the first request nobody knows who a client is, only where it comes from. So:
+# Before the first request only a client's address is known. So:
 #
-# - One address may have its share of the connections, and no more.
-# - A connection that rests is worth less than a new one. Where there is no room, the connections that rest longest are
-#   closed: those of the new one's own address, if that has used up its share, or else of the address that has the most
-#   of those that rest. To rest is to have no whole request head with us: clients that keep a connection for later, and
-#   clients that send a request byte by byte, or nothing at all.
-# - Where all others are at work, a few connections more are held in reserve. They are answered one request each, and
-#   only where it is about the server's health, or an admin's. Everybody else there is told to come back.
+# - Each address may have a limited share of the connections.
+# - A new connection takes precedence over an idle one. When there is no room, the connections that have been idle
+#   longest are closed: those of the new client's address if it has used up its share, otherwise those of the address
+#   with the most idle connections. A connection is idle while no complete request head has arrived on it. That covers
+#   kept-alive connections, clients that send a request byte by byte, and clients that send nothing.
+# - If all connections are busy, a few more are accepted in reserve. Each of these gets one request answered, and only
+#   a health check or an admin's call. All others get an error that asks them to retry.
 #
-# Connections that rest are looked for only when there is no room, and some of them are closed at a time: a look at all
-# costs as much as it takes to accept some dozens.
-
-
-# What one client may ask of a connection, before anybody knows who it is.
+# The search for idle connections runs only when there is no room, and closes several at once: one pass over all
+# connections costs as much as accepting a few dozen.
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes and times that a connection is held to."""
+    """Size limits and timeouts of a connection. They apply before the caller is known."""
 
     header_bytes: int = 64 * 1024
     body_bytes: int = 64 * 1024 * 1024
-    header_s: float = 10.0  # from the first byte of a request, or the connection's beginning, to its last header
-    body_grace_s: float = 10.0  # a body may take so long,
-    body_bytes_per_s: int = 16 * 1024  # and a second more for each so many bytes of it
+    header_s: float = 10.0  # from a request's first byte, or from the start of the connection, to its last header
+    body_grace_s: float = 10.0  # the time a body of any size may take,
+    body_bytes_per_s: int = 16 * 1024  # plus one second for each this many bytes received
     idle_s: float = 75.0  # between two requests
-    write_s: float = 30.0  # without reading what it is sent
+    write_s: float = 30.0  # how long a client may leave an answer unread
     connections: int = 10_000
-    connections_per_address: int | None = None  # None: three quarters of all, so that others find room
-    reserve: int = 32  # more connections than that, for health checks and admins
+    connections_per_address: int | None = None  # None: three quarters of all, so that other addresses find room
+    reserve: int = 32  # connections beyond `connections`, for health checks and admins
 
     @property
     def per_address(self) -> int:
-        """How many connections one address may have."""
+        """The number of connections that one address may have."""
         if self.connections_per_address is not None:
             return self.connections_per_address
         return self.connections - self.connections // 4
 
 
-_OF_THESE: Final = 64  # one of so many that rest is closed at a time
+_OF_THESE: Final = 64  # one in this many idle connections is closed at a time
 
 
 class Admitted(Enum):
-    """What becomes of a new connection."""
+    """How a connection was admitted."""
 
     FULLY = "fully"
     IN_RESERVE = "in reserve"
-    NOT = "not"  # or not any more
+    NOT = "not"  # also after it has left
 
 
 class AdmittedConnection(Protocol):
-    """A connection, as far as it matters here."""
+    """What admission needs to know of a connection."""
 
     admitted: Admitted
 
@@ -78,17 +75,17 @@ class AdmittedConnection(Protocol):
 
     @property
     def rests_since(self) -> float | None:
-        """Since when it has no whole request with us; None while one is at work."""
+        """When the connection became idle, by the loop's clock; None while a request is being answered."""
 
     def shed(self) -> None:
-        """Close it, to make room."""
+        """Close the connection to make room."""
 
 
 _SINCE: Final = attrgetter("rests_since")
 
 
 class ConnectionAdmission:
-    """Counts the connections of a server, and decides about new ones."""
+    """Counts the connections of a server and decides whether to accept new ones."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
@@ -97,7 +94,7 @@ class ConnectionAdmission:
         self._total = 0
 
     def admit(self, client: AdmittedConnection, others: Iterable[AdmittedConnection]) -> None:
-        """Decide what becomes of a client that is new among the others."""
+        """Set `client.admitted`; closes idle connections among `others` if there is no room."""
         address = client.address
         if self._is_full(address):
             crowded = self._by_address[address] >= self._limits.per_address
@@ -110,7 +107,7 @@ class ConnectionAdmission:
         client.admitted = Admitted.FULLY
 
     def leave(self, client: AdmittedConnection) -> None:
-        """A client is gone, or is to go: its place is free."""
+        """Free the place of a connection that is closed or about to be."""
         admitted, client.admitted = client.admitted, Admitted.NOT
         if admitted is Admitted.IN_RESERVE:
             self._in_reserve.discard(client)
@@ -125,7 +122,7 @@ class ConnectionAdmission:
         return self._total >= limits.connections or self._by_address[address] >= limits.per_address
 
     def _make_room(self, address: str | None, others: Iterable[AdmittedConnection]) -> None:
-        """Close those that rest longest: of the address, or else of the one that has the most of them."""
+        """Close the longest idle connections of the address; if None, of the address with the most idle ones."""
         resting: dict[str, list[AdmittedConnection]] = {}
         for client in others:
             concerned = client.admitted is Admitted.FULLY and (address is None or client.address == address)
@@ -150,13 +147,13 @@ class ConnectionAdmission:
         client.shed()
 
 
-BODIES_EACH: Final = 4  # of the largest size, of one caller at a time
-ANSWERS_EACH: Final = 8  # of the largest size, of one caller at a time
-MOST_WAITING: Final = 256  # bodies of one caller for which there is no room yet
+BODIES_EACH: Final = 4  # bodies of the largest size that one caller may have in memory
+ANSWERS_EACH: Final = 8  # answers of the largest size that one caller may have in memory
+MOST_WAITING: Final = 256  # bodies of one caller that may wait for room
 
 
 class Room:
-    """How many bytes each caller has in memory, and who waits for some."""
+    """Limits the bytes that each caller has in memory. Bodies without room wait, each caller's in order."""
 
     def __init__(self, each_bytes: int) -> None:
         self.each_bytes = each_bytes
@@ -164,15 +161,15 @@ class Room:
         self._lines: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
 
     def used(self, caller: str) -> int:
-        """How many bytes of a caller there is room for by now."""
+        """The number of bytes that a caller has in memory."""
         return self._used.get(caller, 0)
 
     def waiting(self, caller: str) -> int:
-        """How many bodies of a caller there is no room for yet."""
+        """The number of a caller's bodies that wait for room."""
         return len(self._lines.get(caller, ()))
 
     async def take(self, caller: str, size: int) -> int:
-        """Wait for room, in line; answers with what to give back."""
+        """Wait for room. Returns the size to pass to `give_back`. Raises TooManyWaiters if too many wait already."""
         size = min(size, self.each_bytes)
         if caller not in self._lines and self.used(caller) + size <= self.each_bytes:
             self._used[caller] = self.used(caller) + size
@@ -188,14 +185,14 @@ class Room:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.give_back(caller, size)  # it was its turn at this moment
+                self.give_back(caller, size)  # cancelled just after it got its room
             else:
                 self._leave(caller, turn)
             raise
         return size
 
     def try_take(self, caller: str, size: int, *, always: bool = False) -> int | None:
-        """The same without a wait: None where there is no room, unless it must be there `always`."""
+        """Take room without waiting; None if there is none. With `always`, exceed the limit instead."""
         size = min(size, self.each_bytes)
         if not always and self.used(caller) + size > self.each_bytes:
             return None
@@ -203,14 +200,14 @@ class Room:
         return size
 
     def give_back(self, caller: str, size: int) -> None:
-        """The body is in nobody's memory any more: the next ones in line may have come to their turn."""
+        """Release room, and give it to those who wait for it."""
         self._used[caller] -= size
         self._admit(caller)
         if not self._used[caller]:
             del self._used[caller]
 
     def _leave(self, caller: str, turn: asyncio.Future[None]) -> None:
-        """Somebody in line is gone; those behind may fit where it did not."""
+        """Remove a waiter. Smaller ones behind it may fit now."""
         line = self._lines[caller]
         left = deque(each for each in line if each[0] is not turn)
         if left:
@@ -224,7 +221,7 @@ class Room:
         while line:
             turn, size = line[0]
             if turn.done():
-                line.popleft()  # its client is gone
+                line.popleft()  # the client disconnected
                 continue
             if self.used(caller) + size > self.each_bytes:
                 return
@@ -234,11 +231,11 @@ class Room:
         self._lines.pop(caller, None)
 
 
-# What callers may make: so many groups and partitions a topic. In one's own process there are no such limits.
+# Groups and partitions that callers may create on a topic. An embedded broker has no such limits.
 
 
 def check_new_group(engine: BrokerEngine, topic: Topic, name: str, most: int) -> None:
-    """Refuse one more group on a topic that has as many as it may, in both modes together."""
+    """Raise InvalidRequest if the group is new and its topic already has `most` groups, of both modes together."""
     if name in topic.groups:
         return
     streams = engine.streams.on(topic)
@@ -253,14 +250,14 @@ def check_new_group(engine: BrokerEngine, topic: Topic, name: str, most: int) ->
 
 
 def check_new_member(engine: BrokerEngine, topics: list[str], name: str, most: int) -> None:
-    """The same for a group in stream mode, on all that it is to read."""
+    """Check the limit on groups for a stream group, on every topic that it reads."""
     for each in topics:
         with engine.using(each) as topic:
             check_new_group(engine, topic, name, most)
 
 
 def check_partitions(wanted: object, known: int, most: int) -> None:
-    """Refuse more partitions than callers may ask for; what a topic has it keeps."""
+    """Raise BadSettings for more partitions than callers may ask for. A topic keeps those it has."""
     if type(wanted) is int and wanted > max(most, known):
         raise BadSettings(
             f"partitions={wanted} cannot be used: callers may ask for up to {most} (max_partitions). Ask for fewer, "
@@ -268,35 +265,35 @@ def check_partitions(wanted: object, known: int, most: int) -> None:
         )
 
 
-# What a server may open: one sum, made at the start, which its limit of file descriptors must cover.
+# File descriptors: computed once, at the start. The process's limit must cover this sum:
 #
 #     limit  =  the process itself                        OWN
 #            +  connections for health checks and admins  RESERVE
-#            +  connections on their way to a refusal     REFUSED
+#            +  connections that are being refused        REFUSED
 #            +  connections of the owner's socket         an eighth of the limit
-#            +  sealed segments that are read             a sixteenth of the limit, at most 256
+#            +  sealed segments open for reading          a sixteenth of the limit, at most 256
 #            +  connections                               max_connections, one each
 #            +  the files of logs                         open_files
 #
-# A log takes five: its lock, its state and the map of it, its last segment and the map of it. Partitions, groups'
-# journals, delayed messages and dead letters are logs; beyond `open_files`, those used longest ago close theirs.
+# A log takes five: its lock, its state and the state's map, its last segment and that segment's map. Partitions,
+# groups' journals, delayed messages and dead letters are logs. Beyond `open_files`, the least recently used logs close
+# their files.
 #
-# What the operator has set is kept or refused. What nobody has set is lowered until it fits: the files of logs to no
-# more than half of what is left, then the connections to the rest.
+# A value that the operator has set is used as it is or refused. Defaults are lowered until they fit: the files of logs
+# get half of what is left, or more if the connections need less, and the connections get the rest.
 
-
-# Standard streams, the loop, listening sockets, the audit log, locks, traces, groups of streams; and what logs take for
-# a moment: a scan, a snapshot, a log that waits for its sync before it can close its files.
+# Standard streams, the loop, listening sockets, the audit log, locks, traces, stream groups; and what logs open
+# briefly: a scan, a snapshot, a log that waits for its sync before it can close its files.
 OWN: Final = 128
 RESERVE: Final = ConnectionLimits().reserve
-REFUSED: Final = 64  # accepted, and closed in the same breath
+REFUSED: Final = 64  # accepted and closed at once
 
 LEAST_CONNECTIONS: Final = 64
 LEAST_FILES: Final = 100
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """How many connections and files of logs fit into a limit of descriptors."""
+    """The connections and log files that fit into a limit of file descriptors."""
 
     descriptors: int
     connections: int
@@ -304,17 +301,17 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 def owner_connections(descriptors: int) -> int:
-    """How many programs on the same machine may come by the owner's socket at the same time."""
+    """The number of connections that the owner's socket may have."""
     return max(descriptors // 8, 16)
 
 
 def read_segments(descriptors: int) -> int:
-    """How many sealed segments may be open for reading, of all logs together."""
+    """The number of sealed segments that may be open for reading, of all logs together."""
     return min(max(descriptors // 16 // DESCRIPTORS_EACH, 8), USUAL_MOST)
 
 
 def _apart(descriptors: int) -> int:
-    """What is not shared by connections and logs."""
+    """The descriptors that are left for neither connections nor logs."""
     return OWN + RESERVE + REFUSED + owner_connections(descriptors) + read_segments(descriptors) * DESCRIPTORS_EACH
 
 
@@ -326,7 +323,7 @@ def budget(
     connections_set: bool = False,
     open_files_set: bool = False,
 ) -> Budget:
-    """What fits; BadSettings where what was set does not, or too little is left of what was not."""
+    """Divide the descriptors. Raises BadSettings if the values set, or the least useful defaults, do not fit."""
     left = descriptors - _apart(descriptors)
     least_connections = connections if connections_set else min(connections, LEAST_CONNECTIONS)
     least_files = open_files if open_files_set else min(open_files, LEAST_FILES)
@@ -343,7 +340,7 @@ def budget(
 
 
 def needed(connections: int, open_files: int) -> int:
-    """The lowest limit of descriptors that so many fit into."""
+    """The lowest limit of descriptors that these numbers fit into."""
     wanted = connections + open_files
     least = wanted
     while least - _apart(least) < wanted:

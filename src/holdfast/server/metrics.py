@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Final, Literal, TextIO, TypeVar
 
 import msgspec
 
@@ -34,20 +34,17 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 
-# What the engine counts, read when Prometheus asks: nothing is kept here.
+# The engine's metrics are read from its counters on each scrape; nothing is kept here.
 #
-# Only topics that are open are looked at; none is opened for it. Numbers of a topic count since its opening, so they
-# begin at 0 again where it was let go meanwhile, as those of a process that starts again do. Of the (topic, group)
-# pairs that are open the first `most_groups` are shown, in the order in which the topics were opened: what is shown
-# stays so.
-
-
-# Metrics as Prometheus knows them, made from ours when somebody asks; its package is not loaded before.
-
+# Only open topics are read; a scrape opens none. Counters of a topic start when it is opened, so they go back to 0 when
+# it is closed and opened again, as after a restart. At most `most_groups` (topic, group) pairs are shown, in the order
+# in which their topics were opened, so that a pair once shown stays shown.
+#
+# prometheus_client is imported on the first scrape.
 
 PREFIX: Final = "holdfast_"
 
-# What a disk or a call takes, and what people or other programs do.
+# Bucket bounds: FAST for disks and calls, SLOW for what depends on people or other programs.
 FAST: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
@@ -57,7 +54,7 @@ SLOW: Final = (
 
 
 class Buckets:
-    """Where the buckets of a histogram end. The counts are exact at the slots' borders: within 1/32 of each bound."""
+    """The bounds of a histogram's buckets. Counts are exact at the nearest slot border, within 1/32 of each bound."""
 
     def __init__(self, bounds_s: Sequence[float]) -> None:
         self._bounds_s = bounds_s
@@ -70,7 +67,7 @@ class Buckets:
         return [*map(floatToGoString, self._bounds_s), "+Inf"]
 
     def add(self, family: HistogramMetricFamily, labels: Sequence[str], histogram: Histogram) -> None:
-        """The times of a histogram, each bucket with all up to its bound; nothing before the first one."""
+        """Add a histogram to the family as cumulative buckets. An empty histogram adds nothing."""
         if histogram.max_ns < 0:
             return
         counts, total = histogram.cumulated(self._edges)
@@ -78,27 +75,28 @@ class Buckets:
 
 
 def counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
-    """A number that only grows; `_total` is added to its name."""
+    """A family of counters; Prometheus adds `_total` to the name."""
     from prometheus_client.core import CounterMetricFamily
 
     return CounterMetricFamily(PREFIX + name, text, labels=labels)
 
 
 def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-    """A number as it is now."""
+    """A family of gauges."""
     from prometheus_client.core import GaugeMetricFamily
 
     return GaugeMetricFamily(PREFIX + name, text, labels=labels)
 
 
 def times(name: str, text: str, *labels: str) -> HistogramMetricFamily:
-    """How long something took."""
+    """A family of histograms of seconds."""
     from prometheus_client.core import HistogramMetricFamily
 
     return HistogramMetricFamily(PREFIX + name, text, labels=labels)
 
 
 logger = logging.getLogger(__name__)
+_Family = TypeVar("_Family", "CounterMetricFamily", "GaugeMetricFamily")
 
 OF_TOPIC: Final = {
     "published": "Messages stored.",
@@ -133,8 +131,35 @@ TIMES_OF_GROUP: Final = {
 }
 
 
+# What is counted where it happens has a family by its own name above. Here is what is read on each scrape: name, help
+# text, labels.
+GAUGES: Final = {
+    "partitions": ("Partitions of the topic.", "topic"),
+    "log_bytes": ("Bytes of the files of the topic's logs.", "topic"),
+    "log_segments": ("Files of the topic's logs.", "topic"),
+    "log_damaged_messages": ("Messages in them that are known to be damaged.", "topic"),
+    "dead_messages": ("Dead letters of the topic.", "topic"),
+    "queries": ("Queries of other processes that read the topic.", "topic"),
+    "query_lag_messages": ("Messages that the last of them has not read.", "topic"),
+    "query_lag_seconds": ("Age of the oldest message that one has not read.", "topic"),
+    "ready_messages": ("Messages that can be taken now.", "topic", "group"),
+    "leased_messages": ("Messages in somebody's hands.", "topic", "group"),
+    "delayed_messages": ("Messages that are not due yet.", "topic", "group"),
+    "waiters": ("Consumers that wait for a message.", "topic", "group"),
+    "lag_messages": ("Messages that the group has not handled.", "topic", "group", "mode"),
+    "lag_seconds": ("Age of the oldest message not handled.", "topic", "group", "mode"),
+    "group_members": ("Members of a group in stream mode.", "group"),
+    "topics": ("Topics in the folder, open or not.",),
+    "open_topics": ("Topics that are open.",),
+    "open_partitions": ("Partitions that are open.",),
+    "metrics_left_out_groups": ("Open groups that are not shown here, to keep this short.",),
+    "metrics_failed_topics": ("Open topics whose numbers could not be read just now.",),
+    "disk_free_bytes": ("Bytes free on the disk of the data folder.",),
+}
+
+
 def sync_times(engine: BrokerEngine) -> Times:
-    """How long syncs of the disk took, of all topics that are open, since each was opened."""
+    """The durations of disk syncs of all open topics, each since it was opened."""
     total = Histogram()
     for topic in engine.open_topics():
         total.merge(topic.metrics.sync_seconds)
@@ -142,39 +167,23 @@ def sync_times(engine: BrokerEngine) -> Times:
 
 
 class _Families:
-    """All metrics of the engine, to be filled."""
+    """The families of the engine's metrics, filled during one scrape."""
 
     def __init__(self) -> None:
         self.topic_counters = {name: counter(name, text, "topic") for name, text in OF_TOPIC.items()}
         self.topic_times = {name: times(name, text, "topic") for name, (text, _) in TIMES_OF_TOPIC.items()}
         self.group_counters = {name: counter(name, text, "topic", "group") for name, text in OF_GROUP.items()}
         self.group_times = {name: times(name, text, "topic", "group") for name, (text, _) in TIMES_OF_GROUP.items()}
-        self.partitions = gauge("partitions", "Partitions of the topic.", "topic")
-        self.log_bytes = gauge("log_bytes", "Bytes of the files of the topic's logs.", "topic")
-        self.log_segments = gauge("log_segments", "Files of the topic's logs.", "topic")
-        self.log_damaged = gauge("log_damaged_messages", "Messages in them that are known to be damaged.", "topic")
-        self.dead = gauge("dead_messages", "Dead letters of the topic.", "topic")
-        self.queries = gauge("queries", "Queries of other processes that read the topic.", "topic")
-        self.query_lag = gauge("query_lag_messages", "Messages that the last of them has not read.", "topic")
-        self.query_age = gauge("query_lag_seconds", "Age of the oldest message that one has not read.", "topic")
-        self.ready = gauge("ready_messages", "Messages that can be taken now.", "topic", "group")
-        self.leased = gauge("leased_messages", "Messages in somebody's hands.", "topic", "group")
-        self.delayed = gauge("delayed_messages", "Messages that are not due yet.", "topic", "group")
-        self.waiters = gauge("waiters", "Consumers that wait for a message.", "topic", "group")
-        self.lag = gauge("lag_messages", "Messages that the group has not handled.", "topic", "group", "mode")
-        self.age = gauge("lag_seconds", "Age of the oldest message not handled.", "topic", "group", "mode")
-        self.members = gauge("group_members", "Members of a group in stream mode.", "group")
-        self.topics = gauge("topics", "Topics in the folder, open or not.")
-        self.open_topics = gauge("open_topics", "Topics that are open.")
-        self.open_partitions = gauge("open_partitions", "Partitions that are open.")
-        self.left_out = gauge("metrics_left_out_groups", "Open groups that are not shown here, to keep this short.")
-        self.failed = gauge("metrics_failed_topics", "Open topics whose numbers could not be read just now.")
-        self.free = gauge("disk_free_bytes", "Bytes free on the disk of the data folder.")
-        self.steps_lost = counter("trace_steps_lost", "Steps of traces that could not be written down.")
+        self.gauges = {name: gauge(name, text, *labels) for name, (text, *labels) in GAUGES.items()}
+
+    def set(self, labels: list[str], **values: float) -> None:
+        """Set the gauges of these names, all with the same labels."""
+        for name, value in values.items():
+            self.gauges[name].add_metric(labels, value)
 
     def __iter__(self) -> Iterator[Metric]:
-        for part in vars(self).values():
-            yield from part.values() if isinstance(part, dict) else [part]
+        for families in vars(self).values():
+            yield from families.values()
 
 
 class EngineMetrics:
@@ -183,13 +192,13 @@ class EngineMetrics:
     def __init__(self, engine: BrokerEngine, most_groups: int) -> None:
         self._engine = engine
         self._most_groups = most_groups
-        # When the message at a place was published never changes: read once, for as long as it is the first.
+        # When each group's oldest unhandled message was published. That never changes, so it is read once per message.
         self._published_ns: dict[tuple[str, int, int, int], int] = {}
         self._seen: dict[tuple[str, int, int, int], int] = {}
         self._told = ""
 
     def collect(self) -> Iterator[Metric]:
-        """All of them, as Prometheus knows them."""
+        """The metrics of the engine."""
         families, engine = _Families(), self._engine
         self._seen = {}
         topics = engine.open_topics()
@@ -202,18 +211,23 @@ class EngineMetrics:
                 self._tell(topic, error)
         self._streams(families, shown)
         self._published_ns = self._seen
-        families.topics.add_metric([], len(engine.topics()))
-        families.open_topics.add_metric([], len(topics))
-        families.open_partitions.add_metric([], sum(len(topic.partitions) for topic in topics))
-        families.left_out.add_metric([], left_out)
-        families.failed.add_metric([], failed)
+        families.set(
+            [],
+            topics=len(engine.topics()),
+            open_topics=len(topics),
+            open_partitions=sum(len(topic.partitions) for topic in topics),
+            metrics_left_out_groups=left_out,
+            metrics_failed_topics=failed,
+        )
         with suppress(OSError):
-            families.free.add_metric([], engine.world.disk.free_bytes(engine.folder))
-        families.steps_lost.add_metric([], engine.traces.log.lost)
-        return iter(families)
+            families.set([], disk_free_bytes=engine.world.disk.free_bytes(engine.folder))
+        yield from families
+        yield _filled(
+            counter("trace_steps_lost", "Steps of traces that could not be written down."), engine.traces.log.lost
+        )
 
     def _shown(self, topics: list[Topic]) -> tuple[dict[str, Topic], int]:
-        """The topics whose numbers are shown; how many groups of the others are not, a topic without one as well."""
+        """The topics that are shown, and the number of groups left out; a topic without groups counts as one."""
         shown: dict[str, Topic] = {}
         groups = left_out = 0
         for topic in topics:
@@ -229,15 +243,18 @@ class EngineMetrics:
         labels = [topic.name]
         segments = [segment for partition in topic.partitions for segment in partition.log.segments()]
         self._instruments(families.topic_counters, families.topic_times, topic.metrics, labels)
-        families.partitions.add_metric(labels, len(topic.partitions))
-        families.log_bytes.add_metric(labels, sum(segment.bytes for segment in segments))
-        families.log_segments.add_metric(labels, len(segments))
-        families.log_damaged.add_metric(labels, sum(len(each.log.damaged()) for each in topic.partitions))
-        families.dead.add_metric(labels, topic.dead_count())
         queries = query_gauges(self._engine.queries, topic)
-        families.queries.add_metric(labels, queries["queries"])
-        families.query_lag.add_metric(labels, queries["query_lag"])
-        families.query_age.add_metric(labels, queries["query_lag_seconds"])
+        families.set(
+            labels,
+            partitions=len(topic.partitions),
+            log_bytes=sum(segment.bytes for segment in segments),
+            log_segments=len(segments),
+            log_damaged_messages=sum(len(each.log.damaged()) for each in topic.partitions),
+            dead_messages=topic.dead_count(),
+            queries=queries["queries"],
+            query_lag_messages=queries["query_lag"],
+            query_lag_seconds=queries["query_lag_seconds"],
+        )
         for group in list(topic.groups.values()):
             self._group(families, topic, group)
 
@@ -255,12 +272,10 @@ class EngineMetrics:
                 delayed += len(state.waiting) + (0 if store is None else len(store))
                 lag += ready_here + len(state.leases) + len(state.waiting) + len(state.burials)
             age_s = max(age_s, self._age_s(topic, delivery.number, log, floor))
-        families.ready.add_metric(labels, ready)
-        families.leased.add_metric(labels, leased)
-        families.delayed.add_metric(labels, delayed)
-        families.waiters.add_metric(labels, len(group.waiters))
-        families.lag.add_metric([*labels, "queue"], lag)
-        families.age.add_metric([*labels, "queue"], age_s)
+        families.set(
+            labels, ready_messages=ready, leased_messages=leased, delayed_messages=delayed, waiters=len(group.waiters)
+        )
+        families.set([*labels, "queue"], lag_messages=lag, lag_seconds=age_s)
 
     @staticmethod
     def _instruments(
@@ -277,9 +292,9 @@ class EngineMetrics:
             buckets.add(timed, labels, getattr(metrics, name))
 
     def _streams(self, families: _Families, shown: Mapping[str, Topic]) -> None:
-        """How far the groups in stream mode are in the topics that are shown; whoever reads a topic has it open."""
+        """Add the stream groups: their members, and their lag on the topics that are shown."""
         for group in self._engine.streams.all():
-            families.members.add_metric([group.name], len(group.members.members))
+            families.set([group.name], group_members=len(group.members.members))
             lags: dict[str, tuple[int, float]] = {}
             for entry in group.offsets.entries():
                 topic = shown.get(entry.topic)
@@ -295,11 +310,10 @@ class EngineMetrics:
                     continue
                 lags[topic.name] = messages + log.end - at, age_s
             for name, (messages, age_s) in lags.items():
-                families.lag.add_metric([name, group.name, "stream"], messages)
-                families.age.add_metric([name, group.name, "stream"], age_s)
+                families.set([name, group.name, "stream"], lag_messages=messages, lag_seconds=age_s)
 
     def _age_s(self, topic: Topic, number: int, log: Log, offset: int) -> float:
-        """How long ago the first message from the offset on was published; 0 where there is none."""
+        """The age of the first message at or after the offset; 0 if there is none."""
         if offset >= log.end:
             return 0.0
         key, now_ns = (topic.name, topic.id, number, offset), self._engine.world.clock.now_ns()
@@ -310,17 +324,15 @@ class EngineMetrics:
         return max(now_ns - known, 0) / 1e9
 
     def _tell(self, topic: Topic, error: Exception) -> None:
-        if not topic.closed and str(error) != self._told:  # once, not at every look
+        if not topic.closed and str(error) != self._told:  # once, not on every scrape
             self._told = str(error)
             logger.warning("metrics of a topic cannot be read", extra={"topic": topic.name, "error": str(error)})
 
 
-# What is counted and timed of HTTP: plain numbers while calls are served, families when somebody asks.
-#
-# They are changed by the loop that serves, with no lock; a look from another thread meanwhile may miss the last call.
+# HTTP metrics are plain numbers that the event loop updates without a lock. A scrape on another thread may miss the
+# latest call.
 
-
-# Any other word is a client's invention, and would be one more label each time.
+# A client may invent other methods, and each would become a new label.
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER: Final = "other"
 UNKNOWN_ROUTE: Final = "unknown"
@@ -343,7 +355,7 @@ class HttpMetrics(Meter):
     def request_done(
         self, route: str | None, method: str, status: int, seconds: float, bytes_in: int, bytes_out: int
     ) -> None:
-        """A call was answered; `route` is its pattern, never its path, and None where no route fits."""
+        """Count an answered call. `route` is its pattern, never its path; None if no route matched."""
         route = route or UNKNOWN_ROUTE
         if method not in _METHODS:
             method = OTHER
@@ -359,11 +371,11 @@ class HttpMetrics(Meter):
         self._closed += 1
 
     def connection_refused(self, reason: str) -> None:
-        """A connection was not let in, or cut off; `reason` is one of a few fixed words."""
+        """Count a connection that was refused or cut off; `reason` is one of a few fixed words."""
         self._refused[reason] += 1
 
     async def counted(self, route: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """An answer that lasts, or is large, as it goes out; its bytes are counted as they do."""
+        """Yield the chunks of a streamed answer, and count their bytes as they go out."""
         self._streams[route] += 1
         try:
             async for chunk in chunks:
@@ -374,7 +386,7 @@ class HttpMetrics(Meter):
             await close_chunks(chunks)
 
     def collect(self) -> Iterator[Metric]:
-        """All of them, as Prometheus knows them."""
+        """The metrics of calls and connections."""
         requests = counter("http_requests", "Calls answered.", "route", "method", "status")
         for labels, count in list(self._requests.items()):
             requests.add_metric(labels, count)
@@ -383,30 +395,31 @@ class HttpMetrics(Meter):
         )
         for of, histogram in list(self._seconds.items()):
             _BUCKETS.add(seconds, of, histogram)
-        received = counter("http_received_bytes", "Bytes of the bodies of calls.", "route")
-        sent = counter("http_sent_bytes", "Bytes of the bodies of answers.", "route")
-        for route, size in list(self._received.items()):
-            received.add_metric([route], size)
-        for route, size in list(self._sent.items()):
-            sent.add_metric([route], size)
-        opened = counter("http_connections", "Connections accepted.")
-        opened.add_metric([], self._opened)
-        still = gauge("http_open_connections", "Connections that are open now.")
-        still.add_metric([], self._opened - self._closed)
-        refused = counter("http_refused_connections", "Connections refused or cut off.", "reason")
-        for reason, count in list(self._refused.items()):
-            refused.add_metric([reason], count)
-        streams = gauge("http_streams", "Answers that are going out in pieces now.", "route")
-        for route, count in list(self._streams.items()):
-            streams.add_metric([route], count)
-        yield from (requests, seconds, received, sent, opened, still, refused, streams)
+        yield from (requests, seconds)
+        yield _by_label(counter("http_received_bytes", "Bytes of the bodies of calls.", "route"), self._received)
+        yield _by_label(counter("http_sent_bytes", "Bytes of the bodies of answers.", "route"), self._sent)
+        yield _filled(counter("http_connections", "Connections accepted."), self._opened)
+        yield _filled(gauge("http_open_connections", "Connections that are open now."), self._opened - self._closed)
+        yield _by_label(counter("http_refused_connections", "Connections refused or cut off.", "reason"), self._refused)
+        yield _by_label(gauge("http_streams", "Answers that are going out in pieces now.", "route"), self._streams)
+
+
+def _filled(family: _Family, value: float) -> _Family:
+    family.add_metric([], value)
+    return family
+
+
+def _by_label(family: _Family, values: Mapping[str, int]) -> _Family:
+    for label, value in list(values.items()):
+        family.add_metric([label], value)
+    return family
 
 
 MOST_GROUPS: Final = 200
 
 
 class ServerMetrics(HttpMetrics):
-    """The metrics of one server. It has a registry of its own: two servers in one process do not mix."""
+    """The metrics of one server, in its own registry, so that two servers in one process do not mix."""
 
     def __init__(self, engine: BrokerEngine, *, most_groups: int = MOST_GROUPS) -> None:
         super().__init__()
@@ -425,13 +438,13 @@ class ServerMetrics(HttpMetrics):
         return made
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """One more value, read when somebody asks; its name gets the prefix of all."""
+        """Add a gauge that `read` returns on each scrape; its name gets the common prefix."""
         self._gauges[name] = text, read
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The page and its content type, in the format that the header `Accept` asks for.
+        """The page and its content type, in the format that the `Accept` header asks for.
 
-        It reads files: call it from a thread of its own, not from the loop that serves.
+        This reads files, so call it on a thread, not on the event loop.
         """
         try:
             from prometheus_client.exposition import choose_encoder
@@ -441,11 +454,11 @@ class ServerMetrics(HttpMetrics):
         return encode(self._registry), content_type
 
     def describe(self) -> list[Metric]:
-        """Names are known when there are values; said so, nobody collects them when this is registered."""
+        """No names in advance. Without this method the registry would collect all values on registration."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All of them but those of the process, as Prometheus knows them."""
+        """All metrics except those of the process."""
         build = gauge("build_info", "Always 1; the labels say what runs.", "version", "python")
         build.add_metric([holdfast.__version__, platform.python_version()], 1)
         yield build
@@ -453,9 +466,7 @@ class ServerMetrics(HttpMetrics):
         yield from super().collect()
         yield from self._spans()
         for name, (text, read) in list(self._gauges.items()):
-            family = gauge(name, text)
-            family.add_metric([], read())
-            yield family
+            yield _filled(gauge(name, text), read())
 
     def _spans(self) -> Iterator[Metric]:
         spans = counter("trace_spans", "Spans given to OpenTelemetry, by what became of them.", "outcome")
@@ -468,8 +479,7 @@ class ServerMetrics(HttpMetrics):
         yield from (spans, dropped)
 
 
-# What must never be read in a log: tokens, passwords, and whatever else a caller proves itself with.
-
+# Log lines must not contain tokens, passwords or other credentials.
 
 HIDDEN: Final = "[hidden]"
 
@@ -478,7 +488,7 @@ _NAMES: Final = frozenset(
 )
 _PARTS: Final = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
 
-# In texts: what follows `Bearer` or `Basic`, what is said after such a name, and who stands before the @ of a URL.
+# In free text: what follows `Bearer` or `Basic`, the value after such a name, and the user info of a URL.
 _IN_TEXT: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]] = (
     (re.compile(r"(?i)\b(bearer\s+)[^\s,;\"']{8,}"), rf"\1{HIDDEN}"),
     (re.compile(r"(?i)\b(basic\s+)[a-z0-9+/_-]{12,}=*"), rf"\1{HIDDEN}"),
@@ -491,33 +501,31 @@ _IN_TEXT: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str
         rf"\1{HIDDEN}",
     ),
 )
-# Without one of these no pattern fits: most texts are looked through once.
+# A text without any of these matches none of the patterns, so most texts are searched only once.
 _MAYBE: Final = re.compile(r"(?i)bearer|basic|://|api[_-]?key|authorization|cookie|passw|secret|token")
 
 
 def is_secret(name: str) -> bool:
-    """Whether what goes by this name is one: `Authorization`, `auth_token`; not `token_name`, `tokens_file`."""
+    """Whether a field of this name holds a secret: `Authorization`, `auth_token`; not `token_name`, `tokens_file`."""
     parts = [part.lower() for part in _PARTS.split(name) if part]
     return bool(parts) and (parts[-1] in _NAMES or parts[-1] == "apikey" or parts[-2:] == ["api", "key"])
 
 
 def hidden(text: str) -> str:
-    """The text, without the secrets in it."""
+    """The text with its secrets replaced."""
     if _MAYBE.search(text):
         for pattern, instead in _IN_TEXT:
             text = pattern.sub(instead, text)
     return text
 
 
-# Log lines for people and for machines: one line of text, or one JSON object, with all facts of `extra=`.
-#
-# Secrets are in neither, and nothing that a caller sends can begin a line of its own.
-
+# A log line is one line of text or one JSON object, with everything passed as `extra=`. Secrets are removed, and
+# line breaks escaped, so that nothing a caller sends can forge a line.
 
 _DEPTH: Final = 6
 _MOST_INT: Final = 2**63
 
-# What every record has; anything else came with `extra=`.
+# The attributes of every record; any other attribute came from `extra=`.
 _OWN: Final = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
 _FIRST: Final = frozenset({"time", "level", "logger", "message", "exception"})
 
@@ -528,7 +536,7 @@ _ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 
     0x2028: "\\u2028",
     0x2029: "\\u2029",
 }
-# JSON may hold these as they are, but some who read lines take them for the end of one, or for a command.
+# JSON allows these characters unescaped, but some readers take them for a line break or a terminal command.
 _JSON_ESCAPES: Final = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), 0x2028, 0x2029)}
 
 
@@ -536,7 +544,7 @@ class JsonFormatter(logging.Formatter):
     """`{"time": ..., "level": ..., "logger": ..., "message": ..., every extra, "exception": {...}}`"""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line. An extra by the name of one of the first fields gets an underscore."""
+        """One line. An extra with the name of a standard field gets a trailing underscore."""
         line: dict[str, Any] = {
             "time": _time(record),
             "level": record.levelname,
@@ -560,7 +568,7 @@ class TextFormatter(logging.Formatter):
     """`2026-11-16 10:00:00.000 WARNING holdfast.broker.topic: upkeep failed topic=orders error="no space left"`"""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and the traceback below where there is one."""
+        """One line, followed by the traceback if there is one."""
         at = _time(record).replace("T", " ").removesuffix("000Z")
         parts = [f"{at} {record.levelname} {record.name}: {_message(record).translate(_ESCAPES)}"]
         parts += [f"{name}={_quoted(value)}" for name, value in _extras(record)]
@@ -576,7 +584,7 @@ FORMATTERS: Final[dict[str, type[logging.Formatter]]] = {"text": TextFormatter, 
 
 
 def start_logging(form: Literal["text", "json"], stream: TextIO, level: int = logging.INFO) -> logging.Handler:
-    """Send all that is logged to the stream, in this form, in place of what the program sent it to before."""
+    """Send all log records to the stream in this form. Replaces the handlers of the root logger."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(FORMATTERS[form]())
     root = logging.getLogger()
@@ -594,7 +602,7 @@ def _time(record: logging.LogRecord) -> str:
 def _message(record: logging.LogRecord) -> str:
     try:
         return _clean(record.getMessage())
-    except Exception:  # a phrase and arguments that do not fit: better a poor line than none
+    except Exception:  # format and arguments do not match: a poor line is better than none
         return _clean(f"{record.msg} {record.args!r}")
 
 
@@ -605,7 +613,7 @@ def _extras(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: object, depth: int = _DEPTH) -> Any:
-    """The value as JSON knows it, whatever it is."""
+    """Any value, as one that JSON can encode."""
     if value is None or isinstance(value, bool | float):
         return value
     if isinstance(value, int):
@@ -625,22 +633,22 @@ def _plain(value: object, depth: int = _DEPTH) -> Any:
 def _text(value: object) -> str:
     try:
         return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
-    except Exception:  # somebody's own __str__: no reason to lose the line
+    except Exception:  # a broken __str__ must not lose the line
         return f"<{type(value).__name__} that cannot be shown>"
 
 
 def _clean(text: str) -> str:
-    """Without secrets, and such that it can be encoded."""
+    """The text without secrets, and without characters that UTF-8 cannot encode."""
     return hidden(text).encode("utf-8", "backslashreplace").decode()
 
 
 def _quoted(value: object) -> str:
-    """Bare where that cannot be misread, otherwise as JSON."""
+    """The value unquoted where that is unambiguous, otherwise as JSON."""
     if isinstance(value, str) and value and not any(char.isspace() or char in '"=\\' for char in value):
         return value.translate(_ESCAPES)
     return msgspec.json.encode(value).decode().translate(_ESCAPES)
 
 
 def _indented(text: str) -> str:
-    """Set in, so that no line of it looks like a line of the log."""
+    """The text indented, so that none of its lines looks like a log line."""
     return "\n".join("  " + line.translate(_ESCAPES) for line in text.split("\n"))

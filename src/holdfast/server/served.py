@@ -36,15 +36,15 @@ from holdfast.settings import TopicSettings
 Taken: TypeAlias = list[tuple[PartitionDelivery, list[Delivered]]]
 Leased: TypeAlias = list[tuple[PartitionDelivery, list[Receipt]]]
 
-MOST_AT_ONCE: Final = 100  # messages that are handled before other tasks have their turn
-_MOST_BYTES: Final = 2 * ANSWER_BYTES  # of what was taken at once, its size unseen; the rest goes back
+MOST_AT_ONCE: Final = 100  # messages that are handled before other tasks get a turn
+_MOST_BYTES: Final = 2 * ANSWER_BYTES  # messages are taken before their size is known; what exceeds this goes back
 _NO_STATE: Final = State()
 
-_giving: Final[set[asyncio.Task[None]]] = set()  # a loop alone does not keep them alive
+_giving: Final[set[asyncio.Task[None]]] = set()  # the loop holds only weak references to tasks
 
 
 class ServedGroupPort(AsyncLocalGroupPort):
-    """A group's port that gives way to other callers, and to other calls of the same caller."""
+    """A group's port that shares the event loop fairly among callers, and among the calls of one caller."""
 
     async def pause(self) -> None:
         await other_turns()
@@ -69,31 +69,27 @@ class ServedGroup:
         return self.port.closed
 
     async def close(self) -> None:
-        """Close it. Messages stay leased."""
+        """Close the port. Messages stay leased."""
         await self.port.close()
 
-    def take_now(self, count: int, lease_s: float | None, owner: str | None) -> Taken | None:
-        """Lease what is ready now. None if there is more to look through; then call `take_further`."""
-        return self.port.take_ready(wanted_at_once(count, 0, lease_s, owner))
-
-    async def take_further(self, count: int, lease_s: float | None, owner: str | None) -> Taken:
-        """Lease what is ready, however much there is to look through; gives other tasks a turn in between."""
-        return await self.port.take_to_end(wanted_at_once(count, 0, lease_s, owner))
-
-    async def take(self, count: int, wait_s: float | None, lease_s: float | None, owner: str | None) -> Taken:
-        """Wait in line, then lease what is ready."""
-        return await self.port.stand_in_line(wanted_at_once(count, wait_s, lease_s, owner))
+    async def take(self, count: int, lease_s: float | None, owner: str | None, wait_s: float = 0) -> Taken:
+        """Lease what is ready. With `wait_s`, wait in line that long until something is."""
+        wanted = wanted_at_once(count, wait_s, lease_s, owner)
+        if wait_s:
+            return await self.port.stand_in_line(wanted)
+        ready = self.port.take_ready(wanted)
+        return await self.port.take_to_end(wanted) if ready is None else ready
 
     async def take_more(self, found: Taken, count: int, lease_s: float | None, owner: str | None) -> None:
-        """Add what else is ready, up to `count` in all and to about what one answer holds.
+        """Add more ready messages to `found`, up to `count` in all and to about what one answer holds.
 
-        With turns for other tasks in between. What is in `found` is leased, also when this is cancelled.
+        Gives other tasks a turn in between. Everything in `found` is leased, even if this is cancelled.
         """
         taken, size = _extent(found)
         while MOST_AT_ONCE <= taken < count and size < ANSWER_BYTES:
             await other_turns()
             try:
-                some = self.take_now(count - taken, lease_s, owner)
+                some = self.port.take_ready(wanted_at_once(count - taken, 0, lease_s, owner))
             except HoldfastError:
                 return  # what is leased already must reach its caller
             if not some:
@@ -105,9 +101,9 @@ class ServedGroup:
             taken, size = taken + more, size + more_bytes
 
     async def give_back(self, taken: Leased) -> None:
-        """They did not reach the one who asked: ready again at once, as if they had not been touched.
+        """Make messages that did not reach the caller ready again at once; the attempt is not counted.
 
-        All of them, also where the call that gives them back is ended meanwhile, as one is whose client is gone.
+        All of them are given back even if the calling task is cancelled, as it is when its client disconnects.
         """
         giving = asyncio.ensure_future(self._give_back(taken))
         _giving.add(giving)
@@ -119,7 +115,7 @@ class ServedGroup:
             for i in range(0, len(receipts), MOST_AT_ONCE):
                 some = receipts[i : i + MOST_AT_ONCE]
                 commands = [Nack(receipt, 0, why=DEFERRED, counted=False) for receipt in some]
-                with suppress(LeaseLost):  # somebody has them by now, or they are done
+                with suppress(LeaseLost):  # leased to another caller by now, or settled
                     await delivery.wait_async(delivery.settle_all(commands))
                 await other_turns()
 
@@ -138,9 +134,9 @@ class ServedGroup:
     async def save_state(
         self, receipt: str, version: int, value: Any, durability: Durability | None, content: bytes | None = None
     ) -> State:
-        """Keep a document with a message in hand, if the version is still that one; None drops it.
+        """Save the state document of a message in flight if its version is still `version`. None deletes it.
 
-        `content` is the value as it is stored, where somebody has made that already.
+        `content` is the encoded value, if the caller has it already.
         """
         delivery, parsed = self.port.claim(receipt)
         content = None if value is None else document_content(value) if content is None else content
@@ -170,7 +166,7 @@ class ServedGroup:
     def _plain_delivery(
         self, delivery: PartitionDelivery, delivered: Delivered, receipt: str, *, state: bool
     ) -> Delivery:
-        """The same for a message that is little more than its bytes, as most are: in half the time."""
+        """A leased message without key, headers or flags, as most are. Takes half the time."""
         record, lease = delivered.record, delivered.lease
         name = message_id(delivery.topic, delivery.number, record.offset, None)
         return Delivery(
@@ -195,7 +191,7 @@ class ServedGroup:
 
 
 def wanted_at_once(count: int, wait_s: float | None, lease_s: float | None, owner: str | None) -> ReceiveRequest:
-    """Arguments for taking messages, at most `MOST_AT_ONCE`: then their size is known, and other calls get a turn."""
+    """A request for at most `MOST_AT_ONCE` messages; after these their size is known, and other calls get a turn."""
     wanted = wanted_of(count, wait_s, lease_s, owner, detached=True)
     return msgspec.structs.replace(wanted, count=MOST_AT_ONCE) if wanted.count > MOST_AT_ONCE else wanted
 
@@ -206,13 +202,13 @@ def receipts_of(taken: Taken) -> Leased:
 
 
 def _extent(taken: Taken) -> tuple[int, int]:
-    """The number of messages, and roughly how many bytes they take in an answer."""
+    """The number of messages, and their approximate size in an answer."""
     count = sum(len(delivered) for _, delivered in taken)
     return count, sum(told_bytes(delivery, each) for delivery, delivered in taken for each in delivered)
 
 
 def told_bytes(delivery: PartitionDelivery, delivered: Delivered) -> int:
-    """What a message takes in an answer, or about: one that is too large to be told is left out of it."""
+    """The approximate size of a message in an answer. Bodies too large to be sent inline do not count."""
     record = delivered.record
     document = delivery.group.documents.get(record.offset)
     size = extra_bytes(record) + (len(record.value) if isinstance(record.value, bytes) else 0)
@@ -220,7 +216,7 @@ def told_bytes(delivery: PartitionDelivery, delivered: Delivered) -> int:
 
 
 def within(found: Taken) -> tuple[Taken, Taken, int]:
-    """As many messages as one answer should hold, at least one; the others; and how many bytes the first are."""
+    """Split messages into those that fit into one answer, at least one, and the rest; also returns the size."""
     kept: Taken = []
     left: Taken = []
     size = 0
@@ -240,7 +236,7 @@ def within(found: Taken) -> tuple[Taken, Taken, int]:
 
 
 def document_content(value: Any) -> bytes:
-    """A document as it is stored; InvalidRequest or MessageTooLarge where it cannot be."""
+    """Encode a document for storage. Raises InvalidRequest or MessageTooLarge if it cannot be stored."""
     try:
         content = msgspec.json.encode(value)
         msgspec.msgpack.encode(msgspec.json.decode(content))  # it is sent in both
@@ -251,7 +247,7 @@ def document_content(value: Any) -> bytes:
 
 
 def said(home: Home, record: Record) -> Said:
-    """A message as it is sent, whoever holds it."""
+    """A message as it is sent, leased or not."""
     return Said(**_said(Contents(home, None, record), record))  # type: ignore[arg-type]  # its bytes are all we tell
 
 
@@ -271,7 +267,7 @@ def _said(contents: Contents[Any], record: Record) -> dict[str, Any]:
     }
     if isinstance(record.value, bytes):
         facts["body"] = record.value
-    else:  # too large to be held here: whoever wants it asks for the payload
+    else:  # too large to be sent inline: the client fetches the payload
         facts["omitted"] = True
     if record.key is not None:
         facts["key" if record.flags & TEXT_KEY else "key_data"] = contents.key
@@ -287,15 +283,14 @@ def _said(contents: Contents[Any], record: Record) -> dict[str, Any]:
     return facts
 
 
-# Stores the messages of a call: a few at once, many on a thread.
+# Storing messages: small calls on the event loop, large ones on a thread.
 #
-# While many are being stored in a topic, smaller calls to it use the threads as well. On the event loop they would find
-# the lock of a partition taken, and every other caller would wait with them.
-
+# While a large call is being stored in a topic, small calls to that topic use the threads too. On the event loop they
+# would wait for a partition's lock, and every other caller with them.
 
 _MANY: Final = 1_000
 _LARGE_BYTES: Final = 256 * 1024
-_HEADER_BYTES: Final = 64  # what a header costs
+_HEADER_BYTES: Final = 64  # the approximate cost of a header
 
 _Result = TypeVar("_Result")
 
@@ -306,7 +301,7 @@ class ServedPublishing:
     def __init__(self, port: AsyncLocalBrokerPort, pool: Pool) -> None:
         self._port = port
         self._pool = pool
-        self._busy: Counter[str] = Counter()  # topics that many messages are on their way to
+        self._busy: Counter[str] = Counter()  # topics with large calls in progress
         self._under_way: set[asyncio.Task[Any]] = set()
 
     async def publish(
@@ -318,7 +313,7 @@ class ServedPublishing:
         durability: Durability | None,
         codec: CodecName | None,
     ) -> list[Stored]:
-        """Store messages; those of one partition all or not at all."""
+        """Store messages. Those of one partition are stored together or not at all."""
         if topic not in self._busy and not is_large(messages):
             if len(messages) == 1 and codec is None and type(messages[0]) is bytes:
                 stored = await self._port.publish_plain(topic, messages[0], partition, durability)
@@ -357,7 +352,7 @@ class ServedPublishing:
         durability: Durability | None,
         codec: CodecName | None,
     ) -> tuple[Appended, KnownBatch | None]:
-        """Store a producer's messages in a partition, or learn that they are there already."""
+        """Store a producer's messages in a partition. Returns the known batch if they were stored before."""
 
         def write() -> tuple[Appended, KnownBatch | None]:
             batch = publisher.batch(messages, codec)
@@ -400,7 +395,7 @@ class ServedPublishing:
         return await self._pool.run(run)
 
     async def _to_its_end(self, storing: Coroutine[Any, Any, _Result]) -> _Result:
-        """Whether or not the caller stays: what is written is synced, and those who wait for it are told."""
+        """Finish storing even if the caller disconnects: what is written must be synced, and its waiters woken."""
         task = asyncio.get_running_loop().create_task(storing)
         self._under_way.add(task)
         task.add_done_callback(self._ended)
@@ -409,11 +404,11 @@ class ServedPublishing:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._under_way.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever asked has been told of it, or is gone
+            task.exception()  # marks it as retrieved: the caller got it, or is gone
 
 
 def is_large(messages: list[Any]) -> bool:
-    """Whether it takes long to store them."""
+    """Whether storing these messages takes long enough to need a thread."""
     if len(messages) > _MANY:
         return True
     size = 0

@@ -1,15 +1,17 @@
 """Fairness: a caller that floods the server with calls slows down only itself.
 
-All calls run on one event loop, and what waits for the disk on a few threads. Both serve whoever comes first, so a
-caller with sixty connections would be served sixty times before the next one. Hence three rules for callers with a
-token:
+All calls run on one event loop, and work that waits for the disk runs on a few threads. Both serve calls in order of
+arrival, so a caller with sixty connections would be served sixty times before the next one. Hence three rules for
+callers with a token:
 
-- In one round of the loop so many calls of a caller begin; more of them begin in the next rounds (`CallTurns`). A call
-  that has begun is never held up, so that many may still wait for one sync of the disk together.
-- A call with much to do does it in slices, and gives the others their turn in between. In one round of the loop one
-  slice is done for a caller, however many such calls it makes (`other_turns`).
-- So many threads work for one caller at a time; more of its work stands in a line of its own (`FairThreads`). Some
-  threads are always left to others, and so is the interpreter, which one thread has at a time.
+- In one iteration of the loop, only a few calls of a caller start; the rest start in later iterations (`CallTurns`). A
+  call that has started is never held up, so that many calls can still share one sync of the disk.
+- A long call works in slices and yields in between. In one iteration of the loop, one slice runs for each caller,
+  however many such calls it makes (`other_turns`).
+- Only a few threads work for one caller at a time; its other work waits in a queue (`FairThreads`). That leaves
+  threads, and the interpreter lock, to other callers.
+
+Work that is long to compute runs in a `Pool`, and searches through many messages run as `Scans`.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from holdfast.env.world import Wanted
 from holdfast.errors import TooManyWaiters
 from holdfast.local.listing import Mark
 
-CALLER: Final[ContextVar[str | None]] = ContextVar("caller", default=None)  # for whom this is done
+CALLER: Final[ContextVar[str | None]] = ContextVar("caller", default=None)  # the caller that the current task works for
 
 _AT_ONCE: Final = 3
 _THREADS_EACH: Final = 2
@@ -38,7 +40,7 @@ _Work: TypeAlias = tuple[Future[Any], Callable[[], Any]]
 
 
 class CallTurns:
-    """Which calls begin in this round of the event loop."""
+    """Limits how many calls of one caller start in one iteration of the event loop."""
 
     def __init__(self, at_once: int = _AT_ONCE) -> None:
         self._at_once = at_once
@@ -65,7 +67,7 @@ class CallTurns:
             begun = 0
             while line and begun < self._at_once:
                 turn = line.popleft()
-                if not turn.done():  # its client may be gone
+                if not turn.done():  # the client may have disconnected
                     turn.set_result(None)
                     begun += 1
             self._begun[caller] = begun
@@ -77,7 +79,7 @@ class CallTurns:
 
 
 class _Slices:
-    """Whose slice is next, of one caller's calls that have given others their turn."""
+    """For each caller, its calls that wait to run their next slice."""
 
     def __init__(self) -> None:
         self._lines: dict[str, deque[asyncio.Future[None]]] = {}
@@ -95,7 +97,7 @@ class _Slices:
         line = self._lines[caller]
         while line:
             turn = line.popleft()
-            if not turn.done():  # its client may be gone
+            if not turn.done():  # the client may have disconnected
                 turn.set_result(None)
                 break
         if line:
@@ -121,7 +123,7 @@ async def other_turns() -> None:
 
 
 class FairThreads(ThreadPoolExecutor):
-    """Threads of which one caller has a few at a time. Work that is nobody's is done as it comes."""
+    """A thread pool in which one caller has a few threads at a time. Work without a caller is not limited."""
 
     def __init__(self, each: int = _THREADS_EACH, threads: int | None = None, name: str = "holdfast") -> None:
         super().__init__(threads, name)
@@ -148,11 +150,12 @@ class FairThreads(ThreadPoolExecutor):
         return future
 
     def _begin(self, caller: str, given: _Work) -> None:
-        # Emptied by the work: a future remembers its callbacks, and would hold an error and the body it was made of.
+        # A list that the work empties: a future keeps its callbacks, which would keep an error and the request body.
         work = [given]
 
         def end(begun: Future[None]) -> None:
-            # The server ends, and it was not begun. Nothing can be begun from here: whoever ends holds a lock.
+            # Cancelled before it started: the server is stopping. Nothing can be started from here, because the
+            # executor holds its lock during shutdown.
             if begun.cancelled():
                 with self._line_lock:
                     line = self._lines.pop(caller, ())
@@ -168,11 +171,11 @@ class FairThreads(ThreadPoolExecutor):
             self._finished(caller)
 
     def _finished(self, caller: str) -> None:
-        """A thread has done something for the caller: it may do the next thing, behind what others want."""
+        """Submit the caller's next work, behind that of other callers."""
         while (first := self._next(caller)) is not None:
             try:
                 self._begin(caller, first)
-            except RuntimeError:  # the server ends
+            except RuntimeError:  # the server is stopping
                 first[0].cancel()
             else:
                 return
@@ -192,7 +195,7 @@ class FairThreads(ThreadPoolExecutor):
 
 
 def _do(given: list[_Work]) -> None:
-    """Do the work, and take it out of what was given: an error keeps this frame and those that called it."""
+    """Do the work, and remove it from the list: an error keeps this frame and its callers' frames alive."""
     future, work = given.pop()
     if not future.set_running_or_notify_cancel():
         return
@@ -205,19 +208,18 @@ def _do(given: list[_Work]) -> None:
         future.set_result(result)
 
 
-# Threads for what takes long to compute: the event loop, and with it every other caller, has its turn meanwhile.
+# Threads for long computations, so that the event loop stays free for other calls.
 #
-# They are few, and its own: whoever waits for the disk on a thread waits for none of these. What runs here gives up the
-# interpreter to whoever wants it, as long as no single call of it takes long: so whatever is decoded is counted first,
-# and what is long is encoded part by part.
-
+# They are separate from the threads that wait for the disk, so neither waits for the other. Python switches threads
+# between bytecodes, but not inside one long call of a C function. So input is counted before it is decoded, and long
+# output is encoded in parts.
 
 _THREADS: Final = 2
-_THREADS_EACH_POOL: Final = 1  # so that one is left for others, and each caller's work goes by turns
+_THREADS_EACH_POOL: Final = 1  # leaves one thread to other callers
 
 
 class Job:
-    """One piece of work, and whether anybody still waits for it."""
+    """One piece of work, and whether its caller still waits for it."""
 
     __slots__ = ("unwanted",)
 
@@ -225,24 +227,24 @@ class Job:
         self.unwanted = False
 
     def check(self) -> None:
-        """To be called now and then by what takes long: it ends here when the caller is gone."""
+        """Raise Unwanted if the caller is gone. Long work calls this now and then."""
         if self.unwanted:
             raise Unwanted
 
 
 class Unwanted(Exception):
-    """Nobody waits for the result any more."""
+    """The caller no longer waits for the result."""
 
 
 class Pool:
-    """Runs work beside the event loop, two at a time and of two callers; what else there is waits in line."""
+    """Runs work on two threads, each for a different caller. Other work waits in line."""
 
     def __init__(self) -> None:
         self._threads = FairThreads(_THREADS_EACH_POOL, _THREADS, "holdfast-bodies")
-        self.waiting = 0  # how many wait for what they gave it
+        self.waiting = 0  # calls that wait for a result
 
     async def run(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
-        """What the work answers; its first argument is a Job."""
+        """Call `work` with a Job and the arguments on a thread, and return its result."""
         job = Job()
         self.waiting += 1
         running = asyncio.get_running_loop().run_in_executor(self._threads, work, job, *arguments)
@@ -253,35 +255,32 @@ class Pool:
             raise
         finally:
             self.waiting -= 1
-            del running  # its error keeps this frame, and with it what the work was given
+            del running  # its error keeps this frame alive, and with it the arguments of the work
 
     def close(self) -> None:
-        """Take no more work; what has begun comes to its end."""
+        """Accept no more work. Work that has started is finished."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-# Scans: calls that look through many messages, kept from taking the server's time from all others.
+# Scans: calls that search many messages, limited so that they do not slow down all others.
 #
-# few at a time     on threads of their own (`scan_workers`), so that no other call waits for one of them
-# in turn           each caller's oldest first, one caller after the other, however many one of them has sent
-# with pauses       every few messages the interpreter is free, so that the event loop goes on at once
-# not without end   a page ends at `scan_messages` looked at, and says where to go on; longer work is done in
-#                   pieces, each of which stands in line again
-# for somebody      as soon as the caller is gone the scan ends, at the next message
-
+# few at a time     on separate threads (`scan_workers`), so that no other call waits for them
+# in turn           callers take turns, each with its oldest scan first, however many one of them has sent
+# with pauses       every few messages the thread releases the interpreter lock to the event loop
+# bounded           a page ends after `scan_messages` messages and says where to continue; longer work is done in
+#                   pieces, each of which waits in line again
+# cancelled         a scan ends at the next message once its caller is gone
 
 _Found = TypeVar("_Found")
 
-# Of one caller, and of all together.
-MOST_WAITING: Final = 32
+MOST_WAITING: Final = 32  # scans of one caller
 _MOST_IN_ALL: Final = 16 * MOST_WAITING
-# How many messages are looked at between two pauses, and how long those are: long enough for the loop to wake up.
-_STRETCH: Final = 32
-_PAUSE_S: Final = 0.00005
+_STRETCH: Final = 32  # messages between two pauses
+_PAUSE_S: Final = 0.00005  # long enough for the event loop to wake up
 
 
 class Full(Exception):
-    """A scan has looked at as many messages as one may."""
+    """A scan has looked at as many messages as it may."""
 
 
 class Scan(Wanted):
@@ -291,13 +290,13 @@ class Scan(Wanted):
         super().__init__()
         self.most = most
         self.looked = 0
-        self.mark: Mark | None = None  # the last place that was looked at
-        self.damaged = 0  # how many messages were left out because they are damaged
+        self.mark: Mark | None = None  # the last message that was looked at
+        self.damaged = 0  # messages skipped because they are damaged
         self._steps = 0
         self._never = threading.Event()
 
     def look(self, partition: int, offset: int, due_ms: int = 0, number: int = 0) -> None:
-        """The next message is about to be looked at."""
+        """Call this before looking at a message. Raises Full if the scan must end here."""
         if self.looked == self.most:
             raise Full
         self.looked += 1
@@ -305,11 +304,11 @@ class Scan(Wanted):
         self.step()
 
     def lost(self, messages: int) -> None:
-        """So many were damaged, and left out."""
+        """Count messages that were skipped because they are damaged."""
         self.damaged += messages
 
     def step(self) -> None:
-        """Some more work is about to be done."""
+        """Call this before each piece of work; pauses now and then."""
         super().step()
         self._steps += 1
         if not self._steps % _STRETCH:
@@ -317,23 +316,23 @@ class Scan(Wanted):
 
 
 class Scans:
-    """Who scans, and who waits for that. For the one event loop of a server."""
+    """The scans that run and those that wait for a thread. To be used from the server's event loop only."""
 
     def __init__(self, workers: int, messages: int) -> None:
         self.workers = workers
         self.messages = messages
         self.running = 0
         self.refused = 0
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by caller; the first one's turn is next
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by caller; the first caller is next
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="holdfast-scan")
 
     @property
     def waiting(self) -> int:
-        """How many wait for their turn."""
+        """The number of scans that wait for a thread."""
         return sum(map(len, self._waiting.values()))
 
     async def run(self, caller: str, work: Callable[..., _Found], *arguments: Any) -> _Found:
-        """What the work finds; it is called with a Scan, on a thread, when it is the caller's turn."""
+        """Call `work` with a Scan and the arguments on a thread, when it is the caller's turn; return its result."""
         await self._turn(caller)
         scan = Scan(self.messages)
         loop = asyncio.get_running_loop()
@@ -342,13 +341,13 @@ class Scans:
         except BaseException:
             self._end()
             raise
-        # Its place is free when its thread is, and not already when nobody waits for it any more.
+        # The place is free only when the thread is, not as soon as the caller stops waiting.
         running.add_done_callback(lambda _: _soon(loop, self._end))
         try:
             return await asyncio.wrap_future(running)
         finally:
-            scan.abandoned = True  # has no effect where it is over
-            del running  # its error keeps this frame, and with it what was looked at
+            scan.abandoned = True  # has no effect if it has ended
+            del running  # its error keeps this frame alive, and with it the messages
 
     async def _turn(self, caller: str) -> None:
         if self.running < self.workers and not self._waiting:
@@ -367,7 +366,7 @@ class Scans:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._end()  # it was its turn at this moment
+                self._end()  # cancelled just after its turn came
             else:
                 self._leave(caller, turn)
             raise
@@ -380,20 +379,20 @@ class Scans:
                 del self._waiting[caller]
 
     def _end(self) -> None:
-        """A thread is free: the next caller's oldest scan is next."""
+        """A thread is free: start the oldest scan of the next caller."""
         while self._waiting:
             caller = next(iter(self._waiting))
             mine = self._waiting.pop(caller)
             turn = mine.popleft()
             if mine:
-                self._waiting[caller] = mine  # behind all others
+                self._waiting[caller] = mine  # behind all other callers
             if not turn.done():
                 turn.set_result(None)
                 return
         self.running -= 1
 
     async def close(self) -> None:
-        """Take nothing more, and wait until nothing is looked at."""
+        """Accept no more scans, and wait for those that run."""
         await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
 
 

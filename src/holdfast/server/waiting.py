@@ -1,4 +1,4 @@
-"""Calls that wait for messages, windows of streams, and takes that are tried again."""
+"""Calls that wait for messages, the windows of streams, and takes that clients retry."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from holdfast.server.access.tokens import LOCAL, Principal
 from holdfast.server.served import MOST_AT_ONCE, Leased, ServedGroup, Taken
 from holdfast.server.turns import other_turns
 
-ADMIN_RESERVE: Final = 64  # calls of admins that may wait beyond what others may
+ADMIN_RESERVE: Final = 64  # calls of admins that may wait beyond the limit
 
 
 class WaitLimit:
-    """So many calls may wait for something at a time, and so many of them may be one caller's.
+    """Limits the number of calls that wait at the same time, in all and for each caller.
 
-    Where a caller's share is not set it is half of all, so that no caller can keep all others from waiting; those of
-    whom nobody asked who they are have no share, for they are all one caller.
+    Unless it is set, a caller's share is half of all, so that no caller can keep all others from waiting. On a server
+    without tokens there is no share: all callers have the same name there.
     """
 
     def __init__(self, most: int, most_each: int | None = None) -> None:
@@ -45,7 +45,7 @@ class WaitLimit:
         return self._by_caller.get(caller_of(principal), 0)
 
     def check(self, principal: Principal) -> None:
-        """Refuse one more waiting call if the limit is reached."""
+        """Raise TooManyWaiters if no more calls of this caller may wait."""
         own = self.of(principal)
         if own >= self.share(principal):
             raise TooManyWaiters(
@@ -61,7 +61,7 @@ class WaitLimit:
 
     @contextmanager
     def one_more(self, principal: Principal) -> Iterator[None]:
-        """Count one more waiting call, if the limit allows it."""
+        """Count one more waiting call while the block runs. Raises TooManyWaiters if the limit is reached."""
         self.check(principal)
         caller = caller_of(principal)
         self.waiting += 1
@@ -76,12 +76,12 @@ class WaitLimit:
 
 
 def caller_of(principal: Principal) -> tuple[str, bool]:
-    """A token may be called as one who needs none is."""
+    """The key of a caller. The name alone is not enough: a token may have the name used for callers without one."""
     return principal.name, principal.entry is None
 
 
 class Window:
-    """The messages that one stream has sent and that nobody has settled yet: never more than its prefetch."""
+    """The messages that one stream has sent and that are not settled yet: at most its prefetch."""
 
     def __init__(self, group: ServedGroup, size: int) -> None:
         self._group = group
@@ -107,13 +107,13 @@ class Window:
         return found
 
     def look(self) -> None:
-        """Forget those that ended in another way: their lease was over, or the group is gone."""
+        """Remove messages that are no longer leased: the lease expired, or the group was deleted."""
         for (number, receipt), delivery in list(self._out.items()):
             if not self._group.holds(delivery, receipt):
                 del self._out[number, receipt]
 
     async def wait_for_room(self, timeout_s: float) -> bool:
-        """Whether there is room by then."""
+        """Wait until there is room. Returns whether there is, at the latest when the timeout ends."""
         self.look()
         if self.free <= 0:
             self._changed.clear()
@@ -151,7 +151,7 @@ class Windows:
         return len(self._open.get((group.topic, group.group), ()))
 
     async def settled(self, group: ServedGroup, receipts: Sequence[str]) -> None:
-        """Remove settled messages from all windows, with turns for other tasks."""
+        """Remove settled messages from all windows. Gives other tasks a turn in between."""
         place = group.topic, group.group
         if place not in self._open:
             return
@@ -163,27 +163,24 @@ class Windows:
                     await other_turns()
 
 
-# Takes that are asked for once more: whoever got no answer to the first call gets the same messages by the second.
+# Retried takes: a client that got no answer to its first call gets the same messages from the second.
 #
-# A take costs an attempt, so one whose answer was lost would cost one for nothing: the message would come to its end
-# without ever having reached a handler. A caller names each take (`attempt_id`), and repeats the name when it asks
-# again. As long as the leases of the first call hold, it is answered with what that took, by the same receipts, and the
-# leases begin anew.
+# Every delivery counts as an attempt. If lost answers counted too, a message could use up its attempts without ever
+# reaching a handler. So a client gives each take an `attempt_id` and repeats it when it retries. As long as the leases
+# of the first call hold, the retry returns the same messages with the same receipts, and the leases start again.
 #
-# Two calls of one name may be here at once: the first one's connection is broken, and the server has not noticed. The
-# later call is the caller's; from then on the earlier one may neither take anything nor give back what that answers
-# with.
+# Two calls with the same id may run at once, if the connection of the first is broken and the server has not noticed.
+# Then the later call counts: the earlier one may neither take messages nor give back those that the later one returns.
 
-
-MOST_IDS: Final = 10_000  # takes that are remembered for one caller, and
-MOST_MESSAGES: Final = 20_000  # messages of all of them together; the oldest are forgotten first
+MOST_IDS: Final = 10_000  # takes that are remembered for one caller
+MOST_MESSAGES: Final = 20_000  # messages of these takes in all; the oldest takes are forgotten first
 
 _Caller: TypeAlias = tuple[str, bool]
-_Key: TypeAlias = tuple[str, str, str]  # topic, group, the name that the caller gave
+_Key: TypeAlias = tuple[str, str, str]  # topic, group, attempt_id
 
 
 class _Held(NamedTuple):
-    """A delivery, without the objects of the group: that may be closed and opened again meanwhile."""
+    """A delivered message. It refers to no object of the group, which may be closed and opened again meanwhile."""
 
     partition: int
     receipt: Receipt
@@ -191,25 +188,25 @@ class _Held(NamedTuple):
 
 
 class Attempt:
-    """One take that its caller has named."""
+    """One take with an `attempt_id`, and its retries."""
 
     def __init__(self, caller: _Caller, key: _Key, count: int) -> None:
         self.caller = caller
         self.key = key
         self.count = count
         self.held: list[_Held] = []
-        self.turn = 0  # how many calls there were; each is known by its number
-        self._task: asyncio.Task[object] | None = None  # of the call that is taking messages now
+        self.turn = 0  # the number of the latest call
+        self._task: asyncio.Task[object] | None = None  # the call that is taking messages now
 
     def begin(self) -> None:
-        """The call that is being answered takes messages from now on, and no earlier one does."""
+        """Start a call in the current task. Cancels an earlier one that is still taking messages."""
         if self._task is not None:
             self._task.cancel()
         self.turn += 1
         self._task = asyncio.current_task()
 
     def took(self, turn: int, found: Taken) -> None:
-        """Remember what the call took."""
+        """Remember the messages that a call took, unless there is a later call."""
         if turn == self.turn:
             self._task = None
             self.held = [
@@ -217,12 +214,12 @@ class Attempt:
             ]
 
     def over(self, turn: int) -> None:
-        """The call takes nothing more: whoever calls again need not stop it."""
+        """The call takes no more messages, so a retry need not cancel it."""
         if turn == self.turn:
             self._task = None
 
     def unneeded(self, turn: int, taken: Leased) -> Leased:
-        """What a call took and may give back: all of it, but for what a later call answers with."""
+        """The messages of a call that may be given back: all except those that a later call returns."""
         if turn == self.turn:
             return taken
         kept = {(each.partition, each.receipt) for each in self.held}
@@ -232,14 +229,14 @@ class Attempt:
         ]
 
     async def again(self, group: ServedGroup, lease_s: float | None) -> Taken:
-        """What was taken and is still held, for a full lease more; nothing where all of it was settled or has ended."""
+        """The messages of the earlier call that are still leased, with renewed leases. May be empty."""
         found: Taken = []
         by_partition: dict[int, list[_Held]] = {}
         for each in self.held:
             by_partition.setdefault(each.partition, []).append(each)
         for number, some in by_partition.items():
             if number >= len(group.deliveries):
-                continue  # it was another topic of that name
+                continue  # that was an earlier topic of the same name
             delivery = group.queue_group.delivery(number)
             taken: list[Delivered] = []
             for i in range(0, len(some), MOST_AT_ONCE):
@@ -260,13 +257,13 @@ async def _resumed(group: ServedGroup, delivery: Delivery, some: list[_Held], le
     ]
     lease_ms = group.settings.lease_ms if lease_s is None else lease_of(lease_s)
     if receipts:
-        with suppress(LeaseLost):  # of some of them, a moment ago
+        with suppress(LeaseLost):  # some expired just now
             await delivery.wait_async(delivery.settle_all([Extend([receipt], lease_ms) for receipt in receipts]))
     return [delivery.resume(receipt) for receipt in receipts if delivery.holds(receipt)]
 
 
 class Attempts:
-    """The takes that callers have named, each caller's for itself; the oldest are forgotten where they are too many."""
+    """The takes with an `attempt_id`, by caller. If a caller has too many, its oldest are forgotten."""
 
     def __init__(self, most_ids: int = MOST_IDS, most_messages: int = MOST_MESSAGES) -> None:
         self._most_ids = most_ids
@@ -277,9 +274,9 @@ class Attempts:
         return sum(len(own.attempts) for own in self._callers.values())
 
     def begin(self, principal: Principal, group: ServedGroup, wanted: Take) -> Attempt | None:
-        """The take that the call is one more try of; None where it has no name.
+        """Start a call of a take, new or retried; None if it has no `attempt_id`.
 
-        InvalidRequest where the name was given to another take.
+        Raises InvalidRequest if the id was used for a take of another size.
         """
         name = wanted.attempt_id
         if name is None:
@@ -299,18 +296,18 @@ class Attempts:
         return attempt
 
     def took(self, attempt: Attempt, turn: int, found: Taken) -> None:
-        """Remember what the call took."""
+        """Remember the messages that a call took."""
         before = len(attempt.held)
         attempt.took(turn, found)
         own = self._callers.get(attempt.caller)
         if own is None or own.attempts.get(attempt.key) is not attempt:
-            return  # it was one of the oldest
+            return  # forgotten meanwhile
         own.messages += len(attempt.held) - before
         while len(own.attempts) > self._most_ids or (own.messages > self._most_messages and len(own.attempts) > 1):
             own.messages -= len(own.attempts.popitem(last=False)[1].held)
 
     def ended(self, attempt: Attempt, turn: int) -> None:
-        """The call is over: a take without messages need not be remembered."""
+        """The call has ended. A take without messages is forgotten."""
         attempt.over(turn)
         own = self._callers.get(attempt.caller)
         if own is None or attempt.held or turn != attempt.turn:
@@ -322,7 +319,7 @@ class Attempts:
 
 
 class _Remembered:
-    """The takes of one caller, the oldest first, and how many messages they took in all."""
+    """The takes of one caller, oldest first, and the number of messages in them."""
 
     def __init__(self) -> None:
         self.attempts: OrderedDict[_Key, Attempt] = OrderedDict()

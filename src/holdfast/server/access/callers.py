@@ -1,4 +1,4 @@
-"""Identifies callers by token or by certificate; a server that only this machine can reach asks for neither."""
+"""Identifies callers by token or certificate. A server that only this machine can reach needs neither."""
 
 from __future__ import annotations
 
@@ -25,16 +25,13 @@ if TYPE_CHECKING:
     from holdfast.server.service import Call
 
 
-# Web pages of other sites: a browser sends their requests, too, and with them what it knows of the user.
-#
-# A page could reach a server on its visitor's own machine, which asks nobody for a token, or use the token that the
-# visitor typed into the console. Browsers say which page a request is from; programs say nothing, and are not
-# concerned.
+# Cross-site requests: a page of another site can make its visitor's browser call this server. It could reach a server
+# on the visitor's machine that needs no token, or use the token that the visitor entered in the console. Browsers send
+# the origin of such requests. Other clients send none and are not affected.
 
-
-KEPT_HOSTS: Final = 64  # a server goes by few names, and every call says one
+KEPT_HOSTS: Final = 64  # a server has few names, and every call sends one
 _SCHEMES: Final = ("http://", "https://")
-_OWN_SITE: Final = frozenset({"same-origin", "none"})  # none: the user asked for it, by hand or by a bookmark
+_OWN_SITE: Final = frozenset({"same-origin", "none"})  # none: the user typed the address or used a bookmark
 
 
 @lru_cache(maxsize=KEPT_HOSTS)
@@ -50,12 +47,12 @@ def is_loopback(host: str) -> bool:
 
 
 def plain_name(host: str) -> str:
-    """A name or an address as it is compared."""
+    """A host name or address in the form used for comparison."""
     return host.lower().removesuffix(".").strip("[]")
 
 
 def check_origin(origin: str, host: str) -> None:
-    """Refuse a request from a page of another site. The origin `null` could be any page."""
+    """Raise Forbidden for a request from a page of another site. The origin `null` could be any page."""
     if not origin:
         return
     place = _origin_place(origin)
@@ -67,7 +64,10 @@ def check_origin(origin: str, host: str) -> None:
 
 
 def check_host(host: str, names: Collection[str]) -> None:
-    """Refuse a Host that is not ours: with a DNS name that points here, a page of another site would count as ours."""
+    """Raise Forbidden if Host is not a name of this server.
+
+    Otherwise a page of another site whose DNS name points here (DNS rebinding) would count as one of ours.
+    """
     if not host:
         return
     found = parse_host(host)
@@ -81,9 +81,9 @@ def check_host(host: str, names: Collection[str]) -> None:
 
 
 def check_fetch(request: Request, *, page: bool) -> None:
-    """Refuse what a page of another site fetches. A link to one of our pages is allowed.
+    """Raise Forbidden for a fetch by a page of another site. Following a link to one of our pages is allowed.
 
-    Another port of this machine is another site here, too: whatever runs there is not this server.
+    Another port on this machine counts as another site: what runs there is not this server.
     """
     if request.header("sec-fetch-site") in _OWN_SITE:
         return
@@ -100,7 +100,7 @@ def _origin_place(origin: str) -> tuple[str, int | None] | None:
 
 
 def _host_place(host: str) -> tuple[str, int | None] | None:
-    """Host and port; default ports are left out."""
+    """The host and port of a Host header or origin, without a default port; None if it is not valid."""
     found = parse_host(host)
     if found is None:
         return None
@@ -108,8 +108,8 @@ def _host_place(host: str) -> tuple[str, int | None] | None:
     return name, None if port in (80, 443) else port
 
 
-# What an answer to an unknown caller says: programs send the token as it is, browsers ask for it as a password.
-# In headers of their own: browsers understand only the first challenge of one.
+# Programs send the token as it is; browsers ask the user for it as a password. Each challenge is sent in its own
+# header, because browsers read only the first challenge of a header.
 CHALLENGES: Final = ('Basic realm="holdfast", charset="UTF-8"', 'Bearer realm="holdfast"')
 
 _EVERY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})
@@ -117,7 +117,7 @@ _HOW: Final = 'send "Authorization: Bearer TOKEN", or the token as the password 
 
 
 def check_listening(settings: ServerSettings) -> list[str]:
-    """BadSettings if the server would be open to others by accident. Returns warnings."""
+    """Raise BadSettings if the server would be open to others by accident. Returns warnings."""
     if settings.tls_cert_file is None and (settings.tls_key_file or settings.tls_client_ca_file):
         raise BadSettings(
             "tls_key_file and tls_client_ca_file need tls_cert_file (--tls-cert): without a certificate there is no TLS"
@@ -164,18 +164,18 @@ class Access:
         self._confirmed_by: Tokens | None = None
         self._confirmed: frozenset[TokenEntry] = frozenset()
         self._local = Principal(name=LOCAL, read_only=settings.read_only)
-        self.is_open: Final = self._tokens is None and settings.tls_client_ca_file is None  # nobody is asked for a name
+        self.is_open: Final = self._tokens is None and settings.tls_client_ca_file is None  # callers are not identified
         self._checks_host = self.is_open or bool(settings.allowed_hosts)
         names = frozenset(
             found
             for found in map(_host_name, (settings.host, *settings.allowed_hosts))
             if found is not None and found not in _EVERY_ADDRESS
         )
-        # The names are those of the settings for good, so what was let in once need not be looked at again.
+        # The allowed names never change, so a host that passed the check once need not be checked again.
         self._check_host = lru_cache(maxsize=KEPT_HOSTS)(partial(check_host, names=names))
 
     def principal(self, request: Request) -> Principal:
-        """The caller of a request."""
+        """The caller of a request. Raises Forbidden or Unauthenticated if it is refused."""
         headers = request.headers
         host = headers.get("host", "")
         if headers.get("origin"):
@@ -189,24 +189,24 @@ class Access:
         return self.identify(headers.get("authorization", ""), names_in(request.certificate))
 
     def identify(self, authorization: str, certificate_names: Sequence[str] = ()) -> Principal:
-        """The caller with this token, or else with this certificate."""
+        """The caller with this token or, without one, this certificate. Raises Unauthenticated if it is unknown."""
         if self.is_open:
             return self._local
-        if self._tokens is None:  # whoever has a certificate of that issuer is trusted with everything
+        if self._tokens is None:  # every certificate of that issuer has all rights
             if not certificate_names:
                 raise Unauthenticated("the server asks for a client certificate that has a name; there was none")
             return Principal(name=certificate_names[0], read_only=self._settings.read_only)
         return self._of_entry(self._entry(self._tokens.current(), authorization, certificate_names))
 
     def tokens_problem(self) -> str:
-        """Why the current tokens file cannot be used, in which case the previous one still applies; empty if it can."""
+        """Why the tokens file cannot be used, so that its previous content still applies; empty if it can be used."""
         if self._tokens is None:
             return ""
         self._tokens.current()
         return self._tokens.problem
 
     def confirm(self, principal: Principal) -> None:
-        """Unauthenticated if the token was revoked or changed since the call began."""
+        """Raise Unauthenticated if the token was revoked, restricted or expired since the call began."""
         if principal.entry is None or self._tokens is None:
             return
         tokens = self._tokens.current()
@@ -264,7 +264,7 @@ def _allows_all_of(entry: TokenEntry, before: TokenEntry) -> bool:
 
 
 def _host_name(text: str) -> str | None:
-    """A name or an address as it is compared; None for anything else, such as one with a port."""
+    """A host name or address in the form used for comparison; None for anything else, such as one with a port."""
     found = parse_host(f"[{text}]" if ":" in text and not text.startswith("[") else text)
     return None if found is None or found[1] is not None else plain_name(found[0])
 
@@ -283,22 +283,21 @@ def _token_in(authorization: str) -> str:
             raise Unauthenticated(f"the authorization is of an unknown kind; {_HOW}")
 
 
-# Calls that are under way when their token is taken back, changed or expires: they end then, not when they are done.
+# Revocation: calls in progress end when their token is revoked, restricted or expires.
 #
-# Whoever calls is asked for a token when the call begins; a call may go on for minutes. So all calls of callers with
-# an entry in the tokens file are listed here while they run, and somebody looks at them a few times a second. A call
-# whose caller may not go on is cancelled as if its client had gone away, which every handler must bear anyway: what it
-# took is given back. Then, where the answer has not begun, the caller is told why (see `ServerApp.handle`).
+# The token is checked when a call begins, but a call may last for minutes. So the calls of all callers with an entry in
+# the tokens file are registered here while they run, and checked a few times a second. A call that is no longer allowed
+# is cancelled as if its client had disconnected, which every handler must support anyway: its messages are given back.
+# If its answer has not begun, the caller gets the reason as an error (see `ServerApp.handle`).
 #
-# What comes between two looks is not for the caller either, so whoever waits confirms the caller once more before it
-# hands out what it waited for.
-
+# A token may also be revoked between two checks, so a call that has waited confirms its caller again before it hands
+# out messages.
 
 _LOOK_EVERY_S: Final = 0.25
 
 
 class Revocation:
-    """Calls in progress whose callers have a token. Each is ended when the token is revoked or expires."""
+    """The calls in progress of callers with a token. Ends each when its token is revoked or expires."""
 
     def __init__(self, confirm: Callable[[Principal], None]) -> None:
         self._confirm = confirm
@@ -309,14 +308,14 @@ class Revocation:
         return len(self._calls)
 
     def add(self, call: Call) -> None:
-        """A call begins, or its answer does."""
+        """Register a call that begins, or whose streamed answer begins."""
         self._calls.add(call)
         if not self._looks:
             self._looks = True
             asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._look_again)
 
     def remove(self, call: Call) -> None:
-        """The call is over."""
+        """Remove a call that has ended."""
         self._calls.discard(call)
 
     def _look_again(self) -> None:
@@ -345,11 +344,7 @@ class Revocation:
         return None
 
 
-# TLS from files that may be replaced while the server runs. Each new connection uses the current ones.
-
-
-# Files that are read again when they change, while the server runs: a broken one never replaces one that works.
-
+# Tokens and TLS files are read again when they change. A broken file never replaces one that works.
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -358,26 +353,26 @@ LOOK_EVERY_MS: Final = 1_000
 
 
 class Reloaded(Generic[_T]):
-    """What some files say, looked at again at most once a second, when somebody asks."""
+    """A value loaded from files, and loaded again when they change. They are checked at most once a second."""
 
     def __init__(self, files: Sequence[str], load: Callable[[], _T], clock: Clock, *, what: str) -> None:
         self._files = files
         self._load = load
         self._clock = clock
         self._what = what
-        # The facts go first: a change while the files are read is seen at the next look.
+        # Before the files are read, so that a change during the read is noticed at the next check.
         self._facts = self._look()
         self._looked_ns = clock.monotonic_ns()
         self._value = load()
-        self.problem = ""  # why the files, as they are now, cannot be used
+        self.problem = ""  # why the files cannot be used as they are now
 
     def current(self) -> _T:
-        """What holds now. Where the files have changed into something that cannot be used, what held before."""
+        """The current value. If the files have changed and cannot be used, the value before."""
         now_ns = self._clock.monotonic_ns()
         if now_ns - self._looked_ns >= LOOK_EVERY_MS * 1_000_000:
             self._looked_ns = now_ns
             facts = self._look()
-            if facts != self._facts or self.problem:  # what failed may have been of the moment: too many open files
+            if facts != self._facts or self.problem:  # the failure may have been temporary, such as too many open files
                 self._facts = facts
                 self._reload()
         return self._value
@@ -390,7 +385,7 @@ class Reloaded(Generic[_T]):
         try:
             self._value = self._load()
         except HoldfastError as error:
-            if str(error) != self.problem:  # told once
+            if str(error) != self.problem:  # logged once
                 _log.error("a changed file cannot be used; what it said before still holds: %s", error, extra=facts)
             self.problem = str(error)
         else:
@@ -399,10 +394,10 @@ class Reloaded(Generic[_T]):
 
 
 def tls_context(settings: ServerSettings, clock: Clock) -> ssl.SSLContext | None:
-    """What the server listens with; None where no certificate is set.
+    """The TLS context to listen with; None if no certificate is set.
 
-    The context that a server was started with cannot be changed under it. But it asks, at the beginning of each
-    handshake, under which name it was called, and may then be told to go on with another context.
+    A server keeps the context that it was started with. But the context calls back at the start of each handshake, and
+    the callback may switch that connection to a newer context.
     """
     if settings.tls_cert_file is None:
         return None
@@ -419,7 +414,7 @@ def tls_context(settings: ServerSettings, clock: Clock) -> ssl.SSLContext | None
 
 
 def names_in(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """The names of a verified client, as `getpeercert` gives them: the common name, then the alternative ones."""
+    """The names in a certificate from `getpeercert`: the common name, then the alternative names."""
     if not certificate:
         return ()
     subject = [pair for part in certificate.get("subject", ()) for pair in part]
@@ -433,7 +428,7 @@ def _context(settings: ServerSettings) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    # A resumed session would bring along what was true of the client's certificate when it began.
+    # A resumed session would keep the result of an earlier check of the client's certificate.
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0
     key = settings.tls_key_file or settings.tls_cert_file
@@ -441,14 +436,14 @@ def _context(settings: ServerSettings) -> ssl.SSLContext:
     if facts is not None and (facts.others_may_read or facts.others_may_write):
         raise BadSettings(f"others may read or change the key {key} (mode {facts.mode:04o}): run chmod 600 {key}")
     try:
-        # Nobody is there to be asked for a passphrase; without this, OpenSSL would wait at the terminal.
+        # Without this, OpenSSL would ask for a passphrase at the terminal and wait.
         context.load_cert_chain(settings.tls_cert_file, settings.tls_key_file, password=_refuse_passphrase)
         if settings.tls_client_ca_file is not None:
             context.load_verify_locations(settings.tls_client_ca_file)
             context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-        raise BadSettings(f"TLS cannot be set up from {_named(settings)}: {_told(str(reason))}") from None
+        raise BadSettings(f"TLS cannot be set up from {_named(settings)}: {_explained(str(reason))}") from None
     return context
 
 
@@ -461,8 +456,8 @@ def _named(settings: ServerSettings) -> str:
     return ", ".join(path for path in wanted if path is not None)
 
 
-def _told(reason: str) -> str:
-    """OpenSSL's words for the usual mistakes, and what they mean."""
+def _explained(reason: str) -> str:
+    """An OpenSSL error, in plain words for the usual mistakes."""
     meanings = {
         "KEY_VALUES_MISMATCH": "the key is not that of the certificate",
         "NO_START_LINE": "a file is not PEM",

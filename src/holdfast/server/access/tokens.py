@@ -1,4 +1,4 @@
-"""Tokens and the principals they stand for: what each may do, and how the tokens file is read again when it changes."""
+"""Tokens, the tokens file, and the principals that tokens stand for: what each caller may do."""
 
 from __future__ import annotations
 
@@ -24,22 +24,21 @@ from holdfast.errors import BadSettings, Forbidden
 from holdfast.server.routing import Action as RouteAction
 from holdfast.storage.files import read_file
 
-# Which names a token is good for: `*` stands for any characters, `?` for one, everything else for itself.
-
-
 EVERYTHING: Final = "*"
 
 
 class Patterns:
-    """Names are compared whole, letter by letter, as the call names them: nothing in them is a path or an escape."""
+    """The names a token is valid for: `*` matches any characters, `?` matches one, all else only itself.
+
+    A pattern must match the whole name exactly as the call sends it; paths and escapes have no meaning.
+    """
 
     __slots__ = ("_compiled", "everything", "texts")
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.texts: Final = tuple(texts)
-        # Only the two signs: what fnmatch makes of brackets would be one more thing to get wrong.
+        # Brackets are escaped: fnmatch would give them a meaning that a pattern here must not have.
         self._compiled = [re.compile(fnmatch.translate(text.replace("[", "[[]"))) for text in self.texts]
-
         self.everything: Final = EVERYTHING in self.texts
 
     def match(self, name: str) -> bool:
@@ -69,7 +68,7 @@ _Name = Annotated[str, Meta(min_length=1, max_length=253)]
 
 
 class TokenEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One caller: known by a token, or by the name in a client's certificate, or by either."""
+    """One caller, identified by a token, by the name in a client certificate, or by either."""
 
     name: str
     sha256: str = ""
@@ -113,7 +112,7 @@ class TokenEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Tokens:
-    """The entries of one state of the file."""
+    """The entries of the tokens file as it was read."""
 
     def __init__(self, entries: Sequence[TokenEntry]) -> None:
         self.entries: Final = tuple(entries)
@@ -130,17 +129,17 @@ class Tokens:
         return found
 
     def of_certificate(self, names: Sequence[str]) -> TokenEntry | None:
-        """Whose certificate it is, by the first of its names that has an entry."""
+        """The entry of a certificate: that of the first of its names that has one."""
         return next((self._by_certificate[name] for name in names if name in self._by_certificate), None)
 
 
 def digest_of(token: str) -> str:
-    """The digest of a token, as the file keeps it."""
+    """The digest of a token, as it is stored in the file."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def read_tokens(world: World, path: str) -> Tokens:
-    """The tokens in a file; BadSettings that says what is wrong with it, and what to do."""
+    """Read a tokens file. Raises BadSettings if it is missing, invalid, or open to other users."""
     facts = file_facts(path)
     try:
         content = None if facts is None else read_file(world.disk, path)
@@ -157,14 +156,14 @@ def read_tokens(world: World, path: str) -> Tokens:
 
 
 def parse_tokens(content: bytes, path: str) -> Tokens:
-    """The tokens that a text lists: TOML with one [[tokens]] for each, or JSON of the same shape."""
+    """Parse the content of a tokens file: TOML with one [[tokens]] for each, or JSON of the same shape."""
     document = _document(content, path)
     unknown = sorted(set(document) - {"tokens"})
     if unknown:
         raise BadSettings(f"{path}: there is nothing called {unknown[0]!r} in a tokens file; it has [[tokens]] only")
     listed = document.get("tokens")
     if not isinstance(listed, list):
-        # An empty file is one that somebody is about to write, rarely one that locks everybody out.
+        # An empty file is more likely one that is about to be written than one meant to lock everybody out.
         raise BadSettings(f"{path} has no [[tokens]]; to let nobody in, write tokens = []")
     return _checked([_entry(each, number, path) for number, each in enumerate(listed, start=1)], path)
 
@@ -192,7 +191,7 @@ def _entry(given: object, number: int, path: str) -> TokenEntry:
 
 
 def entry_of(given: object) -> TokenEntry:
-    """An entry from plain values; BadSettings where they are not as an entry must be."""
+    """An entry from plain values. Raises BadSettings if they are not valid."""
     try:
         return msgspec.convert(given, TokenEntry)
     except msgspec.ValidationError as error:
@@ -200,7 +199,7 @@ def entry_of(given: object) -> TokenEntry:
 
 
 def _checked(entries: list[TokenEntry], path: str) -> Tokens:
-    """No two entries may be the same caller, or which of them counts would be a matter of chance."""
+    """Raise BadSettings if two entries are for the same caller: which one counts would depend on their order."""
     for what, values in (
         ("the name", [entry.name for entry in entries]),
         ("the sha256", [entry.sha256 for entry in entries if entry.sha256]),
@@ -212,25 +211,24 @@ def _checked(entries: list[TokenEntry], path: str) -> Tokens:
     return Tokens(entries)
 
 
-# How the tokens file is written: what is there stays as somebody wrote it, comments and all.
-
+# Writing the tokens file keeps other entries as they are, comments included.
 
 _HEADER: Final = re.compile(r"^(?=[ \t]*\[\[)", re.MULTILINE)
 _NOBODY: Final = "tokens = []\n"
 
 
 def with_entry(text: str, entry: TokenEntry, path: str) -> str:
-    """The file with one entry more; a path that ends in .json is JSON, any other TOML."""
+    """The text of the file with one more entry: JSON if the path ends in .json, otherwise TOML."""
     listed = parse_tokens(text.encode(), path).entries if text.strip() else ()
     if path.endswith(".json"):
         return _json([*listed, entry])
-    if not listed:  # `tokens = []` cannot be gone on with
+    if not listed:  # after `tokens = []`, TOML allows no [[tokens]]
         return _toml(entry)
     return f"{text.rstrip()}\n\n{_toml(entry)}"
 
 
 def without_entry(text: str, name: str, path: str) -> str:
-    """The file without the entry of this name."""
+    """The text of the file without the entry of this name."""
     left = [entry for entry in parse_tokens(text.encode(), path).entries if entry.name != name]
     if path.endswith(".json"):
         return _json(left)
@@ -240,7 +238,7 @@ def without_entry(text: str, name: str, path: str) -> str:
     with suppress(ValueError):
         if parse_tokens(written.encode(), path).entries == tuple(left):
             return written
-    return "\n".join(map(_toml, left))  # written in some other way: the comments are lost
+    return "\n".join(map(_toml, left))  # the file has another layout: write it anew, without its comments
 
 
 def _name_in(part: str) -> str | None:
@@ -256,28 +254,27 @@ def _json(entries: list[TokenEntry]) -> str:
 
 
 def _toml(entry: TokenEntry) -> str:
-    # Texts and lists of JSON are those of TOML, for all that an entry can hold; only a moment is not.
+    # For every value that an entry can hold, JSON is also valid TOML, except for a time.
     values = {name: msgspec.json.encode(value).decode() for name, value in msgspec.to_builtins(entry).items()}
     if entry.expires is not None:
         values["expires"] = entry.expires.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return "\n".join(["[[tokens]]", *(f"{name} = {value}" for name, value in values.items()), ""])
 
 
-# Callers and their rights. Every permission check is made here.
+# Callers and their rights. All permission checks are here.
 
-
-LOCAL: Final = "local"  # whoever needs no token, all of them
+LOCAL: Final = "local"  # the name of all callers that need no token
 
 _ALL: Final = Patterns([EVERYTHING])
 _NONE: Final = Patterns([])
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """A caller. `entry` is what the tokens file says of it; None for those who need none.
+    """A caller. `entry` is its entry in the tokens file; None for callers that need no token.
 
-    Stream groups and named producers stand beside the topics, in one space for all callers: `groups` and `producers`
-    say which names are this caller's. A group in queue mode stands inside its topic, so the patterns for topics guard
-    it; `queue_groups` limits it further where the tokens file lists groups by name.
+    Stream groups and named producers belong to no topic, and all callers share their names: `groups` and `producers`
+    are the patterns for the names that this caller may use. A queue group belongs to its topic, so the patterns for
+    topics protect it. If the tokens file lists groups, `queue_groups` restricts it further.
     """
 
     name: str
@@ -290,18 +287,18 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     creates_groups: bool = True
     read_only: bool = False
     entry: TokenEntry | None = None
-    everywhere: frozenset[Action] = frozenset()  # what they may do to every topic, or every lock; made of the others
+    everywhere: frozenset[Action] = frozenset()  # actions allowed on every topic or lock; set by __post_init__
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "everywhere", frozenset(filter(self.may, ACTIONS)))
 
     def check(self, action: RouteAction, name: str | None = None) -> None:
-        """Forbidden, unless they may do this to the named topic or lock; without a name, to all of them."""
+        """Raise Forbidden unless the action is allowed on the named topic or lock; without a name, on all."""
         if action not in self.everywhere and not self.may(action, name):
             raise Forbidden(self._refusal(action, name))
 
     def check_any(self, action: RouteAction) -> None:
-        """Forbidden, unless they may do this to at least some topics or locks."""
+        """Raise Forbidden unless the action is allowed on at least some topics or locks."""
         if not self.may_any(action):
             raise Forbidden(self._refusal(action, None))
 
@@ -318,15 +315,15 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         return action in self.actions and (action == "read" or not self.read_only)
 
     def sees(self, topic: str) -> bool:
-        """Whether a topic is shown to them at all, in a list of several."""
+        """Whether the caller sees a topic in lists."""
         return _match(self.topics, topic)
 
     def may_use_group(self, group: str) -> bool:
-        """Whether a group in stream mode is theirs to use, as far as its name says it."""
+        """Whether the caller may use a stream group of this name."""
         return self.groups.match(group)
 
     def check_group(self, group: str) -> None:
-        """Forbidden, unless they may use the stream group of this name."""
+        """Raise Forbidden unless the caller may use the stream group."""
         if not self.may_use_group(group):
             raise Forbidden(
                 f"{self.name} may not use the stream group {group!r}; the token allows the groups "
@@ -334,12 +331,12 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def may_use_queue_group(self, group: str | None) -> bool:
-        """The same for a group in queue mode on a topic that they may use; the default group belongs to the topic."""
+        """Whether the caller may use a queue group on a topic that it may use. The default group is always allowed."""
         allowed = self.queue_groups
         return allowed is None or group is None or group == DEFAULT_GROUP or allowed.match(group)
 
     def may_use(self, mode: str, group: str) -> bool:
-        """The same for a group of either mode, or a query of another process."""
+        """Whether the caller may use a group of either mode, or a query of another process."""
         return self.may_use_queue_group(group) if mode == "queue" else self.may_use_group(group)
 
     def check_queue_group(self, group: str | None) -> None:
@@ -350,7 +347,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def check_creates_group(self, group: str, topic: str | None = None) -> None:
-        """Forbidden, unless they may create groups."""
+        """Raise Forbidden unless the caller may create groups."""
         if self.creates_groups:
             return
         where = "" if topic is None else f" on the topic {topic!r}"
@@ -361,11 +358,11 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def may_use_producer(self, name: str) -> bool:
-        """Whether they may use the named producer."""
+        """Whether the caller may use the named producer."""
         return self.producers.match(name)
 
     def check_producer(self, name: str) -> None:
-        """Forbidden, unless they may be the producer of this name: whoever is fences the one before."""
+        """Raise Forbidden unless the caller may use the named producer: a new one fences the one before."""
         if not self.may_use_producer(name):
             raise Forbidden(
                 f"{self.name} may not be the producer {name!r}; the token allows the producers "
@@ -387,7 +384,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.name} may not {action} {on}; the token allows {self.allowed()}"
 
     def allowed(self) -> str:
-        """What they may do, for people."""
+        """A description of the caller's rights for error messages."""
         on_topics = [action for action in ACTIONS if action in self.actions and action != "lock"]
         parts = [f"{', '.join(on_topics)} on topics {', '.join(self.topics.texts)}"] if on_topics else []
         parts += [f"lock on locks {', '.join(self.locks.texts)}"] if "lock" in self.actions else []
@@ -403,7 +400,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=4096)
 def principal_of(entry: TokenEntry, *, read_only: bool = False) -> Principal:
-    """The caller that an entry of the tokens file stands for."""
+    """The principal for an entry of the tokens file."""
     topics = Patterns(entry.topics)
     groups = topics if entry.groups is None else Patterns(entry.groups)
     return Principal(
@@ -421,7 +418,7 @@ def principal_of(entry: TokenEntry, *, read_only: bool = False) -> Principal:
 
 
 def _of(texts: tuple[str, ...] | None, topics: Patterns) -> Patterns:
-    """Patterns of their own, or else those for topics: a team's names usually share a prefix."""
+    """The patterns of the entry if it has any, otherwise those for topics: a team's names usually share a prefix."""
     return topics if texts is None else Patterns(texts)
 
 
@@ -430,5 +427,5 @@ def _listed(patterns: Patterns) -> str:
 
 
 def _match(patterns: Patterns, name: str) -> bool:
-    """Dead letters belong to the topic whose messages they were."""
+    """Whether the patterns match a topic, or the topic that a dead letter topic belongs to."""
     return patterns.match(name) or (name.endswith(DEAD_SUFFIX) and patterns.match(name.removesuffix(DEAD_SUFFIX)))

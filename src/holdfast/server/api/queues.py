@@ -162,14 +162,13 @@ async def _take(call: Call, group: ServedGroup, attempt: Attempt | None, *, stat
     owner = wanted.owner or call.principal.name
     found: Taken = [] if attempt is None or not attempt.held else await attempt.again(group, wanted.lease)
     if not found:
-        ready = group.take_now(wanted.count, wanted.lease, owner)
-        found = await group.take_further(wanted.count, wanted.lease, owner) if ready is None else ready
+        found = await group.take(wanted.count, wanted.lease, owner)
     waited = False
     if not found and wanted.wait != 0 and not service.leaving:
         most_s = service.settings.max_wait_ms / 1000
         wait_s = most_s if wanted.wait < 0 else min(wanted.wait, most_s)
         with service.waits.one_more(call.principal):
-            found = await service.wait(call, group.take(wanted.count, wait_s, wanted.lease, owner), [])
+            found = await service.wait(call, group.take(wanted.count, wanted.lease, owner, wait_s), [])
         waited = True
     size, many = 0, False
     try:

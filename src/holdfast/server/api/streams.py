@@ -57,10 +57,9 @@ async def _deliveries(
                     call.confirm()
                     yield framed({}, media)
                     continue
-                ready = group.take_now(window.free, wanted.lease, owner)
-                found = await group.take_further(window.free, wanted.lease, owner) if ready is None else ready
+                found = await group.take(window.free, wanted.lease, owner)
                 if not found:
-                    waiting = group.take(window.free, beat_s, wanted.lease, owner)
+                    waiting = group.take(window.free, wanted.lease, owner, beat_s)
                     found = await service.wait(call, waiting, [])
                 call.confirm()
             except HoldfastError as error:

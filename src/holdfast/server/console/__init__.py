@@ -1,1 +1,1 @@
-"""The console: pages for people at /ui, made here and served whole, so that they work without any other server."""
+"""The console: web pages at /ui. Everything they need is part of the package, so they work offline."""

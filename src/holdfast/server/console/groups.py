@@ -1,4 +1,4 @@
-"""Groups of both modes and who works for them: how far behind each is, leases, members, waiters."""
+"""Pages of groups, with their lag; of workers, with their leases; of locks and documents."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _MOST: Final = 500
 
 
 class GroupsPageQuery(Wire, kw_only=True):
-    """Which groups to show: those with this in their name or their topic's."""
+    """The groups to show: those with this text in their name or their topic's."""
 
     name: Annotated[str, Meta(max_length=200)] = ""
 
 
 @routes.add("GET", "/ui/groups", action="read", scope="any", query=GroupsPageQuery, hidden=True)
 async def groups(call: Call) -> Response:
-    """All groups and how far behind they are."""
+    """All groups and their lag."""
     query: GroupsPageQuery = call.query
     wanted = query.name.lower()
     found = [
@@ -58,7 +58,7 @@ async def groups(call: Call) -> Response:
 
 @routes.add("GET", "/ui/groups/{group}", action="read", scope="any", hidden=True)
 async def group(call: Call) -> Response:
-    """One group: its place in each partition, and in stream mode its members."""
+    """One group: its position in each partition and, for a stream group, its members."""
     name = call.path["group"]
     infos: list[GroupInfo] = [
         info for info in await call.service.port.groups(None) if info.name == name and is_shown(call, info)
@@ -77,14 +77,13 @@ async def group(call: Call) -> Response:
     )
 
 
-# Who works and who waits: leases by holder, members of streams, lines of waiters.
-
+# Workers: leases by holder, members of stream groups, waiting calls.
 
 _SOME: Final = 5
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody who has messages of one group in hand: how many, which, since when, until when."""
+    """A consumer that holds leases on messages of one group: how many, the first few, since when, until when."""
 
     name: str
     topic: str
@@ -96,7 +95,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A member of a group in stream mode."""
+    """A member of a stream group."""
 
     group: str
     facts: MemberFacts
@@ -104,7 +103,7 @@ class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
 
 @routes.add("GET", "/ui/workers", action="read", scope="any", hidden=True)
 async def workers(call: Call) -> Response:
-    """Who holds leases, who reads streams, who waits."""
+    """Lease holders, members of stream groups, and waiting calls."""
     service = call.service
     holders, members = await asyncio.to_thread(_at_work, call)
     lines = [
@@ -169,11 +168,8 @@ def _holders(call: Call) -> Iterator[Holder]:
                 )
 
 
-# Locks that somebody holds, and state documents.
-
-
 class LocksQuery(Wire, kw_only=True):
-    """Which locks and documents to show, and the document that is to be seen whole."""
+    """The locks and documents to list, and the document to show in full."""
 
     name: Annotated[str, Meta(max_length=200)] = ""
     document: Annotated[str, Meta(max_length=200)] = ""
@@ -181,7 +177,7 @@ class LocksQuery(Wire, kw_only=True):
 
 @routes.add("GET", "/ui/locks", action="lock", scope="any", query=LocksQuery, hidden=True)
 async def locks(call: Call) -> Response:
-    """Who holds which lock, and which documents there are."""
+    """Held locks with their holders, and state documents."""
     query: LocksQuery = call.query
     port, may = call.service.locks, call.principal.may
     held = [info for info in await port.held_locks() if may("lock", info.name) and query.name in info.name]

@@ -1,4 +1,4 @@
-"""The page of a message, its content and its life so far; and dead letters grouped by their error."""
+"""The page of a message, with its body and history; and the page of dead letters, grouped by error."""
 
 from __future__ import annotations
 
@@ -33,14 +33,11 @@ from holdfast.server.served import ServedGroup
 from holdfast.server.service import Call
 from holdfast.server.turns import Scan
 
-# A message as something to type: the call that would send it again, for a shell and for Python.
-
-
-_MOST: Final = 4_096  # bytes of a body that are written out
+_MOST: Final = 4_096  # a longer body is not written into a command
 
 
 def curl(found: Listed[Any], base: str) -> str:
-    """The call as a shell types it."""
+    """A curl command that sends the message again."""
     pairs: list[tuple[str, str]] = []
     if isinstance(found.key, str):
         pairs.append(("key", found.key))
@@ -58,7 +55,7 @@ def curl(found: Listed[Any], base: str) -> str:
 
 
 def python(found: Listed[Any], base: str) -> str:
-    """The call as a program makes it."""
+    """Python code that sends the message again."""
     start, text = _start(found)
     if start is None:
         body = 'Path("body.bin").read_bytes()'
@@ -91,8 +88,7 @@ def _start(found: Listed[Any]) -> tuple[bytes | None, str | None]:
     return start, as_text(start)
 
 
-# The life of a message, from its trace where it has one, else from the journals: as a page shows it.
-
+# The history of a message: from its trace if it has one, otherwise from the journals.
 
 _GOOD: Final = frozenset({log.ACKED})
 _BAD: Final = frozenset({log.NACKED, log.BURIED, log.LOST, log.EXPIRED})
@@ -100,7 +96,7 @@ _MS: Final = 1_000_000
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. `tone` is good, bad or empty; `related` is the message that it became, or was."""
+    """One step as it is shown. `tone` is good, bad or empty; `related` is the id before or after a move."""
 
     at_ns: int
     name: str
@@ -112,7 +108,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def life_of(steps: Sequence[TraceStep]) -> list[Step]:
-    """All steps that are known, as they are shown."""
+    """The steps as they are shown; without message ids if all are of one message."""
     shown = [_shown_lifeline(step) for step in steps]
     if len({step.message for step in shown}) <= 1:
         return [msgspec.structs.replace(step, message="") for step in shown]
@@ -150,7 +146,7 @@ class MessageQuery(InGroup, kw_only=True):
 
 
 class MessageShown(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a message's page says."""
+    """The content of a message's page."""
 
     row: MessageRow
     partition: int
@@ -174,7 +170,7 @@ def message_routes(rates: QueueRates) -> Routes:
 
     @routes.add("GET", "/ui/queues/{queue}/messages/{id}", action="read", query=MessageQuery, hidden=True)
     async def message(call: Call) -> Response:
-        """One message, wherever it stands."""
+        """One message in any phase."""
         group = await _group(call)
         shown = await call.scan(_shown, call, group)
         return render(
@@ -234,7 +230,7 @@ def _expires_ms(found: Listed[Any]) -> int:
 
 
 def _row(found: Listed[Any], steps: Sequence[TraceStep], letter: str) -> MessageRow:
-    """What the page says first. Of a message that is done its history alone knows who had it; one that died is dead."""
+    """The head of the page. The holder of a done message comes from its history; one with a dead letter is dead."""
     row = row_of(found)
     if letter:
         row = msgspec.structs.replace(row, phase="dead")
@@ -245,7 +241,7 @@ def _row(found: Listed[Any], steps: Sequence[TraceStep], letter: str) -> Message
 
 
 def _state(found: Listed[Any]) -> str:
-    """The document that goes with it."""
+    """The state document of a message, formatted; empty if there is none."""
     if isinstance(found, DeadLetter):
         content = note_of(found).state
     else:
@@ -254,23 +250,22 @@ def _state(found: Listed[Any]) -> str:
     return "" if content is None else msgspec.json.format(content, indent=2).decode("utf-8", "replace")
 
 
-# Dead letters by what they died of: seen together, put back or dropped together.
-
+# Dead letters grouped by error, so that they can be redriven or purged together.
 
 _MOST_GROUPS: Final = 200
-_CUT: Final = 200  # letters of a kind of error; what is longer was cut
+_CUT: Final = 200  # an error of this length was cut
 _DETAIL: Final = r"""(?:0x[0-9a-fA-F]+|'[^']*'|"[^"]*"|[0-9]+|…)"""
-_MOST_PARTS: Final = 12  # a condition has to stay short: what begins alike for so long counts as alike
+_MOST_PARTS: Final = 12  # keeps conditions short: errors that differ only after this many parts count as the same
 
 
 class DeadPageQuery(InGroup, kw_only=True):
-    """Which dead letters to group."""
+    """The dead letters to group."""
 
     where: Annotated[str, Meta(max_length=10_000)] = ""
 
 
 class DeadKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Dead letters that died of the same, and the condition that chooses them."""
+    """Dead letters with the same error, and the condition that matches them."""
 
     group: DeadGroup
     where: str
@@ -312,7 +307,7 @@ def dead_routes(rates: QueueRates) -> Routes:
 
 
 def where_of(kind: DeadGroup) -> str:
-    """The condition that chooses the dead letters of one kind, to be read and changed by people."""
+    """A condition that matches the dead letters of one kind. People read and edit it."""
     reason = f'reason == "{kind.reason}"'
     if not kind.error:
         return f'{reason} and error == ""'
@@ -324,7 +319,7 @@ def where_of(kind: DeadGroup) -> str:
 
 
 def both(one: str, other: str) -> str:
-    """Two conditions as one."""
+    """The conjunction of two conditions, of which the first may be empty."""
     return f"({one}) and {other}" if one else other
 
 

@@ -1,4 +1,4 @@
-"""The first page, every queue with its counts and rates; and the page on the server and its folder."""
+"""The first page, with the counts and rates of every queue; the health page; the audit log."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ from holdfast.server.routing import Routes
 from holdfast.server.service import Call, Service
 from holdfast.settings import BrokerSettings
 
-# How fast messages came and went lately: a few samples of what the engine counts, kept in memory.
-
+# Recent rates, from samples of the engine's counters that are kept in memory.
 
 EVERY_S: Final = 5.0
 KEPT: Final = 121  # samples: ten minutes
-MOST: Final = 500  # groups of which samples are kept
+MOST: Final = 500  # groups in a sample
 
-WIDTH: Final = 120  # of the picture, in its own units
+WIDTH: Final = 120  # of a sparkline, in SVG units
 HEIGHT: Final = 24
 
 Key: TypeAlias = tuple[str, str]
@@ -45,7 +44,7 @@ _NONE: Final[Counts] = (0, 0, 0)
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """What went through a group, a second: lately, and as lines over time. `buried` is a number, of all that time."""
+    """The rates into and out of a group over time, in messages per second; `buried` is the total number."""
 
     into: list[float]
     out: list[float]
@@ -61,7 +60,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueRates:
-    """Samples of the counters of all open topics; the oldest make room for the newest."""
+    """The latest samples of the counters of all open topics."""
 
     def __init__(self, engine: BrokerEngine) -> None:
         self._engine = engine
@@ -69,7 +68,7 @@ class QueueRates:
         self.since_ns = 0
 
     def begin(self) -> None:
-        """Take a sample now, and then every few seconds, if that was not begun before. Call it from the loop."""
+        """Start sampling, now and every few seconds, unless it has started. Call it on the event loop."""
         if not self.since_ns:
             self.since_ns = self._engine.world.clock.now_ns()
             self._go_on(asyncio.get_running_loop())
@@ -80,7 +79,7 @@ class QueueRates:
             loop.call_later(EVERY_S, self._go_on, loop)
 
     def sample(self, at_s: float) -> None:
-        """What is counted by now; no file is read for it."""
+        """Take a sample. Reads no files."""
         found: dict[Key, Counts] = {}
         for topic in self._engine.open_topics():
             published = topic.metrics.published.value
@@ -93,11 +92,11 @@ class QueueRates:
 
     @property
     def seconds(self) -> float:
-        """How much time the samples cover."""
+        """The time that the samples cover."""
         return self._samples[-1][0] - self._samples[0][0] if self._samples else 0.0
 
     def of(self, topic: str, group: str = "") -> Flow:
-        """The flow through a group, or into a topic."""
+        """The rates of a group; without a group, those into the topic."""
         key, into, out, buried = (topic, group), [], [], 0
         for (before_s, before), (after_s, after) in pairwise(list(self._samples)):
             passed_s = max(after_s - before_s, 0.001)
@@ -109,7 +108,7 @@ class QueueRates:
 
 
 def _growth(before: int, after: int) -> int:
-    """How much a counter grew; one that is smaller than before began anew, when its topic was opened again."""
+    """The growth of a counter. A smaller value means that it restarted at 0, when its topic was opened again."""
     return after - before if after >= before else after
 
 
@@ -119,7 +118,7 @@ def _lately(line: list[float]) -> float:
 
 
 def points(line: list[float], most: float) -> str:
-    """A line as the points of a polyline in the picture; the newest is at its right edge."""
+    """The points of an SVG polyline for a line of values, with the newest at the right edge."""
     return " ".join(
         f"{_across(i, line):.1f},{HEIGHT - 1 - (HEIGHT - 2) * (value / most if most else 0):.1f}"
         for i, value in enumerate(line)
@@ -127,7 +126,7 @@ def points(line: list[float], most: float) -> str:
 
 
 def area(line: list[float], most: float) -> str:
-    """The same with all that is below it."""
+    """The points of an SVG polygon for the area under a line of values."""
     if not line:
         return ""
     return f"{_across(0, line):.1f},{HEIGHT} {points(line, most)} {WIDTH},{HEIGHT}"
@@ -137,11 +136,11 @@ def _across(i: int, line: list[float]) -> float:
     return WIDTH - WIDTH / (KEPT - 2) * (len(line) - 1 - i)
 
 
-OLD_S: Final = 15 * 60  # a message that waits for longer is shown in red
+OLD_S: Final = 15 * 60  # the age from which a message is shown in red
 
 
 class OverviewQuery(Wire, kw_only=True):
-    """Which queues to show: those with this in their names, from there on."""
+    """The queues to show: those with this text in their names, from this number on."""
 
     name: Annotated[str, Meta(max_length=200)] = ""
     start: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
@@ -149,7 +148,7 @@ class OverviewQuery(Wire, kw_only=True):
 
 
 class Spark(msgspec.Struct, frozen=True, kw_only=True):
-    """What came in as an area, what was handled as a line, and what they say in numbers."""
+    """A sparkline: messages in as an area, messages out as a line, and both current rates."""
 
     into: str
     out: str
@@ -158,7 +157,7 @@ class Spark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One group of one topic; a topic without a group in queue mode has only its log."""
+    """One queue group of one topic. A topic without one has a row with an empty group."""
 
     topic: str
     group: str = ""
@@ -184,12 +183,12 @@ class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def overview_routes(rates: QueueRates) -> Routes:
-    """The first page, with rates from these samples."""
+    """The routes of the first page."""
     routes = Routes("console")
 
     @routes.add("GET", "/ui", action="read", scope="any", query=OverviewQuery, hidden=True)
     async def overview(call: Call) -> Response:
-        """All queues at a glance."""
+        """All queues with their counts and rates."""
         query: OverviewQuery = call.query
         rates.begin()
         known = [name for name in await call.service.port.topics() if call.principal.sees(name)]
@@ -231,13 +230,13 @@ def _rows(call: Call, rates: QueueRates, topics: list[str]) -> list[QueueRow]:
                         QueueRow(topic=name, messages=messages, spark=spark_of(rates.of(name)), problem=problem)
                     )
                 rows += [row_of(topic, group, rates, engine.world.clock.now_ns()) for group in groups]
-        except HoldfastError as error:  # one that cannot be opened must not hide the others
+        except HoldfastError as error:  # a topic that cannot be opened must not hide the others
             rows.append(QueueRow(topic=name, spark=spark_of(rates.of(name)), problem=str(error)))
     return rows
 
 
 def row_of(topic: Topic, group: QueueGroup, rates: QueueRates, now_ns: int) -> QueueRow:
-    """How a group stands."""
+    """The row of a group."""
     stats = group.stats()
     flow = rates.of(topic.name, group.name)
     return QueueRow(
@@ -261,12 +260,12 @@ def row_of(topic: Topic, group: QueueGroup, rates: QueueRates, now_ns: int) -> Q
 
 
 def _problem(topic: Topic) -> str:
-    """Which of its partitions stand still, and why."""
+    """The partitions of a topic that are stopped, and why; empty if there are none."""
     return "; ".join(f"partition {number} stands still: {error}" for number, error in topic.lost.items())
 
 
 def spark_of(flow: Flow) -> Spark:
-    """Both lines to one scale."""
+    """A sparkline with both lines on the same scale."""
     most = max([*flow.into, *flow.out], default=0.0)
     return Spark(
         into=area(flow.into, most),
@@ -276,20 +275,19 @@ def spark_of(flow: Flow) -> Spark:
     )
 
 
-# The server and its folder: room on disk, how long syncs take, what is in force; and what administrators did.
-
+# Health of the server and its folder, and the audit log.
 
 _SAID: Final = Origin("environment", "said at the start")
 
 
 class HealthQuery(Wire, kw_only=True):
-    """Whether to show every setting, or only those that somebody set."""
+    """Whether to show all settings or only those that were changed."""
 
     all: bool = False
 
 
 class AuditPageQuery(Wire, kw_only=True):
-    """How many of the newest acts."""
+    """The number of latest acts to show."""
 
     limit: Annotated[int, Meta(ge=1, le=1_000)] = 100
 
@@ -299,7 +297,7 @@ health_routes = Routes("console")
 
 @health_routes.add("GET", "/ui/health", action="read", query=HealthQuery, hidden=True)
 async def health(call: Call) -> Response:
-    """How the server does."""
+    """The state of the server: its folder, limits and settings."""
     service = call.service
     settings = list(_settings(service))
     changed = [each for each in settings if each.origin != DEFAULT]
@@ -325,7 +323,7 @@ async def health(call: Call) -> Response:
 
 
 def _settings(service: Service) -> Iterator[Setting]:
-    """All that is in force; what is no default and comes from nowhere was said to whoever started the server."""
+    """The settings in force. One that differs from its default without a known origin was passed at the start."""
     usual = {each.name: each.value for each in Effective(broker=BrokerSettings()).settings()}
     for each in effective_of(service).settings():
         is_said = each.origin == DEFAULT and each.value != usual[each.name]
@@ -349,12 +347,12 @@ def _disk(call: Call) -> dict[str, Any]:
 
 
 def audit_page_routes(audit: Audit | None) -> Routes:
-    """The page of the audit log; without one it says so."""
+    """The routes of the audit page, which also says so if there is no audit log."""
     routes = Routes("console")
 
     @routes.add("GET", "/ui/audit", action="admin", query=AuditPageQuery, hidden=True)
     async def acts(call: Call) -> Response:
-        """What administrators did."""
+        """The latest administrative acts and refused calls."""
         limit = call.query.limit
         found = None if audit is None else await asyncio.to_thread(audit.last, limit)
         refused = [] if audit is None else await asyncio.to_thread(audit.refusals.last, limit)

@@ -1,4 +1,4 @@
-"""All pages of the console, for a server that is to have them."""
+"""All pages of the console."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.server.routing import Routes
 
 
 def console_routes(engine: BrokerEngine, audit: Audit | None = None, *, at_once: bool = True) -> Sequence[Routes]:
-    """The pages. Samples for their rates are taken from now on, or from when somebody first looks."""
+    """The routes of the console. Rates are sampled from now on, or from the first visit unless `at_once`."""
     rates = QueueRates(engine)
     if at_once:
         rates.begin()

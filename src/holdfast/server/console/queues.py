@@ -1,4 +1,4 @@
-"""The page of a queue: its messages by phase, with a filter; its policy; and the pages that go with it."""
+"""The pages of a queue: its messages by phase with a filter, its settings, its tail, and a form to send."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _POLICY: Final = (
 
 
 class QueueQuery(InGroup, kw_only=True):
-    """Which messages to show."""
+    """The messages to show."""
 
     tab: Tab = "ready"
     where: Annotated[str, Meta(max_length=10_000)] = ""
@@ -60,13 +60,13 @@ class QueueQuery(InGroup, kw_only=True):
 
 
 class SendQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Nothing to say but which group one came from."""
+    """The group whose page led to the form."""
 
     group: Name | None = None
 
 
 async def head_of(call: Call, rates: QueueRates, group: ServedGroup | None) -> dict[str, Any]:
-    """What stands above every page of a queue."""
+    """The facts for the head of every page of a queue."""
     rates.begin()
     info = await described(call, call.path["queue"])
     name = call.path["queue"]
@@ -88,7 +88,7 @@ async def head_of(call: Call, rates: QueueRates, group: ServedGroup | None) -> d
 
 
 def policy_of(info: TopicInfo, group: ServedGroup | None) -> list[tuple[str, str, bool]]:
-    """The settings that matter most, and all that were changed: name, value, whether it was changed."""
+    """The most important settings, and all that were changed, as (name, value, changed)."""
     if group is None:
         return [(name, _told(name, value), True) for name, value in info.settings.items()]
     settings = group.settings
@@ -112,7 +112,7 @@ def queue_routes(rates: QueueRates) -> Routes:
 
     @routes.add("GET", "/ui/queues/{queue}", action="read", query=QueueQuery, hidden=True)
     async def queue(call: Call) -> Response:
-        """The messages of a queue in one phase, as a condition chooses."""
+        """The messages of a queue in one phase that match a condition."""
         query: QueueQuery = call.query
         group = await group_for(call, query.group)
         found: list[MessageRow] = []
@@ -144,7 +144,7 @@ def queue_routes(rates: QueueRates) -> Routes:
 
     @routes.add("GET", "/ui/queues/{queue}/tail", action="read", query=InGroup, hidden=True)
     async def tail(call: Call) -> Response:
-        """Messages as they come."""
+        """Messages as they arrive."""
         group = await group_for(call, call.query.group)
         return render(call, "tail.html", section="tail", **await head_of(call, rates, group))
 
@@ -160,12 +160,11 @@ def queue_routes(rates: QueueRates) -> Routes:
     return routes
 
 
-# The messages of a queue as pages show them: found by phase and condition, or by id.
-
+# Messages of a queue, found by phase and condition or by id.
 
 Tab: TypeAlias = Literal["ready", "leased", "delayed", "dead", "done"]
 
-DONE_PLACES: Final = 10_000  # of each partition: that many before the newest that is done are looked through
+DONE_PLACES: Final = 10_000  # offsets of each partition that one page searches for done messages
 _MOST_LETTERS: Final = 10_000
 
 _PHASES: Final = {
@@ -178,7 +177,7 @@ _PHASES: Final = {
 
 
 class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A message in a list. `place` finds it again, whatever it is called."""
+    """A message in a list. `place` is an id that finds it directly."""
 
     id: str
     place: str
@@ -198,9 +197,9 @@ class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def group_for(call: Call, name: str | None) -> ServedGroup | None:
-    """The group of a queue that a page is about: as asked for, or the one that every queue has, or the first.
+    """The group that a page shows: the one asked for, otherwise the default group, otherwise the first.
 
-    None for a topic that has no group in queue mode.
+    None for a topic without queue groups. Raises NotFound if the group asked for does not exist.
     """
     topic = call.path["queue"]
     if name is None or call.service.known_group(topic, name) is None:
@@ -217,10 +216,7 @@ async def group_for(call: Call, name: str | None) -> ServedGroup | None:
 def rows(
     scan: Scan, group: ServedGroup, tab: Tab, where: str | None, limit: int, after: str
 ) -> tuple[list[MessageRow], str, int]:
-    """What a tab of a queue's page lists, and where to look further if so many were looked at that it ended early.
-
-    And how many damaged messages were left out.
-    """
+    """The rows of a tab, where to continue if the search reached its limit, and the number of damaged messages."""
     if tab == "done":
         return *_done_rows(group, where, limit, _places(after)), 0
     found: list[MessageRow] = []
@@ -234,7 +230,7 @@ def rows(
 
 
 def _places(after: str) -> int:
-    """How many places of each partition the pages before this one have looked through."""
+    """The number of offsets of each partition that earlier pages have searched."""
     if not after:
         return 0
     if not (after.isascii() and after.isdigit()):
@@ -243,27 +239,27 @@ def _places(after: str) -> int:
 
 
 def _done_rows(group: ServedGroup, where: str | None, limit: int, passed: int) -> tuple[list[MessageRow], str]:
-    """The newest that are done, and how many places were looked through if that is not all that the log keeps."""
+    """The newest done messages, and the number of offsets searched if the log has more."""
     now_ms = group.port.engine.world.clock.now_ns() // 1_000_000
     newest: list[Listed[bytes]] = []
-    for places in (2 * limit, DONE_PLACES):  # most often a short look is enough
+    for places in (2 * limit, DONE_PLACES):  # a short search is usually enough
         newest = list(chosen(_done(group, passed, places), where, limit, now_ms=now_ms))
         if len(newest) == limit:
-            return [row_of(found) for found in newest], ""  # the page offers to show more of them
+            return [row_of(found) for found in newest], ""  # the page offers a higher limit
     looked = passed + DONE_PLACES
     left = any(delivery.partition.log.start < _done_end(delivery) - looked for delivery in group.deliveries)
     return [row_of(found) for found in newest], str(looked) if left else ""
 
 
 def _done_end(delivery: Delivery) -> int:
-    """The place behind the newest message that is done."""
+    """The offset after the newest done message."""
     state = delivery.group
     with delivery.lock:
         return max(state.floor, state.done.max() + 1 if state.done else 0)
 
 
 def _done(group: ServedGroup, passed: int, places: int) -> Iterator[Listed[bytes]]:
-    """What is done and still in the log, the newest first: in so many places, behind those that are passed over."""
+    """Yield done messages that are still in the log, newest first: skip `passed` offsets, then search `places`."""
     for delivery in group.deliveries:
         log, state = delivery.partition.log, delivery.group
         end = _done_end(delivery) - passed
@@ -280,7 +276,7 @@ def _done(group: ServedGroup, passed: int, places: int) -> Iterator[Listed[bytes
 
 
 def row_of(found: Listed[Any]) -> MessageRow:
-    """What a list says of a message."""
+    """The row of a message in a list."""
     record, delivery = record_of(found), home_of(found)
     lease = None if isinstance(found, DeadLetter | Waiting) else delivery.group.leases.get(record.offset)
     return MessageRow(
@@ -307,14 +303,14 @@ def _due_ms(found: Listed[Any]) -> int:
 
 
 def place_of(found: Listed[Any]) -> str:
-    """An id that leads to the message at once: one that was delayed keeps its id, which does not say where it is."""
+    """An id with the message's offset. The id of a message that was delayed has none, so it must be searched for."""
     if isinstance(found, DeadLetter | Waiting):
         return found.id
     return message_id(found.topic, found.partition, found.offset, None)
 
 
 def find(group: ServedGroup, wanted: str) -> Listed[bytes]:
-    """A message by its id, wherever it stands; one that is done, too, as long as the log keeps it."""
+    """A message by its id, in any phase, as long as it is in the log. Raises NotFound if it is not."""
     try:
         if topic_of_id(wanted) == group.topic + DEAD_SUFFIX:
             return LocalLetters(group.port).show(wanted)
@@ -347,14 +343,14 @@ def _delayed(group: ServedGroup, delivery: Delivery, delayed_id: int, wanted: st
     for message in () if store is None else store.waiting():
         if message.record.offset == delayed_id:
             return Waiting(delivery, group.port.bodies, message.record, message.due_at_ms)
-    for phase in ("ready", "leased", "delayed"):  # it has come due, and kept its id
+    for phase in ("ready", "leased", "delayed"):  # it may have come due, and kept its id
         for found in listed(group.port, phase, lambda each: each.id == wanted, 1):
             return found
     raise NotFound(f"{wanted} waits no more: it was delivered and is done, or was taken back")
 
 
 def letter_of(found: Listed[Any]) -> str:
-    """The dead letter that a message became, if it is there still."""
+    """The id of the dead letter that a message became; empty if there is none."""
     if isinstance(found, DeadLetter | Waiting) or found.phase not in ("done", "dead"):
         return ""
     delivery = home_of(found)

@@ -1,7 +1,7 @@
-"""The console of a folder that another process owns: what a browser asks at a port goes to the owner's socket.
+"""The console of a folder that another process owns: requests to a port are relayed to the owner's socket.
 
-Whoever calls at the owner's socket may do everything, for only this user can. A port can be reached by every page
-that a browser shows, so here the same is asked as of any server that asks for no token: is it one of our own pages?
+Only this user can connect to the owner's socket, so every caller there has all rights. But any web page in a browser
+can reach the port. So the relay makes the same checks as a server without tokens: is the request from one of our pages?
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _LOOKS: Final = frozenset({"GET", "HEAD"})
 
 
 class Relay:
-    """Answers with what the owner answers."""
+    """Relays requests to the owner of a folder."""
 
     def __init__(self, socket: str, settings: ServerSettings) -> None:
         self._socket = socket
         self._settings = settings
 
     async def handle(self, request: Request) -> Answer:
-        """One request, there and back."""
+        """Send a request to the owner and return its answer."""
         try:
             check_origin(request.header("origin"), request.header("host"))
             check_host(request.header("host"), (_HOST,))
@@ -63,29 +63,29 @@ class Relay:
                 f"the owner of the folder does not answer at {self._socket}: {error.strerror or error}; "
                 "if it has ended, start `holdfast ui` again"
             ) from None
-        told = _Told(reader, writer)
+        answer = _OwnerAnswer(reader, writer)
         try:
             writer.write(_head(request, len(body), only_looks=self._settings.read_only) + body)
-            await told.read_head()
+            await answer.read_head()
         except BaseException:
             writer.close()
             raise
-        status, headers = told.parser.get_status_code(), dict(told.headers)
+        status, headers = answer.parser.get_status_code(), dict(answer.headers)
         if request.method == "HEAD" or status in (204, 304):
             writer.close()
-            return Response(status, b"", headers.get("content-type", ""), headers=told.passed_on())
+            return Response(status, b"", headers.get("content-type", ""), headers=answer.passed_on())
         length = headers.get("content-length")
         return StreamResponse(
-            told.chunks(),
+            answer.chunks(),
             headers.get("content-type", ""),
             status=status,
-            headers=told.passed_on(),
+            headers=answer.passed_on(),
             length=None if length is None else int(length),
         )
 
 
-class _Told:
-    """What the owner says, as it comes."""
+class _OwnerAnswer:
+    """The owner's answer, read as it arrives."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -145,7 +145,7 @@ def _head(request: Request, length: int, *, only_looks: bool) -> bytes:
 
 
 def refusal(error: HoldfastError) -> Response:
-    """What went wrong on the way."""
+    """The answer for an error."""
     status = error.status if isinstance(error, Refused) else status_of(error)
     return Response(status, encode(ErrorAnswer(error=fault_of(error)), JSON), JSON)
 
@@ -153,7 +153,7 @@ def refusal(error: HoldfastError) -> Response:
 async def relay(
     socket: str, settings: ServerSettings, *, ready: Callable[[Sequence[str]], None], told_to_go: Awaitable[object]
 ) -> None:
-    """Relay between a port of this machine and the owner's socket, until told to go."""
+    """Relay between a local port and the owner's socket until `told_to_go` is done."""
     server = HttpServer(Relay(socket, settings).handle, refusal, limits_of(settings), Meter())
     ((host, port),) = await server.listen(_HOST, settings.port)
     ready([f"http://{host}:{port}"])

@@ -1,4 +1,4 @@
-"""Pages: a template filled with facts, numbers and times as people read them, and headers that let nothing else in."""
+"""Rendering of pages: templates, security headers, static files, and numbers and times as people read them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-# With this header a caller wants pages without acts: one that relays them, and would refuse the acts.
+# A read-only relay sends this header to get pages without forms and buttons, since it would refuse what they do.
 ONLY_LOOKS: Final = "holdfast-only-looks"
 HTML: Final = "text/html; charset=utf-8"
 
-# No script, style or picture but our own files; nothing of ours inside a page of somebody else.
+# Scripts, styles and images only from our own files; our pages not inside frames of other sites.
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -42,7 +42,7 @@ _PAGE_HEADERS: Final = (*SAFE, ("cache-control", "no-store"))
 
 @cache
 def environment() -> Environment:
-    """Templates that escape everything that they are given."""
+    """The template environment, with autoescape. Raises NotInstalled without jinja2."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError:
@@ -68,7 +68,7 @@ def environment() -> Environment:
 
 
 def render(call: Call, template: str, *, status: int = 200, **facts: Any) -> Response:
-    """A page as an answer."""
+    """An answer with a page."""
     principal = call.principal
     if call.request.header(ONLY_LOOKS):
         principal = msgspec.structs.replace(principal, read_only=True)
@@ -80,7 +80,7 @@ def render(call: Call, template: str, *, status: int = 200, **facts: Any) -> Res
 
 
 def page_text(principal: Principal | None, now_ns: int, path: str, template: str, facts: dict[str, Any]) -> str:
-    """The page for one who may do some things and not others."""
+    """The text of a page, with the controls that the caller may use."""
     may = {
         action: principal is not None and principal.may_any(action)
         for action in ("publish", "consume", "read", "admin", "lock")
@@ -103,16 +103,13 @@ def page_text(principal: Principal | None, now_ns: int, path: str, template: str
 
 
 def error_page(request: Request, status: int, fault: Fault) -> Response | None:
-    """What went wrong in making a page, told as a page to those who asked for one."""
+    """An error as a page, if the request was for one; otherwise None."""
     wants = request.path.startswith("/ui") and "text/html" in request.header("accept")
     if not wants or fault.code == NotInstalled.code:
         return None
     facts = {"number": status, "code": fault.code, "message": fault.message}
     text = page_text(None, 0, request.path, "error.html", facts)
     return Response(status, text.encode("utf-8", "replace"), HTML, headers=list(_PAGE_HEADERS))
-
-
-# The files that go with the pages: styles, scripts, the icon.
 
 
 routes = Routes("console")
@@ -126,7 +123,7 @@ _MEDIA: Final = {
 
 @cache
 def _found() -> dict[str, tuple[bytes, str, str]]:
-    """All of them, once read: content, media type, and a mark that changes with the content."""
+    """The static files by name: content, media type and ETag."""
     made = {}
     for each in files("holdfast.server.console").joinpath("static").iterdir():
         media = _MEDIA.get(each.name.rpartition(".")[2])
@@ -138,13 +135,13 @@ def _found() -> dict[str, tuple[bytes, str, str]]:
 
 @routes.add("GET", "/", action="read", scope="any", hidden=True)
 async def start(call: Call) -> Response:
-    """Whoever types in nothing but the server's address wants the pages."""
+    """Redirect the server's bare address to the console."""
     return Response(303, headers=[*SAFE, ("location", "/ui")])
 
 
 @routes.add("GET", "/ui/static/{file}", action="open", hidden=True)
 async def static(call: Call) -> Response:
-    """A file of the console; they hold nothing of anybody's messages."""
+    """A style sheet, script or icon. It contains no data, so it needs no token."""
     found = _found().get(call.path["file"])
     if found is None:
         raise NotFound(f"the console has no file {call.path['file']}")
@@ -155,12 +152,9 @@ async def static(call: Call) -> Response:
     return Response(200, content, media, headers=headers)
 
 
-# Numbers, times and bytes for people.
-
-
 View: TypeAlias = Literal["json", "text", "hex"]
 
-SHOWN_BYTES: Final = 64 * 1024  # of a body; the rest is for those who download it
+SHOWN_BYTES: Final = 64 * 1024  # bytes of a body on a page; the whole body can be downloaded
 PREVIEW_BYTES: Final = 160
 
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
@@ -169,12 +163,12 @@ _CONTROLS: Final = frozenset(map(chr, [*range(9), 11, 12, *range(14, 32), 127]))
 
 
 def count(number: int) -> str:
-    """A number with its thousands apart."""
+    """A number with thousands separators."""
     return f"{number:,}"
 
 
 def size(number: float) -> str:
-    """So many bytes."""
+    """A number of bytes, with its unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(number) < 1024:
             return f"{number:,.0f} {unit}" if unit == "B" or number >= 100 else f"{number:,.1f} {unit}"
@@ -183,14 +177,14 @@ def size(number: float) -> str:
 
 
 def rate(number: float) -> str:
-    """So many a second."""
+    """A number per second."""
     if number == 0:
         return "0/s"
     return f"{number:,.0f}/s" if number >= 100 else f"{number:.1f}/s" if number >= 0.1 else "<0.1/s"
 
 
 def age(seconds: float) -> str:
-    """A length of time, short."""
+    """A duration in its largest fitting unit."""
     if seconds < 0:
         return "-" + age(-seconds)
     if seconds < 1:
@@ -202,20 +196,20 @@ def age(seconds: float) -> str:
 
 
 def told(value: object) -> str:
-    """A setting or an argument: a text as it is, anything else as JSON."""
+    """A setting or an argument: a string as it is, anything else as JSON."""
     if value is None:
         return "none"
     return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
 
 
 def moment(value: datetime | int) -> str:
-    """A time to the millisecond; a number is one in nanoseconds."""
+    """A time in UTC to the millisecond, from a datetime or from nanoseconds."""
     found = datetime.fromtimestamp(value / 1e9, UTC) if isinstance(value, int) else value.astimezone(UTC)
     return f"{found:%Y-%m-%d %H:%M:%S}.{found.microsecond // 1000:03d}Z"
 
 
 class ShownPayload(msgspec.Struct, frozen=True, kw_only=True):
-    """A body as it is shown: in which way, which ways there are, and whether there is more of it."""
+    """A body as it is shown: the view, the views it has, and whether the body was cut."""
 
     view: View
     views: tuple[View, ...]
@@ -230,7 +224,7 @@ def beginning(value: bytes | LargeValue, most: int) -> bytes:
 
 
 def payload(value: bytes | LargeValue, wanted: View | None = None) -> ShownPayload:
-    """A body as JSON if it is that, else as text if it is that, else as bytes; or as one wants it."""
+    """A body in the wanted view if it has that, otherwise as JSON, as text or as hex: the first that fits."""
     start, length = beginning(value, SHOWN_BYTES), len(value)
     cut = length > len(start)
     texts: dict[View, str] = {}
@@ -251,7 +245,7 @@ def payload(value: bytes | LargeValue, wanted: View | None = None) -> ShownPaylo
 
 
 def preview(value: bytes | LargeValue) -> str:
-    """The beginning of a body in one line."""
+    """The start of a body in one line."""
     start = beginning(value, PREVIEW_BYTES)
     text = as_text(start, cut=len(value) > len(start))
     line = " ".join(text.split()) if text is not None else start[:40].hex(" ")
@@ -259,14 +253,14 @@ def preview(value: bytes | LargeValue) -> str:
 
 
 def plain(value: str | bytes | None) -> str:
-    """A key or a header, whatever it is made of."""
+    """A key or a header as text; bytes that are not text as hex."""
     if value is None:
         return ""
     return value if isinstance(value, str) else as_text(value) or f"0x{value.hex()}"
 
 
 def as_text(content: bytes, *, cut: bool = False) -> str | None:
-    """Bytes as text, if they are that; a letter that was cut in two at the end does not count."""
+    """Bytes as text; None if they are not. With `cut`, an incomplete last character is dropped."""
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -277,7 +271,7 @@ def as_text(content: bytes, *, cut: bool = False) -> str | None:
 
 
 def dump(content: bytes) -> str:
-    """Bytes as hex beside what they would be as ASCII."""
+    """A hex dump with an ASCII column."""
     lines = []
     for place in range(0, len(content), _LINE):
         some = content[place : place + _LINE]

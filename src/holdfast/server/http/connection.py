@@ -40,19 +40,19 @@ from holdfast.server.limits import Admitted, ConnectionAdmission, ConnectionLimi
 
 logger = logging.getLogger(__name__)
 
-_WAIT_FOR_BYTES: Final = 64 * 1024  # a body up to this size is waited for before anybody looks at the request
-_MOST_WAITING: Final = 8  # requests that were sent before the answer to the one before
+_WAIT_FOR_BYTES: Final = 64 * 1024  # a request with a body up to this size is handled when the body is complete
+_MOST_WAITING: Final = 8  # pipelined requests that wait for their turn
 _LINGER_S: Final = 2.0
-_RESET_S: Final = 1.0  # a connection that is reset within this time of its last answer: that was not read
-_AT_ONCE_BYTES: Final = 32 * 1024  # so much is looked at before anybody asks whether more may come
+_RESET_S: Final = 1.0  # a reset within this time after an answer means that the client did not read it
+_AT_ONCE_BYTES: Final = 32 * 1024  # bytes that are parsed before checking whether reading is paused
 _MOST_FIELDS: Final = 1_000  # headers of a request
-_MOST_PIECES: Final = 10_000  # so many chunks of a body may be as small as they like,
-_PIECE_BYTES: Final = 16  # more must have so many bytes on average
+_MOST_PIECES: Final = 10_000  # chunks of a body that may be of any size;
+_PIECE_BYTES: Final = 16  # with more chunks, their average size must be at least this
 _SMALL_ANSWER_BYTES: Final = 64 * 1024
 
 Answer = Response | StreamResponse
 
-_telling: Final[set[asyncio.Task[None]]] = set()  # a loop alone does not keep them alive
+_telling: Final[set[asyncio.Task[None]]] = set()  # the loop holds only weak references to tasks
 
 
 class HttpConnection(asyncio.Protocol):
@@ -68,7 +68,7 @@ class HttpConnection(asyncio.Protocol):
         self._certificate: Any = None
         self._header_bytes = self._header_size = self._fields = self._pieces = 0
         self._in_headers = self._mixed = self._begun = False
-        self._held = b""  # what came and is not looked at yet: the client sends faster than it is answered
+        self._held = b""  # received while reading was paused, and not parsed yet
         self._incoming: Request | None = None
         self._waiting: deque[Request] = deque()
         self._current: Request | None = None
@@ -79,8 +79,8 @@ class HttpConnection(asyncio.Protocol):
         self._lost = False
         self._discarding = False
         self._writable: asyncio.Future[None] | None = None
-        self._unread: Undelivered | None = None  # for an answer that the system does not have yet
-        self._unheard: Undelivered | None = None  # for one that it has, and that the client may not have read
+        self._unread: Undelivered | None = None  # of an answer that is not in the kernel's buffer yet
+        self._unheard: Undelivered | None = None  # of one that is, and that the client may not have read
         self._answered_at = 0.0
         self.deadline: float | None = None
         self.why = ""
@@ -88,17 +88,17 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def task(self) -> asyncio.Task[None] | None:
-        """What answers the request."""
+        """The task that answers the current request."""
         return self._task
 
     @property
     def address(self) -> str:
-        """Where the client is."""
+        """The client's address; "local" for a Unix socket."""
         return self._peer
 
     @property
     def rests_since(self) -> float | None:
-        """Since when it has no whole request with us; None while one is at work."""
+        """When the connection became idle, by the loop's clock; None while a request is being answered."""
         if self._current is not None or self.deadline is None:
             return None
         match self.why:
@@ -112,11 +112,11 @@ class HttpConnection(asyncio.Protocol):
                 return self.deadline - _LINGER_S
 
     def socket(self) -> Any:
-        """The socket below it."""
+        """The connection's socket."""
         return self._transport.get_extra_info("socket")
 
     def shed(self) -> None:
-        """End it, to make room for others."""
+        """Close the connection to make room for others."""
         self._server.cut_off("no room")
         self._transport.abort()
 
@@ -127,7 +127,7 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def full(self) -> bool:
-        """Whether the client must wait before it is listened to again."""
+        """Whether reading is paused."""
         return self._paused
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -137,14 +137,15 @@ class HttpConnection(asyncio.Protocol):
         secure = transport.get_extra_info("ssl_object") is not None
         if secure:
             self._certificate = transport.get_extra_info("peercert") or {}
-        # So that we are told when the system has all of it. With TLS nothing would count as more than 0 bytes.
+        # Limits of 0, so that `resume_writing` is called when the kernel has everything. With TLS the limit must be
+        # 1, because an empty buffer would count as full.
         self._transport.set_write_buffer_limits(high=1 if secure else 0, low=0)
         self._expect("header", self._limits.header_s)
         self._server.opened(self)
         if self.admitted is Admitted.NOT:
             self._refuse(no_room())
         elif not isinstance(address, tuple) and not is_own_peer(transport.get_extra_info("socket")):
-            # Its mode keeps others out; whoever changed that would have made everybody an administrator.
+            # The file's mode keeps other users out. If someone has changed it, every user would be an administrator.
             self._refuse(NotTheSameUser("this socket is for processes of the user who made it, and root's", status=403))
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -155,8 +156,8 @@ class HttpConnection(asyncio.Protocol):
         unread, self._unread = self._unread, None
         if unread is not None:
             self._tell(unread)
-        # A system resets a connection whose end was closed with something unread. A reset long after the answer is
-        # that of a network, or of a client that has been at work since.
+        # The kernel resets a connection that its client closed with unread data. A reset long after the answer has
+        # another cause: the network, or a client that has worked since.
         if isinstance(error, ConnectionError) and self._loop.time() - self._answered_at < _RESET_S:
             self._not_heard()
         writable, self._writable = self._writable, None
@@ -166,7 +167,7 @@ class HttpConnection(asyncio.Protocol):
             self._task.cancel()
 
     def data_received(self, data: bytes) -> None:
-        if self._paused:  # some of it was on its way already
+        if self._paused:  # this was already in transit
             self._held += data
             return
         if len(data) > _AT_ONCE_BYTES:
@@ -174,20 +175,20 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._discarding:
             return
-        self._mixed = self._incoming is not None and not self._in_headers  # there is more in it than the next head
+        self._mixed = self._incoming is not None and not self._in_headers  # the data holds more than the next head
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             if self._current is not None:
-                self._current.keep_alive = False  # and what comes behind is not for us
+                self._current.keep_alive = False  # what follows is not HTTP/1.1
             self._discarding = True
         except httptools.HttpParserError as error:
-            # An error of ours, raised by one of the calls below, comes inside one of the parser's.
+            # The parser wraps the errors that its callbacks below raise.
             inner = error.__context__
             refused = inner if isinstance(inner, Refused) else Refused(f"this is no HTTP/1.1: {error}", status=400)
             self._refuse(refused)
             return
-        if self._in_headers and not self._mixed:  # with no end in sight; one that ended is counted below
+        if self._in_headers and not self._mixed:  # an incomplete head; `on_header` counts complete headers
             self._header_bytes += len(data)
             if self._header_bytes > self._limits.header_bytes:
                 self._refuse(large_head(self._limits))
@@ -201,7 +202,7 @@ class HttpConnection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         if self._unheard is not None and unacknowledged(self.socket()):
-            self._not_heard()  # it had closed the connection before the answer came
+            self._not_heard()  # the client closed the connection before the answer arrived
 
     def _not_heard(self) -> None:
         unheard, self._unheard = self._unheard, None
@@ -225,17 +226,17 @@ class HttpConnection(asyncio.Protocol):
         if writable is not None and not writable.done():
             writable.set_result(None)
 
-    # What the parser tells.
+    # Callbacks of the parser.
 
     def on_message_begin(self) -> None:
-        self._unread = self._unheard = None  # who asks again has read the answer before
+        self._unread = self._unheard = None  # a client that sends the next request has read the last answer
         self._in_headers = True
         self._begun = False
         self._header_bytes = self._header_size = self._fields = self._pieces = 0
         self._incoming = Request(self, self._peer, self._certificate)
         self._incoming.in_reserve = self.admitted is Admitted.IN_RESERVE
         if self._current is None:
-            if self._writable is None:  # as `_expect`, which every request would call three times
+            if self._writable is None:  # `_expect` inlined: every request would call it three times
                 self.why, self.deadline = "header", self._loop.time() + self._limits.header_s
             else:
                 self._expect("header", self._limits.header_s)
@@ -254,7 +255,7 @@ class HttpConnection(asyncio.Protocol):
         if self._fields > _MOST_FIELDS:
             raise Refused(f"the request has more than {_MOST_FIELDS} headers, which is the limit", status=431)
         if not self._in_headers:
-            return  # behind the body: nothing there may change what was asked, and by whom
+            return  # trailers must not change the request or its caller
         headers = self._incoming.headers
         if key in headers:
             if key == "host":
@@ -314,7 +315,7 @@ class HttpConnection(asyncio.Protocol):
         if request.buffered >= HIGH_BYTES:
             self._pause()
         elif self.why == "body":
-            # Whoever sends steadily has the time that it takes.
+            # The deadline moves with the bytes received, so a steady client has all the time it needs.
             rate = self._limits.body_bytes_per_s
             more = request.received / rate if rate else self._loop.time() - self._body_began
             self.deadline = self._body_began + self._limits.body_grace_s + more
@@ -329,13 +330,13 @@ class HttpConnection(asyncio.Protocol):
         if not self._begun:
             self._begin(request)
 
-    # What a request asks of its connection.
+    # Called by the request that is being read.
 
     def go_on(self) -> None:
         if not self._paused or self._lost or len(self._waiting) >= _MOST_WAITING:
             return
         self._paused = False
-        self._body_began += self._loop.time() - self._paused_at  # that time was not the client's
+        self._body_began += self._loop.time() - self._paused_at  # the pause does not count against the client
         held, self._held = self._held, b""
         self.data_received(held)
         if not self._paused:
@@ -351,19 +352,20 @@ class HttpConnection(asyncio.Protocol):
         if not self._paused:
             self._paused = True
             self._paused_at = self._loop.time()
-            self.deadline = None  # now it is we who are slow
+            self.deadline = None  # the delay is the server's, not the client's
             self._transport.pause_reading()
 
     def _expect(self, why: str, seconds: float) -> None:
         if self._writable is not None and why != "linger":
-            why, seconds = "write", self._limits.write_s  # whoever does not read gains nothing by sending more
+            # A client that does not read its answers gains no time by sending more.
+            why, seconds = "write", self._limits.write_s
             if self.why == why and self.deadline is not None:
                 return
         self.why = why
         self.deadline = self._loop.time() + seconds
 
     def _expect_the_rest(self) -> None:
-        """A request that has begun to come must go on."""
+        """Set the deadline for the rest of a request that is partly received."""
         if self._incoming is None or self._paused:
             return
         if self._in_headers:
@@ -395,8 +397,8 @@ class HttpConnection(asyncio.Protocol):
                 await self._stream(request, answer)
         except ConnectionError:
             return
-        except asyncio.CancelledError:  # by the server: half an answer must not look like a whole one
-            self._task = None  # it keeps its error, and that all that the call had in memory
+        except asyncio.CancelledError:  # by the server: a partial answer must not look complete
+            self._task = None  # the task keeps its error, and the error everything the call had in memory
             self._transport.abort()
             raise
         except Exception:
@@ -416,12 +418,12 @@ class HttpConnection(asyncio.Protocol):
         start = head(answer.status, answer.media, answer.headers, length=len(answer.body), keep_alive=keep_alive)
         if len(body) <= _SMALL_ANSWER_BYTES:
             self._transport.write(start + body)
-        else:  # a copy of it would take longer than a second write
+        else:  # copying the body would take longer than a second write
             self._transport.write(start)
             self._transport.write(body)
         if self._writable is not None:
             await self._writable
-        self._unread = None  # the system has it
+        self._unread = None  # the kernel has it
         self._unheard = answer.undelivered
         self._answered_at = self._loop.time()
 
@@ -447,7 +449,7 @@ class HttpConnection(asyncio.Protocol):
             await close_chunks(answer.chunks)
 
     def _next(self, request: Request) -> None:
-        """The answer is out: close, go on with the next request, or wait for one."""
+        """After an answer: close the connection, handle the next request, or wait for one."""
         self._current = self._task = None
         if self._lost:
             return
@@ -459,7 +461,7 @@ class HttpConnection(asyncio.Protocol):
             if self._waiting:
                 self._begin(self._waiting.popleft())
             if self._paused:
-                self.go_on()  # the end of a body may have come together with more of it than was wanted
+                self.go_on()  # reading may have been paused by the last part of a body
             if self._current is not None or self._incoming is not None:  # type: ignore[redundant-expr]  # by `_begin`
                 self._expect_the_rest()
             elif self._writable is None:
@@ -468,15 +470,15 @@ class HttpConnection(asyncio.Protocol):
                 self._expect("idle", self._limits.idle_s)
 
     def _refuse(self, refused: Refused) -> None:
-        """Say why, once, and end the connection."""
+        """Answer with an error, once, and close the connection."""
         if self._lost or self._discarding:
             return
         self._server.cut_off(str(refused.status))
         if self._task is not None:
             self._discarding = True
             if self._incoming is not None and self._incoming is self._current:
-                self._incoming.fail(refused)  # whoever reads it will say so
-            else:  # an answer to another request may be half written: nothing can be said any more
+                self._incoming.fail(refused)  # the handler that reads the body gets the error
+            else:  # another answer may be half written, so no error can be sent
                 self._transport.abort()
             return
         answer = self._server.refuse(refused)
@@ -486,7 +488,7 @@ class HttpConnection(asyncio.Protocol):
         self._linger()
 
     def _linger(self) -> None:
-        """End the connection so that the client can still read the answer: closed at once, it would be lost."""
+        """Close the connection, but leave the client time to read the answer: a reset would discard it."""
         self._discarding = True
         self._held = b""
         self._expect("linger", _LINGER_S)
@@ -497,7 +499,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.write_eof()
 
     def overdue(self) -> None:
-        """A deadline has passed: tell a client that may still listen, and end it."""
+        """Close the connection because its deadline has passed. A client that may still read gets an error."""
         self.deadline = None
         if self.why == "linger":
             self._transport.abort()
@@ -509,12 +511,12 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._server.cut_off(f"slow {self.why}")
             if self.why == "header" and self._incoming is None:
-                self._transport.close()  # it has not said a word
+                self._transport.close()  # the client has sent nothing
             else:
                 self._refuse(Refused(f"the request's {self.why} took too long; the connection is closed", status=408))
 
     def leave(self) -> None:
-        """The server goes: end it as soon as nothing is under way."""
+        """Close the connection after the current request, because the server is stopping."""
         if self._current is None:
             self._transport.close()
         else:
@@ -522,30 +524,29 @@ class HttpConnection(asyncio.Protocol):
             self._waiting.clear()
 
     def abort(self) -> None:
-        """End it now."""
+        """Close the connection now."""
         self._transport.abort()
 
 
 async def _tell(undelivered: Undelivered) -> None:
     try:
         await undelivered()
-    except HoldfastError as error:  # the lease ends by itself then
+    except HoldfastError as error:  # the lease will expire by itself
         logger.debug("nobody could be told that an answer was lost", extra={"why": str(error)})
 
 
-# All connections of a server: listening, deadlines and shutdown.
-
+# The server: listening, deadlines and shutdown of all connections.
 
 _LOOK_EVERY_S: Final = 0.5
 _BACKLOG: Final = 1024
 _LAST_WORDS_S: Final = 2.0
-# From 3.13 on a loop would remove the socket's file when it closes, known by its name and inode. The name may be one by
-# way of a descriptor that is closed, and a successor's socket may be there already: who made the file removes it.
+# Since Python 3.13 a loop removes the socket's file on close, by name. That name may go through a descriptor that is
+# closed by then, and the next owner's socket may be there already. So the code that created the file removes it.
 _KEEP_FILE: Final[dict[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 
 
 class Meter:
-    """Who is told of connections and answers. This one keeps nothing: servers that only share a folder have it."""
+    """Gets notified of connections and answers. This one counts nothing; it is for servers that only share a folder."""
 
     def connection_opened(self) -> None: ...
 
@@ -558,12 +559,12 @@ class Meter:
     ) -> None: ...
 
     def counted(self, route: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The pieces of an answer, which are counted as they go out."""
+        """The chunks of a streamed answer, counted as they go out."""
         return chunks
 
 
 class HttpServer:
-    """Listens, and hands each request to `handle`."""
+    """Accepts connections and passes each request to `handle`."""
 
     def __init__(
         self,
@@ -582,7 +583,7 @@ class HttpServer:
         self._watch: asyncio.Task[None] | None = None
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> list[tuple[str, int]]:
-        """Listen at an address; answers with the addresses, which tell a port that was chosen."""
+        """Listen on an address. Returns the bound addresses, which tell the port if `port` is 0."""
         server = await self._loop.create_server(
             self._connect,
             host,
@@ -595,7 +596,7 @@ class HttpServer:
         return [socket.getsockname()[:2] for socket in server.sockets]
 
     async def listen_on(self, listening: object) -> None:
-        """Listen at a Unix socket that is open already."""
+        """Listen on a Unix socket that is already open."""
         options = {"sock": listening, "backlog": _BACKLOG, **_KEEP_FILE}
         self._add(await self._loop.create_unix_server(self._connect, **options))
 
@@ -612,7 +613,7 @@ class HttpServer:
             self._watch = self._loop.create_task(self._cut_off_overdue())
 
     async def _cut_off_overdue(self) -> None:
-        """One look at all of them now and then costs less than a timer for each request."""
+        """Close overdue connections. Checking all of them now and then costs less than a timer for each request."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             now = self._loop.time()
@@ -634,7 +635,7 @@ class HttpServer:
         self._meter.connection_refused(why)
 
     def stop_listening(self) -> None:
-        """Take no new connections; those that rest are closed, the others after the request that is under way."""
+        """Accept no new connections. Close idle ones now, and the others after their current request."""
         for server in self._servers:
             server.close()
         self._servers.clear()
@@ -642,7 +643,7 @@ class HttpServer:
             connection.leave()
 
     async def close(self, limit_s: float) -> bool:
-        """End, when all that is under way is answered or the time is over; answers whether all of it was."""
+        """Stop when all requests in progress are answered, or after `limit_s`. Returns whether all were answered."""
         self.stop_listening()
         until = self._loop.time() + limit_s
         while any(connection.busy for connection in self.connections) and self._loop.time() < until:
@@ -650,7 +651,7 @@ class HttpServer:
         unfinished = [connection for connection in self.connections if connection.busy]
         for connection in list(self.connections):
             connection.abort()
-        # What was cut off gives back what it has in hand: while there is still a folder to note it in.
+        # Calls that were cut off give back their messages, which must happen while the folder is still open.
         tasks = [connection.task for connection in unfinished if connection.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=_LAST_WORDS_S)

@@ -1,4 +1,4 @@
-"""Requests and responses: heads parsed strictly, bodies read as they come, answers framed."""
+"""Requests and responses: strict checks of heads, bodies read as they arrive, framing of answers."""
 
 from __future__ import annotations
 
@@ -20,20 +20,17 @@ from holdfast.large import CHUNK_BYTES, LargeValue
 from holdfast.protocol.media import RAW
 from holdfast.server.limits import ConnectionLimits
 
-# Bodies that come compressed: never more comes out of them than may be, whatever went in.
-#
-# A few hundred bytes can stand for gigabytes. What comes out is counted as it comes: against the limit on bodies, and,
-# above what nobody notices, against what went in.
+# Compressed bodies. A few hundred bytes can decompress to gigabytes, so the output is counted as it is produced:
+# against the limit on bodies and, above `FREE_BYTES`, against the size of the input.
 
-
-FREE_BYTES: Final = 1024 * 1024  # so much may come out of anything
+FREE_BYTES: Final = 1024 * 1024  # any body may decompress to this size
 
 _AT_ONCE: Final = 1024
 _MOST_WINDOW_BYTES: Final = 8 * 1024 * 1024
 
 
 class Unpacker:
-    """Undoes one content encoding."""
+    """Decompresses a body that was sent as gzip or zstd."""
 
     def __init__(self, name: str, most_bytes: int, most_ratio: int) -> None:
         self._name = name
@@ -47,9 +44,9 @@ class Unpacker:
             self._packed = zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW_BYTES).decompressobj()
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """What comes out of the next part, piece by piece; MessageTooLarge as soon as it is too much."""
+        """Decompress the next part, piece by piece. Raises MessageTooLarge as soon as the output exceeds a limit."""
         try:
-            # A little at a time: what comes out of a kilobyte can be waited for.
+            # In small steps, so that the limits are checked often: a kilobyte may decompress to megabytes.
             for i in range(0, len(chunk), _AT_ONCE):
                 if self._packed.eof:
                     raise self._broken("more follows behind its end")
@@ -64,7 +61,7 @@ class Unpacker:
             raise self._broken(str(error)) from None
 
     def end(self) -> None:
-        """Refuse a body that ended too early, or too late."""
+        """Raise InvalidRequest if the body is incomplete or has trailing bytes."""
         if not self._packed.eof:
             raise self._broken("it ends too early")
         if self._packed.unused_data:
@@ -85,7 +82,7 @@ class Unpacker:
 
 
 def unpacker(encoding: str, most_bytes: int, most_ratio: int) -> Unpacker | None:
-    """What undoes the content encoding of a request; None where there is none."""
+    """The unpacker for a content encoding; None if there is none. Raises Refused for an unknown one."""
     name = encoding.strip().lower()
     if name in ("", "identity"):
         return None
@@ -95,7 +92,7 @@ def unpacker(encoding: str, most_bytes: int, most_ratio: int) -> Unpacker | None
 
 
 def too_large(most_bytes: int) -> MessageTooLarge:
-    """The error for a body that is larger than may be, as it is or unpacked."""
+    """The error for a body over the limit, as sent or decompressed."""
     return MessageTooLarge(f"the request's body has more than {most_bytes} bytes, which is the limit; nothing was done")
 
 
@@ -104,23 +101,23 @@ def _media_type(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
-HIGH_BYTES: Final = 256 * 1024  # received and not taken: then the client waits
+HIGH_BYTES: Final = 256 * 1024  # bytes received and not read yet, at which reading is paused
 _TURN_BYTES: Final = 1024 * 1024
-_SMALL_BYTES: Final = 64 * 1024  # a body up to this size is held in memory without asking for room
+_SMALL_BYTES: Final = 64 * 1024  # a body up to this size needs no room in the caller's share of memory
 
 
 class BodySource(Protocol):
-    """The connection that a request's body comes from."""
+    """The connection that a request's body arrives on."""
 
     def go_on(self) -> None:
-        """Let more of the body come."""
+        """Resume reading."""
 
     def expect(self) -> None:
-        """Tell a client that waits for leave to send its body that it may."""
+        """Send 100 Continue to a client that waits for it before it sends the body."""
 
 
 class Request:
-    """One request. Its headers are there; its body may still be coming."""
+    """One request. Its headers are complete; its body may still be arriving."""
 
     __slots__ = (
         "_chunks",
@@ -156,19 +153,19 @@ class Request:
         self.query = ""
         self.headers: dict[str, str] = {}
         self.keep_alive = True
-        self.in_reserve = False  # it came on a connection that is kept for health checks and admins
+        self.in_reserve = False  # whether its connection is one of those reserved for health checks and admins
         self.complete = False
         self.gone = False
         self.error: Refused | None = None
-        self.on_end: Callable[[], None] | None = None  # who may still refuse a body that was long in coming
-        self.ask_room: Callable[[int], Awaitable[None]] | None = None  # before much of a body is held in memory
+        self.on_end: Callable[[], None] | None = None  # may raise to refuse a body that took long
+        self.ask_room: Callable[[int], Awaitable[None]] | None = None  # waits for room in memory
         self.received = 0
         self.buffered = 0
         self._chunks: deque[bytes] = deque()
         self._waiter: asyncio.Future[None] | None = None
 
     def header(self, name: str) -> str:
-        """A header by its name in small letters; empty where there is none."""
+        """A header by its lowercase name; empty if there is none."""
         return self.headers.get(name, "")
 
     @property
@@ -178,12 +175,12 @@ class Request:
 
     @property
     def packed(self) -> bool:
-        """Whether the body comes compressed."""
+        """Whether the body is compressed."""
         encoding = self.headers.get("content-encoding")
         return encoding is not None and encoding.strip().lower() not in ("", "identity")
 
     def feed(self, chunk: bytes) -> None:
-        """A part of the body has come."""
+        """Add a part of the body."""
         self.received += len(chunk)
         self.buffered += len(chunk)
         self._chunks.append(chunk)
@@ -191,18 +188,18 @@ class Request:
             self._wake()
 
     def end(self) -> None:
-        """The body is whole."""
+        """The body is complete."""
         self.complete = True
         if self._waiter is not None:
             self._wake()
 
     def fail(self, error: Refused) -> None:
-        """The rest of the body is not wanted any more."""
+        """Stop reading the body; the reader gets this error."""
         self.error = error
         self._wake()
 
     def lose(self) -> None:
-        """The client is gone."""
+        """The client has disconnected."""
         self.gone = True
         self._wake()
 
@@ -212,7 +209,7 @@ class Request:
             waiter.set_result(None)
 
     async def raw_chunks(self) -> AsyncIterator[bytes]:
-        """The body as it comes, as it was sent; what has come in many small pieces, as one."""
+        """Yield the body as it arrives, without decompressing it. Pieces that wait are joined."""
         while True:
             while self._chunks:
                 if self.error is not None:
@@ -240,7 +237,7 @@ class Request:
         return content
 
     async def chunks(self, most_bytes: int, most_ratio: int) -> AsyncIterator[bytes]:
-        """The body as it comes, unpacked where it was compressed, held to a size."""
+        """Yield the body as it arrives, decompressed. Raises MessageTooLarge above `most_bytes`."""
         packed = unpacker(self.header("content-encoding"), most_bytes, most_ratio)
         if packed is None:
             total = 0
@@ -255,13 +252,13 @@ class Request:
             for content in packed.feed(chunk):
                 yield content
                 since += len(content)
-                if since > _TURN_BYTES:  # others have their turn, whatever comes out of it
+                if since > _TURN_BYTES:  # give other tasks a turn
                     since = 0
                     await asyncio.sleep(0)
         packed.end()
 
     async def read(self, most_bytes: int, most_ratio: int) -> bytes:
-        """The whole body."""
+        """The whole body, decompressed."""
         if self.complete and "content-encoding" not in self.headers and self.on_end is None:  # the usual case
             if self.buffered > most_bytes:
                 raise too_large(most_bytes)
@@ -275,7 +272,7 @@ class Request:
         return await self._whole(self.chunks(most_bytes, most_ratio), most)
 
     async def read_raw(self, most_bytes: int) -> bytes:
-        """The whole body as it was sent."""
+        """The whole body as it was sent, without decompressing it."""
         if self.complete:
             if self.buffered > most_bytes:
                 raise too_large(most_bytes)
@@ -286,7 +283,7 @@ class Request:
         return await self._whole(self.raw_chunks(), most_bytes if length is None else min(most_bytes, length))
 
     async def _whole(self, chunks: AsyncIterator[bytes], most_bytes: int) -> bytes:
-        """All of a body that may have so many bytes, for which there must be room as soon as it is not small."""
+        """Join the chunks of a body of at most `most_bytes`. Waits for room as soon as the body is not small."""
         asked = (self.length or 0) > _SMALL_BYTES
         if asked:
             await self.need_room(most_bytes)
@@ -303,17 +300,17 @@ class Request:
 
     @property
     def length(self) -> int | None:
-        """How many bytes will come, if the client said it."""
+        """The Content-Length; None if the client sent none."""
         text = self.headers.get("content-length", "")
         return int(text) if text.isdigit() else None
 
     async def need_room(self, size: int) -> None:
-        """Wait until so much of the body may be in memory; the client is not listened to meanwhile."""
+        """Wait until `size` bytes of the body may be in memory. Reading is paused meanwhile."""
         if self.ask_room is not None:
             await self.ask_room(size)
 
     def unpacked(self, content: bytes, most_bytes: int, most_ratio: int) -> Iterator[bytes]:
-        """What a body that was read as it was sent stands for, piece by piece."""
+        """Decompress a body from `read_raw`, piece by piece."""
         packed = unpacker(self.header("content-encoding"), most_bytes, most_ratio)
         if packed is None:
             yield content
@@ -326,7 +323,7 @@ Undelivered = Callable[[], Awaitable[None]]
 
 
 class Response:
-    """A whole answer. `undelivered` is called when it cannot reach the client any more, `let_go` in any case."""
+    """A complete answer. `undelivered` is called if it did not reach the client, `let_go` in any case."""
 
     __slots__ = ("body", "headers", "let_go", "media", "status", "undelivered")
 
@@ -344,18 +341,18 @@ class Response:
         self.media = media
         self.headers = headers or []
         self.undelivered = undelivered
-        self.let_go: Callable[[], None] | None = None  # it is not in memory any more
+        self.let_go: Callable[[], None] | None = None  # called when the answer is no longer in memory
 
 
 async def close_chunks(chunks: AsyncIterator[bytes]) -> None:
-    """End what makes the pieces of an answer, which may be a generator that has something to give back."""
+    """Close the iterator behind a streamed answer. If it is a generator, its cleanup runs now."""
     close = getattr(chunks, "aclose", None)
     if close is not None:
         await close()
 
 
 class StreamResponse:
-    """An answer in pieces, as they come; of a known length, or until it ends."""
+    """An answer sent in pieces. Without a `length` it is sent chunked."""
 
     __slots__ = ("chunks", "headers", "length", "media", "status")
 
@@ -375,10 +372,7 @@ class StreamResponse:
         self.length = length
 
 
-# A body as an answer: a large one goes out piece by piece, and is nowhere held as a whole.
-
-
-ANSWER_BYTES: Final = 16 * 1024 * 1024  # of bodies, in one answer, unless a single message is larger
+ANSWER_BYTES: Final = 16 * 1024 * 1024  # bytes of bodies in one answer, unless a single message is larger
 
 
 def payload(
@@ -387,7 +381,10 @@ def payload(
     headers: list[tuple[str, str]] | None = None,
     undelivered: Callable[[], Awaitable[None]] | None = None,
 ) -> Response | StreamResponse:
-    """A body as an answer; where it does not get to its end, `undelivered` is called."""
+    """An answer with a message body. A large one is streamed and never held in memory as a whole.
+
+    `undelivered` is called if not all of it was sent.
+    """
     if isinstance(value, bytes):
         return Response(200, value, RAW, headers=headers, undelivered=undelivered)
     return StreamResponse(_pieces(value, undelivered), RAW, headers=headers, length=len(value))
@@ -397,7 +394,7 @@ async def _pieces(value: LargeValue, undelivered: Callable[[], Awaitable[None]] 
     whole = False
     pieces = value.chunks(CHUNK_BYTES)
     try:
-        # On a thread: what was not read for a while comes from the disk.
+        # On a thread, because it may read from the disk.
         while piece := await asyncio.to_thread(_next, pieces):
             yield piece
         whole = True
@@ -410,20 +407,17 @@ def _next(pieces: Iterator[bytes]) -> bytes:
     return next(pieces, b"")
 
 
-# Heads of requests and answers: header names, checks that refuse a request as HTTP, status lines.
+# Heads of requests and answers.
 
-
-# What a Host header may say: a name or an address, and a port; nothing else that a URL could hold there.
-
-
+# A Host header holds a name or an address and maybe a port; nothing else that a URL allows there is accepted.
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9_][A-Za-z0-9._-]{0,252}))(?::([0-9]{0,5}))?")
-_KEPT: Final = 64  # a server goes by few names, and every call says one
+_KEPT: Final = 64  # a server has few names, and every call sends one
 _MOST_PORT: Final = 65_535
 
 
 @lru_cache(maxsize=_KEPT)
 def parse_host(text: str) -> tuple[str, int | None] | None:
-    """Name and port in small letters, None where there is no port; None for what is no host at all."""
+    """The lowercase name and the port (None if missing) of a Host header; None if it is not valid."""
     found = _HOST.fullmatch(text)
     if found is None:
         return None
@@ -443,11 +437,8 @@ def _is_ipv6(text: str) -> bool:
         return False
 
 
-# Requests that are refused for what they are as HTTP, whatever they ask for.
-
-
 class Refused(InvalidRequest):
-    """The request cannot be answered as HTTP; `status` says how that is told."""
+    """The request is not acceptable as HTTP; `status` is the status of the answer."""
 
     def __init__(self, message: str, *, status: int, headers: tuple[tuple[str, str], ...] = ()) -> None:
         super().__init__(message)
@@ -456,20 +447,20 @@ class Refused(InvalidRequest):
 
 
 class TooLarge(Refused):
-    """The body is larger than any may be."""
+    """The body is larger than the limit on any body."""
 
     code = MessageTooLarge.code
 
 
 class TooMany(Refused):
-    """There is no room for one more connection now."""
+    """The limit on connections is reached."""
 
     code = Unavailable.code
     retryable = True
 
 
 def no_room() -> TooMany:
-    """What to say to a client for which there is no connection."""
+    """The error for a connection over the limit."""
     return TooMany(
         "there are too many connections, in all (max_connections) or from one address (max_connections_per_address); "
         "this one is closed. Try again in a second, keep connections and use them again, or close those that you "
@@ -480,15 +471,12 @@ def no_room() -> TooMany:
 
 
 class NotTheSameUser(Refused):
-    """Somebody else's process has come to a socket that is for one user."""
+    """A process of another user has connected to a socket that is for one user."""
 
     code = Forbidden.code
 
 
-# The first lines of an answer, as bytes.
-
-
-# What every answer says to browsers: it is what it is called, and nothing of it is for pages of other sites.
+# For browsers: the media type is what it says, and pages of other sites may not embed the answer.
 _ALWAYS: Final = "x-content-type-options: nosniff\r\ncross-origin-resource-policy: same-origin\r\n"
 ALWAYS_SAID: Final = frozenset({"x-content-type-options", "cross-origin-resource-policy"})
 _CACHING: Final = "cache-control"
@@ -512,7 +500,7 @@ def head(
     length: int | None,
     keep_alive: bool,
 ) -> bytes:
-    """Status line and headers; without a length the body comes in chunks. What does not say otherwise is not kept."""
+    """The status line and headers of an answer. It is chunked if it has no length, and no-store by default."""
     lines = [_STATUS_LINES[status]]
     if media:
         lines.append(f"content-type: {media}\r\n")
@@ -533,21 +521,21 @@ def head(
 
 
 def header_text(text: str) -> str:
-    """Any text as the value of a header: what has no place there is spelled out."""
+    """Any text as the value of a header. Characters not allowed there are escaped; long texts are cut."""
     if not (text.isascii() and text.isprintable()):
         text = "".join(letter if " " <= letter <= "~" else letter.encode("unicode_escape").decode() for letter in text)
     return text[:_MOST_TEXT]
 
 
 def chunk(content: bytes) -> bytes:
-    """One piece of a body that comes in chunks."""
+    """One chunk of a chunked body."""
     return b"%x\r\n%b\r\n" % (len(content), content)
 
 
 LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
-# Nearly every request has these, in one of two spellings: to look them up is faster than to make them again.
+# Nearly every request has these headers, in one of two spellings. Looking them up is faster than decoding them again.
 _USUAL: Final = (
     "accept",
     "accept-encoding",
@@ -564,7 +552,7 @@ NAMES: Final = {spelt.encode(): name for name in _USUAL for spelt in (name, name
 
 
 def check_head(headers: Mapping[str, str], version: str) -> None:
-    """Refuse a head that a proxy on the way could read in another way than we do."""
+    """Raise Refused for a head that a proxy in front could interpret differently."""
     host = headers.get("host")
     if host is None:
         if version != "1.0":
@@ -583,7 +571,7 @@ def check_head(headers: Mapping[str, str], version: str) -> None:
 
 
 def unquoted(path: str) -> str:
-    """The path with its escapes undone; an escaped slash stays one, so that it is no end of a name."""
+    """The path, percent-decoded. An escaped slash stays escaped, so that it does not end a name."""
     parts = [unquote(part).replace("/", "%2F") for part in path.split("/")]
     return "/".join(parts)
 
