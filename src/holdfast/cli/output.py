@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import errno
 import io
 import json
 import os
@@ -12,15 +11,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar
 
 import typer
-from rich.console import Console, RenderableType
 
 from holdfast.cli.places import AT, PROFILE, CommandApp, unbundled, with_place
 from holdfast.errors import BadSettings, HoldfastError, InvalidRequest
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
 
@@ -101,6 +100,7 @@ def stderr() -> Console:
 
 
 def _console(*, stderr: bool) -> Console:
+    from holdfast.cli.console import OurConsole
 
     return OurConsole(stderr=stderr)
 
@@ -213,23 +213,6 @@ def hush() -> None:
 
 
 # Consoles, progress bars and live screens. Rich is slow to import, so only commands that print for people use it.
-
-
-# The width for pipes, which need no line breaks.
-_PIPE_CELLS: Final = 1_000
-
-
-class OurConsole(Console):
-    """A console that treats no text as markup, and raises if its reader is gone."""
-
-    def __init__(self, *, stderr: bool) -> None:
-        super().__init__(highlight=False, markup=False, emoji=False, stderr=stderr)
-        if not stderr and not self.is_terminal and not os.environ.get("COLUMNS"):
-            self.width = _PIPE_CELLS
-
-    def on_broken_pipe(self) -> NoReturn:
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-
 
 # The columns of each kind of bar, and when the work is long enough to show one.
 _BARS: Final[dict[str, tuple[str, Callable[[int, int], bool]]]] = {
