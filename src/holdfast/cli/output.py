@@ -346,6 +346,19 @@ def short_time(time_ns: int | None) -> str:
     return "-" if text is None else text[:19].replace("T", " ")
 
 
+def moment(name: str, when: datetime | None) -> dict[str, Any]:
+    """Return a time for a JSON object in two forms: ISO 8601, and milliseconds since 1970."""
+    if when is None:
+        return {name: None, f"{name}_ms": None}
+    text = when.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return {name: text, f"{name}_ms": (when - _EPOCH) // timedelta(milliseconds=1)}
+
+
+def seconds_text(when: datetime | None) -> str:
+    """Format a time as UTC to the second."""
+    return "" if when is None else f"{when.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
 def time_ns_of(text: str) -> int:
     """Parse an ISO 8601 time to nanoseconds since 1970; UTC if it names no zone. Raises ValueError."""
     moment = datetime.fromisoformat(text)

@@ -19,15 +19,16 @@ import msgspec
 
 from holdfast.api.drafts import parse_duration
 from holdfast.broker.folder.layout import OWNER_SOCKET
-from holdfast.cli.look.messages import moment, seconds_text
 from holdfast.cli.opening import WAIT, AsJson, DataFolder, TlsKey, Wait, asked, opened_broker, topics_of, trusts_folders
 from holdfast.cli.output import (
     DAMAGED,
     OK,
     command,
+    moment,
     print_json,
     print_json_line,
     safe,
+    seconds_text,
     show_table,
     size,
     stderr,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -31,10 +31,12 @@ from holdfast.cli.output import (
     command,
     facts_table,
     iso_time,
+    moment,
     preview,
     print_json,
     print_json_line,
     safe,
+    seconds_text,
     short_time,
     stderr,
     stdout,
@@ -106,21 +108,8 @@ def document(message: AnyMessage, **more: Any) -> dict[str, Any]:
     return {**found, **more, "bytes": message.size, **as_json("body", body)}
 
 
-def moment(name: str, when: datetime | None) -> dict[str, Any]:
-    """Return a time for a JSON object in two forms: ISO 8601, and milliseconds since 1970."""
-    if when is None:
-        return {name: None, f"{name}_ms": None}
-    text = when.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    return {name: text, f"{name}_ms": (when - _EPOCH) // timedelta(milliseconds=1)}
-
-
 def bytes_of(value: str | bytes | None) -> bytes | None:
     return value.encode() if isinstance(value, str) else value
-
-
-def seconds_text(when: datetime | None) -> str:
-    """Format a time as UTC to the second."""
-    return "" if when is None else f"{when.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def header_text(message: AnyMessage) -> str:

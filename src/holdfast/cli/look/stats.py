@@ -17,7 +17,6 @@ from holdfast.api.ports import port_of
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.inspect.status import GroupStanding, TopicStanding
 from holdfast.cli.look.log import owner_of
-from holdfast.cli.look.messages import moment, seconds_text
 from holdfast.cli.opening import AsJson, DataFolder, QueueAt, Topic, topics_of, unknown_topic
 from holdfast.cli.operate.topics import topics_document, topics_table
 from holdfast.cli.output import (
@@ -25,10 +24,12 @@ from holdfast.cli.output import (
     Screen,
     command,
     facts_table,
+    moment,
     print_json,
     print_json_line,
     safe,
     screen,
+    seconds_text,
     show_table,
     size,
     stdout,

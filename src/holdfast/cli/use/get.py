@@ -17,17 +17,7 @@ import holdfast
 from holdfast.api.drafts import parse_duration, to_datetime
 from holdfast.api.ports import port_of
 from holdfast.api.sync.message import taken_of
-from holdfast.cli.look.messages import (
-    base64_text,
-    body_text,
-    bytes_of,
-    document,
-    header_text,
-    lease_end,
-    moment,
-    seconds_text,
-    text_value,
-)
+from holdfast.cli.look.messages import base64_text, body_text, bytes_of, document, header_text, lease_end, text_value
 from holdfast.cli.opening import QueueAt, Views, chosen_topic, opened_broker, view
 from holdfast.cli.output import (
     NOT_DONE,
@@ -36,12 +26,14 @@ from holdfast.cli.output import (
     command,
     facts_table,
     json_text,
+    moment,
     note,
     preview,
     print_error,
     print_json_line,
     safe,
     say,
+    seconds_text,
     stdout,
     write_bytes,
 )

@@ -15,7 +15,6 @@ import holdfast
 from holdfast.api.drafts import parse_duration
 from holdfast.broker.folder.layout import check_name
 from holdfast.broker.locks import LockStatus, held_now, replayed_locks
-from holdfast.cli.look.messages import moment, seconds_text
 from holdfast.cli.opening import WAIT, AsJson, DataFolder, Wait, opened_broker, topics_of
 from holdfast.cli.output import (
     NOT_DONE,
@@ -23,10 +22,12 @@ from holdfast.cli.output import (
     OK,
     CommandSection,
     json_text,
+    moment,
     note,
     print_json,
     safe,
     say,
+    seconds_text,
     show_table,
     stdout,
     table,
