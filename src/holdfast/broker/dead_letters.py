@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -151,12 +151,7 @@ class Graveyard:
                 self._delivery.journal.log.sync()
                 self._interrupted = True  # until the journal says done: an error may leave letters behind
                 self._append(batch)
-                with self._delivery.lock:
-                    # Some may have been dropped meanwhile, because the settings have changed.
-                    left = [offset for offset in batch if offset in self._delivery.group.burials]
-                    if left:
-                        self._delivery.commit_events([Interred(runs_of(left))])
-                self._interrupted = False
+                self._note_moved(batch)
                 moved += len(batch)
                 self._delivery.metrics.buried.add(len(batch))
         return moved
@@ -183,8 +178,13 @@ class Graveyard:
             and note.offset in burials
             and record.offset >= burials[note.offset].dead_from
         }
+        return self._note_moved(found)
+
+    def _note_moved(self, offsets: Iterable[int]) -> int:
+        """Journal that these are moved; returns how many."""
         with self._delivery.lock:
-            left = [offset for offset in sorted(found) if offset in self._delivery.group.burials]
+            # Some may have been dropped meanwhile, because the settings have changed.
+            left = [offset for offset in sorted(offsets) if offset in self._delivery.group.burials]
             if left:
                 self._delivery.commit_events([Interred(runs_of(left))])
         self._interrupted = False
@@ -289,7 +289,7 @@ class Graveyard:
         try:
             appended = self._source.append_moved(self._revived(moving))
         except (Unavailable, InvalidRequest):  # nothing was written; other errors are left to the next opening
-            self._settle([Nack(delivered.receipt, 0, counted=False) for delivered in moving])
+            self._give_back(moving)
             raise
         self._settle([Ack([delivered.receipt for delivered in moving])])
         for other in list(self._source.deliveries):
@@ -327,7 +327,7 @@ class Graveyard:
         try:
             store([letter for delivered in moving if (letter := _letter(delivered.record)) is not None])
         except BaseException:
-            self._settle([Nack(delivered.receipt, 0, counted=False) for delivered in moving])
+            self._give_back(moving)
             raise
         if moving:
             self._settle([Ack([delivered.receipt for delivered in moving])])
@@ -340,6 +340,9 @@ class Graveyard:
         if self._unsettled:
             self._settle([])
             self.letters.journal.log.sync()
+
+    def _give_back(self, moving: Sequence[Delivered]) -> None:
+        self._settle([Nack(delivered.receipt, 0, counted=False) for delivered in moving])
 
     def _settle(self, commands: Sequence[Command]) -> None:
         with self._settling:

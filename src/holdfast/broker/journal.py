@@ -372,9 +372,7 @@ class StateJournal(ABC, Generic[_State, _Image]):
     def load(self) -> _State:
         """Return the state after all events. Closes the journal and raises CorruptData if it cannot be replayed."""
         try:
-            snapshot, _ = self._files.newest(self._decoded)
-            state = self._new() if snapshot is None else self._restored(snapshot.image)
-            self._snapshot_at = 0 if snapshot is None else snapshot.position
+            state, self._snapshot_at = self._from_snapshot()
             if self._snapshot_at > self.log.written_end:
                 # The journal lost events that the snapshot contains; new events would be below its position.
                 self._snapshot_at = self.log.written_end
@@ -389,10 +387,9 @@ class StateJournal(ABC, Generic[_State, _Image]):
     def events_since_snapshot(self) -> int:
         return self.log.written_end - self._snapshot_at
 
-    def snapshot(self, state: _State, position: int | None = None) -> int:
+    def snapshot(self, state: _State) -> int:
         """Write a snapshot of the state after all events so far; returns the number of journal bytes freed."""
-        position = self.log.written_end if position is None else position
-        return self.keep(StateSnapshot(position, self._image(state)))
+        return self.keep(StateSnapshot(self.log.written_end, self._image(state)))
 
     def keep(self, snapshot: StateSnapshot[_Image]) -> int:
         """Write a snapshot taken earlier, after syncing the journal; returns the number of journal bytes freed."""
@@ -418,10 +415,14 @@ class StateJournal(ABC, Generic[_State, _Image]):
         """Rebuild the state in place from the journal, after a call was interrupted at an unknown point."""
         self.log.sync()  # unsynced events cannot be read
         with self._keeping:
-            snapshot, _ = self._files.newest(self._decoded)
-            fresh = self._new() if snapshot is None else self._restored(snapshot.image)
-            self._replay(fresh, 0 if snapshot is None else snapshot.position)
+            fresh, at = self._from_snapshot()
+            self._replay(fresh, at)
         vars(state).update(vars(fresh))
+
+    def _from_snapshot(self) -> tuple[_State, int]:
+        """The state of the newest intact snapshot and its position; without one, a new state and 0."""
+        snapshot, _ = self._files.newest(self._decoded)
+        return (self._new(), 0) if snapshot is None else (self._restored(snapshot.image), snapshot.position)
 
     def _replay(self, state: _State, at: int) -> None:
         """Apply the events from `at` to the end of the journal, skipping damaged ranges."""

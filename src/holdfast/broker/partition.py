@@ -370,7 +370,8 @@ class Partition:
 
     def positions(self) -> Covered:
         """The ends of the message log and the delayed log."""
-        return Covered(self._position(self.log), self._intake_position())
+        intake = LogPosition(0, 0) if self.delayed is None else _end_of(self.delayed.intake)
+        return Covered(_end_of(self.log), intake)
 
     def save(self) -> None:
         """Save the state of delays and producer sequences, so that the log need not keep messages for them."""
@@ -544,12 +545,9 @@ class Partition:
     def _pause(self) -> None:
         self.on_pause()
 
-    def _intake_position(self) -> LogPosition:
-        return LogPosition(0, 0) if self.delayed is None else self._position(self.delayed.intake)
 
-    @staticmethod
-    def _position(log: Log) -> LogPosition:
-        return LogPosition(log.epoch, log.written_end)
+def _end_of(log: Log) -> LogPosition:
+    return LogPosition(log.epoch, log.written_end)
 
 
 class LostPartition(Partition):
