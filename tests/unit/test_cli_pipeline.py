@@ -112,7 +112,7 @@ def test_a_mistake_is_one_line_and_nothing_is_started(run, arguments, words):
 
 
 def test_without_spark_it_says_how_to_get_it(run, monkeypatch):
-    monkeypatch.setattr(pipeline, "_is_there", lambda package: package != "pyspark")
+    monkeypatch.setattr(pipeline, "is_installed", lambda package: package != "pyspark")
     done = run("pipeline", "ls")
     assert (done.code, done.err) == (
         2,

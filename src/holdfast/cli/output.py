@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import wraps
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar
 
 import typer
@@ -202,6 +203,13 @@ def _exit_code(call: Callable[[], int], *, as_json: bool) -> int:
         print_error("internal", message, as_json=as_json)
         return NOT_DONE
     return code
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported. Does not import it."""
+    with suppress(ImportError, ValueError):
+        return find_spec(package) is not None
+    return False
 
 
 def hush() -> None:

@@ -5,24 +5,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
-
-from holdfast.cli.output import note, safe, say, short_time, show_table, size, stderr, stdout, table
-from holdfast.errors import HoldfastError
-
-if TYPE_CHECKING:
-    from holdfast.spark.pipelines import spec
-    from holdfast.spark.pipelines.checkpoint import PipelineStatus
-    from holdfast.spark.pipelines.runner import Runner
-
-from contextlib import suppress
-from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from holdfast.api.drafts import parse_duration
 from holdfast.cli.look.log import owner_of
@@ -34,14 +22,27 @@ from holdfast.cli.output import (
     OK,
     CommandSection,
     confirmed,
+    is_installed,
+    note,
     print_error,
     print_json,
+    safe,
+    say,
+    short_time,
+    show_table,
+    size,
+    stderr,
+    stdout,
+    table,
 )
 from holdfast.cli.places import argument, option
 from holdfast.env import real_world
-from holdfast.errors import InvalidRequest, NotInstalled
+from holdfast.errors import HoldfastError, InvalidRequest, NotInstalled
 
 if TYPE_CHECKING:
+    from holdfast.spark.pipelines import spec
+    from holdfast.spark.pipelines.checkpoint import PipelineStatus
+    from holdfast.spark.pipelines.runner import Runner
     from holdfast.spark.pipelines.spec import Project
 
 
@@ -335,17 +336,11 @@ def _project(declared: str) -> Project:
 
 
 def _need_spark() -> None:
-    missing = [package for package in ("pyspark", "pyarrow", "numpy", "yaml") if not _is_there(package)]
+    missing = [package for package in ("pyspark", "pyarrow", "numpy", "yaml") if not is_installed(package)]
     if missing:
         raise NotInstalled(
             f"pipelines run on Spark, and {', '.join(missing)} cannot be found: pip install 'holdfast[spark]'"
         )
-
-
-def _is_there(package: str) -> bool:
-    with suppress(ImportError, ValueError):
-        return find_spec(package) is not None
-    return False
 
 
 def _wanted(project: Project, names: list[str] | None, *, everything: bool) -> list[str]:

@@ -11,7 +11,6 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from typing import Annotated, Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
@@ -24,6 +23,7 @@ from holdfast.cli.output import (
     DAMAGED,
     OK,
     command,
+    is_installed,
     moment,
     print_json,
     print_json_line,
@@ -148,12 +148,6 @@ def _not_installed(package: str | None) -> NotInstalled:
     )
 
 
-def _is_there(package: str) -> bool:
-    with suppress(ImportError, ValueError):
-        return find_spec(package) is not None
-    return False
-
-
 def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, *, shares: bool) -> int:
     try:
         from holdfast.client.shared_folder import share
@@ -162,7 +156,7 @@ def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, 
     except ImportError as error:
         raise _not_installed(error.name) from None
     for package in _LATER:
-        if not _is_there(package):
+        if not is_installed(package):
             raise _not_installed(package)
 
     start_logging(settings.log_format, sys.stderr)

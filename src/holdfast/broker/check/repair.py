@@ -238,15 +238,12 @@ class _Planner:
         wrong = root_list_error(self._world, self._folder)
         if wrong and any(map(self._catalog.is_listed, self._catalog.names())):
             what, cost = f"list what is there ({wrong})", "parts that are gone by now are not missed"
-            yield self._work("renew", CONTENTS, what, cost, self._renew_root)
+            yield self._work("renew", CONTENTS, what, cost, lambda _: renew_root(self._world, self._folder))
         if not key_is_whole(self._world, self._folder):
             yield self._aside(KEY_FILE, "it is damaged", root_cost_of(KEY_FILE))
         for topic in topics(self._world, self._folder):
             with suppress(HoldfastError):
                 yield from self._of_topic(topic)
-
-    def _renew_root(self, _: str) -> None:
-        renew_root(self._world, self._folder)
 
     def _of_topic(self, topic: str) -> Iterator[_RepairWork]:
         folder, place = topic_folder(self._folder, topic), f"{TOPICS}/{topic}"
@@ -290,14 +287,13 @@ class _Planner:
         return lambda _: renew_note(self._world, path)
 
     def _missing(self) -> Iterator[_RepairWork]:
+        what = "strike it off the list of what must be there, and go on without it"
         for part in missing_root_parts(self._world, self._folder):
-            what = "strike it off the list of what must be there, and go on without it"
             yield self._work("give_up", part, what, root_cost_of(part), partial(self._strike_off_root, part))
         for topic in topics(self._world, self._folder):
             with suppress(CorruptData):
                 for part in missing_parts(self._world, self._folder, topic):
                     name = part_path(self._folder, topic, part).removeprefix(f"{self._folder}/")
-                    what = "strike it off the list of what must be there, and go on without it"
                     yield self._work("give_up", name, what, cost_of(part), partial(self._strike_off, topic, part))
 
     def _strike_off_root(self, part: str, _: str) -> None:

@@ -213,13 +213,6 @@ class DelayStore:
             self.wait(appended)
         return appended is not None
 
-    async def cancel_async(self, message_id: int) -> bool:
-        """Async version of `cancel`."""
-        appended = self.write_cancel(message_id)
-        if appended is not None:
-            await self.wait_async(appended)
-        return appended is not None
-
     def write_cancel(self, message_id: int) -> Appended | None:
         """Do the first half of `cancel`, which never waits; the cancellation is durable after `wait`."""
         state = self._state

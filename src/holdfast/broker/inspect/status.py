@@ -31,16 +31,7 @@ from holdfast.broker.folder.layout import (
     topics,
 )
 from holdfast.broker.journal import SNAPSHOT, Journal, SnapshotFiles, damaged_snapshot, newest_snapshot
-from holdfast.broker.streams.offsets import (
-    Commits,
-    CommittedOffset,
-    Event,
-    Forgotten,
-    Remembered,
-    Risen,
-    decode_event,
-    decode_image,
-)
+from holdfast.broker.streams.offsets import CommitTable, CommittedOffset, decode_event, decode_image
 from holdfast.broker.streams.queries import list_queries
 from holdfast.delivery.events import decode_event as events_decode_event
 from holdfast.delivery.group import Group, IllegalMove
@@ -50,11 +41,11 @@ from holdfast.errors import CorruptData, DamagedRange, HoldfastError, OffsetOutO
 from holdfast.storage import LogReader
 from holdfast.storage.files import is_log, join
 
-# What a group in stream mode has committed.
-
-
 # An owner may take a snapshot and drop old events while we read: retry, but not forever.
-_TRIES: Final = 3
+TRIES: Final = 3
+
+
+# What a group in stream mode has committed.
 
 
 class CommitState(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +59,7 @@ class CommitState(msgspec.Struct, frozen=True, kw_only=True):
 
 def commits_of(world: World, folder: str, end: int | None = None) -> CommitState:
     """Replay the commits in a folder as opening would. `end` is where opening would end their log, if known."""
-    for _ in range(_TRIES - 1):
+    for _ in range(TRIES - 1):
         try:
             return _replayed(world, folder, end)
         except (OSError, HoldfastError):
@@ -84,10 +75,8 @@ def _replayed(world: World, folder: str, end: int | None) -> CommitState:
     if name != SNAPSHOT and world.disk.exists(join(folder, SNAPSHOT)):
         raise damaged_snapshot(folder, name)
     reader = LogReader(folder, world=world, end=end)
-    state, wrong, at = _State(), [], 0
-    if image is not None:
-        state.entries = {entry.place: entry for entry in image.entries}
-        state.epoch, state.remembered, at = image.epoch, image.remembered, image.position
+    state, wrong = CommitTable(image), []
+    at = state.position
     if at < reader.start:
         raise CorruptData(f"the commits begin at event {reader.start}, and no snapshot reaches there")
     while at < reader.end:
@@ -105,28 +94,9 @@ def _replayed(world: World, folder: str, end: int | None) -> CommitState:
     return CommitState(
         epoch=state.epoch,
         static_members=tuple(member.instance_id for member in state.remembered.statics),
-        committed=tuple(sorted(state.entries.values(), key=lambda entry: entry.place)),
+        committed=tuple(state.ordered()),
         wrong=tuple(wrong),
     )
-
-
-class _State:
-    """The commits replayed so far."""
-
-    def __init__(self) -> None:
-        self.entries: dict[tuple[str, int], CommittedOffset] = {}
-        self.epoch = 0
-        self.remembered = Remembered()
-
-    def apply(self, event: Event) -> None:
-        if isinstance(event, Commits):
-            self.entries.update((entry.place, entry) for entry in event.entries)
-        elif isinstance(event, Forgotten):
-            self.entries = {place: entry for place, entry in self.entries.items() if place[0] != event.topic}
-        elif isinstance(event, Risen):
-            self.epoch = max(self.epoch, event.epoch)
-        else:
-            self.remembered = event
 
 
 class PartitionStanding(msgspec.Struct, frozen=True, kw_only=True):
@@ -444,10 +414,6 @@ def _partition(number: int, reader: LogReader) -> PartitionStanding:
 # The journal is replayed from the newest snapshot up to the end that the owner has published, so the state is that of
 # one moment in the group's life, never a mix of two. An owner that takes snapshots meanwhile may drop events that are
 # still to be read; then everything is read again.
-
-
-# An owner may take a snapshot and drop old events while we read: retry, but not forever.
-TRIES: Final = 3
 
 
 class ReplayedJournal(NamedTuple):

@@ -95,6 +95,31 @@ _encode_image = msgspec.msgpack.Encoder().encode
 decode_image = msgspec.msgpack.Decoder(_Image).decode
 
 
+class CommitTable:
+    """The state of a group's commits, built by applying the events of its journal to a snapshot."""
+
+    def __init__(self, image: _Image | None = None) -> None:
+        image = image or _Image(0, (), 0, Remembered())
+        self.position = image.position  # events below it are in the snapshot
+        self.entries: dict[TopicPartition, CommittedOffset] = {entry.place: entry for entry in image.entries}
+        self.epoch = image.epoch
+        self.remembered = image.remembered
+
+    def apply(self, event: Event) -> None:
+        if isinstance(event, Commits):
+            self.entries.update((entry.place, entry) for entry in event.entries)
+        elif isinstance(event, Forgotten):
+            self.entries = {place: entry for place, entry in self.entries.items() if place[0] != event.topic}
+        elif isinstance(event, Risen):
+            self.epoch = max(self.epoch, event.epoch)
+        else:
+            self.remembered = event
+
+    def ordered(self) -> list[CommittedOffset]:
+        """Return all commits, ordered by topic and partition."""
+        return sorted(self.entries.values(), key=lambda entry: entry.place)
+
+
 class Offsets:
     """What one group has committed. Safe to use from any thread and under any lock: it calls no other component."""
 
@@ -105,9 +130,7 @@ class Offsets:
         self._lock = threading.Lock()
         self._snapshot_at = 0
         self._before_at = 0
-        self._entries: dict[TopicPartition, CommittedOffset] = {}
-        self.epoch = 0
-        self.remembered = Remembered()
+        self._table = CommitTable()
 
     @staticmethod
     def open(world: World, folder: str, settings: LogSettings | None = None) -> Offsets:
@@ -138,6 +161,14 @@ class Offsets:
         if remembered != self.remembered and (remembered.statics or self.remembered.statics):
             self._write(remembered)
 
+    @property
+    def epoch(self) -> int:
+        return self._table.epoch
+
+    @property
+    def remembered(self) -> Remembered:
+        return self._table.remembered
+
     def wait(self, appended: Appended) -> None:
         """Return once what was written is as durable as requested."""
         self.log.wait(appended)
@@ -148,13 +179,13 @@ class Offsets:
 
     def of(self, topic: str, topic_id: int, partition: int) -> CommittedOffset | None:
         """Return the commit for a partition if it was made for the topic of this id."""
-        found = self._entries.get((topic, partition))
+        found = self._table.entries.get((topic, partition))
         return found if found is not None and found.topic_id == topic_id else None
 
     def entries(self) -> list[CommittedOffset]:
         """Return all commits, in order."""
         with self._lock:
-            return sorted(self._entries.values(), key=lambda entry: entry.place)
+            return self._table.ordered()
 
     @property
     def synced(self) -> bool:
@@ -171,7 +202,7 @@ class Offsets:
         """Save the current state, and drop the journal up to the previous snapshot."""
         with self._lock:
             position = self.log.written_end
-            self._keep(_Image(position, tuple(self._entries.values()), self.epoch, self.remembered))
+            self._keep(_Image(position, tuple(self._table.entries.values()), self.epoch, self.remembered))
 
     def close(self) -> None:
         self.log.close()
@@ -185,26 +216,14 @@ class Offsets:
     def _write(self, event: Event, durability: Durability | None = None) -> Appended:
         with self._lock:
             appended = self.log.write([_encode_event(event)], durability=durability)
-            self._apply(event)
+            self._table.apply(event)
         return appended
-
-    def _apply(self, event: Event) -> None:
-        if isinstance(event, Commits):
-            for entry in event.entries:
-                self._entries[entry.topic, entry.partition] = entry
-        elif isinstance(event, Forgotten):
-            self._entries = {place: entry for place, entry in self._entries.items() if place[0] != event.topic}
-        elif isinstance(event, Risen):
-            self.epoch = max(self.epoch, event.epoch)
-        else:
-            self.remembered = event
 
     def _recover(self) -> None:
         image, _ = self._files.newest(decode_image)
         if image is not None:
             self._snapshot_at = image.position
-            self._entries = {entry.place: entry for entry in image.entries}
-            self.epoch, self.remembered = image.epoch, image.remembered
+            self._table = CommitTable(image)
             if image.position > self.log.written_end:
                 # Events that the snapshot includes were lost: new ones would get offsets that replay skips.
                 self._keep(msgspec.structs.replace(image, position=self.log.written_end))
@@ -220,7 +239,7 @@ class Offsets:
         while at < self.log.end:
             try:
                 for record in self.log.records(at):
-                    self._apply(decode_event(bytes(record.value)))
+                    self._table.apply(decode_event(bytes(record.value)))
                     at = record.offset + 1
             except DamagedRange as damage:
                 at = damage.next_offset

@@ -110,9 +110,9 @@ def variables(
     return "".join(_line(name, values[name]) for name in NAMES)
 
 
-def nothing_exported(code: int) -> str:
+def nothing_exported(code: int, names: Sequence[str] = NAMES) -> str:
     """Return the lines to print instead, so that `eval` ends with this exit code and no variable is left over."""
-    return f"unset {' '.join(NAMES)}\n(exit {code})\n"
+    return f"unset {' '.join(names)}\n(exit {code})\n"
 
 
 def _line(name: str, value: str | None) -> str:

@@ -34,7 +34,7 @@ from holdfast.cli.output import (
 )
 from holdfast.cli.places import argument, option
 from holdfast.cli.reading import OpeningTurns
-from holdfast.cli.use.get import default_holder
+from holdfast.cli.use.get import default_holder, nothing_exported
 from holdfast.client.address import is_address
 from holdfast.delivery.decide import Moment
 from holdfast.env import real_world
@@ -75,11 +75,11 @@ def acquire_command(
     try:
         lock = _acquired(folder, name, options, parse_duration(timeout, "--timeout"), wait)
     except LockHeld as held:
-        sys.stdout.write(_nothing_exported(NOTHING_THERE) if export else "")
+        sys.stdout.write(nothing_exported(NOTHING_THERE, _NAMES) if export else "")
         note(safe(str(held)))
         return NOTHING_THERE
     except HoldfastError:
-        sys.stdout.write(_nothing_exported(NOT_DONE) if export else "")
+        sys.stdout.write(nothing_exported(NOT_DONE, _NAMES) if export else "")
         raise
     if export:
         values = (lock.name, lock.lease_id, str(lock.fence))
@@ -100,10 +100,6 @@ def _acquired(folder: str, name: str, options: dict[str, Any], timeout_s: float,
                 refused = held
     assert refused is not None
     raise refused
-
-
-def _nothing_exported(code: int) -> str:
-    return f"unset {' '.join(_NAMES)}\n(exit {code})\n"
 
 
 @lock_app.command("keepalive")
