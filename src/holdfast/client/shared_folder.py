@@ -211,7 +211,7 @@ class Successor:
     def take_over(self) -> None:
         """Own the folder and let others in, if nobody else does. They, and we, come by the socket as before."""
         if not self._lock.acquire(blocking=False):
-            return  # somebody is about to
+            return  # another thread is about to
         try:
             if self.users and (self._engine is None or self._engine.closed):
                 self._engine = self._own()
@@ -226,7 +226,7 @@ class Successor:
             there = real_world().disk.is_folder(self.folder)
             engine = BrokerEngine.open(self.folder, create=there, settings=self._settings)
         except Busy:
-            return None  # another was faster
+            return None  # another process was faster
         except (HoldfastError, OSError) as error:
             logger.warning("folder without an owner", extra={"folder": self.folder, "why": str(error)})
             return None

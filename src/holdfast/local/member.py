@@ -359,7 +359,7 @@ class StreamMember:
         if lost and self.request.on_revoked is not None:
             yield self.request.on_revoked, lost
         if self.request.instance_id and self.stream_group.is_taken(self.request.instance_id):
-            self.left = True  # or the two would put each other out for ever
+            self.left = True  # otherwise the two would remove each other forever
             raise Fenced(
                 f"another consumer has taken over as {self.request.instance_id!r} in group {self.request.group}: an "
                 "instance id is for one consumer at a time. This one is closed"

@@ -64,7 +64,7 @@ class LocalGroupPort(LocalGroup):
         group, waiter = self.queue_group, ThreadWaiter(self.engine.world.clock, wanted.count)
         with group.in_line(waiter):
             while True:
-                found = self.take_ready(wanted, waiter)  # what came before we stood in line would wake nobody
+                found = self.take_ready(wanted, waiter)  # what arrived before we lined up would not wake us
                 if found is None:
                     found = self.take_to_end(wanted, waiter)
                 left_s = self.left_s(deadline_ns)
