@@ -209,7 +209,7 @@ class Caller:
                 raise refusal or AnswerLost(told(self.address, error, fresh=connection.fresh)) from error
             done = True
         finally:
-            if not done:  # half an answer may still come: whoever used it next would take that for its own
+            if not done:  # the rest of the answer may still arrive: the next call would take it for its own
                 connection.wire.close()
         self.give_back(connection, answer)
         return answer

@@ -1,6 +1,6 @@
 """One group of an open topic: what the ports for tasks and threads share.
 
-Whoever waits for a message, or for the disk, is in `local/aio` and `local/sync`. The server calls these as well.
+Waiting, for a message or for the disk, is in `local/aio` and `local/sync`. The server uses this module as well.
 """
 
 from __future__ import annotations

@@ -80,10 +80,10 @@ class Parcel:
         self.flags: bytearray | None = None
         self.rest: dict[int, Any] = {}  # those that have more than a value and a key, as the port drafted them
         self.bytes = 0
-        self.last = self.enough_bytes = 0  # with this message, or so many bytes, there is something to be done
+        self.last = self.enough_bytes = 0  # at this message, or at this many bytes, there is work to do
         self.attempts = 0
         self.sequence: int | None = None
-        self.skipped = 0  # so many from the front were stored before, by one that this producer resumes
+        self.skipped = 0  # this many from the front were stored before, by the producer that this one resumes
         self.skipped_offsets: Sequence[int | None] = ()  # fewer, where it is not known any more where they are
         self.request: Any = None  # what a port keeps from one attempt to the next
         self.offset = 0  # of the first that was not skipped
@@ -96,7 +96,7 @@ class Parcel:
         self.callbacks: list[Callback] = []
 
     # A column is added to before the values, which alone say how many messages there are: a signal may come between
-    # the two, and whoever adds the next message then cuts off what it left.
+    # the two, and the next caller that adds a message then cuts off what it left.
 
     def add_key(self, key: bytes | None, flags: int = 0) -> None:
         """The value that is added next has this key."""
@@ -145,7 +145,7 @@ class Parcel:
         return [Stored(name, offset, None, False, durability, number) for offset in range(start, start + count)]
 
     def empty(self) -> None:
-        """Let go of the messages."""
+        """Free the messages."""
         self.values, self.keys, self.flags, self.rest, self.request = [], None, None, {}, None
 
     def tell(self) -> None:

@@ -420,6 +420,6 @@ class AsyncLocalLocksPort:
         return self.engine.locks()
 
     async def _written(self, locks: FolderLocks, decided: Decided) -> None:
-        """Nobody may be told of a decision before it is on disk, refused or not."""
+        """Wait until a decision is on disk: until then no caller may learn of it, refused or not."""
         if decided.appended is not None:
             await locks.journal.log.wait_async(decided.appended)

@@ -362,6 +362,6 @@ class LocalLocksPort:
         return self.engine.locks()
 
     def _written(self, locks: FolderLocks, decided: Decided) -> None:
-        """Nobody may be told of a decision before it is on disk, refused or not."""
+        """Wait until a decision is on disk: until then no caller may learn of it, refused or not."""
         if decided.appended is not None:
             locks.journal.log.wait(decided.appended)

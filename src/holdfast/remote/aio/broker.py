@@ -146,7 +146,7 @@ class AsyncRemoteBrokerPort(RemoteBroker):
         try:
             info = await self.describe_topic(topic)
         except Forbidden:
-            pass  # a caller that may only consume is not told which groups there are
+            pass  # a caller that may only consume cannot list groups
         else:
             settings = info.settings
             if name in info.stream_groups:
