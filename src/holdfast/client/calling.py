@@ -65,7 +65,7 @@ class Reconnecting:
         """Note that no connection could be made."""
         now_ns = self._clock.monotonic_ns()
         if self.failures and now_ns < self._next_ns:
-            return  # somebody else has found that out just now
+            return  # another caller has noted that just now
         if not self.failures:
             self._since_ns = now_ns
         self.failures += 1
@@ -82,7 +82,7 @@ class Reconnecting:
         return longest * (0.5 + self._random() / 2**33)
 
 
-_IDLE_NS: Final = 500_000_000  # a connection that rested for so long is looked at before it is used
+_IDLE_NS: Final = 500_000_000  # a connection that was idle this long is checked before use
 _MOST_IDLE: Final = 64
 _AGAIN: Final = frozenset({429, 502, 503, 504})
 
@@ -209,7 +209,7 @@ class Caller:
                 raise refusal or AnswerLost(told(self.address, error, fresh=connection.fresh)) from error
             done = True
         finally:
-            if not done:  # half an answer may still come: whoever used it next would take that for its own
+            if not done:  # the rest of the answer may still arrive: the next call would take it for its own
                 connection.wire.close()
         self.give_back(connection, answer)
         return answer
@@ -351,7 +351,7 @@ class Ask(msgspec.Struct, kw_only=True):
     media: str = MSGPACK
     answers: Any = None
     again: bool = True
-    wait_s: float = 0.0  # so long the server may take its time, besides the usual
+    wait_s: float = 0.0  # how much longer than usual the server may take
     headers: tuple[tuple[str, str], ...] = ()
 
 

@@ -298,7 +298,7 @@ _UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"})
 _ALERT: Final = "ALERT"
 _PASSING: Final = "INTERNAL_ERROR"
-# What OpenSSL finds amiss only where it is told to be strict (VERIFY_X509_STRICT), as Python tells it from 3.13 on.
+# What OpenSSL rejects only in strict mode (VERIFY_X509_STRICT), the default from Python 3.13 on.
 _STRICT: Final = range(80, 94)
 _SHOW_ONE: Final = f"set {CERTIFICATE}, or give tls= an ssl.SSLContext with one"
 

@@ -96,7 +96,7 @@ class Sharing:
         if self._serving.over:
             return
         self._serving.over = True
-        remove_socket(self._path)  # first: whoever comes now waits for the next owner
+        remove_socket(self._path)  # first: a process that comes now waits for the next owner
         if not self._serving.stop():
             hang_up(self._listening)
         if self._thread is not threading.current_thread():
@@ -211,7 +211,7 @@ class Successor:
     def take_over(self) -> None:
         """Own the folder and let others in, if nobody else does. They, and we, come by the socket as before."""
         if not self._lock.acquire(blocking=False):
-            return  # somebody is about to
+            return  # another thread is about to
         try:
             if self.users and (self._engine is None or self._engine.closed):
                 self._engine = self._own()
@@ -226,7 +226,7 @@ class Successor:
             there = real_world().disk.is_folder(self.folder)
             engine = BrokerEngine.open(self.folder, create=there, settings=self._settings)
         except Busy:
-            return None  # another was faster
+            return None  # another process was faster
         except (HoldfastError, OSError) as error:
             logger.warning("folder without an owner", extra={"folder": self.folder, "why": str(error)})
             return None
@@ -326,7 +326,7 @@ def client_of_owner(folder: str, settings: BrokerSettings | None, *, for_tasks: 
 # A forked child has the parent's objects and not its files, its lock or its threads. What it can have is what any
 # second process has: a connection by the owner's socket. So a face gets another port, with the program's own body type
 # and promises. That is left to the first use: most children never use it, and a client takes a while to load. What the
-# parent has in hand stays the parent's.
+# parent has in flight stays the parent's.
 
 
 _becoming = threading.RLock()  # a finalizer may be the next to use another one, in the same thread

@@ -203,7 +203,7 @@ class LocalBroker:
         self.body_type = body_type
         self.bodies = Bodies(body_type)
         self.mono_ns = engine.world.clock.monotonic_ns
-        self.with_threads = with_threads  # not where time does not run by itself
+        self.with_threads = with_threads  # false in simulated time
         self._publishers: dict[str, Publisher] = {}
         self._sending: WeakSet[Any] = WeakSet()  # producers, which may have messages that are not stored yet
 
@@ -347,7 +347,7 @@ class LocalBroker:
                         break
             except DamagedRange:
                 if not found:
-                    raise  # those before it first: who reads on from there is told
+                    raise  # return the messages before it first; the next read raises
             return found
 
     # Groups
@@ -408,7 +408,7 @@ class LocalBroker:
                 with self.engine.using(each) as topic:
                     found += groups_on(self.engine, topic)
             except UnknownTopic:
-                if name is not None:  # otherwise it was deleted meanwhile
+                if name is not None:  # otherwise it was deleted in the meantime
                     raise
         return sorted(found, key=lambda info: (info.name, info.topic))
 
@@ -560,7 +560,7 @@ class TopicThreads:
         try:
             return await asyncio.wrap_future(begun)
         finally:
-            wanted.abandoned = True  # has no effect where it is over
+            wanted.abandoned = True  # no effect if it has finished
 
     def close(self) -> None:
         """Stop the threads, each when its work is done."""

@@ -1,6 +1,6 @@
 """One group of an open topic: what the ports for tasks and threads share.
 
-Whoever waits for a message, or for the disk, is in `local/aio` and `local/sync`. The server calls these as well.
+Waiting, for a message or for the disk, is in `local/aio` and `local/sync`. The server uses this module as well.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class LocalGroup:
         try:
             return delivery.receive_next()
         except HoldfastError:
-            self.check_open()  # that it was closed says more
+            self.check_open()  # the more useful error is that it was closed
             raise
 
     def take_ready(
@@ -119,7 +119,7 @@ class LocalGroup:
                 wanted.count, lease_ms=lease_ms, holder=holder, detached=wanted.detached, waiter=waiter
             )
         except HoldfastError:
-            self.check_open()  # that it was closed meanwhile says more
+            self.check_open()  # the more useful error is that it was closed
             raise
         if found and wanted.renew:
             for delivery, taken in found:

@@ -91,7 +91,7 @@ def find_message(group: LocalGroup, message_id: str) -> Found | None:
             delivery.partition.check_delayed()
     if offset is None or offset >= log.end:
         return None
-    if delivery.group.phase(offset).value == "done":  # or somebody brought it back meanwhile
+    if delivery.group.phase(offset).value == "done":  # unless a seek has brought it back in the meantime
         letter = delivery.dead.letter_of(offset)
         if letter is not None:
             return Found(DeadLetter(delivery, group.bodies, letter.record, letter.note), "dead")
@@ -220,7 +220,7 @@ def parse_mark(text: str) -> Mark:
 
 
 def _unwatched(partition: int, offset: int, due_ms: int = 0, number: int = 0) -> None:
-    """Nobody wants to know."""
+    """Ignore the place: the default for `look`."""
 
 
 def listed(
@@ -235,7 +235,7 @@ def listed(
 ) -> Iterator[Listed[Any]]:
     """The messages in a phase that the condition chooses, from the start or behind a place.
 
-    Damaged ones are left out: at the end `lost` is told how many, or the log is.
+    Damaged ones are left out; at the end `lost` is called with their number, or it is logged.
     """
     check_phase(phase)
     check_limit(limit)

@@ -57,7 +57,7 @@ class Feed(ConsumedPartition):
         self.log = self.partition.log
         self.position = position
         self.passed_to: int | None = None  # up to there nothing lies behind what is committed but what is not for us
-        self.told = False  # whether the user heard that it is ours
+        self.told = False  # whether the user was notified of the assignment
         self._follower = self.log.follower()
         self._group = group.encode()
         self._bodies = bodies
@@ -159,14 +159,14 @@ class StreamMember:
         self.request = request
         self.settings = settings
         self.partitions: dict[TopicPartition, Feed] = {}
-        self.most_bytes: int | None = None  # behind so many a poll loads no more
+        self.most_bytes: int | None = None  # a poll loads no more after this many
         self.member_id: str | None = None
         self.epoch = 0
         self.left = False
         self.stream_group = group
         self._clock = engine.world.clock
         self._line = Waiters()
-        self._seen = -1  # the group's version that we know
+        self._seen = -1  # the last known version of the group
         self._turn = 0
         self._polling = False
         self._joins = 0
@@ -359,7 +359,7 @@ class StreamMember:
         if lost and self.request.on_revoked is not None:
             yield self.request.on_revoked, lost
         if self.request.instance_id and self.stream_group.is_taken(self.request.instance_id):
-            self.left = True  # or the two would put each other out for ever
+            self.left = True  # otherwise the two would remove each other forever
             raise Fenced(
                 f"another consumer has taken over as {self.request.instance_id!r} in group {self.request.group}: an "
                 "instance id is for one consumer at a time. This one is closed"

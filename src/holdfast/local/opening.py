@@ -41,7 +41,7 @@ def open_queue_port(
     trust_folder: bool | None = None,
 ) -> _Port:
     """Return a port on the queue in a folder, with an upkeep thread unless time is simulated."""
-    bodies = Bodies(body_type)  # refused before anything is made
+    bodies = Bodies(body_type)  # a bad type is refused before anything is created
     switch(create, "create")
     if durability is not None:
         changes = {**changes, "durability": durability}
@@ -86,7 +86,7 @@ def open_broker_port(
     trust_folder: bool | None = None,
 ) -> _Port:
     """Return a port on the topics of a data folder, with an upkeep thread unless time is simulated."""
-    Bodies(body_type)  # refused before anything is made
+    Bodies(body_type)  # a bad type is refused before anything is created
     switch(create, "create")
     if settings is not None and settings_file is not None:
         raise InvalidRequest("give settings or settings_file, not both")

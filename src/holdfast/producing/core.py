@@ -49,7 +49,7 @@ Writing: TypeAlias = tuple[Parcel, Any]  # a parcel that is written, and what to
 
 
 def producer_settings(base: ProducerSettings, changes: Mapping[str, Any]) -> ProducerSettings:
-    """The settings of one producer: those of the broker, changed as asked."""
+    """Return the settings of one producer: those of the broker with these changes."""
     return load(ProducerSettings, {**msgspec.structs.asdict(base), **changes})
 
 
@@ -87,7 +87,7 @@ class ProducerCore(Generic[_Sent]):
         self.closed, self.usable = True, False
 
     def disown(self) -> None:
-        """In a child after a fork: the parent sends what is left."""
+        """Stop in a child after a fork: the parent sends what is left."""
         self.close()
         self.accumulator.disown(Closed("the message was sent before a fork, by the parent, which stores it"))
 
@@ -150,7 +150,7 @@ class ProducerCore(Generic[_Sent]):
         return None if added is None else self._sent(*added)
 
     def put_draft(self, addressed: Addressed) -> tuple[Parcel, int] | None:
-        """The same for one with a draft: its parcel, and which of it the message is."""
+        """Add a message that has a draft; returns its parcel and its index there."""
         assert addressed.draft is not None
         return self.accumulator.add_draft(addressed.outbox, addressed.draft, addressed.rest, loose=addressed.loose)
 
@@ -183,7 +183,7 @@ class ProducerCore(Generic[_Sent]):
 
     @staticmethod
     def all_plain(destination: Destination, messages: list[Any]) -> bool:
-        """Whether all are nothing but bytes, and not too large."""
+        """Return whether all messages are plain bytes and not too large."""
         destination.refresh()
         if not messages or set(map(type, messages)) != {bytes} or not destination.plain:
             return False
@@ -212,7 +212,7 @@ class ProducerCore(Generic[_Sent]):
     # What rounds do
 
     def write_due(self, now_ns: int) -> list[Writing]:
-        """Write all parcels that are due; answers what to wait for. Those that need not be waited for are settled."""
+        """Write all parcels that are due, and return what to wait for. Parcels that need no waiting are settled."""
         written: list[Writing] = []
         for parcels in self.accumulator.take(now_ns):
             for parcel in parcels:
@@ -251,7 +251,7 @@ class ProducerCore(Generic[_Sent]):
         return True
 
     def raise_unseen(self) -> None:
-        """Raise the first error that nobody was told of."""
+        """Raise the first error that has not been reported."""
         with self.accumulator.lock:
             failed, self._failed = [parcel for parcel in self._failed if not parcel.seen], []
         for parcel in failed:
@@ -260,7 +260,7 @@ class ProducerCore(Generic[_Sent]):
             raise failed[0].error
 
     def finish(self) -> None:
-        """Let go of all topics; whatever is left is answered: nobody sends it any more."""
+        """Release all topics, and answer the messages that are left: they will not be sent any more."""
         self.let_go()  # first: from then on nothing more comes in
         what = "nobody sends it any more" if self.port.blocks else "it is not stored"
         for parcel in self.accumulator.hurry():
@@ -272,7 +272,7 @@ class ProducerCore(Generic[_Sent]):
             self.accumulator.settle(parcel)
 
     def let_go(self, now_ns: int | None = None) -> int | None:
-        """Let go of topics that nothing is on its way to; answers when to look again."""
+        """Release topics without messages in flight; returns when to check again."""
         with self.accumulator.lock:
             for destination in self.destinations.values():
                 if destination.held and (now_ns is None or destination.is_idle(now_ns)):
@@ -281,10 +281,10 @@ class ProducerCore(Generic[_Sent]):
         return now_ns + _LOOK_AGAIN_NS if waiting and now_ns is not None else None
 
 
-# What a producer has gathered and not yet stored: parcels by partition, within a bounded buffer.
+# What a producer has collected and not yet stored: parcels by partition, within a bounded buffer.
 #
 # A parcel is due when it has enough messages, enough bytes, or is old enough; while the disk is busy it goes
-# on growing. Nothing here waits: time is an argument, and whoever drives it is told when to look.
+# on growing. Nothing here waits: time is an argument, and the caller gets the time of the next check.
 
 
 # A parcel that waits for its turn may grow up to here: about what fits in one frame.
@@ -293,7 +293,7 @@ MOST_BYTES: Final = 128 * 1024
 
 
 class Accumulator(Generic[_Sent]):
-    """The buffer of one producer. Safe to use from any thread. `sent` makes what a sender is given."""
+    """The buffer of one producer. Safe to use from any thread. `sent` is the class that `send` returns."""
 
     def __init__(
         self, settings: ProducerSettings, clock: Clock, sent: Callable[[Parcel, int], _Sent], most_parcel: int | None
@@ -303,7 +303,7 @@ class Accumulator(Generic[_Sent]):
         self._linger_ns = settings.linger_ms * 1_000_000
         self._batch_messages = min(settings.batch_messages, most_parcel or settings.batch_messages)
         self._batch_bytes = settings.batch_bytes
-        # Where a server limits what goes at once, a parcel is what the settings say, and does not grow.
+        # If a server limits the size of a batch, a parcel has the size of the settings and does not grow.
         self._limited = most_parcel is not None
         self.most_messages = self._batch_messages if self._limited else max(self._batch_messages, MOST_MESSAGES)
         self.most_bytes = settings.batch_bytes if self._limited else max(settings.batch_bytes, MOST_BYTES)
@@ -316,7 +316,7 @@ class Accumulator(Generic[_Sent]):
         self._for_room: list[Waiter] = []
 
     def add(self, outbox: Outbox, value: bytes, key: bytes | None = None, flags: int = 0) -> _Sent | None:
-        """Take in a message that has no more than a value and a key; None where there is no room for it now."""
+        """Add a message that is only a value and a key; returns None if there is no space now."""
         size = len(value) if key is None else len(value) + len(key)
         sent = self._sent  # called by this name: Python calls an attribute that is no method more slowly
         with self.lock:
@@ -340,7 +340,7 @@ class Accumulator(Generic[_Sent]):
         return sent(parcel, index)
 
     def add_draft(self, outbox: Outbox, draft: Draft, rest: Any, *, loose: bool) -> tuple[Parcel, int] | None:
-        """The same for a message that has more; answers with its parcel, and which of it the message is."""
+        """Add a message that has more than a value and a key; returns its parcel and its index there."""
         size = len(draft.value) + len(draft.key or b"")
         for name, value in draft.headers:
             size += len(name) + len(value)
@@ -362,7 +362,7 @@ class Accumulator(Generic[_Sent]):
         return parcel, index
 
     def extend(self, outbox: Outbox, values: Sequence[bytes], size: int) -> tuple[Parcel, int] | None:
-        """The same for values, which are so many bytes: their parcel, and which of it the first one is."""
+        """Add plain values of `size` bytes in total; returns their parcel and the index of the first one."""
         with self.lock:
             if self.buffered + size > self._buffer_bytes and self.buffered:
                 return None
@@ -403,7 +403,7 @@ class Accumulator(Generic[_Sent]):
             return min([outbox.due_ns for outbox in self.active], default=None)
 
     def settle(self, parcel: Parcel) -> None:
-        """The parcel is answered: it leaves its outbox, and those who wait for it, or for room, go on."""
+        """Settle the parcel: it leaves its outbox, and callers that wait for it or for space continue."""
         outbox = parcel.outbox
         with self.lock:
             if parcel.done:  # it was given up while it was on its way
@@ -415,7 +415,7 @@ class Accumulator(Generic[_Sent]):
             self.buffered -= parcel.bytes + MESSAGE_COST * len(parcel.values)
             if not self.active:
                 self.buffered = 0
-            parcel.empty()  # whoever keeps an answer need not keep the messages
+            parcel.empty()  # keeping an answer must not keep the messages
             parcel.done = True
             for_room, self._for_room = self._for_room, []
         for waiter in for_room:
@@ -424,7 +424,7 @@ class Accumulator(Generic[_Sent]):
             parcel.tell()
 
     def await_room(self, waiter: Waiter) -> bool:
-        """Wake the waiter as soon as something is settled, and hurry; answers whether there is anything to wait for."""
+        """Wake the waiter as soon as something is settled, and hurry; returns whether there is anything to wait for."""
         with self.lock:
             if self.active:
                 self._for_room.append(waiter)
@@ -458,7 +458,7 @@ class Accumulator(Generic[_Sent]):
         callback()
 
     def hurry(self) -> list[Parcel]:
-        """Make everything due that was gathered so far; answers with it."""
+        """Make everything collected so far due, and return it."""
         with self.lock:
             parcels = [parcel for outbox in self.active for parcel in outbox.queue]
             for parcel in parcels:
@@ -467,7 +467,7 @@ class Accumulator(Generic[_Sent]):
         return parcels
 
     def disown(self, error: Exception) -> None:
-        """In a child after a fork: nobody sends here, and whoever waits is answered with the error."""
+        """Stop in a child after a fork: nothing is sent here, and callers that wait get the error."""
         self.lock = threading.Lock()  # that of before may be held by a thread that is not here
         self.on_work = lambda: None
         for parcel in [parcel for outbox in self.active for parcel in outbox.queue]:
@@ -502,7 +502,7 @@ class Accumulator(Generic[_Sent]):
             outbox.open = None
 
 
-# Parcels into partitions: with their sequences, again where it failed, and never a second time what is there.
+# Writing parcels to partitions: with sequence numbers, retried after failures, and never stored twice.
 #
 # Every message of an idempotent producer has a number in its partition. A parcel gets its numbers when it is written
 # first, and keeps them however often it is written again: the partition knows what it has and takes nothing twice, nor
@@ -540,13 +540,13 @@ class Sender:
         return self.identity is not None or not self._settings.idempotent
 
     def begin(self) -> None:
-        """Get an id; one with a name fences those before it, from now on."""
+        """Get a producer id; a producer with a name fences earlier ones from now on."""
         with self._beginning:  # a producer that began twice would fence itself
             if not self.begun:
                 self.identity = self._port.begin(self._name, resume=self._resume)
 
     def write(self, parcel: Parcel) -> Any:
-        """Put it into its partition; answers what to wait for."""
+        """Write it to its partition; returns what to wait for."""
         self._check_usable()
         parcel.attempts += 1
         parcel.durability = self._durability
@@ -563,7 +563,7 @@ class Sender:
         return waiting
 
     def fails(self, parcel: Parcel, error: Exception, now_ns: int) -> bool:
-        """Decide what an error means: whether it is the parcel's answer. Otherwise it is tried again, later."""
+        """Decide whether an error is the parcel's answer; otherwise it is retried later."""
         outbox, settings = parcel.outbox, self._settings
         again = isinstance(error, HoldfastError) and error.retryable and self.failure is None
         if again and (settings.retries is None or parcel.attempts <= settings.retries):
@@ -593,7 +593,7 @@ class Sender:
             self._port.check(self.identity)
 
     def _number(self, parcel: Parcel) -> None:
-        """Give the parcel its sequence; skip what the one before this has stored already."""
+        """Give the parcel its sequence numbers; skip what an earlier producer has stored already."""
         assert self.identity is not None
         outbox, count = parcel.outbox, len(parcel.values)
         if outbox.sequence is None:
@@ -620,6 +620,6 @@ class Sender:
         except OutOfSequence as error:
             if error.known or self._name is not None or parcel.attempts > 1 or not parcel.sequence:
                 raise
-            # Idle for so long that the partition has forgotten it: nothing is missing, it may begin anew.
+            # It was idle so long that the partition has forgotten it. Nothing is missing: start a new sequence.
             parcel.sequence = 0
             return self._port.append(parcel, self.identity, self._durability)

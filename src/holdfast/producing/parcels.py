@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What a message takes besides its bytes, so that a buffer of empty messages is bounded, too.
+# Memory of a message besides its bytes, so that a buffer of empty messages is bounded, too.
 MESSAGE_COST: Final = 64
 
 Callback: TypeAlias = Callable[[], object]
@@ -33,7 +33,7 @@ Span: TypeAlias = "tuple[Parcel, int, Sequence[int]]"  # a parcel, the first of 
 
 
 class Outbox:
-    """The parcels for one partition: they leave in order, none before those ahead of it are answered."""
+    """The parcels for one partition. They are sent in order, each after the ones ahead of it are answered."""
 
     __slots__ = (
         "counted", "destination", "known", "loose", "number", "open", "owner", "queue", "retry_at_ns", "sequence",
@@ -74,29 +74,29 @@ class Parcel:
         self.outbox = outbox
         self.due_ns = due_ns
         self.loose = loose  # delayed, or with dedup ids: no sequences
-        self.unheeded = unheeded  # nobody waits for an answer
+        self.unheeded = unheeded  # no one waits for an answer
         self.values: list[bytes] = []
         self.keys: list[bytes | None] | None = None
         self.flags: bytearray | None = None
         self.rest: dict[int, Any] = {}  # those that have more than a value and a key, as the port drafted them
         self.bytes = 0
-        self.last = self.enough_bytes = 0  # with this message, or so many bytes, there is something to be done
+        self.last = self.enough_bytes = 0  # at this message, or at this many bytes, there is work to do
         self.attempts = 0
         self.sequence: int | None = None
-        self.skipped = 0  # so many from the front were stored before, by one that this producer resumes
+        self.skipped = 0  # this many from the front were stored before, by the producer that this one resumes
         self.skipped_offsets: Sequence[int | None] = ()  # fewer, where it is not known any more where they are
         self.request: Any = None  # what a port keeps from one attempt to the next
         self.offset = 0  # of the first that was not skipped
         self.places: Sequence[Place] | None = None
         self.durability: Durability = "os"
         self.error: Exception | None = None
-        self.seen = False  # whether somebody was told of the error
+        self.seen = False  # whether the error was reported
         self.done = False
         self.waiters: list[Waiter] = []
         self.callbacks: list[Callback] = []
 
     # A column is added to before the values, which alone say how many messages there are: a signal may come between
-    # the two, and whoever adds the next message then cuts off what it left.
+    # the two, and the next caller that adds a message then cuts off what it left.
 
     def add_key(self, key: bytes | None, flags: int = 0) -> None:
         """The value that is added next has this key."""
@@ -122,7 +122,7 @@ class Parcel:
             self.add_key(draft.key, draft.flags)
 
     def stored(self, index: int) -> Stored | None:
-        """The answer for one of its messages; None where nobody knows or waits."""
+        """Return the answer for one of its messages; None if it is unknown or nobody waits."""
         if self.unheeded:
             return None
         if self.error is not None:
@@ -137,7 +137,7 @@ class Parcel:
         return Stored(name, self.offset + index - self.skipped, None, False, self.durability, number)
 
     def stored_many(self, first: int, count: int) -> list[Stored | None]:
-        """The answers for some of its messages, in one go where nothing is special about them."""
+        """Return the answers for some of its messages; in bulk for the usual case."""
         if self.unheeded or self.error is not None or self.places is not None or first < self.skipped:
             return [self.stored(index) for index in range(first, first + count)]
         name, number, durability = self.outbox.destination.name, self.outbox.number, self.durability
@@ -145,11 +145,11 @@ class Parcel:
         return [Stored(name, offset, None, False, durability, number) for offset in range(start, start + count)]
 
     def empty(self) -> None:
-        """Let go of the messages."""
+        """Free the messages."""
         self.values, self.keys, self.flags, self.rest, self.request = [], None, None, {}, None
 
     def tell(self) -> None:
-        """It is answered: wake those who wait, then call those who asked to be called; what they raise is theirs."""
+        """Answer it: wake the waiters, then run the callbacks, whose errors are only logged."""
         for waiter in self.waiters:
             waiter.wake()
         for callback in self.callbacks:
@@ -194,7 +194,7 @@ class Destination:
         self.look()
 
     def look(self) -> None:
-        """See the topic's settings and partitions anew."""
+        """Read the topic's settings and partitions again."""
         with self._lock:
             self._look()
 
@@ -211,11 +211,11 @@ class Destination:
         for number in range(len(self.outboxes), count):
             self.outboxes.append(Outbox(self._owner, self, number))
         self.count = count  # there may be more outboxes: another topic of the same name may have fewer partitions
-        self.settings = settings  # last: whoever sees these sees the others
+        self.settings = settings  # last: a thread that sees these settings must see the rest
 
     def hold(self, topic: OpenTopic) -> None:
         """The topic was opened again; under the accumulator's lock."""
-        self._port.keep(topic)  # once more: it may have been let go just now
+        self._port.keep(topic)  # again: it may have been released just now
         self.topic, self.held = topic, True
         self.used_ns = self._port.clock.monotonic_ns()
         self.look()
@@ -288,11 +288,11 @@ class Destination:
         )
 
     def is_idle(self, now_ns: int) -> bool:
-        """Whether its topic may be let go: nothing is on its way, nor was just now."""
+        """Return whether its topic may be released: nothing is in flight, nor was just now."""
         return self.held and not self.pending and now_ns - self.used_ns > _KEEP_NS
 
 
-# What senders hold of their messages: an answer for each, or one for a whole list. Threads ask, tasks await.
+# What `send` and `send_many` return: an answer for each message, or one for a list. Threads ask, tasks await.
 
 
 _Sent = TypeVar("_Sent", bound="SentMessage")

@@ -1,4 +1,4 @@
-"""What a producer needs of the place that it stores messages in: a data folder of this process, or a server."""
+"""The port of a producer: what it needs from a data folder of this process or from a server."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OpenTopic(Protocol):
 
 
 class Drafting(Protocol):
-    """Makes what is sent of what a program gave."""
+    """Encodes messages for sending."""
 
     @property
     def plain(self) -> bool:
@@ -101,10 +101,10 @@ class ProducerPort(Protocol):
         """Raise Closed where nothing can be sent any more."""
 
     def begin(self, name: str | None, *, resume: bool) -> ProducerId:
-        """Get an id; a producer with a name fences those of that name before it."""
+        """Get a producer id; a producer with a name fences earlier ones of that name."""
 
     def open_topic(self, name: str) -> OpenTopic:
-        """The topic; it stays open until it is let go. Raises UnknownTopic."""
+        """Open the topic, which stays open until it is released. Raises UnknownTopic."""
 
     def keep(self, topic: Any) -> None:
         """Hold the topic, which is open; needs no time."""
@@ -125,7 +125,7 @@ class ProducerPort(Protocol):
         """Raise Fenced where a newer producer of the name has begun."""
 
     def prepare(self, outbox: Outbox) -> None:
-        """Read what the partition knows of producers, where that takes long."""
+        """Load what the partition knows about producers, if that takes long."""
 
     def is_prepared(self, outbox: Outbox) -> bool: ...
 
@@ -136,19 +136,19 @@ class ProducerPort(Protocol):
         """Where messages are that the producer has stored before, counted from `first`."""
 
     def append(self, parcel: Parcel, identity: ProducerId | None, durability: Durability) -> Any:
-        """Store the parcel, unless the partition has it; answers what to `wait` for, None where nothing is left to do.
+        """Store the parcel unless the partition has it; returns what to `wait` for, None if nothing is left to do.
 
         Notes in the parcel where its messages are.
         """
 
     def publish(self, parcel: Parcel, identity: ProducerId | None, durability: Durability) -> Any:
-        """The same for messages without a sequence: delayed ones, and those with a dedup id."""
+        """Store messages without a sequence number: delayed ones, and those with a dedup id."""
 
     def written(self, parcel: Parcel, durability: Durability) -> Any:
-        """What to wait for where all messages of a parcel were stored by a producer that this one resumes."""
+        """Return what to wait for if the resumed producer had stored all messages of a parcel."""
 
     def wait(self, waiting: Any) -> None:
-        """Return when what was appended or published is as durable as asked."""
+        """Wait until what was appended or published is as durable as asked."""
 
     async def wait_async(self, waiting: Any) -> None:
         """Async version of `wait`; used only where `blocks` is false."""

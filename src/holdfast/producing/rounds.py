@@ -24,7 +24,7 @@ _AFTER_ERROR_NS: Final = 1_000_000_000
 
 
 class ThreadRounds:
-    """Rounds by a thread. Without one (`thread=False`, where time does not run by itself) whoever waits does them."""
+    """Rounds on a thread. With `thread=False`, for simulated time, the caller that waits runs them."""
 
     def __init__(self, core: ProducerCore[Any], *, thread: bool = True) -> None:
         self._core = core
@@ -40,7 +40,7 @@ class ThreadRounds:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is left to send."""
+        """Return whether anything is left to send."""
         return bool(self._core.accumulator.active)
 
     def begin(self) -> None:
@@ -54,7 +54,7 @@ class ThreadRounds:
             self._work.set()
 
     def round(self) -> int | None:
-        """Send what is due now; answers when more will be, in ns of the monotonic clock."""
+        """Send what is due now; returns when more will be, in ns of the monotonic clock."""
         core = self._core
         with self._lock:
             self._in_round = threading.get_ident()
@@ -71,7 +71,7 @@ class ThreadRounds:
                 self._in_round = None
 
     def help(self, left_s: float | None) -> float | None:
-        """Where there is no thread, do its work; answers how long to wait for more of it."""
+        """Do the work of the thread if there is none; returns how long to wait for more."""
         later_ns = None if self._with_thread else self.round()
         if later_ns is None:
             return left_s
@@ -86,7 +86,7 @@ class ThreadRounds:
             )
 
     def stop(self) -> None:
-        """Do no more rounds, and answer what is left."""
+        """Stop the rounds, and answer what is left."""
         self.stopping = True
         self._work.set()
         if self._core.port.blocks and self.busy:
@@ -102,7 +102,7 @@ class ThreadRounds:
         await asyncio.to_thread(self.stop)
 
     def end(self) -> None:
-        """The program ends, and nobody closed us: send what is left, for as long as a send would have waited."""
+        """At program exit, send what is left, for at most as long as a send would wait."""
         core = self._core
         if core.closed or core.port.backing.closed:
             return
@@ -116,7 +116,7 @@ class ThreadRounds:
 
     def _start(self) -> None:
         work = self._work
-        # Weakly: a producer that nobody holds any more must end, as soon as nothing is left to send.
+        # A weak reference: a producer that is no longer used must end once nothing is left to send.
         me = weakref.ref(self, lambda _: work.set())
         self._thread = threading.Thread(
             target=_run, args=(me, self._clock, work), name="holdfast-producer", daemon=True
@@ -169,7 +169,7 @@ class TaskRounds:
         """Nothing: no callback of a task's producer is called by its rounds."""
 
     async def stop_async(self) -> None:
-        """Do no more rounds, and answer what is left."""
+        """Stop the rounds, and answer what is left."""
         self._stopping = True
         self._work.set()
         if self._task is not None:
@@ -197,7 +197,7 @@ class TaskRounds:
         return self._core.next_ns(now_ns)
 
     async def _prepare(self, now_ns: int) -> None:
-        """Read what partitions know of producers before they are written to, and not in the loop's time."""
+        """Load what partitions know about producers before writing to them, off the event loop."""
         port, idempotent = self._core.port, self._core.settings.idempotent
         for outbox in list(self._core.accumulator.active):
             if not idempotent or not outbox.queue or outbox.queue[0].due_ns > now_ns:

@@ -41,7 +41,7 @@ class RemoteBroker:
         self.client = client
         self.body_type = body_type
         self.bodies = Bodies(body_type)
-        self.durability = durability  # of what is published, where a call does not say
+        self.durability = durability  # default for publishing calls
         self._sending: WeakSet[Any] = WeakSet()  # producers, which may have messages that are not stored yet
 
     @property
@@ -114,7 +114,7 @@ def plain(changes: Mapping[str, Any]) -> dict[str, Any]:
 logger = logging.getLogger(__name__)
 
 _NS: Final = 1_000_000
-_OURS: Final = frozenset({"auto_commit", "auto_commit_ms", "max_poll_ms"})  # the client's own business
+_OURS: Final = frozenset({"auto_commit", "auto_commit_ms", "max_poll_ms"})  # handled by the client
 
 
 class Heartbeats:

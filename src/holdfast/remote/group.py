@@ -65,8 +65,8 @@ class RemoteGroup:
         self.group = group
         self.bodies = bodies
         self.settings = settings  # as they were when it was opened
-        self.durability = durability  # of what is put, where a call does not say
-        self.ack_durability = ack_durability  # the same for what is said of messages in flight
+        self.durability = durability  # default for put calls
+        self.ack_durability = ack_durability  # default for acks
         self._alone = alone  # whether the client is closed with it
         self._view_closed = closed
 

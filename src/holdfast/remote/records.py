@@ -1,4 +1,4 @@
-"""What a server says of messages, as the records that a broker keeps: one set of accessors serves both."""
+"""Messages from a server, decoded into the same records that a broker stores, so that both share their accessors."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ class RemoteBody:
         return self._size
 
     def __bytes__(self) -> bytes:
-        """All of it, in memory."""
+        """Read the whole body into memory."""
         if self._whole is None:
             self._whole = b"".join(self._pieces())
         return self._whole
 
     def chunks(self, size: int = CHUNK_BYTES) -> Iterator[bytes]:
-        """Pieces of `size` bytes each, but the last."""
+        """Iterate over pieces of `size` bytes; the last may be shorter."""
         gathered = bytearray()
         for piece in self._pieces():
             gathered += piece
@@ -92,7 +92,7 @@ class RemoteBody:
             yield bytes(gathered)
 
     def open(self) -> BinaryIO:
-        """A file to read it from, front to back."""
+        """Return a file to read it from start to end."""
         return cast("BinaryIO", io.BufferedReader(_BodyReader(self._pieces()), CHUNK_BYTES))
 
     def _pieces(self) -> Iterator[bytes]:
@@ -196,7 +196,7 @@ class _BodyReader(io.RawIOBase):
         return len(some)
 
     def close(self) -> None:
-        """Let go of the connection, too."""
+        """Close the connection, too."""
         self._left = memoryview(b"")
         self._pieces.close()  # type: ignore[attr-defined]  # it is a generator
         super().close()
@@ -215,12 +215,12 @@ class ToldPlace(msgspec.Struct, frozen=True, gc=False):
 
 
 def place_of(told: messages.Said) -> ToldPlace:
-    """Where the message is kept."""
+    """Return where the message is stored."""
     return ToldPlace(told.topic, told.partition, told.id)
 
 
 def record_told(told: messages.Said, payload: RemoteBody | None) -> Record:
-    """The message as a broker keeps it; `payload` is its body where that did not come along."""
+    """Return the message as a broker stores it; `payload` is its body if that was not included."""
     offset: Any = told.offset
     value: Any = told.body if payload is None else payload
     marked = told.correlation_id not in ("", told.id)
@@ -253,7 +253,7 @@ def record_told(told: messages.Said, payload: RemoteBody | None) -> Record:
 
 
 def _headers(told: messages.Said) -> tuple[list[tuple[str, bytes]], int]:
-    """The headers as they are stored, and the flag that says that some are text."""
+    """Return the headers as they are stored, and the flag that says that some are text."""
     stored: list[tuple[str, bytes]] = []
     as_bytes: list[int] = []
     for i, each in enumerate(told.headers):
@@ -268,7 +268,7 @@ def _headers(told: messages.Said) -> tuple[list[tuple[str, bytes]], int]:
 
 
 def contents_told(client: Client, bodies: Bodies, told: messages.Said) -> Contents[Any]:
-    """A message that was read or peeked at."""
+    """Return a message that was read or peeked at."""
     payload = None
     if told.omitted:
         path = path_of("topics", told.topic, "partitions", told.partition, "payload", offset=told.offset)
@@ -277,12 +277,12 @@ def contents_told(client: Client, bodies: Bodies, told: messages.Said) -> Conten
 
 
 def path_by_id(queue: str, group: str, message_id: str) -> str:
-    """Where the body of a message is, which may be a dead letter, or still be delayed."""
+    """Return where the body of a message is; it may be a dead letter or delayed."""
     return path_of("queues", queue, "messages", message_id, "payload", group=group)
 
 
 def listed_told(client: Client, bodies: Bodies, queue: str, group: str, told: messages.Listed) -> Listed[Any]:
-    """A message that was looked at, and where it stands."""
+    """Return a listed message with its phase."""
     payload = RemoteBody(client.beside, path_by_id(queue, group, told.id), told.size) if told.omitted else None
     record, home = record_told(told, payload), place_of(told)
     if isinstance(told, messages.Letter):
@@ -345,7 +345,7 @@ _BYTES: Final = Bodies(bytes)
 async def publish_stream(
     publishing: RemotePublisher, topic: str, request: StreamRequest, usual: Durability | None
 ) -> Stored:
-    """Store all that the stream gives as one message, with the usual durability where no other is asked for."""
+    """Store one message whose body is read from the stream, with the default durability if none is given."""
     message, partition, durability = request.message, request.partition, request.durability or usual
     check_size_hint(request.size_hint)
     check_options(durability, None)
@@ -374,7 +374,7 @@ async def publish_stream(
 
 
 def _query(message: wire.NewMessage) -> dict[str, Any] | None:
-    """The options of a message as a query; None where they need a form, which not every owner of a folder can read."""
+    """Return the options of a message as a query; None if they need a form, which older owners cannot read."""
     if message.key_data is not None or message.dedup_data is not None:
         return None
     headers = [(each.name, each.value) for each in wire.headers_of(message)]
@@ -435,7 +435,7 @@ class StreamReader:
         return self._start is not None
 
     async def gather(self, most_bytes: int) -> bool:
-        """Read ahead; True where that was all."""
+        """Read ahead; returns True if that was all."""
         size = 0
         async for piece in self._source:
             self.gathered.append(piece)
@@ -445,7 +445,7 @@ class StreamReader:
         return True
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """All of the stream, from its start."""
+        """Iterate over the whole stream from its start."""
         if self._used:
             await self._aside(lambda: self._stream.seek(self._start))
             self.gathered = []
@@ -501,7 +501,7 @@ class StreamUpload:
         self.begun = False
 
     async def run(self) -> wire.Stored:
-        """Send it. While nothing of the stream was sent, it is tried again as any call is."""
+        """Send it. As long as nothing of the stream was sent, it is retried like any call."""
         answer = await self._caller.answered(self._ask, self._attempt)
         stored: wire.Stored = self._caller.value_of(answer, wire.Stored)
         return stored
@@ -522,7 +522,7 @@ class StreamUpload:
         return answer
 
     async def _invited(self, connection: PooledConnection, timeout_s: float) -> Answer | None:
-        """Wait until the server wants the rest; or has refused it, without having read a byte."""
+        """Wait until the server wants the rest, or has refused it without reading a byte."""
         try:
             await connection.wire.send(self._head, timeout_s)
             answer = None

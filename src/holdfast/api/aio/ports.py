@@ -217,7 +217,7 @@ async def tell(listener: Listener | None, places: list[TopicPartition]) -> None:
     """Call the user's listener with the partitions that were assigned or revoked."""
     if listener is not None:
         answer = listener(places)  # sync: listener(places)
-        if isawaitable(answer):  # async only: a thread is told by a plain function
+        if isawaitable(answer):  # async only: for threads it is a plain function
             await answer
 
 

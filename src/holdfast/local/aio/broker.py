@@ -321,7 +321,7 @@ class AsyncLocalConsumerPort(StreamMember):
                 if self._must_follow:
                     await self._follow()
                 with self._line.in_line(waiter):
-                    found = self._fetch(count)  # what came before we stood in line would wake nobody
+                    found = self._fetch(count)  # what arrived before we lined up would not wake us
                     if found or self._is_over(until_ns):
                         return found
                     if not self._must_follow:
@@ -420,6 +420,6 @@ class AsyncLocalLocksPort:
         return self.engine.locks()
 
     async def _written(self, locks: FolderLocks, decided: Decided) -> None:
-        """Nobody may be told of a decision before it is on disk, refused or not."""
+        """Wait until a decision is on disk: until then no caller may learn of it, refused or not."""
         if decided.appended is not None:
             await locks.journal.log.wait_async(decided.appended)

@@ -265,7 +265,7 @@ class LocalConsumerPort(StreamMember):
                 if self._must_follow:
                     self._follow()
                 with self._line.in_line(waiter):
-                    found = self._fetch(count)  # what came before we stood in line would wake nobody
+                    found = self._fetch(count)  # what arrived before we lined up would not wake us
                     if found or self._is_over(until_ns):
                         return found
                     if not self._must_follow:
@@ -362,6 +362,6 @@ class LocalLocksPort:
         return self.engine.locks()
 
     def _written(self, locks: FolderLocks, decided: Decided) -> None:
-        """Nobody may be told of a decision before it is on disk, refused or not."""
+        """Wait until a decision is on disk: until then no caller may learn of it, refused or not."""
         if decided.appended is not None:
             locks.journal.log.wait(decided.appended)

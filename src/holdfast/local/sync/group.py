@@ -35,12 +35,12 @@ class LocalGroupPort(LocalGroup):
     """A group's port on an engine in this process."""
 
     def take(self, wanted: ReceiveRequest) -> list[Delivered]:
-        """What is ready, up to so many; waits in line for the first one."""
+        """Lease ready messages, up to `wanted.count`; waits in line for the first one."""
         found = self.take_waiting(wanted)
         return [each for _, taken in found for each in taken]
 
     def take_waiting(self, wanted: ReceiveRequest) -> list[tuple[Delivery, list[Delivered]]]:
-        """The same, by partition."""
+        """Lease ready messages, by partition."""
         found = self.take_ready(wanted)
         if found is None:
             found = self.take_to_end(wanted)
@@ -64,7 +64,7 @@ class LocalGroupPort(LocalGroup):
         group, waiter = self.queue_group, ThreadWaiter(self.engine.world.clock, wanted.count)
         with group.in_line(waiter):
             while True:
-                found = self.take_ready(wanted, waiter)  # what came before we stood in line would wake nobody
+                found = self.take_ready(wanted, waiter)  # what arrived before we lined up would not wake us
                 if found is None:
                     found = self.take_to_end(wanted, waiter)
                 left_s = self.left_s(deadline_ns)

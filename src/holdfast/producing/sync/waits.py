@@ -1,5 +1,5 @@
 # Generated from aio/waits.py by tools/sync.py: do not edit it, edit that one and run "make sync".
-"""How threads wait for a producer: for answers, and for room in its buffer."""
+"""How threads wait for a producer: for answers, and for space in its buffer."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from holdfast.producing.parcels import Callback, Parcel
 
 
 class Helping(Protocol):
-    """The rounds, as far as those who wait know them."""
+    """The part of the rounds that waiting callers use."""
 
     def check_outside(self) -> None:
         """Refuse to wait inside a callback."""
 
     def help(self, left_s: float | None) -> float | None:
-        """Do a round where nobody else does; answers how long to wait."""
+        """Run a round if nobody else does; returns how long to wait."""
 
 
 class Waits:
@@ -31,11 +31,11 @@ class Waits:
         self._rounds = rounds
 
     def deadline_ns(self, timeout_s: float | None) -> int | None:
-        """When so many seconds are over."""
+        """Return the deadline that many seconds from now."""
         return None if timeout_s is None else self._clock.monotonic_ns() + round(timeout_s * 1e9)
 
     def answered(self, parcel: Parcel, deadline_ns: int | None = None) -> bool:
-        """Return when the parcel is answered, or when the time is over; answers whether it is."""
+        """Wait until the parcel is answered or the timeout passes; returns whether it is answered."""
         self._rounds.check_outside()
         waiter = ThreadWaiter(self._clock)
         if not self._accumulator.await_answer(parcel, waiter):
@@ -52,7 +52,7 @@ class Waits:
         return True
 
     def answered_all(self, parcels: Iterable[Parcel], timeout_s: float | None) -> Parcel | None:
-        """Return when they are answered, or when the time is over; answers with the first that is not."""
+        """Wait until all are answered or the timeout passes; returns the first that is not answered."""
         deadline_ns = self.deadline_ns(timeout_s)
         for parcel in parcels:
             if not parcel.done and not self.answered(parcel, deadline_ns):

@@ -65,7 +65,7 @@ class AsyncRemoteBrokerPort(RemoteBroker):
     async def queue(self, request: QueueRequest) -> AsyncRemoteGroupPort:
         """Open the default group of a topic. Both are created if needed."""
         settings, changes, body_type = request.settings, request.changes, request.body_type
-        wanted = changes_to(settings, {}, changes)  # refused before anything is made
+        wanted = changes_to(settings, {}, changes)  # bad settings are refused before anything is created
         name = check_topic_name(await self._only_topic() if request.name is None else request.name)
         info: TopicInfo | None = None
         try:
@@ -146,7 +146,7 @@ class AsyncRemoteBrokerPort(RemoteBroker):
         try:
             info = await self.describe_topic(topic)
         except Forbidden:
-            pass  # a caller that may only consume is not told which groups there are
+            pass  # a caller that may only consume cannot list groups
         else:
             settings = info.settings
             if name in info.stream_groups:
@@ -216,7 +216,7 @@ class AsyncRemoteBrokerPort(RemoteBroker):
         try:
             await self._ask("DELETE", path_of("topics", name), None)
         except UnknownTopic as error:
-            if not getattr(error, "repeated", False):  # otherwise the attempt before has done it
+            if not getattr(error, "repeated", False):  # otherwise an earlier attempt has done it
                 raise
         self.client.publishing.forget(name)
 
@@ -275,7 +275,7 @@ class AsyncRemoteBrokerPort(RemoteBroker):
                 some: wire.ReadMessages = await self._ask("GET", path, wire.ReadMessages)
             except DamagedRange:
                 if found:
-                    break  # those before it first: who reads on from there is told
+                    break  # return the messages before it first; the next read raises
                 raise
             found += [contents_told(self.client, self.bodies, each) for each in some.messages]
             if not some.messages or some.next_offset >= some.end:
@@ -385,7 +385,7 @@ class AsyncRemoteLocksPort:
                 "POST", _path(lease_id, "release"), None, protocol_wire.ReleaseLock(lease_id=lease_id)
             )
         except LeaseLost as error:
-            if not getattr(error, "repeated", False):  # otherwise the attempt before has done it
+            if not getattr(error, "repeated", False):  # otherwise an earlier attempt has done it
                 raise
 
     async def force_release(self, name: str) -> bool:

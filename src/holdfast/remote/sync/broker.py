@@ -66,7 +66,7 @@ class RemoteBrokerPort(RemoteBroker):
     def queue(self, request: QueueRequest) -> RemoteGroupPort:
         """Open the default group of a topic. Both are created if needed."""
         settings, changes, body_type = request.settings, request.changes, request.body_type
-        wanted = changes_to(settings, {}, changes)  # refused before anything is made
+        wanted = changes_to(settings, {}, changes)  # bad settings are refused before anything is created
         name = check_topic_name(self._only_topic() if request.name is None else request.name)
         info: TopicInfo | None = None
         try:
@@ -145,7 +145,7 @@ class RemoteBrokerPort(RemoteBroker):
         try:
             info = self.describe_topic(topic)
         except Forbidden:
-            pass  # a caller that may only consume is not told which groups there are
+            pass  # a caller that may only consume cannot list groups
         else:
             settings = info.settings
             if name in info.stream_groups:
@@ -215,7 +215,7 @@ class RemoteBrokerPort(RemoteBroker):
         try:
             self._ask("DELETE", path_of("topics", name), None)
         except UnknownTopic as error:
-            if not getattr(error, "repeated", False):  # otherwise the attempt before has done it
+            if not getattr(error, "repeated", False):  # otherwise an earlier attempt has done it
                 raise
         self.client.publishing.forget(name)
 
@@ -274,7 +274,7 @@ class RemoteBrokerPort(RemoteBroker):
                 some: wire.ReadMessages = self._ask("GET", path, wire.ReadMessages)
             except DamagedRange:
                 if found:
-                    break  # those before it first: who reads on from there is told
+                    break  # return the messages before it first; the next read raises
                 raise
             found += [contents_told(self.client, self.bodies, each) for each in some.messages]
             if not some.messages or some.next_offset >= some.end:
@@ -380,7 +380,7 @@ class RemoteLocksPort:
         try:
             self._calls.ask("POST", _path(lease_id, "release"), None, protocol_wire.ReleaseLock(lease_id=lease_id))
         except LeaseLost as error:
-            if not getattr(error, "repeated", False):  # otherwise the attempt before has done it
+            if not getattr(error, "repeated", False):  # otherwise an earlier attempt has done it
                 raise
 
     def force_release(self, name: str) -> bool:

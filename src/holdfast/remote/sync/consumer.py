@@ -66,7 +66,7 @@ class RemoteConsumerPort:
             raise Closed(f"this consumer of {self.request.group} is closed; make a new one")
 
     def __del__(self) -> None:
-        heartbeats = getattr(self, "_heartbeats", None)  # it may not have got that far
+        heartbeats = getattr(self, "_heartbeats", None)  # __init__ may have failed
         if heartbeats is not None:
             heartbeats.closed = True
 
@@ -197,7 +197,7 @@ class RemoteConsumerPort:
         if lost:
             tell(self.request.on_revoked, lost)
         if instance_id and self._is_taken():
-            self.left = self._heartbeats.closed = True  # or the two would put each other out for ever
+            self.left = self._heartbeats.closed = True  # otherwise the two would remove each other forever
             raise Fenced(
                 f"another consumer has taken over as {instance_id!r} in group {group}: an instance id is for one "
                 "consumer at a time. This one is closed"
