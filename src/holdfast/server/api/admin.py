@@ -146,7 +146,14 @@ async def sync(call: Call) -> None:
 async def waiters(call: Call) -> WaitersTold:
     """Who waits for messages, by topic and group, the longest lines first."""
     query: LimitQuery = call.query
-    service = call.service
+    waits = call.service.waits
+    busy = sorted(waiters_by_group(call), key=lambda line: -line.waiters)
+    return WaitersTold(waiting=waits.waiting, max_waiters=waits.most, lines=busy[: query.limit])
+
+
+def waiters_by_group(call: Call) -> list[WaitersAt]:
+    """The groups that calls or streams wait for, as far as the caller may see them."""
+    service, principal = call.service, call.principal
     lines = [
         WaitersAt(
             topic=group.topic,
@@ -155,10 +162,9 @@ async def waiters(call: Call) -> WaitersTold:
             streams=service.windows.of(group),
         )
         for group in service.groups()
-        if call.principal.may_use_queue_group(group.group)
+        if principal.sees(group.topic) and principal.may_use_queue_group(group.group)
     ]
-    busy = sorted((line for line in lines if line.waiters or line.streams), key=lambda line: -line.waiters)
-    return WaitersTold(waiting=service.waits.waiting, max_waiters=service.waits.most, lines=busy[: query.limit])
+    return [line for line in lines if line.waiters or line.streams]
 
 
 # The settings in force with their origins, and changes to topics' settings.

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from holdfast.broker.waiters import TaskWaiter, Waiters
+from holdfast.broker.waiters import TaskWaiter
 from holdfast.errors import HoldfastError
 from holdfast.protocol.media import EVENTS, FRAMES, LINES, MSGPACK, ErrorAnswer, encode, fault_of, framed
 from holdfast.protocol.messages import Delivery, Said, Subscribe, WatchQuery
 from holdfast.server.api.queues import existing_group, group_of
+from holdfast.server.api.topics import listening
 from holdfast.server.http.messages import StreamResponse
 from holdfast.server.routing import Routes
 from holdfast.server.served import ServedGroup, Taken, receipts_of, said, within
@@ -133,7 +133,10 @@ async def watch(call: Call) -> StreamResponse:
 
 async def _events(call: Call, group: ServedGroup, query: WatchQuery) -> AsyncIterator[bytes]:
     service = call.service
-    with _arrivals(group) as line, service.waits.one_more(call.principal):
+    with (
+        listening(*(delivery.partition for delivery in group.deliveries)) as line,
+        service.waits.one_more(call.principal),
+    ):
         places = {delivery.number: delivery.partition.log.end for delivery in group.deliveries}
         waiter = TaskWaiter(service.world.clock)
         yield _event("stats", await group.port.stats())
@@ -181,17 +184,3 @@ def _fresh(group: ServedGroup, places: dict[int, int], bodies: bool) -> list[Sai
                 break
         places[delivery.number] = start
     return found
-
-
-@contextmanager
-def _arrivals(group: ServedGroup) -> Iterator[Waiters]:
-    """Waiters that arrivals in the group's partitions wake, in addition to the consumers."""
-    line = Waiters()
-    partitions: list[Any] = [delivery.partition for delivery in group.deliveries]
-    for partition in partitions:
-        partition.lines.append(line)
-    try:
-        yield line
-    finally:
-        for partition in partitions:
-            partition.lines.remove(line)
