@@ -33,12 +33,12 @@ from holdfast.storage.files import ran_out, shortage
 
 logger = logging.getLogger(__name__)
 
-_ID: Final = re.compile(r"[!-~]{1,128}")  # what may come back as a header
+_ID: Final = re.compile(r"[!-~]{1,128}")  # correlation ids that can be sent back in a header
 HEALTH: Final = frozenset({"/healthz", "/readyz"})
 _INTERNAL: Final = "something went wrong inside the server; its log says what, under this correlation id"
 
 
-# An error as a page, for those who asked for one; None for all others.
+# Returns an error as a page if the request was for one, otherwise None.
 ErrorPage: TypeAlias = Callable[[Request, int, Fault], Response | None]
 
 
@@ -46,10 +46,10 @@ class Auditor(Protocol):
     """Writes administrative acts to the audit log."""
 
     async def begin(self, call: Call) -> None:
-        """Write down an act before it is done. If this raises, the act must not be done."""
+        """Write that an act is about to start. If this raises, the act must not be carried out."""
 
     async def end(self, call: Call, error: HoldfastError | None, *, failed: bool = False) -> None:
-        """Write down how the act ended."""
+        """Write the outcome of an act."""
 
 
 class ServerApp:
@@ -116,7 +116,7 @@ class ServerApp:
             request.received,
             len(answer.body) if isinstance(answer, Response) else 0,
         )
-        error = None  # it keeps this frame, and all frames that it came through, with the request's body in them
+        error = None  # its traceback keeps this frame alive, and with it the request's body
         return answer
 
     async def _while_allowed(self, call: Call) -> Answer:
@@ -126,7 +126,7 @@ class ServerApp:
             if principal.entry is not None:
                 call.confirm = partial(self.access.confirm, principal)
                 call.task = asyncio.current_task()
-                if not call.request.complete:  # what comes meanwhile has no effect where the token is gone by then
+                if not call.request.complete:  # if the token is revoked before the body ends, the call has no effect
                     call.request.on_end = call.confirm
                     call.request.ask_room = call.ask_room
                 self.revocation.add(call)
@@ -142,16 +142,16 @@ class ServerApp:
         except asyncio.CancelledError:
             ended = call.why_ended()
             if ended is None:
-                call.task = None  # which keeps the error, and that the call
+                call.task = None  # the task keeps the error alive, and the error the call
                 raise
             raise ended from None
         finally:
             if call.task is not None:
                 self.revocation.remove(call)
-            call.request.ask_room = None  # which keeps the call
+            call.request.ask_room = None  # a bound method, which keeps the call alive
             if call.room:
                 self.service.room.give_back(call.principal.name, call.room)
-        if call.ended is not None:  # what it was cancelled in went on all the same
+        if call.ended is not None:  # the handler finished despite the cancellation
             call.why_ended()
             await _withdrawn(answer)
             raise call.ended
@@ -159,12 +159,12 @@ class ServerApp:
 
     async def _in_room(self, call: Call, answer: Response) -> Response:
         """The answer; or an error if the caller has too many unread answers already."""
-        if call.task is None:  # those of whom nobody asked who they are have no share
+        if call.task is None:  # callers without a token share one name, so there is no limit for each of them
             return answer
         answers, caller = self.service.answers, call.principal.name
-        # What was done and cannot be undone must be told.
-        told = call.request.method != "GET" and answer.undelivered is None
-        taken = answers.try_take(caller, len(answer.body), always=told)
+        # The caller must learn of a change that cannot be undone.
+        must_send = call.request.method != "GET" and answer.undelivered is None
+        taken = answers.try_take(caller, len(answer.body), always=must_send)
         if taken is None:
             await _withdrawn(answer)
             error = TooManyWaiters(
@@ -177,7 +177,7 @@ class ServerApp:
         return answer
 
     async def _while_listed(self, call: Call, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The pieces of an answer, which ends when the caller's token is revoked."""
+        """Yield the chunks of an answer. Ends it when the caller's token is revoked."""
         self.revocation.add(call)
         try:
             async for chunk in chunks:
@@ -214,7 +214,7 @@ class ServerApp:
     def _tell(self, answer: Answer, call: Call | None, correlation_id: str) -> None:
         """Add the headers that every answer has."""
         if call is not None:
-            if call.correlation_id is not correlation_id:  # that of a message, in which anything may stand
+            if call.correlation_id is not correlation_id:  # a message's id, which may contain any characters
                 correlation_id = header_text(call.correlation_id)
             if call.trace is not None:
                 answer.headers.append(("traceparent", self._child(call.trace).traceparent))
@@ -269,7 +269,7 @@ async def _handled(call: Call) -> Any:
     except (UnknownTopic, UnknownGroup) as error:
         raise _shown(call, error) from None
     except OSError as error:
-        if ran_out(error):  # no fault of the server's: it goes on as soon as there is enough again
+        if ran_out(error):  # disk or descriptors: the server recovers as soon as there is enough again
             raise shortage("the call could not be finished", error, "Nothing else is changed by that") from error
         raise
 
@@ -287,7 +287,7 @@ async def _open_topic(call: Call, name: str) -> None:
     if call.request.method == "DELETE":
         return
     port = call.service.port
-    with suppress(HoldfastError):  # the handler says what that means
+    with suppress(HoldfastError):  # the handler will report it
         await port.at(name).aside(_open_if_there, port.engine, name)
 
 
@@ -313,14 +313,14 @@ async def _why_closed(call: Call, error: Closed) -> HoldfastError:
     if type(error) is not Closed or name is None or call.service.port.closed or call.service.leaving:
         return error
     try:
-        await call.service.port.at(name).aside(call.service.engine.topic, name)  # behind whoever deletes it
+        await call.service.port.at(name).aside(call.service.engine.topic, name)  # after a deletion in progress
     except UnknownTopic as gone:
         return _shown(call, gone)
     return Unavailable(f"{error}. It is there again: try again")
 
 
 async def _noted(auditor: Auditor, call: Call, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The pieces of an answer. The act is written down as done when they end."""
+    """Yield the chunks of an answer, and write the outcome of the act when they end."""
     whole = False
     try:
         async for chunk in chunks:
@@ -341,7 +341,7 @@ async def _withdrawn(answer: Answer) -> None:
 
 
 def _check_right(call: Call) -> None:
-    """Whether the caller may do this to what the path names."""
+    """Raise Forbidden unless the caller may do this to what the path names."""
     route, principal = call.route, call.principal
     if route.named is not None:
         principal.check(route.action, call.path[route.named])

@@ -22,7 +22,7 @@ _HINT: Final = "send one part named options (JSON), if any, and behind it one na
 
 
 class _Parts:
-    """Takes the parts apart as they come."""
+    """Splits a form into its parts as it arrives."""
 
     def __init__(self) -> None:
         self.options = bytearray()
@@ -68,7 +68,7 @@ class _Parts:
 
 
 async def read_form(request: Request, most_bytes: int, most_ratio: int) -> tuple[Options, AsyncIterator[bytes]]:
-    """The options of a message, and its payload as it comes."""
+    """The options of a message, and its payload as it arrives."""
     _, given = parse_options_header(request.header("content-type"))
     boundary = given.get(b"boundary")
     if not boundary:
@@ -109,7 +109,7 @@ async def _payload(parser: MultipartParser, parts: _Parts, chunks: AsyncIterator
 
 
 async def _write(parser: MultipartParser, chunk: bytes) -> None:
-    """In steps, between which others have their turn: what looks like the end of a part is looked at byte by byte."""
+    """Parse a chunk in steps, with turns for other tasks: the parser is slow on bytes that look like a boundary."""
     try:
         for at in range(0, len(chunk), _STEP_BYTES):
             if at:

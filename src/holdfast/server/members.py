@@ -61,16 +61,16 @@ class ServedMember:
 
     @property
     def busy(self) -> bool:
-        """Whether a call of it is under way: it lives."""
+        """Whether a call of the member is in progress, which proves that it is alive."""
         return self._lock.locked()
 
     @property
     def is_out(self) -> bool:
-        """Whether the group has put it out since it joined: what it has in hand may be another's by now."""
+        """Whether the group has removed the member since it joined. Another member may own its partitions by now."""
         return self.port.closed or self.port.member_id != self.id
 
     def assignment(self) -> list[Assigned]:
-        partitions = dict(self.port.partitions)  # in one go: a thread may be changing them
+        partitions = dict(self.port.partitions)  # one atomic copy: another thread may change them
         return [
             Assigned(topic=topic, partition=number, position=partitions[topic, number].given)
             for topic, number in sorted(partitions)
@@ -78,7 +78,7 @@ class ServedMember:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """One call at a time. One that waits for messages gives way: its client may be gone without a word."""
+        """Run one call at a time. A call that waits for messages gives way: its client may be gone unnoticed."""
         self._in_line += 1
         self.changed.set()
         try:
@@ -91,7 +91,7 @@ class ServedMember:
             self._lock.release()
 
     async def poll(self, wanted: Poll, wait_s: float, waiting: Waiting) -> Polling:
-        """Commit, then what is there. Ends early when what is the member's has changed, so that it hears of it."""
+        """Commit, then return new messages. Ends early when the member's partitions change, so that it learns of it."""
         if wanted.poll < self._number:
             raise InvalidRequest(f"poll {wanted.poll} is over: {self._number} was asked for since. Count on from there")
         if wanted.poll == self._number:
@@ -108,7 +108,7 @@ class ServedMember:
                 try:
                     found = await waiting(partial(self._next, wait_s, count))
                 except (Unauthenticated, Forbidden):
-                    _give_back(given)  # the caller may have none of it any more
+                    _give_back(given)  # the caller is no longer allowed to get them
                     raise
         except Closed:
             if not self.is_out:
@@ -119,7 +119,7 @@ class ServedMember:
         return self._answer
 
     async def _next(self, wait_s: float, count: int) -> list[StreamMessage[bytes]]:
-        """What comes in time, unless something changes; whatever does not reach the caller comes again."""
+        """Wait for messages until the timeout or a change. Messages that do not reach the caller are read again."""
         given = self._given()
         self.changed.clear()
         polling = asyncio.ensure_future(self._polled(0 if self._in_line else wait_s, count))
@@ -146,11 +146,11 @@ class ServedMember:
         return found
 
     def _given(self) -> list[tuple[ConsumedPartition, int]]:
-        """How far each partition was handed out."""
+        """The partitions with the positions up to which they were handed out."""
         return [(each, each.given) for each in self.port.partitions.values()]
 
     def _cut(self, found: list[StreamMessage[bytes]]) -> list[StreamMessage[bytes]]:
-        """As many messages as one answer should hold; the others come with the next."""
+        """As many messages as one answer should hold; the rest are left for the next poll."""
         size = 0
         for i, message in enumerate(found):
             record = record_of(message)
@@ -162,7 +162,7 @@ class ServedMember:
         return found
 
     async def _commit_own(self, offsets: Iterable[Offset]) -> list[TopicPartition]:
-        """Commit what is still the member's; answers with what is not."""
+        """Commit the offsets of partitions that the member still owns. Returns those that it does not."""
         given = {(each.topic, each.partition): each.offset for each in offsets}
         refused = [place for place in given if place not in self.port.partitions]
         for place in refused:
@@ -206,7 +206,7 @@ class ServedMembers:
         return len(self._members)
 
     async def join(self, group: str, wanted: Join, owner: str) -> ServedMember:
-        """A new member; Fenced is whoever has its instance id already."""
+        """Add a new member. It fences an earlier member with the same instance id."""
         for name in _NO_SETTINGS & wanted.settings.keys():
             raise BadSettings(f"{name} is no setting of a member that lives elsewhere: its client polls and commits")
         loop = asyncio.get_running_loop()
@@ -219,7 +219,7 @@ class ServedMembers:
         options: dict[str, Any] = {
             **_with_heartbeat(wanted.settings),
             "auto_commit": False,
-            "max_poll_ms": 30 * _DAY_MS,  # its heartbeats say whether it lives
+            "max_poll_ms": 30 * _DAY_MS,  # heartbeats tell whether it is alive
             "instance_id": wanted.instance_id,
             "holder": owner,
             "on_assigned": changed,
@@ -243,7 +243,7 @@ class ServedMembers:
         return port
 
     def find(self, group: str, member_id: str) -> ServedMember:
-        """The member, which is heard of by that; Fenced where there is none."""
+        """The member, with its session renewed. Raises Fenced if there is none."""
         member = self._members.get((group, member_id))
         if member is None:
             raise unknown_member(member_id)
@@ -259,14 +259,14 @@ class ServedMembers:
         member.heard_at = asyncio.get_running_loop().time()
 
     async def leave(self, group: str, member_id: str) -> None:
-        """It goes by itself; a static member keeps its place until its session ends."""
+        """Remove a member that leaves. A static member keeps its place until its session ends."""
         member = self.find(group, member_id)
         del self._members[group, member_id]
-        # Whether or not the one who asked for it stays: nobody else would end it.
+        # Shielded: if the caller disconnects now, nothing else would end the member.
         await asyncio.shield(self._end(member))
 
     def _expect(self, group: str, member: ServedMember) -> None:
-        """Look again when it should have been heard of."""
+        """End the member if its session is over, otherwise check again when it would be."""
         loop = asyncio.get_running_loop()
         left_s = member.heard_at + member.session_s - loop.time()
         if self._members.get((group, member.id)) is not member:
@@ -292,14 +292,14 @@ async def _ended(member: ServedMember, *, session_over: bool) -> None:
     try:
         async with member.turn():
             if not port.left:
-                # One that is static would keep its place for another session otherwise.
+                # Otherwise a static member would keep its place for another session.
                 await port.leave(for_good=session_over)
     except HoldfastError as error:
         logger.debug("ended without saying so", extra={"group": port.request.group, "why": str(error)})
 
 
 async def _unwanted(joining: Awaitable[AsyncLocalConsumerPort]) -> None:
-    """Whoever joined is gone before it knew its name: nobody would ever poll for it."""
+    """Remove a member whose client disconnected before it got the member's id: it could never poll."""
     try:
         await (await joining).leave()
     except HoldfastError as error:
@@ -307,7 +307,7 @@ async def _unwanted(joining: Awaitable[AsyncLocalConsumerPort]) -> None:
 
 
 def _with_heartbeat(settings: dict[str, Any]) -> dict[str, Any]:
-    """A third of the session is usual, where only that is given."""
+    """The settings, with a heartbeat of a third of the session if only the session is given."""
     session_ms = settings.get("session_ms")
     if type(session_ms) is not int or "heartbeat_ms" in settings:
         return settings
@@ -327,7 +327,7 @@ def _give_back(given: Iterable[tuple[ConsumedPartition, int]]) -> None:
 
 
 def unknown_member(member_id: str) -> Fenced:
-    """The error for a member that is none any more, or never was."""
+    """The error for a member that no longer exists, or never did."""
     return Fenced(
         f"there is no member {member_id} any more: it left, was not heard of within its session, or the server began "
         "anew. Join again, and go on from what was committed"

@@ -16,9 +16,7 @@ from holdfast.protocol.media import EVENTS, FRAMES, JSON, KINDS, LINES, MSGPACK,
 from holdfast.protocol.messages import Name, Options
 from holdfast.server.routing import Route, status_of_code
 
-# Examples for the description of the API: what a call looks like.
-
-
+# Values for the examples in the API description, by field or parameter.
 EXAMPLES: Final[dict[str, Any]] = {
     "queue": "orders",
     "topic": "orders",
@@ -46,16 +44,16 @@ _TYPES: Final[dict[str, Any]] = {
     "array": [],
     "object": {},
 }
-_TOLD_ANYHOW: Final = ("messages", "settings", "value")
+_ALWAYS_SHOWN: Final = ("messages", "settings", "value")
 
 
 def example(schema: dict[str, Any]) -> dict[str, Any]:
-    """A body with all that must be in it."""
+    """An example of a body, with all required fields."""
     properties, required = schema["properties"], schema["required"]
     return {
         name: EXAMPLES[name] if name in EXAMPLES else _of(each)
         for name, each in properties.items()
-        if name in required or name in _TOLD_ANYHOW
+        if name in required or name in _ALWAYS_SHOWN
     }
 
 
@@ -113,7 +111,7 @@ def document(routes: Iterable[Route]) -> Node:
     paths: dict[str, Node] = {}
     for route in shown:
         paths.setdefault(route.pattern, {})[route.method.lower()] = writer.operation(route)
-    for route in shown:  # what only stood behind a '?' is told with each parameter
+    for route in shown:  # query structs are described parameter by parameter
         if route.query is not None:
             components.pop(route.query.__name__, None)
     return {
@@ -164,12 +162,12 @@ class _Writer:
     def _query(self, route: Route) -> Iterable[Node]:
         if route.query is None:
             return
-        told = self._components[route.query.__name__]
-        for name, schema in told["properties"].items():
+        described = self._components[route.query.__name__]
+        for name, schema in described["properties"].items():
             yield {
                 "name": name,
                 "in": "query",
-                "required": name in told["required"],
+                "required": name in described["required"],
                 "schema": _without_null(schema),
             }
 
@@ -215,8 +213,8 @@ class _Writer:
             statuses.add(507)
         codes = {code: status_of_code(code) for code in _codes(route)}
         for status in sorted(statuses | set(codes.values())):
-            told = [f"`{code}`: {_meaning(code)}" for code, its in codes.items() if its == status]
-            found[str(status)] = self._refusal([_REFUSED[status], *told] if status in _REFUSED else told)
+            texts = [f"`{code}`: {_meaning(code)}" for code, its in codes.items() if its == status]
+            found[str(status)] = self._refusal([_REFUSED[status], *texts] if status in _REFUSED else texts)
         return found
 
     def _answers(self, route: Route) -> Node:
@@ -228,16 +226,16 @@ class _Writer:
             content[media] = {"schema": _BINARY if media in (RAW, FRAMES) else _OBJECT if media == JSON else _TEXT}
         return {"content": content} if content else {}
 
-    def _refusal(self, told: list[str]) -> Node:
+    def _refusal(self, texts: list[str]) -> Node:
         schema = self._schemas[id(ErrorAnswer)]
         return {
-            "description": "\n\n".join(told),
+            "description": "\n\n".join(texts),
             "content": {media: {"schema": schema} for media in (JSON, MSGPACK)},
         }
 
 
 def _codes(route: Route) -> list[str]:
-    """The codes that a call may be refused with, besides those that every call may be."""
+    """The error codes of a route, without those that every route has."""
     found = [*route.errors]
     if route.named in ("queue", "topic"):
         found += ["unknown_topic", "unknown_group"] if route.named == "queue" else ["unknown_topic"]
@@ -255,7 +253,7 @@ def _variable(name: str) -> Node:
 
 
 def _without_null(schema: Node) -> Node:
-    """Behind a '?' nothing is null: it is left out. And a time may be given in seconds since 1970."""
+    """The schema of a query parameter: never null, and a time may also be given in seconds since 1970."""
     found = {name: value for name, value in schema.items() if name != "default" or value is not None}
     choices = [each for each in found.pop("anyOf", ()) if each.get("type") != "null"]
     if any(each.get("format") == "date-time" for each in choices):
@@ -288,8 +286,7 @@ def _success(route: Route) -> str:
     return " ".join((getdoc(route.answers) or "Done.").split("\n\n")[0].split())
 
 
-# The description of the API as one page that needs nothing else: no script, no file, no network.
-
+# The API description as a self-contained page: no scripts, no other files.
 
 _CODE: Final = re.compile(r"`([^`]+)`")
 _STRONG: Final = re.compile(r"\*\*([^*]+)\*\*")
@@ -297,7 +294,7 @@ _MOST_SHOWN: Final = 12
 
 
 class Field(msgspec.Struct, frozen=True):
-    """One thing that can be said in a call, or is said in an answer."""
+    """A parameter, or a field of a body or an answer."""
 
     name: str
     kind: str
@@ -322,10 +319,10 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def page(document: dict[str, Any]) -> str:
-    """The page for people."""
+    """The API description as an HTML page. Raises NotInstalled without jinja2."""
     try:
         from jinja2 import Environment, PackageLoader
-    except ImportError:  # the owner of a shared folder may be without it
+    except ImportError:  # a process that only shares its folder may run without the server's packages
         raise NotInstalled("this page needs jinja2; run: pip install 'holdfast[server]'") from None
     environment = Environment(loader=PackageLoader("holdfast.server", "templates"), autoescape=True)
     environment.filters["prose"] = _prose
@@ -361,11 +358,11 @@ def _operation(document: dict[str, Any], method: str, path: str, operation: dict
 def _fields(document: dict[str, Any], schema: dict[str, Any] | None) -> Iterator[Field]:
     if schema is None or "$ref" not in schema:
         return
-    told = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
-    for name, each in told.get("properties", {}).items():
+    named = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    for name, each in named.get("properties", {}).items():
         default = each.get("default")
         about = "" if default in (None, "", [], {}) else f"default {json.dumps(default)}"
-        yield Field(name, _kind(each), name in told.get("required", ()), about)
+        yield Field(name, _kind(each), name in named.get("required", ()), about)
 
 
 def _kind(schema: dict[str, Any]) -> str:
@@ -386,7 +383,7 @@ def _kind(schema: dict[str, Any]) -> str:
 
 
 def _curl(method: str, path: str, operation: dict[str, Any]) -> str:
-    """A call that can be copied into a shell."""
+    """An example call as a curl command."""
     for each in operation["parameters"]:
         path = path.replace(f"{{{each['name']}}}", str(each.get("example", "")))
     asked = "&".join(f"{each['name']}=..." for each in operation["parameters"] if _is_asked(each))
@@ -412,7 +409,7 @@ def _first_line(kind: type[Exception]) -> str:
 
 
 def _prose(text: str) -> Any:
-    """A few words in Markdown as HTML; whatever else is in them stays text."""
+    """Text with a little Markdown as HTML. Everything else in it is escaped."""
     from markupsafe import Markup, escape
 
     paragraphs = []
@@ -420,6 +417,3 @@ def _prose(text: str) -> Any:
         coded = _CODE.sub(r"<code>\1</code>", str(escape(part)))
         paragraphs.append("<p>" + _STRONG.sub(r"<strong>\1</strong>", coded) + "</p>")
     return Markup("".join(paragraphs))  # escaped above
-
-
-# The API's own description: for programs, and for people.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from holdfast.server.service import Call
 
 
-# Which HTTP status stands for which error: the one place where such numbers are.
+# The HTTP status of each error. Status numbers are defined only here.
 
 
 _STATUSES: Final[dict[type[HoldfastError], int]] = {
@@ -77,18 +77,21 @@ Check: TypeAlias = Callable[["Call"], Awaitable[None]]
 
 Scope: TypeAlias = Literal["any", "all"]
 
-_NAMES: Final = ("queue", "topic", "name")  # the parts of a path that name a topic, or a lock
+_NAMES: Final = ("queue", "topic", "name")  # the variables of a path that name a topic or a lock
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
     """One route of the API.
 
-    `body` and `query` are structs that the request is held to, `answers` the struct of the answer.
-    `takes` and `gives` name other media types than JSON and MessagePack. An act is written to the audit log, before
-    the handler runs; with `looks_first` the handler begins it, when it has seen that there is something to do.
-    The caller must be allowed the action on what the path names; or, where it names nothing, on `all` there is, or
-    on `any` of it: then the handler looks at each topic that it answers with. What else in the call must be theirs,
-    such as a topic or a group that the body names, `allowed` looks at, before an act is written down.
+    `body` and `query` are the structs that the request is decoded to, `answers` is the struct of the answer. `takes`
+    and `gives` list media types other than JSON and MessagePack.
+
+    An `act` is written to the audit log before the handler runs. With `looks_first` the handler writes it, once it
+    knows that there is something to do.
+
+    The caller must have the right to the action on what the path names. If the path names nothing, the right must be
+    for `all` topics, or for `any`; then the handler filters its answer by topic. `allowed` checks rights to other
+    names, such as a topic or a group in the body, before an act is written.
     """
 
     method: str
@@ -102,17 +105,17 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 200
     takes: tuple[str, ...] = ()
     gives: tuple[str, ...] = ()
-    content: Any = None  # what the body is, where the handler reads it by itself
-    plain: bool = True  # it can answer with JSON and MessagePack
+    content: Any = None  # the type of the body, if the handler reads it itself
+    plain: bool = True  # whether it can answer with JSON and MessagePack
     errors: tuple[str, ...] = ()
     act: bool = False
     looks_first: bool = False
     scope: Scope = "all"
     allowed: Check | None = None
     tag: str = ""
-    hidden: bool = False  # from OpenAPI: pages for people
-    also: Action | None = None  # a right that the caller must have besides, on whatever it be
-    named: str | None = None  # which part of the path names what the caller must be allowed to touch
+    hidden: bool = False  # not in the OpenAPI document: a page of the console
+    also: Action | None = None  # another action that the caller must have a right to, on any topic
+    named: str | None = None  # the variable of the path whose value the caller must have rights to
 
 
 class Routes:
@@ -128,7 +131,6 @@ class Routes:
         """Make the function the handler of a route; its docstring is the summary."""
 
         def made(handler: Handler) -> Handler:
-            told = summary or (handler.__doc__ or "").strip().partition("\n")[0]
             named = next((name for name in _NAMES if f"{{{name}}}" in pattern), None)
             self.all.append(
                 Route(
@@ -136,7 +138,7 @@ class Routes:
                     pattern=pattern,
                     action=action,
                     handler=handler,
-                    summary=told,
+                    summary=summary or (handler.__doc__ or "").strip().partition("\n")[0],
                     tag=self.tag,
                     named=named,
                     **facts,
@@ -183,7 +185,7 @@ class RouteTable:
         self.routes.append(route)
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
-        """The route and the parts of the path that it names."""
+        """The route and the variables of its path. Raises NotFound, or Refused if the method does not fit."""
         node, found = self._root, {}
         for part in path.strip("/").split("/"):
             following = node.named.get(part)

@@ -35,9 +35,7 @@ from holdfast.settings import BrokerSettings, ServerSettings
 from holdfast.telemetry.export import TraceExport
 from holdfast.telemetry.otel import ENDPOINT, TRACES_ENDPOINT, export
 
-# What every server offers; metrics, pages and the audit log come on top where they are wanted.
-
-
+# The routes of every server. Metrics, console and audit log are added where they are enabled.
 API: Final[Sequence[Routes]] = (
     enqueue.routes,
     queues.routes,
@@ -84,7 +82,7 @@ class Server:
         self.service.connections = lambda: len(self.http.connections)
 
     async def listen(self, tls: ssl.SSLContext | None = None) -> list[str]:
-        """Listen where the settings say; answers with the addresses for people."""
+        """Listen on the addresses in the settings. Returns them as URLs."""
         scheme = "http" if tls is None else "https"
         found = []
         try:
@@ -115,7 +113,7 @@ class Server:
 
 
 def _socket_at(path: str) -> object:
-    """A Unix socket at the path, where nobody can put another in its place; BadSettings where there can be none."""
+    """Open a Unix socket at the path. Raises BadSettings if that fails, or if another user could replace it."""
     try:
         why = replaceable(path)
         if why is None:
@@ -128,7 +126,7 @@ def _socket_at(path: str) -> object:
 
 
 def _not_there(settings: ServerSettings, error: OSError) -> HoldfastError:
-    """Why it cannot listen where it was told to; the loops word it each in their own way."""
+    """The error for an address that cannot be listened on, worded the same for all event loops."""
     place = f"{settings.host}:{settings.port}"
     if error.errno == errno.EADDRINUSE:
         return Unavailable(
@@ -156,15 +154,12 @@ def limits_of(settings: ServerSettings) -> ConnectionLimits:
 
 
 def event_loop() -> Callable[[], asyncio.AbstractEventLoop]:
-    """The fastest loop there is: uvloop's, where it is installed."""
+    """The factory of the fastest event loop available: uvloop's if it is installed."""
     try:
         import uvloop
     except ImportError:
         return asyncio.new_event_loop
     return uvloop.new_event_loop
-
-
-# The life of a server process: open the folder, listen, serve until told to stop, drain, close.
 
 
 async def serve(
@@ -178,7 +173,10 @@ async def serve(
     opened: Callable[[BrokerEngine, Audit, Callable[[], str]], None] | None = None,
     effective: Effective | None = None,
 ) -> bool:
-    """Serve a folder until told to stop. Returns whether all calls in progress were finished."""
+    """Open a folder and serve it until `told_to_go` is done, then drain and close it.
+
+    Returns whether all calls in progress were finished.
+    """
     for warning in check_listening(settings):
         logger.warning(warning)
     asyncio.get_running_loop().set_default_executor(FairThreads())
@@ -212,7 +210,7 @@ async def serve(
 def make_server(
     world: World, port: AsyncLocalBrokerPort, settings: ServerSettings, *, audit: Audit | None = None
 ) -> Server:
-    """A server with everything: the API, the metrics, the pages."""
+    """A server with the API, metrics, audit log and, if enabled, the console."""
     engine = port.engine
     metrics = ServerMetrics(engine, most_groups=settings.metrics_groups)
     metrics.trace_export = start_export(engine, settings.otlp_endpoint, environment())
@@ -249,9 +247,10 @@ _DISABLED: Final = "OTEL_SDK_DISABLED"
 
 
 def start_export(engine: BrokerEngine, endpoint: str | None, environment: Mapping[str, str]) -> TraceExport | None:
-    """Export to the endpoint of the settings, or of OpenTelemetry's variables; None where nobody asked for it.
+    """Export traces to the endpoint in the settings or in OpenTelemetry's environment variables; None without one.
 
-    A setting that cannot be followed is an error. A variable may be meant for another program of the same machine.
+    A setting that cannot be used is an error. For a variable there is only a warning: it may be meant for another
+    program on the machine.
     """
     if endpoint is not None:
         return export(engine, endpoint=endpoint)

@@ -59,9 +59,9 @@ class Service:
         self.leaving = False
         self.began_ns = world.clock.now_ns()
         self.began_monotonic_ns = world.clock.monotonic_ns()
-        self.connections: Callable[[], int] = int  # how many there are; whoever listens knows
-        self.tokens_problem: Callable[[], str] = str  # why the tokens file cannot be used; whoever reads it knows
-        self.effective: Effective | None = None  # where the settings come from, if whoever starts it says so
+        self.connections: Callable[[], int] = int  # their number; set by the server
+        self.tokens_problem: Callable[[], str] = str  # why the tokens file cannot be used; set by the server
+        self.effective: Effective | None = None  # the settings with their origins, if known
         self._waiting: set[asyncio.Task[Any]] = set()
         self._groups: OrderedDict[tuple[str, str], ServedGroup] = OrderedDict()
 
@@ -84,7 +84,7 @@ class Service:
         return [group for group in self._groups.values() if not group.closed]
 
     async def group(self, topic: str, name: str | None = None) -> ServedGroup:
-        """The group in queue mode, made where there is none."""
+        """The queue group; created if there is none."""
         name = name or DEFAULT_GROUP
         group = self.known_group(topic, name)
         if group is None:
@@ -105,7 +105,7 @@ class Service:
         """Close the least recently used groups that nobody waits for, so that their topics can be closed."""
         parts = {place: len(group.deliveries) for place, group in self._groups.items()}
         extra = sum(parts.values()) - self.port.settings.open_partitions
-        for place, group in list(self._groups.items())[:-1]:  # the last one is about to be used
+        for place, group in list(self._groups.items())[:-1]:  # the last group is about to be used
             if extra <= 0:
                 return
             if not group.queue_group.waiters.standing and not self.windows.of(group) and place in self._groups:
@@ -114,9 +114,10 @@ class Service:
                 await group.close()
 
     async def wait(self, call: Call, waiting: Awaitable[_Found], nothing: _Found) -> _Found:
-        """What a call waits for; nothing, as soon as the server goes; an error, when the caller may not go on.
+        """Wait for `waiting`. Returns `nothing` when the server stops; raises when the caller's token is revoked.
 
-        Whoever hands out what was found confirms the caller before, and gives it back where that fails.
+        The caller of this method must confirm the principal before it hands out the result, and give back messages if
+        that fails.
         """
         if self.leaving:  # since the call began
             if isinstance(waiting, Coroutine):
@@ -132,7 +133,7 @@ class Service:
             if ended is not None:
                 raise ended from None
             if task in self._waiting:
-                raise  # the client went away
+                raise  # the client disconnected
             task.uncancel()
             return nothing
         finally:
@@ -147,19 +148,16 @@ class Service:
             task.cancel()
 
 
-# One call: the request, its caller, and its decoded query and body.
-
-
 _Value = TypeVar("_Value")
 
 _VALUES: Final = frozenset({JSON, MSGPACK, *UNSAID})
-# A client asks the same of call after call: what follows the '?' is read once. Nobody changes what it was read as.
+# Clients repeat the same query string in call after call, so decoded ones are cached. They are never changed.
 _KEPT_QUERIES: Final = 256
 _KEPT_QUERY_CHARS: Final = 200
 
 
 class Call:
-    """What a handler gets."""
+    """One call, as handlers get it: the request, its caller, and its decoded query and body."""
 
     __slots__ = (
         "act",
@@ -190,45 +188,45 @@ class Call:
         self.route = route
         self.path = path
         self.correlation_id = correlation_id
-        self.principal: Principal = None  # type: ignore[assignment]  # known before any handler runs
+        self.principal: Principal = None  # type: ignore[assignment]  # set before any handler runs
         self.trace: TraceContext | None = None
-        self.write_down: Callable[[Call], Awaitable[None]] | None = None  # who does that with acts
-        self.confirm: Callable[[], None] = _nobody  # that the caller may still do this, for answers that go on
+        self.write_down: Callable[[Call], Awaitable[None]] | None = None  # writes an act to the audit log
+        self.confirm: Callable[[], None] = _nobody  # raises if the token was revoked
         self.query: Any = None
         self.body: Any = None
-        self.target = ""  # what an act was about, for the audit log, where the path does not say it
-        self.count: int | None = None  # and how many messages, or other things, it concerned
-        self.error: HoldfastError | None = None  # what went wrong when the answer had begun
-        self.act: Act | None = None  # as it was noted before it was done
-        self.room = 0  # how many bytes of its body may be in memory
-        self.task: asyncio.Task[Any] | None = None  # what answers it, if the server may want to end it
-        self.ended: HoldfastError | None = None  # why the server did
+        self.target = ""  # the name of what an act affected, for the audit log, if the path does not say it
+        self.count: int | None = None  # the number of messages, or other things, that an act affected
+        self.error: HoldfastError | None = None  # an error after the answer had begun
+        self.act: Act | None = None  # the act as it was written to the audit log before it started
+        self.room = 0  # bytes of memory taken for its body
+        self.task: asyncio.Task[Any] | None = None  # the task that answers the call, if it may be ended early
+        self.ended: HoldfastError | None = None  # why it was ended early
 
     def end(self, why: HoldfastError) -> None:
-        """End the call: the caller may not go on with it."""
+        """End the call early, because its caller is no longer allowed to make it."""
         if self.ended is None and self.task is not None:
             self.ended = why
             self.task.cancel()
 
     def why_ended(self) -> HoldfastError | None:
-        """What a cancelled call is told; None where its client went away, or the server goes."""
+        """The error for a call that was ended early; None if its client disconnected, or the server is stopping."""
         if self.ended is not None and self.task is not None and self.task.cancelling():
             self.task.uncancel()
         return self.ended
 
     async def begin_act(self) -> None:
-        """Write down an act before it is done. Called by handlers that find out only on the way that there is one."""
+        """Write an act to the audit log before it starts. Handlers of routes with `looks_first` call this."""
         if self.write_down is not None:
             await self.write_down(self)
 
     async def ask_room(self, size: int) -> None:
-        """Wait until so much of the body may be in memory, once: it is given back when the call is over."""
+        """Wait, once for each call, until `size` bytes may be in memory. They are given back when the call ends."""
         if not self.room:
             self.room = await self.service.room.take(self.principal.name, size)
 
     @contextmanager
     def large_answer(self) -> Iterator[bool]:
-        """Whether there is room in memory to make a large answer; where there is none, a small one must do."""
+        """Reserve memory for a large answer. Yields whether there is enough; if not, the answer must be small."""
         answers, caller = self.service.answers, self.principal.name
         known = self.principal.entry is not None
         taken = answers.try_take(caller, 2 * ANSWER_BYTES, always=not known)
@@ -239,28 +237,28 @@ class Call:
                 answers.give_back(caller, taken)
 
     async def scan(self, work: Callable[..., _Found], *arguments: Any) -> _Found:
-        """Work that looks through many messages: `work(scan, ...)`, on a thread for that, in the caller's turn."""
+        """Call `work(scan, ...)`, which searches many messages, on a thread when it is the caller's turn."""
         return await self.service.scans.run(self.principal.name, work, *arguments)
 
     @property
     def media(self) -> str:
-        """How the caller wants to be answered."""
+        """The media type that the caller accepts."""
         return MSGPACK if MSGPACK in self.request.headers.get("accept", "") else JSON
 
     def answer(self, value: object, *, status: int | None = None, **more: Any) -> Response:
-        """A value as an answer."""
+        """An answer with an encoded value."""
         media = MSGPACK if MSGPACK in self.request.headers.get("accept", "") else JSON
         return Response(status or self.route.status, encode(value, media), media, **more)
 
     def encoded(self, value: _Value) -> _Value:
-        """A part of a long answer, encoded by itself; it stands in the answer as the value would.
+        """A part of a long answer, encoded in advance, to be used in the answer in place of the value.
 
-        One call of the encoder holds the interpreter until it is done: what is long goes part by part, on a thread.
+        The encoder holds the interpreter lock during one call, so long answers are encoded in parts, on a thread.
         """
         return cast(_Value, msgspec.Raw(encode(value, self.media)))
 
     async def decode(self) -> None:
-        """Hold query and body to what the route says of them."""
+        """Decode the query and the body. Raises InvalidRequest if they do not match the route's structs."""
         route, request = self.route, self.request
         if route.query is not None:
             read = _query if len(request.query) > _KEPT_QUERY_CHARS else _known_query
@@ -277,7 +275,7 @@ class Call:
 
 
 def partition_of(call: Call) -> int:
-    """The partition that the path names."""
+    """The partition number in the path."""
     text = call.path["partition"]
     if not (text.isascii() and text.isdigit() and len(text) <= 9):
         raise InvalidRequest(f"{text!r} is no number of a partition")
@@ -285,11 +283,11 @@ def partition_of(call: Call) -> int:
 
 
 def _nobody() -> None:
-    """Nobody has to be asked."""
+    """There is no token to check."""
 
 
 def not_understood(media: str, *known: str) -> Refused:
-    """What to say of a body that is called what no body is here."""
+    """The error for a body with an unknown content type."""
     return Refused(
         f"the content-type {media} is not understood here; send {', '.join(known[:-1])} or {known[-1]}, "
         f"such as with curl -H 'content-type: {known[0]}'",
@@ -318,7 +316,7 @@ def _body(content: bytes, media: str, kind: Any) -> Any:
 def _pairs(text: str) -> list[tuple[str, str]]:
     if not text:
         return []
-    if "%" not in text and "+" not in text:  # nothing to undo: a third of the time
+    if "%" not in text and "+" not in text:  # no escapes: takes a third of the time
         parts = [part.partition("=") for part in text.split("&")]
         if all(equals for _, equals, _ in parts):
             return [(name, value) for name, _, value in parts]
@@ -331,7 +329,7 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 def _query(text: str, kind: Any) -> Any:
     found: dict[str, Any] = {}
     for name, value in _pairs(text):
-        if name == "header":  # the only one that may be there more than once
+        if name == "header":  # the only parameter that may be repeated
             found.setdefault(name, []).append(value)
         elif name in found:
             raise InvalidRequest(f"{name} is given twice behind the '?'")
@@ -342,7 +340,7 @@ def _query(text: str, kind: Any) -> Any:
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"what follows the '?' does not fit: {error}") from None
     for name in found:
-        if getattr(given, name, ...) is None:  # the word "null" was taken for nothing
+        if getattr(given, name, ...) is None:  # msgspec has converted the text "null" to None
             raise InvalidRequest(f"{name} cannot be null behind the '?'; leave it out instead")
     return given
 

@@ -42,7 +42,7 @@ from holdfast.server.routing import Route, Routes
 from holdfast.server.service import Call, Service
 from holdfast.server.turns import Full, Scan
 
-# Whether the server lives, whether it is ready, and what it counts.
+# Health, readiness and metrics.
 
 
 health_routes = Routes("health")
@@ -80,7 +80,7 @@ async def readyz(call: Call) -> Health:
 
 
 def _stopped(engine: BrokerEngine) -> str | None:
-    """What a failed sync has stopped for good, if anything."""
+    """What a failed sync has stopped permanently; None if nothing."""
     for topic in engine.open_topics():
         logs = [partition.log for partition in topic.partitions]
         logs += [delivery.journal.log for group in topic.groups.values() for delivery in group.deliveries]
@@ -90,7 +90,7 @@ def _stopped(engine: BrokerEngine) -> str | None:
 
 
 def metrics_routes(render: Callable[[str], tuple[bytes, str]], *, asks: bool) -> Routes:
-    """The page for Prometheus; whoever asks for it must be known, or need not."""
+    """The route of the metrics; with `asks` it needs a token."""
     found = Routes("health")
 
     @found.add(
@@ -148,7 +148,14 @@ async def sync(call: Call) -> None:
 async def waiters(call: Call) -> WaitersTold:
     """Who waits for messages, by topic and group, the longest lines first."""
     query: LimitQuery = call.query
-    service = call.service
+    waits = call.service.waits
+    busy = sorted(waiters_by_group(call), key=lambda line: -line.waiters)
+    return WaitersTold(waiting=waits.waiting, max_waiters=waits.most, lines=busy[: query.limit])
+
+
+def waiters_by_group(call: Call) -> list[WaitersAt]:
+    """The groups that calls or streams wait for, as far as the caller may see them."""
+    service, principal = call.service, call.principal
     lines = [
         WaitersAt(
             topic=group.topic,
@@ -157,20 +164,19 @@ async def waiters(call: Call) -> WaitersTold:
             streams=service.windows.of(group),
         )
         for group in service.groups()
-        if call.principal.may_use_queue_group(group.group)
+        if principal.sees(group.topic) and principal.may_use_queue_group(group.group)
     ]
-    busy = sorted((line for line in lines if line.waiters or line.streams), key=lambda line: -line.waiters)
-    return WaitersTold(waiting=service.waits.waiting, max_waiters=service.waits.most, lines=busy[: query.limit])
+    return [line for line in lines if line.waiters or line.streams]
 
 
-# The settings in force, each with where it comes from, and those of topics changed.
+# The settings in force with their origins, and changes to topics' settings.
 
 
 settings_routes = Routes("settings")
 
 
 def effective_of(service: Service) -> Effective:
-    """What the server follows, with where each comes from, as far as it was told."""
+    """The settings in force with their origins, as far as these are known."""
     return service.effective or Effective(
         broker=service.port.settings, server=service.settings, data_dir=service.folder
     )
@@ -258,7 +264,7 @@ class Acts(Told, kw_only=True):
 
 
 def audit_routes(audit: Audit) -> Routes:
-    """What administrators did, for administrators."""
+    """The route of the audit log."""
     routes = Routes("admin")
 
     @routes.add("GET", "/v1/admin/audit", action="admin", query=AuditQuery, answers=Acts)
@@ -273,12 +279,12 @@ def audit_routes(audit: Audit) -> Routes:
     return routes
 
 
-# The lives of messages: of one, of those that fit, and in numbers.
+# Traces: of one message, of those that match, and statistics.
 
 
 trace_routes = Routes("traces")
 
-_END: Final = 2**62  # behind all that is in a log
+_END: Final = 2**62  # beyond the end of any log
 
 
 @trace_routes.add("GET", "/v1/traces/{message_id}", action="read", scope="any", query=TraceQuery, answers=Steps)
@@ -291,7 +297,7 @@ async def trace(call: Call) -> Steps:
     looking = call.service.engine.looking_for_trace(message_id)
 
     def some(scan: Scan) -> bool:
-        """Look for it for a while; whether there is more to look at."""
+        """Search for a while. Returns whether there is more to search."""
         passed = 0
         while passed < scan.most:
             try:
@@ -309,7 +315,7 @@ async def trace(call: Call) -> Steps:
 
 
 def is_shown(call: Call, step: TraceStep) -> bool:
-    """Whether a step is one of a topic that the caller may see, and of a group that they may use, if of any."""
+    """Whether the caller may see the step's topic, and may use its group if it has one."""
     return call.principal.sees(step.topic) and call.principal.may_use_queue_group(step.group or None)
 
 
@@ -346,7 +352,7 @@ def _page(scan: Scan, call: Call, question: Question) -> Steps:
 
 
 def _last_page(scan: Scan, call: Call, question: Question) -> Steps:
-    """The last steps that fit among the places that one call may look at, at the end or before an earlier page."""
+    """The last matching steps within the limit of one call, at the end or before an earlier page."""
     query: TracesQuery = call.query
     engine = call.service.engine
     there = places_in(engine, question)
@@ -374,7 +380,7 @@ async def stats(call: Call) -> TraceStats:
     tallied, after = Tallied(), -1
 
     def some(scan: Scan) -> bool:
-        """Count for a while; whether there is more to count."""
+        """Count for a while. Returns whether there is more to count."""
         nonlocal after
         try:
             places = range(after + 1, _END)

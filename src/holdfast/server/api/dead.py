@@ -44,9 +44,9 @@ from holdfast.server.turns import Full, Scan
 
 routes = Routes("dead letters")
 
-_MOST_IDS = 1_000  # named in an answer
+_MOST_IDS = 1_000  # ids in an answer
 _STEP_S = 1.0
-_AT_ONCE = 1_000  # dropped in one go
+_AT_ONCE = 1_000  # dead letters purged at a time
 
 
 @routes.add(
@@ -77,7 +77,7 @@ def _letters(scan: Scan, group: ServedGroup, query: DeadQuery) -> Letters:
 async def each_letter(
     call: Call, group: ServedGroup, where: str | None, limit: int | None, take: Callable[[DeadLetter[bytes]], None]
 ) -> None:
-    """Hand over all letters that the condition chooses: some at a time, so that other scans have their turn."""
+    """Pass on all dead letters that match the condition, some at a time, so that other scans get their turn."""
     after: Mark | None = None
     taken = 0
 
@@ -99,7 +99,7 @@ async def each_letter(
 
 
 async def _chosen(call: Call, group: ServedGroup) -> list[ChosenLetter]:
-    """What a redrive or a purge is about."""
+    """The dead letters that a redrive or a purge applies to."""
     wanted: Purge = call.body
     if wanted.ids is not None:
         ids = chosen_ids(wanted.ids, wanted.where)
@@ -175,7 +175,8 @@ async def redrive(call: Call) -> RedriveTold | StreamResponse:
     group = await existing_group(call)
     if wanted.to is not None:
         call.principal.check("publish", wanted.to)
-        await call.service.port.describe_topic(check_topic_name(wanted.to))  # or unknown_topic, before anything is done
+        # Raises UnknownTopic before anything is done.
+        await call.service.port.describe_topic(check_topic_name(wanted.to))
     letters = await asyncio.to_thread(in_order, await _chosen(call, group))
     call.count = len(letters) if wanted.dry_run else 0
     if wanted.dry_run:
@@ -184,12 +185,12 @@ async def redrive(call: Call) -> RedriveTold | StreamResponse:
         return StreamResponse(_lines(call, group, letters), LINES)
     done = 0
     async for done in _redriven(call, group, letters):
-        call.count = done  # also of one that is cut short
+        call.count = done  # also if the call is cut short
     return _told(letters, done)
 
 
 async def _redriven(call: Call, group: ServedGroup, letters: list[ChosenLetter]) -> AsyncIterator[int]:
-    """Put them back, no faster than asked for; how many it were by then."""
+    """Redrive dead letters at the requested rate. Yields the number done so far."""
     wanted: Redrive = call.body
     loop = asyncio.get_running_loop()
     done, size, due = 0, at_once(wanted.rate), loop.time()
@@ -240,7 +241,7 @@ async def purge(call: Call) -> RedriveTold:
     call.count = done = 0
     for i in range(0, 0 if wanted.dry_run else len(letters), _AT_ONCE):
         done += await asyncio.to_thread(drop, letters[i : i + _AT_ONCE])
-        call.count = done  # also of one that is cut short
+        call.count = done  # also if the call is cut short
     return _told(letters, done)
 
 
@@ -248,15 +249,15 @@ def _told(letters: list[ChosenLetter], done: int) -> RedriveTold:
     return RedriveTold(matched=len(letters), done=done, ids=[letter.id for letter in letters[:_MOST_IDS]])
 
 
-# Messages that wait for their time: which there are, and taken back.
+# Delayed messages: list and cancel them.
 
 
 _BYTES: Final = Bodies(None)
 
 delayed_routes = Routes("delayed")
 
-_Line: TypeAlias = tuple[int, int, int, Any]  # when, partition, number, message: the order of the list
-_LAST: Final = 2**62  # behind all numbers
+_Line: TypeAlias = tuple[int, int, int, Any]  # due time, partition, number, message: in the order of the list
+_LAST: Final = 2**62  # beyond any number
 
 
 @delayed_routes.add(
@@ -287,12 +288,12 @@ def _delayed(_scan: Scan, call: Call) -> ListedMessages:
 
 
 def _of_partition(number: int, partition: Partition, after: Mark | None, limit: int) -> Iterator[_Line]:
-    """What waits in a partition behind a place in the list of all, in the order of that list."""
+    """The delayed messages of a partition after a mark, in the order of the whole list."""
     if partition.delayed is None:
         return
     place: tuple[int, int] | None = None
     if after is not None:
-        # Of what is due at the same time, the partitions before that place have had their turn, those behind it not.
+        # Messages due at the same time are listed by partition: lower partitions are done, higher ones are not.
         place = after.due_ms, after.number if number == after.partition else _LAST if number < after.partition else -1
     for message in partition.delayed.waiting(after=place, limit=limit):
         checkpoint()
@@ -305,7 +306,7 @@ def _of_partition(number: int, partition: Partition, after: Mark | None, limit: 
     action="consume",
     answers=Cancelled,
     act=True,
-    looks_first=True,  # or everybody who consumes could fill the audit log with what never was
+    looks_first=True,  # otherwise any consumer could fill the audit log with ids that never existed
     errors=("unknown_topic", "not_found"),
 )
 async def cancel_delayed(call: Call) -> Cancelled:

@@ -55,15 +55,15 @@ from holdfast.server.service import Call, not_understood, partition_of
 from holdfast.server.turns import Job
 from holdfast.settings import ServerSettings
 
-# The messages of one call, read out of its body, whatever form they come in: never more than one call may bring.
+# Decoding the messages of a call, in any of the accepted formats, up to the limit for one call.
 #
-# What is large is read on a thread, in steps: a batch is cut into its messages before any of them is made, and each is
-# made by itself. So neither a million messages nor one of a million values holds up anybody else.
+# Large bodies are decoded on a thread, in steps: a batch is first split into its messages, and each is then decoded
+# separately. So neither a million messages nor one message of a million values holds up other calls.
 
 
-# curl -d takes the line ends out; and of a file it says that it is a form.
+# curl -d removes line breaks, and sends a file with the content type of a form.
 _LINES_HINT: Final = f"Where each line is a message, send it with curl -H 'content-type: {LINES}' --data-binary @FILE"
-_FEW_LINES_BYTES: Final = 16 * 1024  # each line may be a message, and costs more than in a batch
+_FEW_LINES_BYTES: Final = 16 * 1024  # each line may be a message, which costs more than in a batch
 _LOOK_EVERY: Final = 1_000
 
 Drafts: TypeAlias = list[Draft] | list[bytes]
@@ -71,18 +71,18 @@ _Pairs: TypeAlias = list[tuple[str, str | bytes]]
 
 
 class _Cut(Wire, kw_only=True):
-    """A batch whose messages are not made yet."""
+    """A batch whose messages are not decoded yet."""
 
     messages: Annotated[list[msgspec.Raw], Meta(max_length=MOST_MESSAGES)] = msgspec.field(default_factory=list)
     bodies: Annotated[list[bytes], Meta(max_length=MOST_MESSAGES)] = msgspec.field(default_factory=list)
 
 
 class _Form(NamedTuple):
-    """In what form messages come, and how many may."""
+    """The format of the messages, and their limit."""
 
     media: str
     most: int
-    trace: _Pairs  # what each message is given that has no trace context of its own
+    trace: _Pairs  # headers for messages without a trace context
 
     def too_many(self) -> InvalidRequest:
         return InvalidRequest(
@@ -92,7 +92,7 @@ class _Form(NamedTuple):
 
 
 async def drafts(call: Call) -> Drafts:
-    """The messages of a request; bodies alone where there is nothing else: these go a shorter way."""
+    """The messages of a request. If they are only bodies, returns just these, which are stored faster."""
     request, settings = call.request, call.service.settings
     media = request.media
     if media not in (JSON, MSGPACK, LINES, *UNSAID):
@@ -166,7 +166,7 @@ def _all(job: Job, form: _Form, messages: Iterator[NewMessage]) -> Drafts:
 
 
 def plain(messages: list[Draft]) -> Drafts:
-    """The messages, or their bodies alone where there is nothing else."""
+    """The messages, or just their bodies if they have nothing else."""
     return [message.body for message in messages] if all(map(_is_plain, messages)) else messages
 
 
@@ -310,7 +310,7 @@ async def enqueue(call: Call) -> Response:
 
 
 async def _form(request: Request, settings: ServerSettings) -> tuple[Options, AsyncIterator[bytes]]:
-    """Needs python-multipart, which the owner of a shared folder may be without."""
+    """The options and payload of a form. Needs python-multipart, which a process may lack that only shares a folder."""
     try:
         from holdfast.server.forms import read_form
     except ImportError:
@@ -319,7 +319,7 @@ async def _form(request: Request, settings: ServerSettings) -> tuple[Options, As
 
 
 async def _publish_stream(call: Call, message: Draft, content: AsyncIterator[bytes]) -> StoredMessage:
-    """Store a message whose body is still coming, and may be large."""
+    """Store a message whose body is still arriving and may be large."""
     query: EnqueueQuery = call.query
     if query.codec is not None:
         raise InvalidRequest("what comes as a form is stored as it is: leave codec out")
@@ -342,7 +342,7 @@ async def _publish_stream(call: Call, message: Draft, content: AsyncIterator[byt
 
 
 async def _made(call: Call, topic: str, query: Placing, store: Callable[[], Awaitable[_Answer]]) -> _Answer:
-    """What storing answers; a queue that is not there is made first, where that is asked for."""
+    """Call `store`. If the queue does not exist and the query asks for it, create the queue first."""
     try:
         return await store()
     except UnknownTopic as error:
@@ -373,7 +373,7 @@ async def enqueue_batch(call: Call) -> Response:
 
 
 async def publish(call: Call, topic: str, messages: Drafts, query: Placing) -> list[StoredMessage]:
-    """Store messages in a topic, and tell where they are."""
+    """Store messages in a topic. Returns their places."""
 
     async def store() -> list[StoredMessage]:
         return await call.service.publishing.publish(
@@ -426,7 +426,7 @@ def _plain(query: EnqueueQuery, body: bytes) -> Draft:
     )
 
 
-# Producers that send again what was not answered: each batch has a number, and is stored once.
+# Producers, which retry batches that got no answer: each batch has a number and is stored once.
 
 
 producer_routes = Routes("producers")
@@ -470,7 +470,7 @@ async def append(call: Call) -> Response:
     port, engine = call.service.port, call.service.engine
     with engine.using(call.path["topic"]) as topic:
         publisher, partition = port.publisher(topic), topic.partition(partition_of(call))
-        if partition.sequences is None:  # not in the loop's time: it may read much
+        if partition.sequences is None:  # on a thread, because it may read a lot
             await asyncio.to_thread(partition.open_sequences)
             await asyncio.to_thread(engine.producers)
         _check_name(call, producer.id)
@@ -485,7 +485,7 @@ async def append(call: Call) -> Response:
 
 
 def _check_name(call: Call, producer_id: int) -> None:
-    """Whoever has the id of a named producer must be allowed its name, too."""
+    """Raise Forbidden if the id is that of a named producer whose name the caller may not use."""
     name = call.service.engine.producers().name_of(producer_id)
     if name is not None:
         call.principal.check_producer(name)

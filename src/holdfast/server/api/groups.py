@@ -61,7 +61,7 @@ async def list_groups(call: Call) -> Groups:
 
 
 def is_shown(call: Call, info: GroupInfo) -> bool:
-    """Whether a group is one that the caller may use, on a topic that they may see."""
+    """Whether the caller may use the group and see its topic."""
     return call.principal.sees(info.topic) and call.principal.may_use(info.mode, info.name)
 
 
@@ -78,7 +78,7 @@ async def describe_group(call: Call) -> GroupTold:
 
 
 def _facts(call: Call) -> GroupFacts | None:
-    """A group in stream mode, if the caller may use it and see all that it reads."""
+    """The stream group, if the caller may use it and see all topics that it reads; otherwise None."""
     streams, name = call.service.engine.streams, call.path["group"]
     if name not in streams.names() or name in streams.spoiled or not call.principal.may_use_group(name):
         return None
@@ -99,7 +99,7 @@ async def _may_delete(call: Call) -> None:
 
 
 async def _check_stream_group(call: Call) -> None:
-    """The group is the caller's by its name, and all topics that it has to do with are, too."""
+    """Raise Forbidden unless the caller may use the stream group's name and all its topics."""
     call.principal.check_group(call.path["group"])
     for topic in sorted(await asyncio.to_thread(_topics, call)):
         call.principal.check("admin", topic)
@@ -123,13 +123,13 @@ async def delete_group(call: Call) -> None:
 
 
 def _topics(call: Call) -> set[str]:
-    """All that a group in stream mode, or a query of another process, has to do with."""
+    """The topics that a stream group, or a query of another process, reads or has read."""
     engine, name = call.service.engine, call.path["group"]
     if name not in engine.streams.names():
         infos = call.service.port.groups_now(None)
         return {info.topic for info in infos if info.name == name and info.mode == "query"}
     if name in engine.streams.spoiled:
-        return set(engine.topics())  # it may have read any of them
+        return set(engine.topics())  # damaged: it may have read any topic
     return engine.streams.group(name).topics()
 
 
@@ -158,7 +158,7 @@ def _offsets(call: Call, wanted: str | None) -> list[PartitionLag]:
     known = False
     if name in engine.streams.names() and call.principal.may_use_group(name):
         known = True
-        if name not in engine.streams.spoiled:  # where it goes on nobody knows
+        if name not in engine.streams.spoiled:  # the positions of a damaged group are unknown
             found += [lag for lag in engine.streams.group(name).lag() if wanted in (None, lag.topic)]
     for info in call.service.port.groups_now(wanted):
         if info.name == name and info.mode == "queue" and is_shown(call, info):
@@ -227,15 +227,15 @@ async def reset(call: Call) -> ResetDone:
     return ResetDone(partitions=partitions, dry_run=given.dry_run)
 
 
-# Members of a group in stream mode, over the wire: join, be heard of, poll, commit, leave.
+# Members of stream groups: join, heartbeat, poll, commit, leave.
 
 
-_FEW = 100  # messages that are told at once, and not on a thread
+_FEW = 100  # messages that are encoded on the event loop; more go to a thread
 _MEMBER = "/v1/groups/{group}/members/{member}"
 
 
 def _member(call: Call) -> ServedMember:
-    """The member that the path names, if the group is the caller's to use, and all that the member reads, too."""
+    """The member in the path. Raises Forbidden unless the caller may use its group and all topics it reads."""
     call.principal.check_group(call.path["group"])
     member = call.service.members.find(call.path["group"], call.path["member"])
     for topic in member.topics:
@@ -244,7 +244,7 @@ def _member(call: Call) -> ServedMember:
 
 
 async def _may_join(call: Call) -> None:
-    """The group's name must be the caller's, and all that the group reads or has read: its members share that."""
+    """Raise Forbidden unless the caller may use the group and all its topics: its members share them."""
     wanted: Join = call.body
     name, principal = call.path["group"], call.principal
     principal.check_group(name)
@@ -293,7 +293,7 @@ async def heartbeat(call: Call) -> Beat:
 
 
 def _waiting(call: Call) -> Waiting:
-    """How a poll waits: within the limits of all who do, not when the server goes, nor when its token does."""
+    """How a poll waits: within the limit on waiting calls, until the server stops or the token is revoked."""
     service = call.service
 
     async def wait(some: Callable[[], Messages]) -> list[StreamMessage[bytes]]:

@@ -68,7 +68,7 @@ async def _acquired(call: Call, wanted: AcquireLock) -> Lock:
 
 
 async def _given_back(call: Call, lock: Lock) -> None:
-    """It did not reach the one who asked for it: the next one has it."""
+    """Release a lock whose grant did not reach its caller, so that the next in line gets it."""
     with suppress(HoldfastError):
         await call.service.locks.release(lock.lease_id)
 
@@ -145,7 +145,7 @@ async def update_document(call: Call) -> Response:
     if call.request.received <= SMALL_BYTES and not call.request.packed:
         content = document_content(name, given.value)
         return _told(call, await call.service.locks.update_document(name, content, version, lease_id))
-    # A large one is encoded, looked at as it will be read, and told on a thread; the port stores it on one.
+    # A large document is encoded, checked and put into the answer on a thread; the port stores it on one too.
     content = await pool.run(lambda _: document_content(name, given.value))
     document = await call.service.locks.update_document(name, content, version, lease_id)
     return await pool.run(lambda _: _told(call, document))
@@ -171,14 +171,14 @@ def _told(call: Call, document: Document) -> Response:
 
 
 def _lease(call: Call, lease_id: str) -> str:
-    """The lease, if it is one of the lock that the path names, and that the caller may use."""
+    """The lease id, if it belongs to the lock in the path and the caller may use that."""
     if parse_lease(lease_id).name != call.path["name"]:
         raise InvalidRequest(f"{lease_id!r} is no lease of the lock {call.path['name']}")
     return lease_id
 
 
 def _conditions(call: Call) -> tuple[int | None, str | None]:
-    """The version that is expected, by the query or by the headers that HTTP has for it; and the lease."""
+    """The expected version, from the query or the conditional headers of HTTP; and the lease id."""
     query: DocumentQuery = call.query
     if query.lease_id is not None:
         call.principal.check("lock", parse_lease(query.lease_id).name)

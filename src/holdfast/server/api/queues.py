@@ -83,7 +83,7 @@ _CANCELLABLE = frozenset({"ready", "delayed"})
 
 _Told = TypeVar("_Told", bound=Said)
 
-_FEW = 100  # messages that are looked at, and told at once, and not on a thread
+_FEW = 100  # messages that are read and encoded on the event loop; more go to a thread
 _MANY = 200
 _LARGE_BYTES = 256 * 1024
 
@@ -143,7 +143,7 @@ async def create_queue(call: Call) -> TopicInfo:
 
 
 async def take(call: Call, *, state: bool) -> Response | StreamResponse:
-    """Lease messages, after a wait where that is asked for; the same ones, where a call is made again."""
+    """Lease messages, and wait for them if asked to. A retried call returns the same messages."""
     service = call.service
     group = await group_of(call, call.body.group)
     attempt = service.attempts.begin(call.principal, group, call.body)
@@ -186,18 +186,18 @@ async def _take(call: Call, group: ServedGroup, attempt: Attempt | None, *, stat
             found = kept
         if attempt is not None:
             service.attempts.took(attempt, turn, found)
-        # By their receipts: as long as nobody knows whether it was read, the answer's bodies need not be held.
+        # Only the receipts: the bodies need not stay in memory until it is known whether the answer was read.
         undelivered = partial(_give_back, group, receipts_of(found), attempt, turn) if found else None
         if size <= _LARGE_BYTES and not many:
             return _answer(call, group, found, undelivered, state=state)
         return await service.pool.run(lambda _: _long_answer(call, group, found, undelivered, state=state))
-    except BaseException:  # also when the caller is gone
+    except BaseException:  # including cancellation when the client disconnects
         await _give_back(group, receipts_of(found), attempt, turn)
         raise
 
 
 async def _give_back(group: ServedGroup, taken: Leased, attempt: Attempt | None, turn: int) -> None:
-    """The answer did not go out: ready again at once, unless a later call of the same caller answers with them."""
+    """Make messages of an undelivered answer ready again, except those that a later call of the take returns."""
     if attempt is not None:
         attempt.over(turn)
         taken = attempt.unneeded(turn, taken)
@@ -221,7 +221,7 @@ def _answer(
 def _long_answer(
     call: Call, group: ServedGroup, found: Taken, undelivered: Undelivered | None, *, state: bool
 ) -> Response:
-    """The same for many, message by message: nothing on the way holds the interpreter for long."""
+    """An answer with many messages, encoded one by one, so that no step holds the interpreter lock for long."""
     told: list[Delivery] = []
     for partition, taken in found:
         for each in taken:
@@ -237,7 +237,7 @@ def _correlate(call: Call, first: Delivery) -> None:
 
 
 def _raw(call: Call, deliveries: list[Delivery], found: Taken, undelivered: Any) -> Response | StreamResponse:
-    """One message with its body as it is, and all else in a header."""
+    """An answer with the body of one message as it is, and everything else in a header."""
     if not deliveries:
         return Response(204)
     message = msgspec.structs.replace(deliveries[0], body=b"", omitted=False)
@@ -277,7 +277,7 @@ async def dequeue_with_state(call: Call) -> Response | StreamResponse:
 
 
 async def _settled(call: Call, outcome: Callable[[TopicSettings], MessageOutcome]) -> Settled:
-    """Settle messages; streams that sent them have room again, also for those that were lost before."""
+    """Settle messages, and free their room in the windows of streams, also if the lease was lost."""
     given: Receipts = call.body
     group = await existing_group(call)
     settling = outcome(group.settings)
@@ -404,7 +404,7 @@ def _look(scan: Scan, group: ServedGroup, query: ListQuery) -> ListedMessages:
 def page(
     scan: Scan, group: ServedGroup, phase: str, query: ListQuery | DeadQuery, tell: Callable[[Found[Any]], _Told]
 ) -> tuple[list[_Told], str]:
-    """Messages in a phase as they are told, and from where to go on. What is not told is not held, either."""
+    """One page of messages in a phase, and the mark to continue from. Holds only messages of the page in memory."""
     after = None if query.after is None else parse_mark(query.after)
     answers: list[_Told] = []
     try:
@@ -418,19 +418,19 @@ def page(
 
 
 class BodyAllowance:
-    """How many bytes of bodies one answer should still hold; what comes then is told without its body."""
+    """The bytes of bodies that an answer may still hold. Further messages are sent without their bodies."""
 
     def __init__(self, *, bodies: bool) -> None:
         self.left = ANSWER_BYTES if bodies else 0
 
     def use(self, message: _Told) -> _Told:
-        """The message, which takes some of it."""
+        """Count the body of a message, and return the message."""
         self.left -= len(message.body)
         return message
 
 
 def told(found: Found[Any], *, bodies: bool = True) -> Listed:
-    """A message that was looked at, as it is told."""
+    """A message from a listing, as it is sent."""
     facts = _said(found, record_of(found)) | {"offset": found.offset}
     if not bodies:
         facts |= {"body": b"", "omitted": True}
@@ -448,7 +448,7 @@ def told(found: Found[Any], *, bodies: bool = True) -> Listed:
 
 
 def _lease(found: Found[Any]) -> dict[str, Any]:
-    """Until when somebody has it. Not the receipt: whoever may look at messages may not settle them for that."""
+    """The holder of a message and the end of its lease. Not the receipt: the right to read is none to settle."""
     if found.phase != "leased":
         return {}
     until_ms = until_ms_of(found)
@@ -462,7 +462,7 @@ def _lease(found: Found[Any]) -> dict[str, Any]:
     query=InGroup,
     answers=Cancelled,
     act=True,
-    looks_first=True,  # or everybody who consumes could fill the audit log with what never was
+    looks_first=True,  # otherwise any consumer could fill the audit log with ids that never existed
 )
 async def cancel(call: Call) -> Cancelled:
     """Take back a message that nobody works on."""
@@ -477,7 +477,7 @@ async def cancel(call: Call) -> Cancelled:
 
 
 def _check_was_there(group: ServedGroup, message_id: str) -> None:
-    """InvalidRequest for a message that never was; one that is gone cannot be taken back any more."""
+    """Raise InvalidRequest for a message that never existed. One that is gone can no longer be cancelled."""
     delivery, place = group.queue_group.place(message_id)
     was_delayed = place.delayed_id is not None and delivery.partition.was_delayed(place.delayed_id)
     if not was_delayed and (place.offset is None or place.offset >= delivery.partition.log.written_end):
@@ -534,17 +534,17 @@ async def show(call: Call) -> Listed:
 
 
 def find(_scan: Scan, group: ServedGroup, message_id: str) -> Listed | None:
-    """A message by its own id, as long as it is not done; a dead letter has another one than the message had."""
+    """A message by its id, unless it is done. A dead letter has a different id than the message had."""
     try:
         found = find_message(group.port, message_id)
     except InvalidRequest:
-        return None  # no id of this queue
+        return None  # not an id of this queue
     if found is None or found.phase == "done" or found.message.id != message_id:
         return None
     return told(found.message)
 
 
-# A message that somebody has in hand, by its receipt: for one who goes on where another process left off.
+# Messages in flight by receipt, for a client that continues where another process stopped.
 
 
 @routes.add(
@@ -563,7 +563,7 @@ async def in_hand(call: Call) -> Delivery:
     return group.delivery(delivery, delivered, state=True)
 
 
-# Everything that is known of one message, for one who asks by its id.
+# Everything that is known of one message, by its id.
 
 
 @routes.add(
@@ -601,7 +601,7 @@ def _whole(_scan: Scan, group: ServedGroup, message_id: str) -> Whole | None:
     )
 
 
-# Bodies by themselves, as they are: large ones are sent piece by piece and are nowhere held as a whole.
+# Bodies alone, as they are. Large ones are streamed and never held in memory as a whole.
 
 
 payload_routes = Routes("messages")

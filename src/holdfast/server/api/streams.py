@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from holdfast.broker.waiters import TaskWaiter, Waiters
+from holdfast.broker.waiters import TaskWaiter
 from holdfast.errors import HoldfastError
 from holdfast.protocol.media import EVENTS, FRAMES, LINES, MSGPACK, ErrorAnswer, encode, fault_of, framed
 from holdfast.protocol.messages import Delivery, Said, Subscribe, WatchQuery
 from holdfast.server.api.queues import existing_group, group_of
+from holdfast.server.api.topics import listening
 from holdfast.server.http.messages import StreamResponse
 from holdfast.server.routing import Routes
 from holdfast.server.served import ServedGroup, Taken, receipts_of, said, within
@@ -22,13 +22,13 @@ routes = Routes("streams")
 
 _AT_ONCE: Final = 100
 _LARGE_BYTES: Final = 256 * 1024
-_LEAST_STATS_S: Final = 0.1  # what is asked for more often costs more than it tells
-_BEATS_PER_S: Final = 500  # of all streams of one caller together
+_LEAST_STATS_S: Final = 0.1  # a shorter interval costs more than it is worth
+_BEATS_PER_S: Final = 500  # heartbeats of all streams of one caller together
 _KEEP_ALIVE: Final = b": \n\n"
 
 
 def _beat_s(call: Call, wanted_s: float) -> float:
-    """How often a stream says that it is alive: the more of them its caller has, the less often each one."""
+    """The heartbeat interval of a stream. It grows with the number of streams that the caller has."""
     return max(wanted_s, call.service.waits.of(call.principal) / _BEATS_PER_S)
 
 
@@ -44,11 +44,11 @@ async def _subscribed(call: Call, *, state: bool) -> StreamResponse:
 async def _deliveries(
     call: Call, group: ServedGroup, wanted: Subscribe, media: str, *, state: bool
 ) -> AsyncIterator[bytes]:
-    """Messages as there is room for them; now and then nothing, so that both ends know of each other."""
+    """Yield messages as the window has room, and empty heartbeats, so that each side notices if the other is gone."""
     service = call.service
     owner = wanted.owner or call.principal.name
     with service.windows.one_more(group, wanted.prefetch) as window, service.waits.one_more(call.principal):
-        yield framed({}, media)  # it has begun
+        yield framed({}, media)  # tells the client that the stream has started
         while not service.leaving and not group.closed:
             found: Taken = []
             beat_s = _beat_s(call, wanted.heartbeat)
@@ -77,7 +77,7 @@ async def _deliveries(
                 content = told() if size <= _LARGE_BYTES else await service.pool.run(lambda _, told=told: told())
                 yield content or framed({}, media)
             except (GeneratorExit, asyncio.CancelledError):
-                await group.give_back(receipts_of(found))  # it did not go out any more
+                await group.give_back(receipts_of(found))  # they were not sent
                 raise
 
 
@@ -133,7 +133,10 @@ async def watch(call: Call) -> StreamResponse:
 
 async def _events(call: Call, group: ServedGroup, query: WatchQuery) -> AsyncIterator[bytes]:
     service = call.service
-    with _arrivals(group) as line, service.waits.one_more(call.principal):
+    with (
+        listening(*(delivery.partition for delivery in group.deliveries)) as line,
+        service.waits.one_more(call.principal),
+    ):
         places = {delivery.number: delivery.partition.log.end for delivery in group.deliveries}
         waiter = TaskWaiter(service.world.clock)
         yield _event("stats", await group.port.stats())
@@ -166,7 +169,7 @@ def _event(name: str, value: object) -> bytes:
 
 
 def _fresh(group: ServedGroup, places: dict[int, int], bodies: bool) -> list[Said]:  # noqa: FBT001  called by a thread
-    """What came since the last look, some of it at a time."""
+    """Messages that arrived since the last call, up to a limit."""
     found: list[Said] = []
     for delivery in list(group.deliveries):
         log = delivery.partition.log
@@ -181,17 +184,3 @@ def _fresh(group: ServedGroup, places: dict[int, int], bodies: bool) -> list[Sai
                 break
         places[delivery.number] = start
     return found
-
-
-@contextmanager
-def _arrivals(group: ServedGroup) -> Iterator[Waiters]:
-    """A line that arrivals wake besides those of the consumers."""
-    line = Waiters()
-    partitions: list[Any] = [delivery.partition for delivery in group.deliveries]
-    for partition in partitions:
-        partition.lines.append(line)
-    try:
-        yield line
-    finally:
-        for partition in partitions:
-            partition.lines.remove(line)

@@ -50,7 +50,7 @@ from holdfast.storage.log import Log
 
 routes = Routes("topics")
 
-_FEW: Final = 100  # messages that are told at once, and not on a thread
+_FEW: Final = 100  # messages that are encoded on the event loop; more go to a thread
 
 
 @routes.add("GET", "/v1/topics", action="read", scope="any", query=TopicsQuery, answers=Topics)
@@ -74,7 +74,7 @@ async def described(call: Call, topic: str) -> TopicInfo:
 
 
 def told_topic(call: Call, info: TopicInfo) -> TopicInfo:
-    """A topic as it is told: with those of its groups that the caller may use."""
+    """The topic, with only those of its groups that the caller may use."""
     principal = call.principal
     return msgspec.structs.replace(
         info,
@@ -134,7 +134,7 @@ async def alter_topic(call: Call) -> TopicInfo:
 
 
 async def altered(call: Call, topic: str, changes: Mapping[str, Any]) -> TopicInfo:
-    """The topic, after it was changed as far as callers may."""
+    """Change settings of a topic within the limits for callers. Returns the changed topic."""
     if "partitions" in changes:
         known = len((await described(call, topic)).partitions)
         check_partitions(changes["partitions"], known, call.service.settings.max_partitions)
@@ -239,7 +239,7 @@ async def read_messages(call: Call) -> Response:
     topic, number = call.path["topic"], partition_of(call)
     with reading(engine.using, topic) as opened:
         chosen = partial(opened.partition, number)
-        partition = await asyncio.to_thread(chosen) if opened.dead else chosen()  # which may have to be made
+        partition = await asyncio.to_thread(chosen) if opened.dead else chosen()  # it may have to be created
         log = partition.log
         offset = log.start if query.offset is None else query.offset
         found = await _read(call, offset, query.limit)
@@ -257,7 +257,7 @@ async def read_messages(call: Call) -> Response:
 def _told(call: Call, found: list[Contents[bytes]], offset: int, log: Log) -> Response:
     query: ReadQuery = call.query
     messages: list[Said] = []
-    next_offset = max(offset, log.end)  # what was looked at and is gone, or damaged, is passed over
+    next_offset = max(offset, log.end)  # skips messages that are gone or damaged
     for message in _within(found, bodies=query.bodies):
         messages.append(call.encoded(message))
         next_offset = message.offset + 1
@@ -272,7 +272,7 @@ async def _read(call: Call, offset: int, limit: int) -> list[Contents[bytes]]:
 
 
 async def _arrived(call: Call, partition: Partition, offset: int, wait_s: float) -> list[Contents[bytes]]:
-    """What comes to the end of a partition, in time."""
+    """Wait for messages at the end of a partition, up to `wait_s`."""
     query: ReadQuery = call.query
     loop = asyncio.get_running_loop()
     until = loop.time() + wait_s
@@ -280,7 +280,7 @@ async def _arrived(call: Call, partition: Partition, offset: int, wait_s: float)
     with listening(partition) as line:
         while True:
             with line.in_line(waiter):
-                found = await _read(call, offset, query.limit)  # what came before we stood in line would wake nobody
+                found = await _read(call, offset, query.limit)  # arrivals before we waited wake nobody
                 left_s = until - loop.time()
                 if found or left_s <= 0:
                     return found
@@ -289,7 +289,7 @@ async def _arrived(call: Call, partition: Partition, offset: int, wait_s: float)
 
 @contextmanager
 def listening(*partitions: Partition) -> Iterator[Waiters]:
-    """A line that arrivals in the partitions wake, besides those of the consumers."""
+    """Waiters that arrivals in the partitions wake, in addition to the consumers."""
     line = Waiters()
     for partition in partitions:
         partition.lines.append(line)
@@ -301,7 +301,7 @@ def listening(*partitions: Partition) -> Iterator[Waiters]:
 
 
 def _within(found: list[Contents[bytes]], *, bodies: bool) -> Iterator[Said]:
-    """As many of the messages as one answer should hold."""
+    """Yield as many of the messages as one answer should hold."""
     size = 0
     for each in found:
         message = said(home_of(each), record_of(each))
@@ -314,7 +314,7 @@ def _within(found: list[Contents[bytes]], *, bodies: bool) -> Iterator[Said]:
         yield message
 
 
-# How topics and all their groups stand, partition by partition: what `holdfast topic`, `group` and `top` show.
+# Topics with all their groups, partition by partition, as `holdfast topic`, `group` and `top` show them.
 
 
 @routes.add(
@@ -329,7 +329,7 @@ async def standing(call: Call) -> Standings:
 
 
 def _look(scan: Scan, call: Call) -> Standings:
-    """Read from the files, as one beside would: nobody waits for it."""
+    """Read the state from the files, as another process would, so that no other call waits."""
     query: StandingQuery = call.query
     found = FolderStatus(call.service.world, call.service.folder)
     if query.topic is not None:
@@ -348,7 +348,7 @@ def _told_standing(call: Call, topics: list[TopicStanding], following: str = "")
 
 
 def _shown(call: Call, topic: TopicStanding) -> TopicStanding:
-    """The topic with those of its groups that the caller may use."""
+    """The topic, with only those of its groups that the caller may use."""
     groups = [group for group in topic.groups if call.principal.may_use(group.mode, group.name)]
     return msgspec.structs.replace(topic, groups=groups)
 

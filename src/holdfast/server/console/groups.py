@@ -14,8 +14,8 @@ from holdfast.api.topics import GroupInfo
 from holdfast.broker.folder.layout import check_name
 from holdfast.broker.streams.offsets import GroupFacts, MemberFacts
 from holdfast.local.listing import until_ms
-from holdfast.protocol.admin import WaitersAt
 from holdfast.protocol.messages import Wire
+from holdfast.server.api.admin import waiters_by_group
 from holdfast.server.api.groups import _facts, _offsets, is_shown
 from holdfast.server.console.overview import OLD_S
 from holdfast.server.console.rendering import SHOWN_BYTES, render
@@ -106,23 +106,13 @@ async def workers(call: Call) -> Response:
     """Lease holders, members of stream groups, and waiting calls."""
     service = call.service
     holders, members = await asyncio.to_thread(_at_work, call)
-    lines = [
-        WaitersAt(
-            topic=group.topic,
-            group=group.group,
-            waiters=len(group.queue_group.waiters),
-            streams=service.windows.of(group),
-        )
-        for group in service.groups()
-        if call.principal.sees(group.topic) and call.principal.may_use_queue_group(group.group)
-    ]
     return render(
         call,
         "workers.html",
         holders=holders[:_MOST],
         left_out=max(len(holders) - _MOST, 0),
         members=members[:_MOST],
-        lines=[line for line in lines if line.waiters or line.streams],
+        lines=waiters_by_group(call),
         waiting=service.waits.waiting,
         most=service.waits.most,
     )
