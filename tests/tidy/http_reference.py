@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from holdfast.protocol.media import JSON
-from holdfast.server.api.admin import audit_routes, metrics_routes
-from holdfast.server.openapi import description_routes
+from holdfast.server.api.admin import audit_routes, description_routes, metrics_routes
 from holdfast.server.routing import Route
 from holdfast.server.server import API
 from tests.tidy.repo import ROOT, with_part

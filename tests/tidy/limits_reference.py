@@ -16,9 +16,8 @@ from holdfast.broker.folder import layout
 from holdfast.delivery import group, where
 from holdfast.large import LARGE_BYTES
 from holdfast.protocol import media, messages
-from holdfast.server import limits, served, turns, waiting
+from holdfast.server import forms, limits, served, turns, waiting
 from holdfast.server.access.tokens import TokenEntry, principal_of
-from holdfast.server.api import enqueue
 from holdfast.server.http import connection
 from holdfast.server.http import messages as unpack
 from holdfast.server.limits import ConnectionLimits
@@ -103,7 +102,7 @@ def _calls() -> list[Limit]:
         Limit("bytes of one answer to a poll", f"{_size(unpack.ANSWER_BYTES)}, or one message"),
         Limit("bytes of one answer to a read by offset", f"{_size(unpack.ANSWER_BYTES)}, or one message"),
         Limit("headers of a message that is sent over HTTP", f"{messages.MOST_HEADERS:,}"),
-        Limit("the `options` of a form", _size(enqueue._MOST_OPTIONS_BYTES)),
+        Limit("the `options` of a form", _size(forms._MOST_OPTIONS_BYTES)),
         Limit("requests that a connection sends ahead of its answers", f"{connection._MOST_WAITING}; then it waits"),
     ]
 

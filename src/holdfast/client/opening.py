@@ -85,7 +85,7 @@ def connect(
     - `body_type`: bytes (the default), str, dict or any type that msgspec supports.
     - `durability`: "fsync", "interval" or "os", for publishing calls that do not choose one.
 
-        with holdfast.connect("http://localhost:8080") as broker:
+        with holdfast.connect("http://127.0.0.1:7700") as broker:
             broker.publish("orders", b"1 book")
     """
     from holdfast.api.sync.broker import Broker
