@@ -245,7 +245,8 @@ def test_stats_in_numbers(run, jobs):
 
 
 def test_traces_are_shown_while_another_owns_the_folder_and_nothing_is_changed(run, jobs):
-    with holdfast.open(jobs, trace_sample=1.0, durability="os") as queue:
+    holdfast.open(jobs, trace_sample=1.0, durability="os").close()  # the owner of a new folder makes its reserve later
+    with holdfast.open(jobs) as queue:
         queue.put(b"x")
         queue.get().ack()
         before = everything(jobs)
