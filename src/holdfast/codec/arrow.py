@@ -1,6 +1,6 @@
 """Frames to Arrow and numpy columns and back, whole columns at a time, without an object per message.
 
-Needs pyarrow and numpy (extra `spark`). Large frames pass on their buffers. For small ones, where a buffer each would
+Needs pyarrow and numpy (extra `arrow`). Large frames pass on their buffers. For small ones, where a buffer each would
 cost more than its content, the items are gathered first; those of single-message frames are decoded together.
 """
 
