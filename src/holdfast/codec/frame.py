@@ -30,10 +30,10 @@ a message, or a stale block, is never taken for a frame.
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from itertools import compress as itertools_compress
 from struct import Struct
 from typing import Final
 
@@ -379,7 +379,7 @@ class Frame:
         everything = range(self.base_offset, self.next_offset)
         if not self.is_sparse:
             return everything
-        return list(itertools_compress(everything, self.columns().kept() or ()))
+        return list(itertools.compress(everything, self.columns().kept() or ()))
 
     def columns(self) -> Columns:
         """Return the body's columns, uncompressed; removed messages still have their rows."""
@@ -409,7 +409,7 @@ class Frame:
         """Return the messages' payloads, in order."""
         kept = self.columns().kept() if self.header.columns & REMOVED else None
         values = self.values_in_place()
-        return values if kept is None else list(itertools_compress(values, kept))
+        return values if kept is None else list(itertools.compress(values, kept))
 
     def values_in_place(self) -> list[bytes]:
         """Return the payloads, with an empty one for each message that was removed."""
@@ -454,7 +454,7 @@ class Frame:
             [header.epoch] * count,
         )
         kept = columns.kept()
-        return list(rows if kept is None else itertools_compress(rows, kept))
+        return list(rows if kept is None else itertools.compress(rows, kept))
 
 
 def read_frame(buffer: memoryview, at: int, position: int, *, max_raw_bytes: int) -> Frame:

@@ -44,7 +44,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 # Defined once: `int | float` inside a function would be built again at every call.
 _NUMBERS: Final = (int, float)
-_PLAIN_FACTS: Final = (str, int, float)
+_SCALARS: Final = (str, int, float)
 _BYTES: Final = (bytes, bytearray, memoryview)
 
 
@@ -132,7 +132,7 @@ def contains(container: Any, value: Any) -> bool | None:
 
 
 def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, _PLAIN_FACTS):
+    if value is None or isinstance(value, _SCALARS):
         return value
     if isinstance(value, _BYTES):
         return bytes(value).decode("utf-8", "surrogateescape")

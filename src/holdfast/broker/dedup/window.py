@@ -50,7 +50,7 @@ from holdfast.broker.dedup.runs import (
     run_name,
 )
 from holdfast.broker.messages import Draft, Manner, Place, Publication, first_place, with_dedup_ids
-from holdfast.broker.messages import reference_of as messages_reference_of
+from holdfast.broker.messages import reference_of as place_reference_of
 from holdfast.broker.metrics import Metrics
 from holdfast.broker.partition import Partition
 from holdfast.env import Disk, World
@@ -476,7 +476,7 @@ class Duplicates:
             publication = partition.store(fresh, manner)
             for draft, place in zip(fresh, publication.places, strict=True):
                 if draft.dedup_id is not None:
-                    index.add(draft.dedup_id, messages_reference_of(place, number), now_ms)
+                    index.add(draft.dedup_id, place_reference_of(place, number), now_ms)
         if known:
             self._metrics.duplicates.add(len(known))
             self._add_duplicates(publication, known, number, len(drafts))
@@ -486,7 +486,7 @@ class Duplicates:
         fresh = publication.places
         rest = iter(fresh)
         firsts = {
-            i: first_place(messages_reference_of(fresh[-1 - found], number) if found < 0 else found)
+            i: first_place(place_reference_of(fresh[-1 - found], number) if found < 0 else found)
             for i, found in known.items()
         }
         publication.places = [firsts.get(i) or next(rest) for i in range(count)]
@@ -595,11 +595,11 @@ class Duplicates:
         partition.keep_for_dedup(covered)
         for record, dedup_id in with_dedup_ids(partition.log, covered.partition.offset):
             place = Place(record.offset)
-            index.add(dedup_id, messages_reference_of(place, number), record.timestamp_ns // 1_000_000)
+            index.add(dedup_id, place_reference_of(place, number), record.timestamp_ns // 1_000_000)
         if partition.delayed is not None:
             for record, dedup_id in with_dedup_ids(partition.delayed.intake, covered.intake.offset):
                 place = Place(None, record.offset)
-                index.add(dedup_id, messages_reference_of(place, number), record.timestamp_ns // 1_000_000)
+                index.add(dedup_id, place_reference_of(place, number), record.timestamp_ns // 1_000_000)
 
     def _covered(self, index: DedupIndex) -> tuple[Covered, ...]:
         """Return the positions up to which a save that begins now covers every log."""

@@ -403,7 +403,7 @@ class GroupNote(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.positions[number] if number < len(self.positions) else None
 
 
-_decode_policy = msgspec.json.Decoder(GroupNote).decode
+_decode_note = msgspec.json.Decoder(GroupNote).decode
 
 
 class GroupNotes:
@@ -428,7 +428,7 @@ class GroupNotes:
         if content is None:
             return GroupNote()
         try:
-            return _decode_policy(unsealed(content, path))
+            return _decode_note(unsealed(content, path))
         except msgspec.MsgspecError as error:
             raise CorruptData(
                 f"{path} cannot be read: {error}. Restore it from a backup, or remove it: the group then has the "

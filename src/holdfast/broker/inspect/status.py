@@ -33,7 +33,7 @@ from holdfast.broker.folder.layout import (
 from holdfast.broker.journal import SNAPSHOT, Journal, SnapshotFiles, damaged_snapshot, newest_snapshot
 from holdfast.broker.streams.offsets import CommitTable, CommittedOffset, decode_event, decode_image
 from holdfast.broker.streams.queries import list_queries
-from holdfast.delivery.events import decode_event as events_decode_event
+from holdfast.delivery.events import decode_event as decode_delivery_event
 from holdfast.delivery.group import Group, IllegalMove
 from holdfast.delivery.image import group_of
 from holdfast.env import World
@@ -431,20 +431,20 @@ def replayed_group(world: World, folder: str, start: int = 0, end: int | None = 
     """
     for _ in range(TRIES - 1):
         try:
-            return _replayed_journals(world, folder, start, end)
+            return _replayed_journal(world, folder, start, end)
         except (OSError, HoldfastError):
             continue  # an owner changed it in the meantime, or it is damaged, and then it fails again
-    return _replayed_journals(world, folder, start, end)
+    return _replayed_journal(world, folder, start, end)
 
 
-def _replayed_journals(world: World, folder: str, start: int, end: int | None) -> ReplayedJournal:
+def _replayed_journal(world: World, folder: str, start: int, end: int | None) -> ReplayedJournal:
     if not holds_log(world, folder):
         return ReplayedJournal(Group(start), known=False, wrong=[])
     snapshot, name = newest_snapshot(world, folder)
     group = Group(start) if snapshot is None else group_of(snapshot.image)
     at = 0 if snapshot is None else snapshot.position
     means = Journal.damage_means
-    wrong = replay_beside(world, folder, at, name, lambda value: group.apply(events_decode_event(value)), means, end)
+    wrong = replay_beside(world, folder, at, name, lambda value: group.apply(decode_delivery_event(value)), means, end)
     return ReplayedJournal(group, known=snapshot is not None, wrong=wrong)
 
 

@@ -36,7 +36,7 @@ from holdfast.errors import (
 )
 from holdfast.model import BodyKind, Durability, Retained
 from holdfast.producing.core import producer_settings
-from holdfast.protocol import locks as protocol_wire
+from holdfast.protocol import locks as locks_wire
 from holdfast.protocol import topics as wire
 from holdfast.protocol import topics as wire_groups
 from holdfast.protocol.admin import Steps
@@ -363,7 +363,7 @@ class AsyncRemoteLocksPort:
         while True:
             left_s = _MOST_WAIT_S if until_ns is None else max((until_ns - clock.monotonic_ns()) / 1e9, 0)
             wait_s = min(left_s, _MOST_WAIT_S) if wanted.waits else 0
-            body = protocol_wire.AcquireLock(
+            body = locks_wire.AcquireLock(
                 owner=wanted.owner, lease=wanted.lease_ms / 1000, wait=wait_s, if_not_exists=wanted.if_not_exists
             )
             try:
@@ -375,23 +375,19 @@ class AsyncRemoteLocksPort:
             return lock
 
     async def keepalive(self, lease_id: str, lease_ms: int | None) -> Lock:
-        body = protocol_wire.KeepLock(lease_id=lease_id, lease=None if lease_ms is None else lease_ms / 1000)
+        body = locks_wire.KeepLock(lease_id=lease_id, lease=None if lease_ms is None else lease_ms / 1000)
         kept: Lock = await self._calls.ask("POST", _path(lease_id, "keepalive"), Lock, body)
         return kept
 
     async def release(self, lease_id: str) -> None:
         try:
-            await self._calls.ask(
-                "POST", _path(lease_id, "release"), None, protocol_wire.ReleaseLock(lease_id=lease_id)
-            )
+            await self._calls.ask("POST", _path(lease_id, "release"), None, locks_wire.ReleaseLock(lease_id=lease_id))
         except LeaseLost as error:
             if not getattr(error, "repeated", False):  # otherwise an earlier attempt has done it
                 raise
 
     async def force_release(self, name: str) -> bool:
-        done: protocol_wire.LockReleased = await self._calls.ask(
-            "DELETE", path_of("locks", name), protocol_wire.LockReleased
-        )
+        done: locks_wire.LockReleased = await self._calls.ask("DELETE", path_of("locks", name), locks_wire.LockReleased)
         return done.released
 
     async def describe(self, name: str) -> LockInfo:
@@ -399,7 +395,7 @@ class AsyncRemoteLocksPort:
         return info
 
     async def held_locks(self) -> list[LockInfo]:
-        found: protocol_wire.HeldLocks = await self._calls.ask("GET", path_of("locks"), protocol_wire.HeldLocks)
+        found: locks_wire.HeldLocks = await self._calls.ask("GET", path_of("locks"), locks_wire.HeldLocks)
         return found.locks
 
     def keep(self, lock: Lock) -> RemoteKeptLock:
@@ -429,11 +425,11 @@ class AsyncRemoteLocksPort:
 
     async def remove_document(self, name: str, version: int | None, lease_id: str | None) -> bool:
         path = path_of("state", name, version=version, lease_id=lease_id)
-        done: protocol_wire.DocumentRemoved = await self._calls.ask("DELETE", path, protocol_wire.DocumentRemoved)
+        done: locks_wire.DocumentRemoved = await self._calls.ask("DELETE", path, locks_wire.DocumentRemoved)
         return done.removed
 
     async def document_names(self) -> list[str]:
-        found: protocol_wire.DocumentNames = await self._calls.ask("GET", path_of("state"), protocol_wire.DocumentNames)
+        found: locks_wire.DocumentNames = await self._calls.ask("GET", path_of("state"), locks_wire.DocumentNames)
         return found.names
 
 

@@ -26,7 +26,7 @@ from holdfast.model import Record
 from holdfast.protocol.messages import InGroup, Name
 from holdfast.server.api.topics import described
 from holdfast.server.console.overview import OLD_S, QueueRates, QueueRow, spark_of
-from holdfast.server.console.overview import row_of as overview_row_of
+from holdfast.server.console.overview import row_of as queue_row_of
 from holdfast.server.console.rendering import plain, preview, render
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
@@ -75,7 +75,7 @@ async def head_of(call: Call, rates: QueueRates, group: ServedGroup | None) -> d
         row = QueueRow(topic=name, messages=messages, spark=spark_of(rates.of(name)))
     else:
         now_ns = call.service.world.clock.now_ns()
-        row = await asyncio.to_thread(overview_row_of, group.queue_group.topic, group.queue_group, rates, now_ns)
+        row = await asyncio.to_thread(queue_row_of, group.queue_group.topic, group.queue_group, rates, now_ns)
     chosen = None if group is None or group.group == DEFAULT_GROUP else group.group
     return {
         "queue": name,
