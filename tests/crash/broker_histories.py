@@ -12,9 +12,9 @@ from holdfast.env.sim.disk import SimulatedDisk
 from tests.crash.broker_promises import (
     MAX_ATTEMPTS,
     STREAM,
-    GroupTold,
-    Told,
-    TopicTold,
+    GroupPromises,
+    Promises,
+    TopicPromises,
     check_promises,
     records_of,
     small_broker,
@@ -37,16 +37,18 @@ WEIGHTS: dict[str, float] = {
 class BrokerHistory:
     """One random life of a broker; `on_cut_point` is called after every change of the disk."""
 
-    def __init__(self, seed: int, *, durability: str, maps: bool = True, on_cut_point: Any = None) -> None:
+    def __init__(
+        self, seed: int, *, durability: str, maps: bool = True, on_cut_point: Any = None, disk: Any = None
+    ) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
         self.durability = durability
-        self.disk = SimulatedDisk(maps=maps)
+        self.disk = disk or SimulatedDisk(maps=maps)
         self.ids = SeededIds(seed)
         self.clock = ManualClock()
         self.clock.advance(seconds=5_000)
-        self.told = Told()
-        self.held: list[tuple[TopicTold, GroupTold, Any]] = []
+        self.promises = Promises()
+        self.held: list[tuple[TopicPromises, GroupPromises, Any]] = []
         self.consumer: Any = None
         self._on_cut_point = on_cut_point
         self.steps: list[str] = []
@@ -79,94 +81,96 @@ class BrokerHistory:
     # Topics
 
     def there(self) -> list[str]:
-        return [name for name, topic in self.told.topics.items() if topic.there == {True}]
+        return [name for name, topic in self.promises.topics.items() if topic.there == {True}]
 
-    def some_topic(self) -> tuple[str, TopicTold] | tuple[None, None]:
+    def some_topic(self) -> tuple[str, TopicPromises] | tuple[None, None]:
         names = self.there()
         if not names:
             return None, None
         name = self.rng.choice(names)
-        return name, self.told.topics[name]
+        return name, self.promises.topics[name]
 
     def create_topic(self, name: str | None = None, partitions: int | None = None) -> None:
-        missing = [each for each in TOPICS if each not in self.told.topics or self.told.topics[each].there == {False}]
+        missing = [
+            each for each in TOPICS if each not in self.promises.topics or self.promises.topics[each].there == {False}
+        ]
         if not missing or name not in (None, *missing):
             return
         name = name or self.rng.choice(missing)
         partitions, attempts = partitions or self.rng.randint(1, 3), self.rng.choice([MAX_ATTEMPTS, 4])
-        told = self.told.topics[name] = TopicTold({True, False}, {partitions}, {attempts})
-        told.id = self.broker.create_topic(name, partitions=partitions, max_attempts=attempts).id
-        told.there = {True}
+        promises = self.promises.topics[name] = TopicPromises({True, False}, {partitions}, {attempts})
+        promises.id = self.broker.create_topic(name, partitions=partitions, max_attempts=attempts).id
+        promises.there = {True}
 
     def delete_topic(self) -> None:
-        name, told = self.some_topic()
-        if told is None:
+        name, promises = self.some_topic()
+        if promises is None:
             return
-        told.there = {True, False}
-        self.held = [each for each in self.held if each[0] is not told]
+        promises.there = {True, False}
+        self.held = [each for each in self.held if each[0] is not promises]
         self.broker.delete_topic(name)
-        told.there = {False}
+        promises.there = {False}
 
     def add_partitions(self) -> None:
-        name, told = self.some_topic()
-        if told is None or max(told.partitions) >= 4:
+        name, promises = self.some_topic()
+        if promises is None or max(promises.partitions) >= 4:
             return
         count = len(self.broker.describe_topic(str(name)).partitions)
-        told.partitions = told.partitions | {count, count + 1}
+        promises.partitions = promises.partitions | {count, count + 1}
         assert len(self.broker.add_partitions(name, 1).partitions) == count + 1
-        told.partitions = {count + 1}
+        promises.partitions = {count + 1}
 
     def alter_topic(self) -> None:
-        name, told = self.some_topic()
-        if told is None:
+        name, promises = self.some_topic()
+        if promises is None:
             return
         wanted = self.rng.choice([2, 4, 5, 6])
-        told.max_attempts = told.max_attempts | {wanted}
+        promises.max_attempts = promises.max_attempts | {wanted}
         self.broker.alter_topic(name, max_attempts=wanted)
-        told.max_attempts = {wanted}
+        promises.max_attempts = {wanted}
 
     # Publishing
 
     def publish(self) -> None:
-        name, told = self.some_topic()
-        if told is not None:
+        name, promises = self.some_topic()
+        if promises is not None:
             message = self.new_message()
-            self._publish(name, told, [message], self.rng.choice([None, 0]))
+            self._publish(name, promises, [message], self.rng.choice([None, 0]))
 
     def publish_many(self) -> None:
         """To several partitions at once."""
-        name, told = self.some_topic()
-        if told is not None:
-            self._publish(name, told, [self.new_message() for _ in range(self.rng.randint(2, 6))], None)
+        name, promises = self.some_topic()
+        if promises is not None:
+            self._publish(name, promises, [self.new_message() for _ in range(self.rng.randint(2, 6))], None)
 
     def new_message(self) -> NewMessage:
-        n = self.told.next
-        self.told.next += 1
+        n = self.promises.next
+        self.promises.next += 1
         key = f"k{self.rng.randint(0, 9)}" if self.rng.random() < 0.7 else None
         return NewMessage(body=b"%d " % n + bytes(self.rng.choice([0, 0, 30, 300, 900])), key=key)
 
-    def _publish(self, name: Any, told: TopicTold, messages: list[NewMessage], partition: int | None) -> None:
+    def _publish(self, name: Any, promises: TopicPromises, messages: list[NewMessage], partition: int | None) -> None:
         numbers = {number_of(message.body) for message in messages}
-        for group in told.groups.values():
+        for group in promises.groups.values():
             group.owed |= numbers
         if partition is not None:
-            told.batches.append(numbers)
+            promises.batches.append(numbers)
         how = self.rng.choice([None, None, "fsync", "os"])
         stored = self.broker.publish_many(name, messages, partition=partition, durability=how)
-        told.published |= numbers
+        promises.published |= numbers
         if all(each.durability == "fsync" for each in stored):
-            told.durable |= numbers
+            promises.durable |= numbers
 
     # Groups in queue mode
 
     def make_group(self, start: str | None = None, attempts: int | None = None) -> None:
-        name, told = self.some_topic()
-        missing = [] if told is None else [each for each in GROUPS if each not in told.groups]
-        if told is None or not missing:
+        name, promises = self.some_topic()
+        missing = [] if promises is None else [each for each in GROUPS if each not in promises.groups]
+        if promises is None or not missing:
             return
         group, start = self.rng.choice(missing), start or self.rng.choice(["earliest", "latest"])
         attempts = attempts or self.rng.choice([None, None, 2])
-        made = told.groups[group] = GroupTold({True, False}, {attempts})
+        made = promises.groups[group] = GroupPromises({True, False}, {attempts})
         if start == "earliest":
             made.owed = {
                 number_of(record.value) for records in records_of(self.broker, str(name)) for record in records
@@ -174,44 +178,44 @@ class BrokerHistory:
         self.broker.group(str(name), group, start=start, **({} if attempts is None else {"max_attempts": attempts}))
         made.there = {True}
 
-    def some_group(self) -> tuple[str, TopicTold, str, GroupTold] | None:
+    def some_group(self) -> tuple[str, TopicPromises, str, GroupPromises] | None:
         found = [
-            (name, self.told.topics[name], group, told)
+            (name, self.promises.topics[name], group, promises)
             for name in self.there()
-            for group, told in self.told.topics[name].groups.items()
+            for group, promises in self.promises.topics[name].groups.items()
         ]
         return self.rng.choice(found) if found else None
 
     def delete_group(self) -> None:
         if chosen := self.some_group():
-            name, topic, group, told = chosen
-            told.there = {True, False}
-            self.held = [each for each in self.held if each[1] is not told]
+            name, topic, group, promises = chosen
+            promises.there = {True, False}
+            self.held = [each for each in self.held if each[1] is not promises]
             self.broker.delete_group(group, name)
             del topic.groups[group]
 
     def receive(self, count: int | None = None) -> None:
         if chosen := self.some_group():
-            name, topic, group, told = chosen
+            name, topic, group, promises = chosen
             for message in self.broker.group(name, group).receive_many(count or self.rng.randint(1, 4), timeout=0):
                 n = number_of(message.raw)
-                assert n in told.owed, f"{n} is not for {group}"
-                assert n not in told.ended or n in told.replayed, f"{n} was done, and came back"
-                self.held.append((topic, told, message))
+                assert n in promises.owed, f"{n} is not for {group}"
+                assert n not in promises.ended or n in promises.replayed, f"{n} was done, and came back"
+                self.held.append((topic, promises, message))
 
     def ack(self) -> None:
         durability = self.rng.choice([None, None, "fsync"])
 
-        def ack(told: GroupTold, message: Any) -> None:
-            told.ending.add(number_of(message.raw))
+        def ack(promises: GroupPromises, message: Any) -> None:
+            promises.ending.add(number_of(message.raw))
             message.ack(durability=durability)
 
         settled = self._settle(ack)
         if settled is not None:
-            told, n = settled
-            told.ended.add(n)
-            if durability == "fsync" and n not in told.replayed:
-                told.done.add(n)
+            promises, n = settled
+            promises.ended.add(n)
+            if durability == "fsync" and n not in promises.replayed:
+                promises.done.add(n)
 
     def nack(self) -> None:
         self._settle(lambda _, message: message.nack(delay=self.rng.choice([None, 0, 3]), error="no"))
@@ -221,42 +225,44 @@ class BrokerHistory:
         if settled is not None and settled[1] not in settled[0].replayed:
             settled[0].buried.add(settled[1])
 
-    def _settle(self, call: Any) -> tuple[GroupTold, int] | None:
+    def _settle(self, call: Any) -> tuple[GroupPromises, int] | None:
         if not self.held:
             return None
-        _, told, message = self.held.pop(self.rng.randrange(len(self.held)))
+        _, promises, message = self.held.pop(self.rng.randrange(len(self.held)))
         try:
-            call(told, message)
+            call(promises, message)
         except LeaseLost:
             return None
-        return told, number_of(message.raw)
+        return promises, number_of(message.raw)
 
     def redrive(self) -> None:
         if chosen := self.some_group():
-            name, _, group, told = chosen
+            name, _, group, promises = chosen
             dead = self.broker.group(name, group).dead
             letters = dead.list()
             some = self.rng.sample(letters, min(len(letters), 2))
             numbers = {number_of(letter.raw) for letter in some}
-            told.buried -= numbers
-            told.dead -= numbers
+            promises.buried -= numbers
+            promises.dead -= numbers
             assert dead.redrive([letter.id for letter in some]).done == len(some)
 
     def reset_queue(self) -> None:
         if chosen := self.some_group():
-            name, _, group, told = chosen
+            name, _, group, promises = chosen
             to = self.rng.choice(["earliest", "latest"])
             view = view_of(self.broker, name, group)
             if to == "earliest":
                 kept = {number_of(record.value) for part in records_of(self.broker, name) for record in part}
-                told.ending |= kept - told.owed  # what was there before it began may come, once the call has answered
-                told.owed |= kept
-                told.replay(kept)
+                promises.ending |= (
+                    kept - promises.owed
+                )  # what was there before it began may come, once the call has answered
+                promises.owed |= kept
+                promises.replay(kept)
             else:
-                told.ending |= set(view.live)
+                promises.ending |= set(view.live)
             self.broker.reset_offsets(group, name, to=to)
             if to == "earliest":
-                told.ending -= kept
+                promises.ending -= kept
 
     def compact(self) -> None:
         if chosen := self.some_group():
@@ -268,18 +274,18 @@ class BrokerHistory:
 
     def join(self) -> None:
         if self.consumer is None and self.there():
-            self.told.stream = self.told.stream | {True}
+            self.promises.stream = self.promises.stream | {True}
             for name in self.there():
-                topic = self.told.topics[name]
+                topic = self.promises.topics[name]
                 for number in range(max(topic.partitions)):
                     start = self.broker.describe_topic(name).partitions[number].start
                     topic.committed.setdefault(number, [])
                     if not topic.committed[number]:
                         self._committing({(name, number): start})
             self.consumer = self.broker.consumer(self.there(), group=STREAM)
-            self.told.stream = {True}
-            self._committed({place: self.consumer.committed(*place) for place in self.told.committing})
-            self.told.commits_synced()
+            self.promises.stream = {True}
+            self._committed({place: self.consumer.committed(*place) for place in self.promises.committing})
+            self.promises.commits_synced()
 
     def poll(self) -> None:
         if self.consumer is not None:
@@ -290,7 +296,7 @@ class BrokerHistory:
         if self.consumer is None:
             return
         durability = self.rng.choice([None, "fsync"])
-        ids = {name: self.told.topics[name].id for name in self.there()}
+        ids = {name: self.promises.topics[name].id for name in self.there()}
         offsets = {  # it may still have partitions of a topic that is gone, and not know
             place: feed.given
             for place, feed in self.consumer._port.partitions.items()
@@ -301,20 +307,20 @@ class BrokerHistory:
             self.consumer.commit(durability=durability)
         except UnknownTopic:  # then nothing is: it will hear of that with the next poll
             assert len(offsets) < len(self.consumer.assignment())
-            self.told.committing = {}
+            self.promises.committing = {}
             return
         self._committed(offsets)
         if durability == "fsync":
-            self.told.commits_synced()
+            self.promises.commits_synced()
 
     def _committing(self, offsets: dict[tuple[str, int], int]) -> None:
         for place, offset in offsets.items():
-            self.told.committing.setdefault(place, set()).add(offset)
+            self.promises.committing.setdefault(place, set()).add(offset)
 
     def _committed(self, offsets: dict[tuple[str, int], int]) -> None:
         for (name, number), offset in offsets.items():
-            self.told.topics[name].committed.setdefault(number, []).append(offset)
-        self.told.committing = {}
+            self.promises.topics[name].committed.setdefault(number, []).append(offset)
+        self.promises.committing = {}
 
     def leave(self) -> None:
         if self.consumer is not None:
@@ -323,7 +329,7 @@ class BrokerHistory:
 
     def reset_stream(self) -> None:
         name, topic = self.some_topic()
-        if topic is None or self.told.stream != {True}:
+        if topic is None or self.promises.stream != {True}:
             return
         self.leave()
         to = self.rng.choice(["earliest", "latest", 3])
@@ -332,22 +338,22 @@ class BrokerHistory:
         self._committing(offsets)
         self.broker.reset_offsets(STREAM, str(name), to=to)
         self._committed(offsets)
-        self.told.commits_synced()
+        self.promises.commits_synced()
 
     def delete_stream(self) -> None:
-        if self.told.stream == {True}:
+        if self.promises.stream == {True}:
             self.leave()
-            self.told.stream = {True, False}
+            self.promises.stream = {True, False}
             self.broker.delete_group(STREAM)
-            self.told.stream = {False}
-            for topic in self.told.topics.values():
+            self.promises.stream = {False}
+            for topic in self.promises.topics.values():
                 topic.committed.clear()
 
     # Time and restarts
 
     def sync(self) -> None:
         self.broker.sync()
-        self.told.sync()
+        self.promises.sync()
 
     def wait(self) -> None:
         self.clock.advance(ms=self.rng.choice([1, 200, 1_100, 6_000, 30_000]))
@@ -355,7 +361,7 @@ class BrokerHistory:
 
     def reopen(self) -> None:
         self.close()
-        self.told.sync()
+        self.promises.sync()
         self._restart()
 
     def close(self) -> None:
@@ -387,17 +393,17 @@ class BrokerHistory:
     def _learn(self) -> None:
         """What is there now will stay; what is not is gone for ever."""
         for name in self.there():
-            topic = self.told.topics[name]
+            topic = self.promises.topics[name]
             stored = {number_of(record.value) for part in records_of(self.broker, name) for record in part}
             topic.published, topic.durable = set(stored), set(stored)
-            for group, told in topic.groups.items():
+            for group, promises in topic.groups.items():
                 view = view_of(self.broker, name, group)
-                told.ended = told.owed - set(view.all) - told.replayed
-                told.ending -= set(view.all)
-                told.buried = set(view.dead) - told.replayed
-                told.done, told.dead = set(told.ended), set(told.buried)
-                told.owed &= stored | set(view.all)
-            if self.told.stream == {True}:
+                promises.ended = promises.owed - set(view.all) - promises.replayed
+                promises.ending -= set(view.all)
+                promises.buried = set(view.dead) - promises.replayed
+                promises.done, promises.dead = set(promises.ended), set(promises.buried)
+                promises.owed &= stored | set(view.all)
+            if self.promises.stream == {True}:
                 group = self.broker._port.engine.streams.group(STREAM)
                 with self.broker._port.engine.using(name) as opened:
                     for number in topic.committed:

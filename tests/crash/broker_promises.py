@@ -48,7 +48,7 @@ def small_broker(disk: SimulatedDisk, clock: ManualClock, ids: SeededIds, *, dur
 
 
 @dataclass
-class GroupTold:
+class GroupPromises:
     """A group in queue mode. `there` is every answer that would be right."""
 
     there: set[bool]
@@ -73,7 +73,7 @@ class GroupTold:
 
 
 @dataclass
-class TopicTold:
+class TopicPromises:
     """A topic: each field is every answer that would be right."""
 
     there: set[bool]
@@ -83,17 +83,17 @@ class TopicTold:
     published: set[int] = field(default_factory=set)  # the call has returned
     durable: set[int] = field(default_factory=set)  # and it was synced
     batches: list[set[int]] = field(default_factory=list)  # each stored wholly or not at all
-    groups: dict[str, GroupTold] = field(default_factory=dict)
+    groups: dict[str, GroupPromises] = field(default_factory=dict)
     trimmed: bool = False  # somebody has let go of what all groups are through with
     committed: dict[int, list[int]] = field(default_factory=dict)  # partition -> commits since the last that was synced
 
 
 @dataclass
-class Told:
+class Promises:
     """All of it."""
 
     next: int = 0
-    topics: dict[str, TopicTold] = field(default_factory=dict)
+    topics: dict[str, TopicPromises] = field(default_factory=dict)
     stream: set[bool] = field(default_factory=lambda: {False})  # whether there is the group in stream mode
     committing: dict[tuple[str, int], set[int]] = field(default_factory=dict)  # begun, and not answered
 
@@ -152,23 +152,25 @@ def view_of(broker: Broker, name: str, group: str) -> View:
 
 def check_promises(history: BrokerHistory, broker: Broker, *, killed: bool = False) -> None:
     """Hold what is there against what was promised by then."""
-    check_catalog(history.told, broker)
+    check_catalog(history.promises, broker)
     for name in broker.topics():
-        topic = history.told.topics[name]
+        topic = history.promises.topics[name]
         check_log(topic, name, broker, killed=killed)
         found = set(broker.describe_topic(name).groups)
-        for group, told in topic.groups.items():
-            assert (group in found) in told.there, f"group {group} of {name}: {group in found}, not {told.there}"
+        for group, promises in topic.groups.items():
+            assert (group in found) in promises.there, (
+                f"group {group} of {name}: {group in found}, not {promises.there}"
+            )
             if group in found:
-                check_group(topic, told, name, group, broker, killed=killed)
+                check_group(topic, promises, name, group, broker, killed=killed)
         assert found <= set(topic.groups), f"nobody made {found - set(topic.groups)}"
     check_stream(history, broker, killed=killed)
 
 
-def check_catalog(told: Told, broker: Broker) -> None:
+def check_catalog(promises: Promises, broker: Broker) -> None:
     """Each topic is wholly there or wholly not, with its settings; nothing half made or half deleted is left."""
     names = set(broker.topics())
-    for name, topic in told.topics.items():
+    for name, topic in promises.topics.items():
         assert (name in names) in topic.there, f"{name} is {'' if name in names else 'not '}there"
         if name in names:
             facts = broker.describe_topic(name)
@@ -176,14 +178,14 @@ def check_catalog(told: Told, broker: Broker) -> None:
             assert len(facts.partitions) in topic.partitions, f"{name}: {len(facts.partitions)} partitions"
             found = facts.settings.get("max_attempts", 5)
             assert found in topic.max_attempts, f"{name}: max_attempts={found}, not {topic.max_attempts}"
-    assert names <= set(told.topics), f"nobody made {names - set(told.topics)}"
+    assert names <= set(promises.topics), f"nobody made {names - set(promises.topics)}"
     disk = broker._port.engine.world.disk
     if disk.exists(f"{FOLDER}/topics"):
         left = {name.removesuffix(".dlq") for name in disk.names(f"{FOLDER}/topics")} - {"__traces"}
         assert left <= names, f"{left - names} were left behind"
 
 
-def check_log(topic: TopicTold, name: str, broker: Broker, *, killed: bool) -> None:
+def check_log(topic: TopicPromises, name: str, broker: Broker, *, killed: bool) -> None:
     """Every message that was promised is there once, in the order of publishing; batches are whole."""
     promised = topic.published if killed else topic.durable
     found: Counter[int] = Counter()
@@ -199,41 +201,43 @@ def check_log(topic: TopicTold, name: str, broker: Broker, *, killed: bool) -> N
             assert not batch & set(found) or batch <= set(found), f"half of the batch {batch}"
 
 
-def check_group(topic: TopicTold, told: GroupTold, name: str, group: str, broker: Broker, *, killed: bool) -> None:
+def check_group(
+    topic: TopicPromises, promises: GroupPromises, name: str, group: str, broker: Broker, *, killed: bool
+) -> None:
     """The group has what it is owed and has not settled, each once."""
     view = view_of(broker, name, group)
-    promised = (topic.published if killed else topic.durable) & told.owed
-    for n in sorted(promised - told.ending):
+    promised = (topic.published if killed else topic.durable) & promises.owed
+    for n in sorted(promised - promises.ending):
         assert view.all[n], f"{n} was promised to {group}, and is lost"
-    for n in sorted((told.ended if killed else told.done) - told.replayed):
+    for n in sorted((promises.ended if killed else promises.done) - promises.replayed):
         assert not view.all[n], f"{n} was done for {group}, and is back (live {view.live[n]}, dead {view.dead[n]})"
     for n, count in view.all.items():
-        assert count == 1 or n in told.replayed, f"{n} is there {count} times for {group}"
-        assert n in told.owed, f"{n} is not for {group}"
-    for n in sorted((told.buried if killed else told.dead) - told.replayed - told.ending):
+        assert count == 1 or n in promises.replayed, f"{n} is there {count} times for {group}"
+        assert n in promises.owed, f"{n} is not for {group}"
+    for n in sorted((promises.buried if killed else promises.dead) - promises.replayed - promises.ending):
         assert view.dead[n] == 1, f"{n} was a dead letter of {group}, and is not (live {view.live[n]})"
     with broker._port.engine.using(name) as opened:
         found = opened.groups[group].settings.max_attempts
-        allowed = {each for own in told.max_attempts for each in ({own} if own is not None else topic.max_attempts)}
+        allowed = {each for own in promises.max_attempts for each in ({own} if own is not None else topic.max_attempts)}
         assert found in allowed, f"{group} has max_attempts={found}, not {allowed}"
 
 
 def check_stream(history: BrokerHistory, broker: Broker, *, killed: bool) -> None:
     """The group in stream mode goes on where it was told to."""
-    told, there = history.told, STREAM in broker._port.engine.streams.names()
-    assert there in told.stream, f"{STREAM} is {'' if there else 'not '}there"
+    promises, there = history.promises, STREAM in broker._port.engine.streams.names()
+    assert there in promises.stream, f"{STREAM} is {'' if there else 'not '}there"
     if not there:
         return
     group = broker._port.engine.streams.group(STREAM)
     for name in broker.topics():
-        for number, line in told.topics[name].committed.items():
+        for number, line in promises.topics[name].committed.items():
             with broker._port.engine.using(name) as topic:
                 found, end = group.committed(topic, number), topic.partitions[number].log.end
             allowed = set(line[-1:] if killed else line)
-            allowed |= told.committing.get((name, number), set())
+            allowed |= promises.committing.get((name, number), set())
             if found is None and not line:
                 continue  # it has not begun there
-            if told.stream == {True}:
+            if promises.stream == {True}:
                 least = {min(offset, end) for offset in allowed}
                 assert found in least, f"{STREAM} goes on at {found} in {number} of {name}, not at {least}"
 

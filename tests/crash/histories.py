@@ -26,7 +26,7 @@ def small_settings(**changes) -> LogSettings:
 
 
 @dataclass
-class Told:
+class Promises:
     """What the log was told and what it answered: the model that a cut is held against."""
 
     written: dict[tuple[int, int], bytes] = field(default_factory=dict)  # (epoch, offset) -> value, also unfinished
@@ -46,7 +46,7 @@ class History:
         self.disk = SimulatedDisk(maps=maps)
         self.ids = SeededIds(seed)
         self.clock = ManualClock()
-        self.told = Told()
+        self.promises = Promises()
         self._on_cut_point = on_cut_point
         self._hook()
         self.log = self._open()
@@ -95,21 +95,21 @@ class History:
 
     def trim(self) -> None:
         before = self.rng.randint(self.log.start, self.log.end)
-        self.told.trimmed_below = max(self.told.trimmed_below, before)
+        self.promises.trimmed_below = max(self.promises.trimmed_below, before)
         self.log.trim(before)
-        self.told.trimmed_below = self.log.start
+        self.promises.trimmed_below = self.log.start
         self._forget(range(self.log.start))
 
     def truncate(self) -> None:
         offset = self.rng.randint(self.log.start, self.log.written_end)
-        self.told.truncating_from = offset
+        self.promises.truncating_from = offset
         try:
             self.log.truncate(offset)
         except InvalidRequest:
-            self.told.truncating_from = None  # inside a frame: refused, nothing happened
+            self.promises.truncating_from = None  # inside a frame: refused, nothing happened
             return
         self._forget(range(offset, 1 << 60))
-        self.told.truncating_from = None
+        self.promises.truncating_from = None
 
     def reopen(self) -> None:
         self.log.sync()
@@ -132,14 +132,14 @@ class History:
         self.log.tick()
 
     def hold_position(self) -> None:
-        self.told.held.append(self.log.position(self.log.end))
+        self.promises.held.append(self.log.position(self.log.end))
 
     def _append(self, values: list[bytes]) -> None:
         durability = self.rng.choice(["fsync", "os", "os", "interval"])
         first, epoch = self.log.written_end, self.log.epoch
         for i, value in enumerate(values):
-            self.told.written[epoch, first + i] = value
-        self.told.batches.append((epoch, first, first + len(values)))
+            self.promises.written[epoch, first + i] = value
+        self.promises.batches.append((epoch, first, first + len(values)))
         keys = [b"k%d" % i if i % 2 else None for i in range(len(values))] if self.rng.random() < 0.3 else None
         codec = self.rng.choice([None, None, "zstd", "lz4"])
         if len(values) == 1 and keys is None and codec is None:
@@ -148,7 +148,7 @@ class History:
             appended = self.log.append(Batch(values=values, keys=keys), durability=durability, codec=codec)
         assert (appended.offset, appended.next_offset) == (first, first + len(values))
         for i, value in enumerate(values):
-            self.told.acknowledged[first + i] = (epoch, value)
+            self.promises.acknowledged[first + i] = (epoch, value)
         if durability == "fsync":
             self._all_durable()
         if self.rng.random() < 0.3:
@@ -157,11 +157,11 @@ class History:
     def _note_and(self, value: bytes, large: Value) -> None:
         durability = self.rng.choice(["fsync", "os", "interval"])
         first, epoch = self.log.written_end, self.log.epoch
-        self.told.written[epoch, first] = value
-        self.told.batches.append((epoch, first, first + 1))
+        self.promises.written[epoch, first] = value
+        self.promises.batches.append((epoch, first, first + 1))
         appended = self.log.append(Batch(values=[large]), durability=durability)
         assert (appended.offset, appended.next_offset) == (first, first + 1)
-        self.told.acknowledged[first] = (epoch, value)
+        self.promises.acknowledged[first] = (epoch, value)
         if durability == "fsync":
             self._all_durable()
 
@@ -171,10 +171,10 @@ class History:
     def _all_durable(self) -> None:
         """Everything that is there now was acknowledged as synced."""
         for record in self.log.records(self.log.start):
-            self.told.durable[record.offset] = (record.epoch, record.value)
+            self.promises.durable[record.offset] = (record.epoch, record.value)
 
     def _forget(self, offsets: range) -> None:
-        for promised in (self.told.acknowledged, self.told.durable):
+        for promised in (self.promises.acknowledged, self.promises.durable):
             for offset in [o for o in promised if o in offsets]:
                 del promised[offset]
 
@@ -200,13 +200,13 @@ def cut_while_opening(history: History, disk: SimulatedDisk, seed: int, rng: ran
 
 def check_after_kill(history: History, disk: SimulatedDisk, seed: int, *, write_again: bool) -> None:
     """The same after kill -9, without a restart of the machine: what was acknowledged as `os` is there, too."""
-    check_opened(history, disk, SeededIds(seed), history.told.acknowledged, write_again=write_again)
+    check_opened(history, disk, SeededIds(seed), history.promises.acknowledged, write_again=write_again)
 
 
 def check_after_cut(history: History, disk: SimulatedDisk, seed: int, *, write_again: bool) -> None:
     """Open what the cut left, and hold it against what had been promised by then."""
     another_boot = SeededIds(-seed - 1)
-    check_opened(history, disk, another_boot, history.told.durable, write_again=write_again)
+    check_opened(history, disk, another_boot, history.promises.durable, write_again=write_again)
 
 
 def check_opened(
@@ -217,21 +217,23 @@ def check_opened(
     *,
     write_again: bool,
 ) -> None:
-    told = history.told
+    promises = history.promises
     with Log.open(FOLDER, small_settings(), history.world(disk, ids)) as log:
         assert not log.report.damage, log.report
         assert log.report.lost_tail is None, log.report
         found = {record.offset: record for record in log.records(log.start)}
         assert list(found) == list(range(log.start, log.end)), "offsets have holes"
         for offset, record in found.items():
-            assert told.written[record.epoch, offset] == record.value, f"wrong bytes at {offset}"
-        assert log.start <= max(told.trimmed_below, min(promised, default=0)), "trimmed too much"
+            assert promises.written[record.epoch, offset] == record.value, f"wrong bytes at {offset}"
+        assert log.start <= max(promises.trimmed_below, min(promised, default=0)), "trimmed too much"
         for offset, (epoch, value) in promised.items():
-            if offset < told.trimmed_below or (told.truncating_from is not None and offset >= told.truncating_from):
+            if offset < promises.trimmed_below or (
+                promises.truncating_from is not None and offset >= promises.truncating_from
+            ):
                 continue
             assert offset in found, f"acknowledged message {offset} is lost"
             assert (found[offset].epoch, found[offset].value) == (epoch, value)
-        for epoch, first, next_offset in told.batches:
+        for epoch, first, next_offset in promises.batches:
             there = [o for o in range(first, next_offset) if o in found and found[o].epoch == epoch]
             # The head of a batch may be trimmed away with its segment; half a batch at the end may never be.
             assert not there or there[-1] == next_offset - 1 or log.start > first, "half a batch"
@@ -246,7 +248,7 @@ def check_opened(
 def _write_again(history: History, log: Log, found: dict) -> None:
     end = log.end
     log.append([b"new"] * 3 + [b"after the cut"], durability="fsync")
-    for held in history.told.held:
+    for held in history.promises.held:
         if held.offset <= end or held.offset > log.end:
             continue
         try:

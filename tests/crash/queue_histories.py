@@ -10,7 +10,7 @@ from holdfast import LeaseLost, NewMessage, Queue
 from holdfast.delivery.events import Phase
 from holdfast.env import ManualClock, SeededIds
 from holdfast.env.sim.disk import SimulatedDisk
-from tests.crash.queue_promises import Found, Told, check_promises, look, number_of, small_queue
+from tests.crash.queue_promises import Found, Promises, check_promises, look, number_of, small_queue
 
 # How often each thing is done.
 WEIGHTS: dict[str, float] = {
@@ -23,15 +23,17 @@ WEIGHTS: dict[str, float] = {
 class QueueHistory:
     """One random life of a queue; `on_cut_point` is called after every change of the disk."""
 
-    def __init__(self, seed: int, *, durability: str, maps: bool = True, on_cut_point: Any = None) -> None:
+    def __init__(
+        self, seed: int, *, durability: str, maps: bool = True, on_cut_point: Any = None, disk: Any = None
+    ) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
         self.durability = durability
-        self.disk = SimulatedDisk(maps=maps)
+        self.disk = disk or SimulatedDisk(maps=maps)
         self.ids = SeededIds(seed)
         self.clock = ManualClock()
         self.clock.advance(seconds=5_000)
-        self.told = Told()
+        self.promises = Promises()
         self.held: dict[int, Any] = {}
         self.detached: set[int] = set()
         self._on_cut_point = on_cut_point
@@ -73,8 +75,8 @@ class QueueHistory:
         self._put(messages, lambda how: self.q.put_many(messages, durability=how))
 
     def new_message(self, **options: Any) -> NewMessage:
-        n, rng = self.told.next, self.rng
-        self.told.next += 1
+        n, rng = self.promises.next, self.rng
+        self.promises.next += 1
         if not options:
             options = {
                 name: value()
@@ -91,42 +93,44 @@ class QueueHistory:
         return NewMessage(body=b"%d " % n + bytes(rng.choice([0, 0, 30, 300, 900])), **options)
 
     def _put(self, messages: list[NewMessage], call: Any) -> None:
-        told, how = self.told, self.rng.choice([None, None, "fsync", "os", "interval"])
+        promises, how = self.promises, self.rng.choice([None, None, "fsync", "os", "interval"])
         for message in messages:
             if message.ttl is not None:
                 due_ms = self.clock.now_ns() // 1_000_000 + round((message.delay or 0) * 1000)
-                told.expires_ms[number_of(message.body)] = due_ms + round(message.ttl * 1000)
+                promises.expires_ms[number_of(message.body)] = due_ms + round(message.ttl * 1000)
         for message, stored in zip(messages, call(how), strict=True):
             n = number_of(message.body)
             if stored.duplicate:
-                assert message.dedup_id in told.dedup, f"{message.dedup_id} was never put, and counts as a duplicate"
-                n = told.dedup[message.dedup_id]
+                assert message.dedup_id in promises.dedup, (
+                    f"{message.dedup_id} was never put, and counts as a duplicate"
+                )
+                n = promises.dedup[message.dedup_id]
             elif message.dedup_id is not None:
-                assert message.dedup_id not in told.dedup, f"{message.dedup_id} was put twice"
-                told.dedup[message.dedup_id] = n
-            told.put.add(n)
+                assert message.dedup_id not in promises.dedup, f"{message.dedup_id} was put twice"
+                promises.dedup[message.dedup_id] = n
+            promises.put.add(n)
             if stored.durability == "fsync":
-                told.durable.add(n)
+                promises.durable.add(n)
 
     # Consuming
 
     def get(self, count: int | None = None) -> None:
         detached = self.rng.random() < 0.15
-        self.told.taking = True
+        self.promises.taking = True
         taken = self.q.get_many(count or self.rng.randint(1, 3), timeout=0, detached=detached)
-        self.told.taking = False
+        self.promises.taking = False
         for message in taken:
             self._took(message)
             if detached:
                 self.detached.add(number_of(message.raw))
 
     def _took(self, message: Any) -> None:
-        n, told = number_of(message.raw), self.told
-        assert n not in told.ended or n in told.replayed, f"{n} was done, and came back"
-        assert message.fence >= told.fence, "a fencing number fell"
-        told.fence = message.fence
-        told.attempts[n] = message.attempt
-        told.deferred.discard(n)
+        n, promises = number_of(message.raw), self.promises
+        assert n not in promises.ended or n in promises.replayed, f"{n} was done, and came back"
+        assert message.fence >= promises.fence, "a fencing number fell"
+        promises.fence = message.fence
+        promises.attempts[n] = message.attempt
+        promises.deferred.discard(n)
         self.held[n] = message
 
     def ack(self) -> None:
@@ -149,27 +153,27 @@ class QueueHistory:
         except LeaseLost as lost:
             gone = [n for n, m in zip(numbers, messages, strict=True) if m.offset in lost.offsets]
             assert gone
-            self.told.ended |= set(numbers) - set(gone)
+            self.promises.ended |= set(numbers) - set(gone)
             return
-        self.told.ended |= set(numbers)
+        self.promises.ended |= set(numbers)
         if durability == "fsync":
-            self.told.journal_synced()
+            self.promises.journal_synced()
 
     def nack(self) -> None:
         self._settle(lambda m: m.nack(delay=self.rng.choice([None, 0, 3]), error="no"))
 
     def defer(self) -> None:
         def defer(message: Any) -> None:
-            self.told.deferred.add(number_of(message.raw))
-            self.told.deferred_since.add(number_of(message.raw))
+            self.promises.deferred.add(number_of(message.raw))
+            self.promises.deferred_since.add(number_of(message.raw))
             message.defer(delay=self.rng.choice([0, 2]))
 
         self._settle(defer)
 
     def reject(self) -> None:
         n = self._settle(lambda m: m.reject("never"))
-        if n is not None and n not in self.told.replayed:
-            self.told.buried.add(n)
+        if n is not None and n not in self.promises.replayed:
+            self.promises.buried.add(n)
 
     def extend(self) -> None:
         self._settle(lambda m: m.extend(20), keep=True)
@@ -201,7 +205,7 @@ class QueueHistory:
             n = number_of(chosen.raw)
             self._begin_end([n])
             if self.q.cancel(chosen.id):
-                self.told.ended.add(n)
+                self.promises.ended.add(n)
 
     def seek(self) -> None:
         log, group = self.q._port.deliveries[0].partition.log, self.q._port.deliveries[0].group
@@ -211,9 +215,9 @@ class QueueHistory:
         held = set(group.leases)  # also those of detached holders, from before a restart
         skipped = {number_of(r.value) for r in records if r.offset < to and r.offset not in held}
         self._begin_end(before)
-        self.told.begin_replay({number_of(r.value) for r in records if r.offset >= to})
+        self.promises.begin_replay({number_of(r.value) for r in records if r.offset >= to})
         self.q.seek(offset=to)
-        self.told.ended |= before & skipped - set(self.held) - self.told.replayed
+        self.promises.ended |= before & skipped - set(self.held) - self.promises.replayed
 
     def redrive(self) -> None:
         self._with_letters(self.q.dead.redrive, ends=False)
@@ -225,30 +229,30 @@ class QueueHistory:
         letters = self.q.dead.list()
         chosen = self.rng.sample(letters, min(len(letters), self.rng.randint(1, 3)))
         numbers = {number_of(letter.raw) for letter in chosen}
-        self.told.buried -= numbers
-        self.told.dead -= numbers
+        self.promises.buried -= numbers
+        self.promises.dead -= numbers
         for n in numbers:
-            self.told.forget_attempts(n)
+            self.promises.forget_attempts(n)
         if ends:
             self._begin_end(numbers)
         assert call([letter.id for letter in chosen]).done == len(chosen)
         if ends:
-            self.told.purged |= numbers
-            self.told.ended |= numbers - self.told.replayed
+            self.promises.purged |= numbers
+            self.promises.ended |= numbers - self.promises.replayed
 
     def _begin_end(self, numbers: Any) -> None:
-        self.told.ending |= set(numbers)
+        self.promises.ending |= set(numbers)
 
     def compact(self) -> None:
         self.q.compact()
 
     def sync(self) -> None:
         self.q.sync()
-        self.told.all_synced()
+        self.promises.all_synced()
 
     def snapshot(self) -> None:
         self.q._port.deliveries[0].save()
-        self.told.journal_synced()
+        self.promises.journal_synced()
 
     def wait(self) -> None:
         self.clock.advance(ms=self.rng.choice([1, 200, 1_100, 6_000, 30_000]))
@@ -258,14 +262,14 @@ class QueueHistory:
 
     def reopen(self) -> None:
         self.close()
-        self.told.all_synced()
+        self.promises.all_synced()
         self._restart()
 
     def close(self) -> None:
         """What is in hand goes back, and that is no attempt."""
         given_back = set(self.held) - self.detached
-        self.told.deferred |= given_back
-        self.told.deferred_since |= given_back
+        self.promises.deferred |= given_back
+        self.promises.deferred_since |= given_back
         self.q.close()
 
     def kill(self) -> None:
@@ -274,7 +278,7 @@ class QueueHistory:
         self._hook()
         self._restart()
         check_promises(self, self.q, killed=True)
-        self.told.all_synced()  # by those who opened the logs anew
+        self.promises.all_synced()  # by those who opened the logs anew
 
     def power_cut(self) -> None:
         """Go on with what a cut leaves."""
@@ -289,14 +293,14 @@ class QueueHistory:
 
     def _learn(self, found: Found) -> None:
         """What is there now will stay; what is not is gone for ever."""
-        told = self.told
-        told.put, told.durable = set(found.all), set(found.all)
-        told.ended = set(range(told.next)) - told.put - told.replayed
-        told.ending -= told.put
-        told.buried = set(found.dead) - told.replayed
-        told.done, told.dead = set(told.ended), set(told.buried)
-        told.attempts, told.synced_attempts = {}, {}
-        told.dedup = {name: n for name, n in told.dedup.items() if n in found.stored or n in told.put}
+        promises = self.promises
+        promises.put, promises.durable = set(found.all), set(found.all)
+        promises.ended = set(range(promises.next)) - promises.put - promises.replayed
+        promises.ending -= promises.put
+        promises.buried = set(found.dead) - promises.replayed
+        promises.done, promises.dead = set(promises.ended), set(promises.buried)
+        promises.attempts, promises.synced_attempts = {}, {}
+        promises.dedup = {name: n for name, n in promises.dedup.items() if n in found.stored or n in promises.put}
 
     def _restart(self) -> None:
         self.held.clear()

@@ -46,7 +46,7 @@ def number_of(body: bytes) -> int:
 
 
 @dataclass
-class Told:
+class Promises:
     """What the queue was told and what it answered: the model that a cut is held against."""
 
     next: int = 0
@@ -132,19 +132,19 @@ def look(q: Queue[bytes]) -> Found:
 
 def check_promises(history: QueueHistory, q: Queue[bytes], *, killed: bool = False) -> Found:
     """Hold what is there against what was promised by then."""
-    told, now_ms = history.told, history.clock.now_ns() // 1_000_000
+    promises, now_ms = history.promises, history.clock.now_ns() // 1_000_000
     check_invariants(q)
     found = look(q)
-    promised = told.put if killed else told.durable
-    expired = {n for n, at_ms in told.expires_ms.items() if at_ms <= now_ms}
-    for n in sorted(promised - told.ending - expired):
+    promised = promises.put if killed else promises.durable
+    expired = {n for n, at_ms in promises.expires_ms.items() if at_ms <= now_ms}
+    for n in sorted(promised - promises.ending - expired):
         assert found.all[n], f"{n} was acknowledged, and is lost"
-    for n in sorted((told.ended if killed else told.done) - told.replayed):
+    for n in sorted((promises.ended if killed else promises.done) - promises.replayed):
         assert not found.all[n], f"{n} was done, and is back ({where(found, n)})"
     for n, count in found.all.items():
-        assert count == 1 or n in told.replayed, f"{n} is there {count} times ({where(found, n)})"
-        assert n < told.next, f"{n} was never put"
-    for n in sorted((told.buried if killed else told.dead) - told.replayed - told.ending):
+        assert count == 1 or n in promises.replayed, f"{n} is there {count} times ({where(found, n)})"
+        assert n < promises.next, f"{n} was never put"
+    for n in sorted((promises.buried if killed else promises.dead) - promises.replayed - promises.ending):
         assert found.dead[n] == 1, f"{n} was a dead letter, and is not ({where(found, n)})"
     return found
 
@@ -156,8 +156,8 @@ def where(found: Found, n: int) -> str:
 def check_invariants(q: Queue[bytes]) -> None:
     delivery = q._port.deliveries[0]
     assert check(delivery.group) == []
-    if delivery.dead.graveyard is not None:
-        assert check(delivery.dead.graveyard.letters.group) == []
+    if delivery.dead.dead_log is not None:
+        assert check(delivery.dead.dead_log.letters.group) == []
     if delivery.partition.delayed is not None:
         delivery.partition.delayed.check()
         assert delivery.partition.delayed.damage == []
@@ -189,21 +189,21 @@ def same_boot(clock: ManualClock) -> ManualClock:
 
 def check_dedup(history: QueueHistory, q: Queue[bytes], found: Found) -> None:
     """What was acknowledged is known again; what was lost is not taken for a duplicate."""
-    told = history.told
-    for name, n in sorted(told.dedup.items()):
-        if n in told.durable:
-            assert q.put(b"%d" % told.next, dedup_id=name, durability="os").duplicate, f"{name} was put twice"
-        elif found.whole and n not in found.stored and n not in found.all and n not in told.ending:
-            stored = q.put(b"%d" % told.next, dedup_id=name, durability="os")
+    promises = history.promises
+    for name, n in sorted(promises.dedup.items()):
+        if n in promises.durable:
+            assert q.put(b"%d" % promises.next, dedup_id=name, durability="os").duplicate, f"{name} was put twice"
+        elif found.whole and n not in found.stored and n not in found.all and n not in promises.ending:
+            stored = q.put(b"%d" % promises.next, dedup_id=name, durability="os")
             assert not stored.duplicate, f"{n} is lost, and {name} counts as a duplicate"
 
 
 def check_drained(history: QueueHistory, q: Queue[bytes], clock: ManualClock, *, killed: bool) -> None:
     """Everything is handed out in the end, each once, with higher fences and the attempts counted."""
-    told = history.told
+    promises = history.promises
     expected = look(q)
-    expired = set(told.expires_ms)
-    known = told.attempts if killed else told.synced_attempts
+    expired = set(promises.expires_ms)
+    known = promises.attempts if killed else promises.synced_attempts
     delivered: Counter[int] = Counter()
     for _ in range(8):
         clock.advance(seconds=100)
@@ -211,10 +211,10 @@ def check_drained(history: QueueHistory, q: Queue[bytes], clock: ManualClock, *,
         for message in q.get_many(1_000, timeout=0):
             n = number_of(message.raw)
             delivered[n] += 1
-            assert message.fence > told.fence, "a fencing number was given out again"
-            if n in known and n in told.attempts and n not in told.replayed:
-                least = known[n] + (n not in (told.deferred if killed else told.deferred_since))
-                most = told.attempts[n] + 1 + told.taking
+            assert message.fence > promises.fence, "a fencing number was given out again"
+            if n in known and n in promises.attempts and n not in promises.replayed:
+                least = known[n] + (n not in (promises.deferred if killed else promises.deferred_since))
+                most = promises.attempts[n] + 1 + promises.taking
                 assert least <= message.attempt <= most, f"{n}: attempt {message.attempt}, not {least} to {most}"
             message.ack(durability="os")
     for n in sorted(set(expected.live + expected.delayed) - expired):

@@ -79,7 +79,7 @@ def busy(history: BrokerHistory) -> None:
     history.publish_many()
 
 
-def buried(history: BrokerHistory) -> None:
+def with_dead_letters(history: BrokerHistory) -> None:
     busy(history)
     history.reject()
     history.reject()
@@ -113,25 +113,25 @@ def read_and_commit(history: BrokerHistory) -> None:
 
 OPERATIONS: dict[str, tuple[Callable[[BrokerHistory], None], Callable[[BrokerHistory], object]]] = {
     "create_topic": (nothing, lambda history: history.create_topic("orders", 2)),
-    "delete_topic": (buried, BrokerHistory.delete_topic),
-    "a topic deleted and made again": (buried, create_again),
+    "delete_topic": (with_dead_letters, BrokerHistory.delete_topic),
+    "a topic deleted and made again": (with_dead_letters, create_again),
     "add_partitions": (busy, BrokerHistory.add_partitions),
     "alter_topic": (busy, BrokerHistory.alter_topic),
     "a new group": (one_group, lambda history: history.make_group("earliest")),
     "a new group at the end": (one_group, lambda history: history.make_group("latest")),
     "a new group with settings": (one_group, lambda history: history.make_group("earliest", 2)),
-    "delete_group": (buried, BrokerHistory.delete_group),
-    "a group deleted and made again": (buried, make_again),
+    "delete_group": (with_dead_letters, BrokerHistory.delete_group),
+    "a group deleted and made again": (with_dead_letters, make_again),
     "publish to several partitions": (busy, BrokerHistory.publish_many),
     "the first dead letter": (busy, BrokerHistory.reject),
-    "a redrive": (buried, BrokerHistory.redrive),
-    "a reset in queue mode": (buried, BrokerHistory.reset_queue),
+    "a redrive": (with_dead_letters, BrokerHistory.redrive),
+    "a reset in queue mode": (with_dead_letters, BrokerHistory.reset_queue),
     "a new group in stream mode": (one_group, BrokerHistory.join),
     "a commit": (busy, read_and_commit),
     "a reset in stream mode": (busy, BrokerHistory.reset_stream),
     "a stream group deleted": (busy, BrokerHistory.delete_stream),
-    "compacting": (buried, BrokerHistory.compact),
-    "closing": (buried, BrokerHistory.reopen),
+    "compacting": (with_dead_letters, BrokerHistory.compact),
+    "closing": (with_dead_letters, BrokerHistory.reopen),
 }
 
 
@@ -233,7 +233,7 @@ def reopened(disk: SimulatedDisk) -> Broker:
 
 def test_a_deleted_topic_takes_its_dead_letters_with_it_for_good():
     history = BrokerHistory(1, durability="fsync")
-    buried(history)
+    with_dead_letters(history)
     history.delete_topic()
     for disk in every_cut(history):
         with reopened(disk) as broker:
@@ -243,7 +243,7 @@ def test_a_deleted_topic_takes_its_dead_letters_with_it_for_good():
 
 def test_a_deleted_group_stays_deleted_with_its_dead_letters():
     history = BrokerHistory(1, durability="fsync")
-    buried(history)
+    with_dead_letters(history)
     for name in ("billing", "audit"):
         history.broker.delete_group(name, "orders")
     for disk in every_cut(history):

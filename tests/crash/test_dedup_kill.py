@@ -19,7 +19,7 @@ ROUNDS = 6
 PATIENCE_S = 60
 
 
-def publish(folder: str, told: Connection, seed: int) -> None:
+def publish(folder: str, acknowledged: Connection, seed: int) -> None:
     """Own the folder until somebody kills us: each id goes to two partitions, and memory is saved all the time."""
     broker = holdfast.open_broker(folder)
     broker.publish("orders", b"", dedup_id="begin")
@@ -35,7 +35,7 @@ def publish(folder: str, told: Connection, seed: int) -> None:
             delay = 1_000 if n % 7 == 0 else None
             stored = broker.publish("orders", b"", dedup_id=dedup_id, partition=chance.randrange(3), delay=delay)
             with telling:
-                told.send((dedup_id, stored.id))
+                acknowledged.send((dedup_id, stored.id))
 
     for number in range(3):
         threading.Thread(target=work, args=[number], daemon=True).start()
@@ -73,13 +73,13 @@ def killed(folder: Path, seed: int) -> list[tuple[str, str]]:
 def test_no_id_is_stored_twice_and_none_is_forgotten_however_often_the_process_is_killed(tmp_path: Path):
     with holdfast.open_broker(tmp_path) as broker:
         broker.create_topic("orders", partitions=3)
-    told: dict[str, str] = {}
+    acknowledged: dict[str, str] = {}
     for seed in range(ROUNDS):
         for dedup_id, message_id in killed(tmp_path, seed):
-            assert told.setdefault(dedup_id, message_id) == message_id
-    assert len(told) > ROUNDS
+            assert acknowledged.setdefault(dedup_id, message_id) == message_id
+    assert len(acknowledged) > ROUNDS
     with holdfast.open_broker(tmp_path) as broker:
-        for dedup_id, message_id in told.items():
+        for dedup_id, message_id in acknowledged.items():
             again = broker.publish("orders", b"", key="another", dedup_id=dedup_id)
             assert (again.duplicate, again.id) == (True, message_id)
         found: Counter[bytes] = Counter()

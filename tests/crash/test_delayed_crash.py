@@ -76,7 +76,7 @@ def delayed_id(record) -> int:
 
 
 @dataclass
-class Told:
+class Promises:
     """What the store was told and what it promised; a message is known by its value, which no other has."""
 
     due_at_ms: dict[bytes, int] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class History:
         self.disk = SimulatedDisk(maps=seed % 2 == 0)
         self.clock = ManualClock()
         self.ids = SeededIds(seed)
-        self.told = Told()
+        self.promises = Promises()
         self.disk.make_folder("data")
         self._on_cut_point = on_cut_point
         self._hook()
@@ -111,19 +111,19 @@ class History:
         self.broker.close()
 
     def put(self) -> None:
-        rng, told = self.rng, self.told
+        rng, promises = self.rng, self.promises
         count = rng.choice([1, 1, 2, 5, 9])
-        tokens = [b"%d" % (len(told.due_at_ms) + i) for i in range(count)]
+        tokens = [b"%d" % (len(promises.due_at_ms) + i) for i in range(count)]
         tokens = [token.ljust(rng.choice([1, 1, 300, 900]), b".") for token in tokens]
         delays_ms = [rng.choice([0, 1, 700, 1500, 5000, HOUR_MS, 240 * HOUR_MS, 2 * YEAR_MS]) for _ in tokens]
         dues_ms = [self.broker.now_ms + delay_ms + rng.randint(0, 50) for delay_ms in delays_ms]
-        told.due_at_ms |= dict(zip(tokens, dues_ms, strict=True))
+        promises.due_at_ms |= dict(zip(tokens, dues_ms, strict=True))
         durability = rng.choice(["fsync", "fsync", "os", "interval"])
         appended = self.broker.store.write(Batch(values=tokens, due_at_ms=dues_ms), durability=durability)
         self.broker.store.wait(appended)
-        told.acknowledged |= set(tokens)
+        promises.acknowledged |= set(tokens)
         if durability == "fsync":
-            told.durable |= told.acknowledged
+            promises.durable |= promises.acknowledged
 
     def release(self) -> None:
         durability = self.rng.choice(["os", "os", "fsync"])
@@ -139,11 +139,11 @@ class History:
         if not waiting:
             return
         chosen = self.rng.choice(waiting)
-        self.told.cancelling = chosen.record.value
+        self.promises.cancelling = chosen.record.value
         assert self.broker.store.cancel(chosen.id)
         assert self.broker.store.get(chosen.id) is None
-        self.told.cancelled.add(chosen.record.value)
-        self.told.cancelling = None
+        self.promises.cancelled.add(chosen.record.value)
+        self.promises.cancelling = None
 
     def tick(self) -> None:
         self.broker.store.tick(self.broker.now_ms)
@@ -164,13 +164,13 @@ class History:
     def trim(self) -> None:
         partition = self.broker.partition
         before = min(self.broker.store.accounted, partition.end)
-        self.told.trimmed |= {r.value for r in partition.records(partition.start) if r.offset < before}
+        self.promises.trimmed |= {r.value for r in partition.records(partition.start) if r.offset < before}
         self.broker.trim()
 
     def reopen(self) -> None:
         live = len(self.broker.store)
         self.broker.close()
-        self.told.durable |= self.told.acknowledged
+        self.promises.durable |= self.promises.acknowledged
         self.broker = Broker(self.world(self.disk, self.ids))
         assert len(self.broker.store) == live
 
@@ -180,7 +180,7 @@ class History:
         self._hook()
         self.broker = Broker(self.world(self.disk, self.ids))
         assert len(self.broker.store) == live
-        self.told.durable |= self.told.acknowledged
+        self.promises.durable |= self.promises.acknowledged
 
     def world(self, disk: SimulatedDisk, ids: SeededIds, clock: ManualClock | None = None) -> World:
         return World(clock=clock or self.clock, disk=disk, ids=ids)
@@ -191,12 +191,12 @@ class History:
 
 def check_left_over(history: History, disk: SimulatedDisk, promised: set[bytes], rng: random.Random) -> None:
     """Open what is left, let all time pass, and count what arrives in the partition."""
-    told = history.told
+    promises = history.promises
     clock = ManualClock(history.clock.now_ns())
     ids = SeededIds(-history.seed - 1)
     broker = Broker(history.world(disk, ids, clock))
     later = [b"later %d" % i for i in range(3)]
-    told_dues_ms = told.due_at_ms | dict.fromkeys(later, broker.now_ms + 1)
+    promised_dues_ms = promises.due_at_ms | dict.fromkeys(later, broker.now_ms + 1)
     # Ids that a lost tail had are issued anew here: nobody may take these messages for the old ones.
     broker.store.wait(broker.store.write(Batch(values=later, due_at_ms=[broker.now_ms + 1] * 3), durability="fsync"))
     if rng.random() < 0.3:
@@ -208,19 +208,19 @@ def check_left_over(history: History, disk: SimulatedDisk, promised: set[bytes],
         clock.advance(ms=wait_ms)
         while tokens := broker.release(rng.choice([2, 50])):
             drained += tokens
-            assert all(told_dues_ms[token] <= broker.now_ms for token in tokens), "released early"
+            assert all(promised_dues_ms[token] <= broker.now_ms for token in tokens), "released early"
         if rng.random() < 0.3:
             broker.store.spill(broker.now_ms)
     assert len(broker.store) == 0
     assert broker.store.next_due_ms() is None
     twice = [token for token, times in Counter(before + drained).items() if times > 1]
     assert not twice, f"released twice: {twice}"
-    assert not set(drained) & told.trimmed, "released again after the partition was trimmed"
+    assert not set(drained) & promises.trimmed, "released again after the partition was trimmed"
     arrived = set(before) | set(drained)
-    assert not arrived & told.cancelled, f"cancelled ones came back: {arrived & told.cancelled}"
-    wanted = (promised - told.cancelled - told.trimmed - {told.cancelling}) | set(later)
+    assert not arrived & promises.cancelled, f"cancelled ones came back: {arrived & promises.cancelled}"
+    wanted = (promised - promises.cancelled - promises.trimmed - {promises.cancelling}) | set(later)
     assert wanted <= arrived, f"lost: {sorted(wanted - arrived)}"
-    assert arrived <= set(told_dues_ms)
+    assert arrived <= set(promised_dues_ms)
     broker.partition.sync()
     broker.settle()
     broker.store.save()
@@ -240,9 +240,9 @@ def stop_everywhere(seed: int, *, kill: bool, every: int, steps: int) -> int:
             return
         checked += 1
         if kill:
-            check_left_over(history, history.disk.kill(), set(history.told.acknowledged), rng)
+            check_left_over(history, history.disk.kill(), set(history.promises.acknowledged), rng)
         else:
-            check_left_over(history, history.disk.cut(rng), set(history.told.durable), rng)
+            check_left_over(history, history.disk.cut(rng), set(history.promises.durable), rng)
 
     try:
         History(seed, stop).run(steps)
@@ -286,4 +286,4 @@ def test_a_disk_that_fails_during_upkeep_loses_nothing(call, scale):
         except (HoldfastError, OSError):
             pass
         history.broker.store.check()
-        check_left_over(history, history.disk.cut(rng), set(history.told.durable), rng)
+        check_left_over(history, history.disk.cut(rng), set(history.promises.durable), rng)

@@ -17,12 +17,12 @@ Damage = Callable[[Path], None]
 
 
 def flip(at: float) -> Damage:
-    def spoil(path: Path) -> None:
+    def flip(path: Path) -> None:
         content = bytearray(path.read_bytes())
         content[min(int(len(content) * at), len(content) - 1)] ^= 1
         path.write_bytes(content)
 
-    return spoil
+    return flip
 
 
 def halve(path: Path) -> None:

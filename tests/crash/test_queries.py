@@ -69,15 +69,15 @@ def test_where_a_query_is_told_to_begin_stays_at_whichever_moment_of_a_retention
     read.disk.on_call = changes.append
     a_run(read)
     for moment in range(len(changes)):
-        read, left, told = old(Read()), moment, []
+        read, left, begun_at = old(Read()), moment, []
 
-        def come(call: str, read: Read = read, told: list[int] = told) -> None:
+        def come(call: str, read: Read = read, begun_at: list[int] = begun_at) -> None:
             nonlocal left
             left -= 1
             if left == -1:
                 read.disk.on_call = None
                 read.lease = read.query()  # of all partitions everything, before it looks
-                told += [
+                begun_at += [
                     LogReader(partition.log.folder, world=read.world).lasting_start
                     for partition in read.engine.topic("orders").partitions
                 ]
@@ -86,7 +86,7 @@ def test_where_a_query_is_told_to_begin_stays_at_whichever_moment_of_a_retention
         a_run(read)
         read.disk.on_call = None
         a_run(read)
-        assert all(start <= first for start, first in zip(read.starts(), told, strict=True)), f"moment {moment}"
+        assert all(start <= first for start, first in zip(read.starts(), begun_at, strict=True)), f"moment {moment}"
         assert [
             LogReader(p.log.folder, world=read.world).lasting_start for p in read.engine.topic("orders").partitions
         ] == (read.starts()), "nothing is being removed any more"

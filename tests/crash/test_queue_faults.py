@@ -18,7 +18,7 @@ from tests.crash.queue_promises import FOLDER, check_after_cut, number_of, small
 from tests.crash.queue_stories import OPERATIONS
 
 GROUP = f"{FOLDER}/topics/orders/0/groups/default"
-SPOILED = 0x10
+DAMAGE_MASK = 0x10
 
 
 def opened(disk: SimulatedDisk, clock: ManualClock | None = None, **changes) -> Queue[bytes]:
@@ -87,7 +87,7 @@ def rich_disk() -> SimulatedDisk:
     history = QueueHistory(3, durability="fsync")
     for options in ({"key": "a"}, {"priority": 5}, {"dedup_id": "x"}, {"delay": 60}, {"delay": 9_000}, {}):
         for _ in range(3):
-            history.put(**{**options, **({"dedup_id": f"x{history.told.next}"} if "dedup_id" in options else {})})
+            history.put(**{**options, **({"dedup_id": f"x{history.promises.next}"} if "dedup_id" in options else {})})
     history.get(4)
     history.reject()
     history.nack()
@@ -124,11 +124,11 @@ def test_a_queue_with_a_spoiled_byte_opens_or_says_what_is_wrong(path, scale, ca
     rng = random.Random(path)
     for position in sorted(rng.sample(used, min(len(used), scale(8, 400)))):
         disk = whole.kill()
-        disk.flip(path, position, SPOILED)
+        disk.flip(path, position, DAMAGE_MASK)
         caplog.clear()
         try:
             with opened(disk) as q:
-                check_spoiled(q, bodies)
+                check_damaged(q, bodies)
         except HoldfastError as error:
             assert len(str(error)) > 20, f"byte {position} of {path} is spoiled, and the error says nothing"
         except BaseException as error:
@@ -141,7 +141,7 @@ def bodies_in(q: Queue[bytes]) -> dict[int, bytes]:
     return {number_of(message.raw): message.raw for phase in phases for message in q.messages(phase)}
 
 
-def check_spoiled(q: Queue[bytes], bodies: dict[int, bytes]) -> None:
+def check_damaged(q: Queue[bytes], bodies: dict[int, bytes]) -> None:
     """No message has changed; if one is lost, somebody was told."""
     found = bodies_in(q)
     for number, body in bodies.items():
@@ -154,7 +154,7 @@ def check_spoiled(q: Queue[bytes], bodies: dict[int, bytes]) -> None:
 def damage_of(q: Queue[bytes]) -> list[object]:
     """What the opened queue knows to be damaged."""
     delivery = q._port.deliveries[0]
-    partitions = [delivery.partition] + ([] if delivery.dead.graveyard is None else [delivery.dead.graveyard.target])
+    partitions = [delivery.partition] + ([] if delivery.dead.dead_log is None else [delivery.dead.dead_log.target])
     stores = [partition.delayed for partition in partitions if partition.delayed is not None]
     logs = [partition.log for partition in partitions] + [store.intake for store in stores]
     known: list[object] = [damage for store in stores for damage in store.damage]

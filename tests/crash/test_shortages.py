@@ -17,7 +17,7 @@ import pytest
 
 import holdfast
 from holdfast import Queue
-from holdfast.broker.dead_letters import Graveyard
+from holdfast.broker.dead_letters import DeadLetterLog
 from holdfast.broker.partition import Partition
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
@@ -141,15 +141,15 @@ def test_a_dead_letter_is_stored_once_though_the_journal_has_closed_its_files_an
     shortage, monkeypatch
 ):
     history, reject = prepared("another dead letter", "fsync", maps=True)
-    append = Graveyard._append
+    append = DeadLetterLog._append
 
-    def append_and_rest(graveyard: Graveyard, burials: dict[int, Any]) -> None:
-        append(graveyard, burials)
-        assert graveyard._delivery.journal.log._files.rest(wait=True)
+    def append_and_rest(dead_log: DeadLetterLog, burials: dict[int, Any]) -> None:
+        append(dead_log, burials)
+        assert dead_log._delivery.journal.log._files.rest(wait=True)
         run_out(history.disk, shortage, 1, sticky=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Graveyard, "_append", append_and_rest)
+        patch.setattr(DeadLetterLog, "_append", append_and_rest)
         refusal_of(partial(reject, history))
     assert history.disk.faults.fired
     history.disk.faults.clear()
@@ -219,7 +219,7 @@ def check_queue(history: QueueHistory, *, closes: bool) -> None:
         history._restart()
     history.q._port.engine.tick()
     assert not [log.folder for log in logs_of(history.q) if not log.usable]
-    history.told.taking = True
+    history.promises.taking = True
     for options in ({}, {"delay": 1}, {"dedup_id": "another"}, {"key": "a"}):
         history.put(**options)
     history.clock.advance(seconds=2)
@@ -234,8 +234,8 @@ def check_queue(history: QueueHistory, *, closes: bool) -> None:
 def logs_of(q: Queue[bytes]) -> list[Log]:
     delivery = q._port.deliveries[0]
     places = [(delivery.partition, delivery)]
-    if delivery.dead.graveyard is not None:
-        places.append((delivery.dead.graveyard.target, delivery.dead.graveyard.letters))
+    if delivery.dead.dead_log is not None:
+        places.append((delivery.dead.dead_log.target, delivery.dead.dead_log.letters))
     logs = [log for partition, delivery in places for log in (partition.log, delivery.journal.log)]
     return logs + [partition.delayed.intake for partition, _ in places if partition.delayed is not None]
 
@@ -277,7 +277,7 @@ def live_through_shortages(history: QueueHistory | BrokerHistory, rng: random.Ra
                     history.step(name)
                 forget_half_made(history)
             elif name == "reject" and isinstance(history, QueueHistory):
-                expect_burials(history)
+                expect_dead(history)
         finally:
             history.disk.faults.clear()
     history.step("kill")
@@ -285,16 +285,18 @@ def live_through_shortages(history: QueueHistory | BrokerHistory, rng: random.Ra
 
 
 def forget_half_made(history: BrokerHistory) -> None:
-    for name, topic in history.told.topics.items():
-        topic.groups = {group: told for group, told in topic.groups.items() if told.there == {True}}
+    for name, topic in history.promises.topics.items():
+        topic.groups = {group: promises for group, promises in topic.groups.items() if promises.there == {True}}
         if topic.there == {True}:
             topic.partitions = {len(history.broker.describe_topic(name).partitions)}
 
 
-def expect_burials(history: QueueHistory) -> None:
+def expect_dead(history: QueueHistory) -> None:
     """A reject that was refused may have been noted: then the message is moved by the next tick."""
     for offset in history.q._port.deliveries[0].group.burials:
-        history.told.begin_replay({number_of(next(history.q._port.deliveries[0].partition.log.records(offset)).value)})
+        history.promises.begin_replay(
+            {number_of(next(history.q._port.deliveries[0].partition.log.records(offset)).value)}
+        )
 
 
 _STARTS_ANEW = {"reopen", "kill", "power_cut"}

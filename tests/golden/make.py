@@ -72,19 +72,19 @@ class Story:
         self.log.close()
         self.log = self._open()
 
-    def kill_and_spoil(self, offset: int) -> None:
+    def kill_and_damage(self, offset: int) -> None:
         """Die without closing, with every synced frame from the offset on damaged: nothing is left of that tail."""
         self.log.sync()
         end = self.log.end
         self.disk = self.disk.kill()
-        spoiled = offset
-        while spoiled < end:
-            spoiled = self.spoil(spoiled).next_offset
+        flipped_offset = offset
+        while flipped_offset < end:
+            flipped_offset = self.flip_in_frame(flipped_offset).next_offset
         self.log = self._open()
         assert self.log.report.lost_tail == (offset, end)
         self._lose(offset, end)
 
-    def spoil(self, offset: int) -> FrameHeader:
+    def flip_in_frame(self, offset: int) -> FrameHeader:
         """Flip a byte in the body of the frame that begins with this offset."""
         base = max(segment.base_offset for segment in self.log.segments() if segment.base_offset <= offset)
         path = f"{FOLDER}/{segment_name(base)}"
@@ -94,7 +94,7 @@ class Story:
         return header
 
     def damage(self, offset: int) -> None:
-        header = self.spoil(offset)
+        header = self.flip_in_frame(offset)
         self._lose(offset, header.next_offset)
 
     def truncate(self, offset: int) -> None:
@@ -182,7 +182,7 @@ def tell() -> Story:
     story.plain(b"whole again")
     lost = story.plain(b"to be lost")
     story.plain(b"and this", b"with it")
-    story.kill_and_spoil(lost.offset)
+    story.kill_and_damage(lost.offset)
     story.plain(b"after the gap")
     story.append(Batch(values=[TEXT * 12] * 3), codec="zstd")
     story.append(Batch(values=[bytes([n]) * 500 for n in range(9)]))
@@ -219,11 +219,13 @@ def tell_compacted() -> Story:
 
 
 def main() -> None:
-    missing = {folder: told for folder, told in ((HERE, tell), (COMPACTED, tell_compacted)) if not folder.exists()}
+    missing = {
+        folder: story_of for folder, story_of in ((HERE, tell), (COMPACTED, tell_compacted)) if not folder.exists()
+    }
     if not missing:
         raise SystemExit("all are there already; golden files are written once")
-    for folder, told in missing.items():
-        write(folder, told())
+    for folder, story_of in missing.items():
+        write(folder, story_of())
 
 
 def write(folder: Path, story: Story) -> None:

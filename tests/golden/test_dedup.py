@@ -33,9 +33,9 @@ def old(tmp_path: Path) -> Path:
 
 def check(old: Path) -> None:
     """Every id is known, with a key that leads to another partition for most."""
-    told = json.loads((old / "expected.json").read_text())
+    expected = json.loads((old / "expected.json").read_text())
     with holdfast.open_broker(old / "data") as broker:
-        for dedup_id, (message_id, partition) in told.items():
+        for dedup_id, (message_id, partition) in expected.items():
             again = broker.publish("orders", b"again", key="another", dedup_id=dedup_id)
             assert (again.duplicate, again.id, again.partition) == (True, message_id, partition)
         assert not broker.publish("orders", b"new", dedup_id=f"new {os.urandom(8).hex()}").duplicate

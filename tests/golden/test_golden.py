@@ -403,5 +403,5 @@ def test_a_frame_is_byte_for_byte_what_the_specification_says():
 def test_the_example_of_the_documentation_is_this_very_frame():
     block = re.search(r'EXAMPLE = """(.*?)"""', FORMAT.read_text("utf-8"), re.DOTALL)
     assert block is not None
-    told = re.sub(r"#.*", "", block[1])
-    assert bytes.fromhex("".join(told.split())) == bytes.fromhex(EXAMPLE)
+    digits = re.sub(r"#.*", "", block[1])
+    assert bytes.fromhex("".join(digits.split())) == bytes.fromhex(EXAMPLE)

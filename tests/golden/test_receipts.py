@@ -28,7 +28,7 @@ class Old:
         with tarfile.open(ARCHIVE) as archive:
             archive.extractall(folder, filter="data")
         self.data = folder / "data"
-        self.told: dict[str, Any] = json.loads((folder / "expected.json").read_text())
+        self.expected: dict[str, Any] = json.loads((folder / "expected.json").read_text())
 
 
 @pytest.fixture
@@ -40,9 +40,9 @@ def test_old_receipts_settle_the_messages_that_were_leased_before_the_upgrade(ol
     with holdfast.open_broker(old.data) as broker:
         for name in ("default", "audit"):
             group = broker.group("orders", name)
-            held = len(old.told[name])
+            held = len(old.expected[name])
             assert group.stats().leased == held
-            first, *others = old.told[name]
+            first, *others = old.expected[name]
             group.resume(first).extend(60)
             assert group.resume(first).receipt != first  # from now on it has one that cannot be made up
             for receipt in (first, *others):
@@ -53,7 +53,7 @@ def test_old_receipts_settle_the_messages_that_were_leased_before_the_upgrade(ol
 
 
 def test_old_receipts_are_good_over_http_one_by_one_or_together(old: Old):
-    *others, first = old.told["default"]
+    *others, first = old.expected["default"]
     short = first.removeprefix("orders-0-")  # receipts of partition 0 could be given without their place
     assert short != first
     with serving(old.data) as server:
@@ -67,7 +67,7 @@ def test_old_receipts_are_good_over_http_one_by_one_or_together(old: Old):
 def test_the_old_form_is_good_for_no_lease_of_today(old: Old):
     with holdfast.open_broker(old.data) as broker:
         group = broker.group("orders", "default")
-        receipt = old.told["default"][0]
+        receipt = old.expected["default"][0]
         group.resume(receipt).defer()
         message = group.receive(timeout=0, detached=True)
         assert message.id == receipt.partition("@")[0]
@@ -83,13 +83,13 @@ def test_the_old_form_is_good_for_no_lease_of_today(old: Old):
 
 def test_an_old_lease_id_keeps_its_lock_and_one_of_today_cannot_be_made_up(old: Old):
     with holdfast.open_broker(old.data) as broker:
-        broker.documents.update("plan", 1, lock=old.told["lease_id"])
-        lock = broker.locks.keepalive(old.told["lease_id"])
-        assert (lock.owner, lock.fence) == ("ann", old.told["fence"])
+        broker.documents.update("plan", 1, lock=old.expected["lease_id"])
+        lock = broker.locks.keepalive(old.expected["lease_id"])
+        assert (lock.owner, lock.fence) == ("ann", old.expected["fence"])
         broker.locks.keepalive(lock.lease_id)
-        broker.locks.release(old.told["lease_id"])
+        broker.locks.release(old.expected["lease_id"])
         lock = broker.locks.acquire("nightly")
-        for text in (old.told["lease_id"], f"nightly@{lock.fence:x}"):
+        for text in (old.expected["lease_id"], f"nightly@{lock.fence:x}"):
             with pytest.raises(LeaseLost):
                 broker.locks.release(text)
         assert broker.locks.describe("nightly").held

@@ -79,6 +79,29 @@ class File(Protocol):
         """Close it; views stay valid."""
 
 
+def write_fully(file: File, position: int, parts: Sequence[BytesLike]) -> None:
+    """Write every byte or raise. A full disk first shows as a short write, and as an error only on the next one."""
+    wanted = sum(map(len, parts))
+    done = file.write(position, parts)
+    if done == wanted:
+        return
+    for part in parts:
+        if done >= len(part):
+            done -= len(part)
+        else:
+            _write_rest(file, position + done, memoryview(part)[done:])
+            done = 0
+        position += len(part)
+
+
+def _write_rest(file: File, position: int, rest: memoryview) -> None:
+    while rest:
+        taken = file.write(position, [rest])
+        if taken == 0:
+            raise OSError(errno.ENOSPC, "the disk took no more bytes")
+        position, rest = position + taken, rest[taken:]
+
+
 class OpenFolder(Protocol):
     """A folder whose names must be synced later; opened before anything changes, so that only the sync can fail."""
 
@@ -154,7 +177,7 @@ class Disk(Protocol):
         """
 
 
-class _Descriptor:
+class Descriptor:
     """Owns a file descriptor, and closes it once: at the latest when nobody uses the object any more."""
 
     def __init__(self, fd: int) -> None:
@@ -169,7 +192,7 @@ class _Descriptor:
         self.close()
 
 
-class RealFile(_Descriptor):
+class RealFile(Descriptor):
     """A file of the operating system. A reader may still use it when a segment is let go: the last one closes it."""
 
     def __init__(self, fd: int, *, write: bool) -> None:
@@ -230,7 +253,7 @@ class RealFile(_Descriptor):
         return mapped
 
 
-class RealFolderLock(_Descriptor):
+class RealFolderLock(Descriptor):
     """An flock on a small file that says who holds it. Dropping it without `release` gives up the lock, too."""
 
     def __init__(self, fd: int) -> None:
@@ -248,7 +271,7 @@ class RealFolderLock(_Descriptor):
             self.close()
 
 
-class RealOpenFolder(_Descriptor):
+class RealOpenFolder(Descriptor):
     """An open folder, as the operating system needs it for syncing names."""
 
     def sync(self) -> None:

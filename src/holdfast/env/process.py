@@ -28,6 +28,25 @@ def set_variable(name: str, value: str) -> None:
 _UNLIMITED: Final = 1 << 30
 
 
+def is_alive(pid: int) -> bool:
+    """Return whether a process with this id runs here; one of another user counts."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def process_space() -> str:
+    """Return what the process ids of this container are counted in; empty if the system does not say."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
 def descriptor_limit() -> int:
     """Return how many descriptors this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -15,6 +15,8 @@ import select
 from struct import Struct
 from typing import Final, Protocol
 
+from holdfast.env.disk import Descriptor
+
 _MODIFY: Final = 0x002
 _ATTRIBUTES: Final = 0x004  # also reported when another file takes its name
 _MOVED_TO: Final = 0x080
@@ -65,11 +67,11 @@ def no_watch() -> FolderWatch:
     raise WatchRefused("nothing here tells of changes")
 
 
-class InotifyWatch:
+class InotifyWatch(Descriptor):
     """A watch with Linux's inotify, through the C library."""
 
     def __init__(self) -> None:
-        self._fd = -1
+        super().__init__(-1)
         library = ctypes.CDLL(None, use_errno=True)
         if not hasattr(library, "inotify_init1"):
             raise WatchRefused("this system has no inotify")
@@ -95,14 +97,6 @@ class InotifyWatch:
             return False
         self._drain()
         return True
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __del__(self) -> None:
-        self.close()
 
     def _add(self, path: str, mask: int) -> None:
         if path in self._watched:

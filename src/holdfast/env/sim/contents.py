@@ -150,8 +150,8 @@ class Inode:
         content[position] ^= mask
         if page in self.dirty:
             durable, writes = self.dirty[page]
-            spoiled = [(start, _flipped(data, at - start, mask)) for start, data in writes]
-            self.dirty[page] = (_flipped(durable, at, mask), spoiled)
+            flipped = [(start, _flipped(data, at - start, mask)) for start, data in writes]
+            self.dirty[page] = (_flipped(durable, at, mask), flipped)
         if page in self.doomed:
             self.doomed[page] = _flipped(self.doomed[page], at, mask)
 
@@ -280,9 +280,9 @@ def _rewritten(version: Page, writes: list[Extent]) -> bytes:
 def _flipped(data: Page, at: int, mask: int) -> bytes:
     if not 0 <= at < len(data):
         return bytes(data)
-    spoiled = bytearray(data)
-    spoiled[at] ^= mask
-    return bytes(spoiled)
+    flipped = bytearray(data)
+    flipped[at] ^= mask
+    return bytes(flipped)
 
 
 def _head(data: Page, page: int, length: int) -> bytes:

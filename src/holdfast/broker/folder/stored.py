@@ -1,0 +1,210 @@
+"""A data folder that lives in a store: which places are stores, where the local copy is, and becoming its owner."""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any, Final, TypeAlias
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import msgspec
+
+from holdfast.broker.folder.layout import OWNER_SOCKET, RESERVE, STORE_MARK
+from holdfast.env import World
+from holdfast.env.chain.chain import ChainTimes
+from holdfast.env.chain.engines import FolderStore, MemoryStore, Store, StoreRefused, StoreUnreachable
+from holdfast.env.chain.format import BadObject
+from holdfast.env.chain.ownership import ChainFollower, OwnedElsewhere, StoreOwner, take_over
+from holdfast.env.disk import FolderLock
+from holdfast.env.process import environment, is_alive, process_space
+from holdfast.errors import Busy, CorruptData, DiskFailed, InvalidRequest, NotInstalled
+from holdfast.settings import BrokerSettings
+from holdfast.storage.files import LOCK, durable_replace, take_lock
+
+# What holds for one process on one machine, and for no copy elsewhere.
+_UNRECORDED: Final = frozenset({LOCK, OWNER_SOCKET, RESERVE})
+_CACHE: Final = "XDG_CACHE_HOME"
+_memories: Final[dict[str, MemoryStore]] = {}
+
+
+class StorePlace(msgspec.Struct, frozen=True):
+    """A place in a store: a URL without secrets, and the name of the folder there."""
+
+    url: str
+    shown: str
+    name: str
+
+
+def parse_place(url: str) -> StorePlace:
+    """Parse the URL of a folder in a store; raises InvalidRequest."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise InvalidRequest(f"{url!r} is no place in a store: {error}") from None
+    host = parts.netloc.rpartition("@")[2]
+    path = unquote(parts.path).strip("/")
+    name = path.rpartition("/")[2] or host
+    if not (host or parts.scheme == "file") or not name or "\0" in path:
+        raise InvalidRequest(f"{url!r} is no place in a store: {_EXAMPLES[parts.scheme]}")
+    shown = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+    return StorePlace(url=url.rstrip("/"), shown=shown, name=name)
+
+
+def cache_folder(place: StorePlace, settings: BrokerSettings) -> str:
+    """Return the folder of this machine that holds the local copy. Its name says which queue it is."""
+    given = settings.store_cache_dir
+    if given is None:
+        home = environment().get(_CACHE) or posixpath.join(posixpath.expanduser("~"), ".cache")
+        given = posixpath.join(home, "holdfast")
+    return f"{posixpath.abspath(given)}/{hashlib.sha256(place.shown.encode()).hexdigest()[:16]}/{place.name}"
+
+
+def refreshed_copy(url: str, settings: BrokerSettings, world: World) -> str:
+    """Bring the local copy up to date without owning the folder, for those who only read; returns where it is."""
+    place = parse_place(url)
+    folder = cache_folder(place, settings)
+    with ExitStack() as closing:
+        try:
+            lock = _locked_copy(place, folder, world)
+        except Busy:
+            return folder  # its owner is on this machine, and keeps it up to date
+        closing.callback(lock.release)
+        store, root = open_store(place)
+        closing.callback(store.close)
+        follower = ChainFollower(store, root, world, folder)
+        with _translated(place):
+            follower.begin()
+            follower.catch_up()
+    return folder
+
+
+def _locked_copy(place: StorePlace, folder: str, world: World) -> FolderLock:
+    """Lock what is beside the copy, which is emptied before the engine can lock it; raises Busy."""
+    beside = posixpath.dirname(folder)
+    world.disk.make_folder(beside)
+    lock = take_lock(world, beside)
+    durable_replace(world.disk, beside, STORE_MARK, place.url.encode())
+    return lock
+
+
+@contextmanager
+def _translated(place: StorePlace) -> Iterator[None]:
+    try:
+        yield
+    except OwnedElsewhere as elsewhere:
+        busy = Busy(_owned(place, elsewhere.note))
+        busy.is_elsewhere = True
+        raise busy from None
+    except (StoreRefused, StoreUnreachable) as error:
+        raise DiskFailed(f"{place.shown} cannot be opened: {error}") from error
+    except BadObject as error:
+        raise CorruptData(f"{place.shown} cannot be opened: {error}. Restore it from a copy") from error
+
+
+def open_store(place: StorePlace) -> tuple[Store, str]:
+    """Return the store, and the start of all keys in it. Raises NotInstalled, or InvalidRequest."""
+    scheme = place.url.partition("://")[0]
+    try:
+        return _ENGINES[scheme](place)
+    except (StoreRefused, StoreUnreachable) as error:
+        raise InvalidRequest(f"{place.shown} cannot be opened: {error}") from error
+
+
+def own_stored(
+    place: StorePlace, settings: BrokerSettings, world: World
+) -> tuple[str, World, StoreOwner, Callable[[], None]]:
+    """Become the owner of a folder in a store; returns its local copy, a world with its disk, and how to let go.
+
+    Raises Busy if another process owns it and goes on doing so.
+    """
+    store, root = open_store(place)
+    folder = cache_folder(place, settings)
+    times = ChainTimes(lease_s=settings.store_lease_ms / 1000, send_s=settings.store_send_ms / 1000)
+    with ExitStack() as undoing:
+        undoing.callback(store.close)
+        undoing.callback(_locked_copy(place, folder, world).release)
+        with _translated(place):
+            owner = take_over(
+                store, root, world, folder,
+                unrecorded=_UNRECORDED, times=times, wait_s=settings.store_wait_ms / 1000,
+                note=_note(world), is_dead=lambda note: _is_dead(world, note),
+            )  # fmt: skip
+        undoing.callback(owner.close)
+        give_up = undoing.pop_all().close
+    return folder, replace(world, disk=owner.disk), owner, give_up
+
+
+def _note(world: World) -> dict[str, Any]:
+    """What an owner says about itself, so that others know whom to look for."""
+    return {**world.ids.process_note(), "boot": world.ids.boot_id(), "pids": process_space()}
+
+
+def _is_dead(world: World, note: Mapping[str, Any]) -> bool:
+    """Whether the owner was a process of this machine, in this container, that has ended."""
+    pid = note.get("pid")
+    if note.get("boot") != world.ids.boot_id() or note.get("pids") != process_space() or not isinstance(pid, int):
+        return False
+    return not is_alive(pid)
+
+
+def _owned(place: StorePlace, note: Mapping[str, Any]) -> str:
+    who = f"process {note['pid']} on {note['host']}" if "pid" in note and "host" in note else "another process"
+    return (
+        f"{place.shown} is owned by {who}, which is alive; one process owns a folder at a time. Connect to its server, "
+        "or wait longer for it to end (store_wait_ms)"
+    )
+
+
+def _memory(place: StorePlace) -> tuple[Store, str]:
+    return _memories.setdefault(place.shown, MemoryStore(place.shown)), ""
+
+
+def _folder(place: StorePlace) -> tuple[Store, str]:
+    return FolderStore(posixpath.abspath(unquote(urlsplit(place.url).path))), ""
+
+
+def _object_store(place: StorePlace) -> tuple[Store, str]:
+    _require("obstore", "stores", place)
+    from holdfast.env.chain.services import ObjectStoreEngine
+
+    return ObjectStoreEngine(place.url, place.shown), ""
+
+
+def _postgres(place: StorePlace) -> tuple[Store, str]:
+    _require("psycopg", "postgres", place)
+    from holdfast.env.chain.services import PostgresStore
+
+    parts = urlsplit(place.url)
+    database, _, root = parts.path.strip("/").partition("/")
+    if not database or not root:
+        raise InvalidRequest(f"{place.shown} is no place in a store: {_EXAMPLES['postgresql']}")
+    url = urlunsplit(("postgresql", parts.netloc, f"/{database}", parts.query, ""))
+    return PostgresStore(url, place.shown), f"{unquote(root)}/"
+
+
+def _require(package: str, extra: str, place: StorePlace) -> None:
+    if find_spec(package) is None:
+        raise NotInstalled(f"{place.shown} needs the package {package}: pip install 'holdfast[{extra}]'")
+
+
+_Opener: TypeAlias = Callable[[StorePlace], tuple[Store, str]]
+_ENGINES: Final[dict[str, _Opener]] = {
+    "s3": _object_store,
+    "az": _object_store,
+    "gs": _object_store,
+    "postgresql": _postgres,
+    "file": _folder,
+    "memory": _memory,
+}
+_EXAMPLES: Final = {
+    "s3": "give s3://bucket/name",
+    "az": "give az://container/name",
+    "gs": "give gs://bucket/name",
+    "postgresql": "give postgresql://host/database/name",
+    "file": "give file:///folder/name",
+    "memory": "give memory://name",
+}

@@ -1,0 +1,355 @@
+"""The chain: numbered objects, each created only if absent. Creating object n is the commit of all that it holds.
+
+Why no acknowledged change can be lost, whatever owners do:
+
+- A caller is answered when its object *and all before it* exist. So what was answered is in an unbroken row.
+- A new owner walks that row to its end, the first missing number n, and creates a FENCE there. Either it succeeds, and
+  the old owner can never fill n, so it can never answer for anything from n on; or it fails, because somebody was
+  faster, and it walks on.
+- The old owner may have had objects beyond n in flight: at most its window, so none at or beyond n + window. The chain
+  goes on there (`resume_at`), and what lies between is skipped by everyone.
+
+No clock takes part in this. Time only decides when a new owner tries, and how long an old one may believe that it is
+still the owner; see `is_current`.
+
+A create that gets no answer may have taken effect. It is repeated with the same bytes: "exists" and the same bytes mean
+that it was ours. One that takes longer than `slowest_s` is never counted, even if it succeeds, because by then its
+number may have been cleaned up and made anew.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from holdfast.env.chain.engines import Store, StoreRefused, StoreUnreachable
+from holdfast.env.chain.format import BadObject, ChangeBatch, ObjectHeader, ObjectKind, decode, encode
+from holdfast.env.world import Clock
+
+WINDOW: Final = 8  # objects in flight
+_READ_AHEAD: Final = 32
+_RETRY_S: Final = 0.05
+_SEND_BYTES: Final = 64 * 1024  # worth an object of its own while others are in flight
+_MOST_WAITING_BYTES: Final = 16 * 1024 * 1024  # what may be lost with this process is bounded
+_NS: Final = 1_000_000_000
+
+
+class ChainTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """How long things may take, in seconds."""
+
+    lease_s: float = 10.0  # an owner that is silent for so long is taken for dead
+    send_s: float = 0.2  # changes that nobody waits for are in the store by then
+    linger_s: float = 0.002  # between two objects in flight, so that more callers share one
+    slowest_s: float = 10.0  # a create that took longer is not counted
+
+
+class Position(msgspec.Struct, frozen=True, kw_only=True):
+    """A place in the chain: all objects before `number` are known."""
+
+    number: int = 0
+    epoch: int = 0
+    window: int = 0  # of the owner of this epoch
+    writer: bytes = b""
+    is_closed: bool = False  # the last object said that its owner is gone
+
+    def after(self, header: ObjectHeader) -> Position:
+        return Position(
+            number=header.next,
+            epoch=header.epoch,
+            window=header.window,
+            writer=header.writer,
+            is_closed=header.kind == ObjectKind.CLOSED,
+        )
+
+
+def key_of(root: str, number: int) -> str:
+    """Return the key of an object."""
+    return f"{root}chain/{number:020}"
+
+
+def walk(
+    store: Store, root: str, start: Position, *, at_once: int = _READ_AHEAD
+) -> Iterator[tuple[ObjectHeader, memoryview]]:
+    """Return the objects from a position to the end of the chain, as it is when we get there. Reads ahead."""
+    position, ahead = start, 1
+    with ExitStack() as closing:
+        read: Callable[[Iterable[int]], Iterator[bytes | None]] = partial(map, lambda n: store.read(key_of(root, n)))
+        while True:
+            numbers = range(position.number, position.number + ahead)
+            for number, content in zip(numbers, read(numbers), strict=True):
+                if content is None:
+                    return
+                header, payload = decode(content, number)
+                if header.kind == ObjectKind.FENCE:
+                    belongs = header.epoch > position.epoch
+                else:  # one owner in each epoch: another one would not know what this one has changed
+                    belongs = (header.epoch, header.writer) == (position.epoch, position.writer)
+                if not belongs:
+                    raise BadObject(
+                        f"object {number} was written by a process that did not own the folder (epoch {header.epoch})"
+                    )
+                yield header, payload
+                position = position.after(header)
+                if position.number != number + 1:
+                    break  # behind a fence: what was read ahead is not part of the chain
+            if ahead == 1 < at_once:  # there is more than one: worth threads
+                pool = closing.enter_context(ThreadPoolExecutor(at_once, "holdfast-chain-read"))
+                read = partial(pool.map, lambda n: store.read(key_of(root, n)))
+            ahead = min(at_once, ahead * 4)
+
+
+class OwnershipLost(OSError):
+    """Another owner has taken over, or this one can no longer prove that it is the owner. Final."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(errno.EIO, why)
+
+
+class Chain:
+    """The chain as its owner writes it. `lock` guards `batch`: changes of files and their records are one step."""
+
+    def __init__(
+        self, store: Store, root: str, clock: Clock, *, at: Position, writer: bytes, times: ChainTimes | None = None
+    ) -> None:
+        self.store = store
+        self.root = root
+        self.times = times or ChainTimes()
+        self.epoch = at.epoch
+        self.batch = ChangeBatch()
+        self.lock = threading.RLock()
+        self._changed = threading.Condition(self.lock)
+        self._clock = clock
+        self.writer = writer
+        self.window = at.window or WINDOW
+        self._next = at.number
+        self._committed = at.number  # all objects before it exist
+        self._in_flight: dict[int, bytes] = {}
+        self._orphans: list[int] = []  # in flight, and the thread that created them was interrupted
+        self._created: dict[int, int] = {}  # beyond a gap, and when each was sent
+        self._sent_ns = 0
+        self._confirmed_ns = clock.monotonic_ns()  # when the last object that is committed was sent
+        self._waiting_since_ns: int | None = None
+        self._failure: OwnershipLost | None = None
+        self.bytes_sent = 0
+        self.note = b""  # what this owner says about itself
+
+    # Fencing
+
+    @staticmethod
+    def take_over(
+        store: Store, root: str, clock: Clock, *, at: Position, writer: bytes, note: bytes = b"",
+        times: ChainTimes | None = None, window: int = WINDOW,
+    ) -> Chain | None:  # fmt: skip
+        """Become the owner, from the end of the chain on; None if somebody else was faster."""
+        resume_at = at.number + max(1, at.window)
+        header = ObjectHeader(
+            kind=ObjectKind.FENCE, number=at.number, epoch=at.epoch + 1, writer=writer, window=window,
+            time_ns=clock.now_ns(), resume_at=resume_at,
+        )  # fmt: skip
+        chain = Chain(store, root, clock, at=at.after(header), writer=writer, times=times)
+        chain.note = note
+        try:
+            chain._put(at.number, encode(header, note))
+        except OwnershipLost:
+            return None
+        return chain
+
+    # Appending
+
+    @property
+    def next_number(self) -> int:
+        """The number that the next object gets, if this stays the owner."""
+        return self._next
+
+    @property
+    def committed(self) -> int:
+        """All objects before this number exist."""
+        return self._committed
+
+    @property
+    def failure(self) -> OSError | None:
+        """Why nothing can be written any more; None as long as all is well."""
+        return self._failure
+
+    def check(self) -> None:
+        """Raise if this is no longer the owner."""
+        if self._failure is not None:
+            raise OwnershipLost(str(self._failure.strerror))
+
+    def noted(self) -> None:
+        """Say that the batch has grown; called with the lock held."""
+        if self._waiting_since_ns is None:
+            self._waiting_since_ns = self._clock.monotonic_ns()
+
+    def make_room(self) -> None:
+        """Wait while too much is on its way: what a lost process may cost is bounded. Without the lock."""
+        if self.batch.bytes > _MOST_WAITING_BYTES:
+            self.commit()
+
+    def commit(self) -> int:
+        """Return when all changes made so far are in the store; returns the number that they are before."""
+        with self._changed:
+            self.check()
+            wanted = self._next + 1 if self.batch.count else self._next
+        self._reach(wanted)
+        return wanted
+
+    def cut(self, look: Callable[[], None]) -> int:
+        """Call `look` at a moment between two objects, and return the number of the later one once all before it exist.
+
+        What is waiting becomes an object in the same step: nothing can be added to it after the look.
+        """
+        while True:
+            with self._changed:
+                self.check()
+                if self.batch.count and self._next >= self._committed + self.window:
+                    self._changed.wait(1.0)
+                    continue
+                look()
+                taken = self._take(ObjectKind.DATA) if self.batch.count else None
+                number = self._next
+            if taken is not None:
+                self._send(*taken)
+            self._reach(number)
+            return number
+
+    def confirm(self) -> None:
+        """Prove that this is the owner still, with an object of its own if there is nothing to commit."""
+        with self._changed:
+            self.check()
+            number = self._next
+        self._reach(number + 1)
+
+    def is_current(self) -> bool:
+        """Whether nobody else can have become the owner by now, if all clocks run at about the same speed.
+
+        Counted from when the last committed object was *sent*: a challenger saw it at that moment at the earliest.
+        """
+        return self._clock.monotonic_ns() - self._confirmed_ns < self.times.lease_s * 0.8 * _NS
+
+    def require_current(self) -> None:
+        """Before handing something out: be sure that no other owner can hand it out as well."""
+        if not self.is_current():
+            self.confirm()
+
+    def tick(self) -> None:
+        """Send what nobody waits for, and show that the owner lives. Called every now and then."""
+        now_ns = self._clock.monotonic_ns()
+        with self._changed:
+            if self._failure is not None:
+                return
+            since_ns = self._waiting_since_ns
+            due = since_ns is not None and now_ns - since_ns >= self.times.send_s * _NS
+            silent = now_ns - self._confirmed_ns >= self.times.lease_s * _NS / 4
+        if due:
+            self.commit()
+        elif silent:
+            self.confirm()
+
+    def close(self) -> None:
+        """Commit what is waiting, and say that the owner is gone, so that the next need not wait."""
+        self.commit()
+        with self._changed:
+            number, content = self._take(ObjectKind.CLOSED)
+        self._send(number, content)
+        self._reach(number + 1)
+        self._fail("the folder was closed")
+
+    # Within
+
+    def _reach(self, wanted: int) -> None:
+        """Return when all objects before `wanted` exist. The thread that finds something to send sends it itself."""
+        while True:
+            with self._changed:
+                self.check()
+                if self._committed >= wanted:
+                    return
+                if self._orphans:
+                    number = self._orphans.pop()
+                    content = self._in_flight[number]
+                elif self._next < wanted and self._may_send():
+                    number, content = self._take(ObjectKind.DATA if self.batch.count else ObjectKind.NOOP)
+                else:
+                    self._changed.wait(self.times.linger_s if self._next < wanted else 1.0)
+                    continue
+            self._send(number, content)
+
+    def _may_send(self) -> bool:
+        """Whether another object is worth it: at once if none is in flight, otherwise after a while or when large."""
+        if not self._in_flight:
+            return True
+        if self._next >= self._committed + self.window:
+            return False
+        waited_ns = self._clock.monotonic_ns() - self._sent_ns
+        return self.batch.bytes >= _SEND_BYTES or waited_ns >= self.times.linger_s * _NS
+
+    def _take(self, kind: ObjectKind) -> tuple[int, bytes]:
+        """Make the next object of what is waiting. Called with the lock held."""
+        number, batch, now_ns = self._next, self.batch, self._clock.monotonic_ns()
+        self._next = number + 1
+        self.batch, self._waiting_since_ns, self._sent_ns = ChangeBatch(), None, now_ns
+        header = ObjectHeader(
+            kind=kind, number=number, epoch=self.epoch, writer=self.writer, window=self.window,
+            time_ns=self._clock.now_ns(),
+        )  # fmt: skip
+        content = encode(header, batch.payload())
+        self._in_flight[number] = content
+        return number, content
+
+    def _send(self, number: int, content: bytes) -> None:
+        try:
+            self._put(number, content)
+        except OwnershipLost:
+            raise
+        except BaseException:  # the thread was interrupted: another one, or its next call, tries the same bytes again
+            with self._changed:
+                self._orphans.append(number)
+                self._changed.notify_all()
+            raise
+
+    def _put(self, number: int, content: bytes) -> None:
+        """Create one object, however often it takes; raises OwnershipLost if that cannot be."""
+        key = key_of(self.root, number)
+        began_ns = self._clock.monotonic_ns()
+        while True:
+            try:
+                if self.store.create(key, content):
+                    break
+                found = self.store.read(key)
+                if found == content:  # an earlier attempt that got no answer
+                    break
+                if found is not None:
+                    raise self._fail(f"another process has taken over {self.store.name}; open it again to go on there")
+            except StoreUnreachable as error:
+                if self._clock.monotonic_ns() - began_ns > self.times.slowest_s * _NS:
+                    raise self._fail(f"the store gave no answer for {self.times.slowest_s:g} s: {error}") from error
+                self._clock.wait(threading.Event(), _RETRY_S)
+            except StoreRefused as error:
+                raise self._fail(f"the store refused an object: {error}") from error
+        if self._clock.monotonic_ns() - began_ns > self.times.slowest_s * _NS:
+            raise self._fail(f"the store took longer than {self.times.slowest_s:g} s, so this is not counted as stored")
+        self._made(number, began_ns, len(content))
+
+    def _made(self, number: int, sent_ns: int, length: int) -> None:
+        with self._changed:
+            self._in_flight.pop(number, None)
+            self._created[number] = sent_ns
+            self.bytes_sent += length
+            while self._committed in self._created:
+                self._confirmed_ns = max(self._confirmed_ns, self._created.pop(self._committed))
+                self._committed += 1
+            self._changed.notify_all()
+
+    def _fail(self, why: str) -> OwnershipLost:
+        with self._changed:
+            if self._failure is None:
+                self._failure = OwnershipLost(why)
+            self._changed.notify_all()
+            return OwnershipLost(str(self._failure.strerror))

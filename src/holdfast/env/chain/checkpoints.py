@@ -1,0 +1,254 @@
+"""Checkpoints: all files of a folder as of a number in its chain, so that opening need not read the chain from 0.
+
+A checkpoint is one object that lists the files. Small ones are in it; each larger one is an object of its own that goes
+by the digest of its bytes, so a sealed segment is stored once, however many checkpoints list it. The chain before a
+checkpoint may be removed once the checkpoint is old enough (`clean_up`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import msgspec
+
+from holdfast.checksum import crc32c
+from holdfast.env.chain.chain import Position
+from holdfast.env.chain.disk import INLINE_BYTES, Captured, ChainDisk
+from holdfast.env.chain.engines import Store
+from holdfast.env.chain.format import BadObject
+from holdfast.env.disk import BytesLike, Disk, write_fully
+
+logger = logging.getLogger(__name__)
+
+_MAGIC: Final = b"HFCP"
+_VERSION: Final = 1
+_HEAD_BYTES: Final = 9  # magic, version, checksum
+KEPT_NS: Final = 3600 * 1_000_000_000  # an owner that was stopped for so long does not count what it creates
+_AT_ONCE: Final = 8
+
+
+class StoredFile(msgspec.Struct, frozen=True, array_like=True):
+    """A file of a checkpoint: its bytes, or the digest that names the object that holds them."""
+
+    path: str
+    size: int
+    content: bytes = b""
+    digest: str = ""
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder as of `at`: with all objects before that number applied, and no other."""
+
+    at: Position
+    time_ns: int
+    owner: bytes  # as in the FENCE of the epoch, which may have been cleaned up
+    folders: list[str]
+    files: list[StoredFile]
+
+
+def checkpoint_key(root: str, number: int) -> str:
+    return f"{root}checkpoint/{number:020}"
+
+
+def content_key(root: str, digest: str) -> str:
+    return f"{root}content/{digest}"
+
+
+def write_checkpoint(disk: ChainDisk, now_ns: int) -> Checkpoint:
+    """Store the folder as it is now. Writing to it goes on meanwhile; raises OSError if this is no longer the owner."""
+    chain = disk.chain
+    with disk.capturing() as (capture, number), ThreadPoolExecutor(_AT_ONCE, "holdfast-checkpoint") as pool:
+        files = list(pool.map(lambda file: _stored(disk, file), capture.files.values()))
+    at = Position(number=number, epoch=chain.epoch, window=chain.window, writer=chain.writer)
+    found = Checkpoint(at=at, time_ns=now_ns, owner=chain.note, folders=capture.folders, files=files)
+    payload = msgspec.msgpack.encode(found)
+    head = _MAGIC + bytes([_VERSION]) + crc32c(payload).to_bytes(4, "little")
+    # Whoever has made the same one before us made it of the same chain.
+    chain.store.create(checkpoint_key(chain.root, number), head + payload)
+    return found
+
+
+def _stored(disk: ChainDisk, file: Captured) -> StoredFile:
+    path, digest = file.path, file.digest
+    if file.size <= INLINE_BYTES:
+        return StoredFile(path, file.size, content=file.read())
+    if not digest:
+        content = file.read()
+        digest = hashlib.sha256(content).hexdigest()
+        disk.chain.store.create(content_key(disk.chain.root, digest), content)
+        disk.keep_digest(path, digest)
+    return StoredFile(path, file.size, digest=digest)
+
+
+def checkpoints(store: Store, root: str) -> list[int]:
+    """Return the numbers of all checkpoints, newest first."""
+    prefix = f"{root}checkpoint/"
+    return sorted((int(key.removeprefix(prefix)) for key in store.keys(prefix)), reverse=True)
+
+
+def read_checkpoint(store: Store, root: str, number: int) -> Checkpoint:
+    content = store.read(checkpoint_key(root, number))
+    if content is None or content[:4] != _MAGIC or len(content) < _HEAD_BYTES:
+        raise BadObject(f"checkpoint {number} is missing or not a checkpoint")
+    if content[4] != _VERSION:
+        raise BadObject(f"checkpoint {number} was written by a newer release (format {content[4]})")
+    payload = memoryview(content)[_HEAD_BYTES:]
+    if crc32c(payload) != int.from_bytes(content[5:_HEAD_BYTES], "little"):
+        raise BadObject(f"checkpoint {number} is damaged: its checksum does not match")
+    return msgspec.msgpack.decode(payload, type=Checkpoint)
+
+
+class Copy:
+    """A local copy of the folder: takes a checkpoint, then the chain behind it. See `format.Changes`."""
+
+    def __init__(self, store: Store, root: str, local: Disk, folder: str) -> None:
+        self._store = store
+        self._root = root
+        self._local = local
+        self._folder = folder
+        self.digests: dict[str, str] = {}  # of large files that are as a checkpoint had them
+
+    def clear(self, *, keep: frozenset[str] = frozenset()) -> None:
+        """Empty the copy, except for the files in `keep`."""
+        if self._local.is_folder(self._folder):
+            self._clear("", keep)
+        else:
+            self._local.make_folder(self._folder)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Make the copy what the checkpoint says. Files that have the right bytes, from an earlier run, are kept."""
+        large = {file.path: file for file in checkpoint.files if file.digest}
+        found = frozenset(path for path, file in large.items() if self._holds(file))
+        self.clear(keep=found)
+        for folder in checkpoint.folders:
+            self.make(folder)
+        for file in checkpoint.files:
+            if not file.digest:
+                self._place(file.path, file.content)
+        missing = [file for path, file in large.items() if path not in found]
+        with ThreadPoolExecutor(_AT_ONCE, "holdfast-restore") as pool:
+            for _ in pool.map(self._fetch, missing):
+                pass
+        self.digests = {path: file.digest for path, file in large.items()}
+
+    def make(self, path: str) -> None:
+        self._local.make_folder(self._at(path))
+
+    def create(self, path: str) -> None:
+        self._local.open(self._at(path), write=True, create=True).close()
+
+    def write(self, path: str, position: int, content: BytesLike) -> None:
+        self.digests.pop(path, None)
+        file = self._local.open(self._at(path), write=True)
+        try:
+            write_fully(file, position, [content])
+        finally:
+            file.close()
+
+    def write_large(self, path: str, position: int, length: int, digest: bytes, key: str) -> None:
+        content = self._store.read(f"{self._root}{key}")
+        if content is None or len(content) != length or hashlib.sha256(content).digest() != digest:
+            raise BadObject(f"{key}, which holds {length} bytes of {path}, is missing or damaged")
+        self.write(path, position, content)
+
+    def truncate(self, path: str, length: int) -> None:
+        self.digests.pop(path, None)
+        file = self._local.open(self._at(path), write=True)
+        try:
+            file.truncate(length)
+        finally:
+            file.close()
+
+    def rename(self, old: str, new: str) -> None:
+        self._local.rename(self._at(old), self._at(new))
+        for path in [path for path in self.digests if path == new or f"{path}/".startswith((f"{old}/", f"{new}/"))]:
+            del self.digests[path]
+
+    def remove(self, path: str) -> None:
+        self.digests.pop(path, None)
+        self._local.remove(self._at(path))
+
+    def remove_folder(self, path: str) -> None:
+        self._local.remove_folder(self._at(path))
+
+    def _at(self, path: str) -> str:
+        return f"{self._folder}/{path}"
+
+    def _holds(self, wanted: StoredFile) -> bool:
+        path = self._at(wanted.path)
+        if not self._local.exists(path) or self._local.is_folder(path):
+            return False
+        file = self._local.open(path)
+        try:
+            if file.size() != wanted.size:
+                return False
+            return hashlib.sha256(file.view(0, wanted.size)).hexdigest() == wanted.digest
+        finally:
+            file.close()
+
+    def _fetch(self, wanted: StoredFile) -> None:
+        content = self._store.read(content_key(self._root, wanted.digest))
+        if content is None or hashlib.sha256(content).hexdigest() != wanted.digest:
+            raise BadObject(f"the content of {wanted.path} is missing from the store, or damaged")
+        self._place(wanted.path, content)
+
+    def _place(self, path: str, content: bytes) -> None:
+        file = self._local.open(self._at(path), write=True, create=True)
+        try:
+            write_fully(file, 0, [content])
+        finally:
+            file.close()
+
+    def _clear(self, inside: str, keep: frozenset[str]) -> bool:
+        """Remove what is in a folder of the copy; returns whether it is empty then."""
+        folder = self._at(inside) if inside else self._folder
+        empty = True
+        for name in self._local.names(folder):
+            path = f"{inside}/{name}" if inside else name
+            if self._local.is_folder(self._at(path)):
+                if self._clear(path, keep):
+                    self._local.remove_folder(self._at(path))
+                else:
+                    empty = False
+            elif path in keep:
+                empty = False
+            else:
+                self._local.remove(self._at(path))
+        return empty
+
+
+def clean_up(store: Store, root: str, now_ns: int) -> int:
+    """Remove what no opening needs any more; returns how many objects went.
+
+    The newest checkpoint older than `KEPT_NS` is kept, with all that follows it; what is before it goes. Contents go
+    when no kept checkpoint lists them. Only the owner calls this, and not while it writes a checkpoint.
+    """
+    numbers = checkpoints(store, root)
+    found = [read_checkpoint(store, root, number) for number in numbers]
+    old = [each for each in found if each.time_ns <= now_ns - KEPT_NS]
+    if not old:
+        return 0
+    kept = [each for each in found if each.at.number >= old[0].at.number]
+    gone = list(_before(store, f"{root}chain/", old[0].at.number))
+    if len(old) > 1:  # a large write may be named a little before the object that refers to it
+        gone += _before(store, f"{root}large/", old[1].at.number)
+    used = {file.digest for each in kept for file in each.files if file.digest}
+    gone += [checkpoint_key(root, each.at.number) for each in found if each not in kept]
+    gone += [key for key in store.keys(f"{root}content/") if key.rpartition("/")[2] not in used]
+    for key in gone:
+        store.remove(key)
+    if gone:
+        logger.info("store cleaned up", extra={"store": store.name, "objects": len(gone)})
+    return len(gone)
+
+
+def _before(store: Store, prefix: str, number: int) -> Iterator[str]:
+    limit = f"{prefix}{number:020}"
+    for key in store.keys(prefix):
+        if key >= limit:
+            return
+        yield key

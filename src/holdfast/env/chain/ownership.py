@@ -1,0 +1,217 @@
+"""Owning a folder that lives in a store: following its owner, taking over, and showing that one is alive.
+
+A process that opens the folder copies the newest checkpoint and the chain behind it into its cache, and waits there for
+its turn: until the owner says that it is gone, or is known to be dead, or was silent for the lease. Then it puts a
+fence, replays what was left, and owns the folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.env.chain.chain import Chain, ChainTimes, OwnershipLost, Position, walk
+from holdfast.env.chain.checkpoints import Copy, checkpoints, clean_up, read_checkpoint, write_checkpoint
+from holdfast.env.chain.disk import ChainDisk
+from holdfast.env.chain.engines import Store, StoreRefused, StoreUnreachable, probe
+from holdfast.env.chain.format import BadObject, ObjectKind, replay
+from holdfast.env.disk import BytesLike
+from holdfast.env.process import close_in_children
+from holdfast.env.world import Clock, World
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S: Final = 0.2  # a standby looks for the next object this often
+_CHECKPOINT_BYTES: Final = 256 * 1024 * 1024
+_CHECKPOINT_OBJECTS: Final = 5_000
+_CHECKPOINT_NS: Final = 600 * 1_000_000_000
+_NS: Final = 1_000_000_000
+
+
+class OwnedElsewhere(Exception):
+    """Another process owns the folder; `note` is what it said about itself."""
+
+    def __init__(self, note: Mapping[str, Any]) -> None:
+        super().__init__("owned elsewhere")
+        self.note = note
+
+
+class ChainFollower:
+    """A copy of the folder that follows the chain."""
+
+    def __init__(self, store: Store, root: str, world: World, folder: str) -> None:
+        self.at = Position()
+        self.owner: dict[str, Any] = {}  # what the owner said about itself
+        self.objects = 0  # applied since the checkpoint
+        self._is_whole = True  # no object is applied in part
+        self._store = store
+        self._root = root
+        self.copy = Copy(store, root, world.disk, folder)
+
+    def begin(self) -> None:
+        """Start from the newest checkpoint that can be read, or from nothing."""
+        self.at, self.objects = Position(), 0
+        for number in checkpoints(self._store, self._root):
+            try:
+                found = read_checkpoint(self._store, self._root, number)
+                self.copy.restore(found)
+            except BadObject as error:
+                logger.warning("checkpoint not used", extra={"store": self._store.name, "why": str(error)})
+                continue
+            self.at, self.owner, self._is_whole = found.at, _note(found.owner), True
+            return
+        self.copy.clear()
+        self._is_whole = True
+
+    def catch_up(self) -> bool:
+        """Apply all that is there; returns whether there was something."""
+        before = self.at.number
+        with suppress(StoreUnreachable):  # what could not be read now is read the next time
+            if not self._is_whole:
+                self.begin()
+            for header, payload in walk(self._store, self._root, self.at):
+                if header.kind == ObjectKind.FENCE:
+                    self.owner = _note(payload)
+                else:
+                    self._is_whole = False  # it may name a large write, which cannot be fetched now
+                    replay(payload, self.copy)
+                    self._is_whole = True
+                    self.objects += 1
+                self.at = self.at.after(header)
+        return self.at.number != before
+
+
+def _note(payload: BytesLike) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(payload, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}
+
+
+class StoreOwner:
+    """This process as the owner of the folder: its disk, and the thread that keeps the chain moving."""
+
+    def __init__(
+        self, world: World, chain: Chain, folder: str, unrecorded: frozenset[str], follower: ChainFollower
+    ) -> None:
+        self.chain = chain
+        self.disk = ChainDisk(world.disk, folder, chain, unrecorded=unrecorded)
+        self.disk.unchanged.update(follower.copy.digests)
+        self._clock = world.clock
+        self._checkpoint_at = chain.committed - follower.objects
+        self._checkpoint_bytes = 0
+        self._checkpoint_ns = world.clock.monotonic_ns()
+        self._ended = threading.Event()
+        self._threads: list[threading.Thread] = []
+        close_in_children(self)
+
+    def keep(self) -> None:
+        """Start the threads: one shows that the owner lives, also while the other writes a long checkpoint."""
+        often_s = min(self.chain.times.send_s, self.chain.times.lease_s / 8)
+        for name, work, every_s in (
+            ("chain", self.chain.tick, often_s),
+            ("checkpoint", self.checkpoint_if_due, _LOOK_S),
+        ):
+            thread = threading.Thread(target=self._run, args=(work, every_s), name=f"holdfast-{name}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def disown(self) -> None:
+        """In a child after a fork: the parent is the owner."""
+        self._ended.set()
+
+    def checkpoint_if_due(self) -> None:
+        """Write a checkpoint when there is enough that an opening could skip."""
+        chain = self.chain
+        objects = chain.committed - self._checkpoint_at
+        grown = chain.bytes_sent - self._checkpoint_bytes
+        old = self._clock.monotonic_ns() - self._checkpoint_ns >= _CHECKPOINT_NS and grown > 0
+        if objects >= _CHECKPOINT_OBJECTS or grown >= _CHECKPOINT_BYTES or old:
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint, and remove what it and those before it make superfluous."""
+        found = write_checkpoint(self.disk, self._clock.now_ns())
+        self._checkpoint_at, self._checkpoint_bytes = found.at.number, self.chain.bytes_sent
+        self._checkpoint_ns = self._clock.monotonic_ns()
+        clean_up(self.chain.store, self.chain.root, self._clock.now_ns())
+
+    def close(self) -> None:
+        """Hand the folder to whoever waits for it. The engine must be closed before."""
+        self._ended.set()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+        if self.chain.failure is None:
+            self.chain.close()
+
+    def _run(self, work: Callable[[], None], every_s: float) -> None:
+        while not self._ended.wait(every_s):
+            try:
+                work()
+            except OwnershipLost as error:
+                logger.warning("the folder has another owner now", extra={"why": str(error)})
+                return
+            except (OSError, StoreUnreachable, StoreRefused, BadObject) as error:  # it is tried again later
+                logger.warning("checkpoint not written", extra={"why": str(error)})
+                self._checkpoint_ns = self._clock.monotonic_ns()
+
+
+def take_over(
+    store: Store,
+    root: str,
+    world: World,
+    folder: str,
+    *,
+    unrecorded: frozenset[str],
+    times: ChainTimes | None = None,
+    wait_s: float | None = None,
+    note: Mapping[str, Any] | None = None,
+    is_dead: Callable[[Mapping[str, Any]], bool] = lambda _: False,
+) -> StoreOwner:
+    """Become the owner of the folder, as soon as that is safe; `folder` is the cache.
+
+    Raises OwnedElsewhere after `wait_s` seconds; None waits for as long as it takes. `is_dead` tells from what the
+    owner said about itself whether its process is known to have ended.
+    """
+    times = times or ChainTimes()
+    clock = world.clock
+    follower = ChainFollower(store, root, world, folder)
+    _patiently(clock, times, follower.begin)
+    follower.catch_up()
+    if follower.at.number == 0:
+        probe(store, root, world.ids.random_bytes(8).hex())
+    began_ns = moved_ns = clock.monotonic_ns()
+    writer = world.ids.random_bytes(16)
+    said = msgspec.json.encode(note or world.ids.process_note())
+    while True:
+        at, now_ns = follower.at, clock.monotonic_ns()
+        free = at.number == 0 or at.is_closed or now_ns - moved_ns >= times.lease_s * _NS
+        if free or is_dead(follower.owner):
+            chain = Chain.take_over(store, root, clock, at=at, writer=writer, note=said, times=times)
+            if chain is not None:
+                logger.info("took over a folder in a store", extra={"store": store.name, "epoch": chain.epoch})
+                return StoreOwner(world, chain, folder, unrecorded, follower)
+        elif wait_s is not None and now_ns - began_ns >= wait_s * _NS:
+            raise OwnedElsewhere(follower.owner)
+        else:
+            clock.wait(threading.Event(), _LOOK_S)
+        if follower.catch_up():
+            moved_ns = clock.monotonic_ns()
+
+
+def _patiently(clock: Clock, times: ChainTimes, call: Callable[[], None]) -> None:
+    """Call it again while the store does not answer, for as long as an owner would wait."""
+    until_ns = clock.monotonic_ns() + round(times.slowest_s * _NS)
+    while True:
+        try:
+            return call()
+        except StoreUnreachable:
+            if clock.monotonic_ns() >= until_ns:
+                raise
+            clock.wait(threading.Event(), _LOOK_S)

@@ -1,0 +1,127 @@
+"""Real stores for the tests: SeaweedFS, which speaks S3, and PostgreSQL. Each on free ports, ended by its id."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+PATIENCE_S = 120
+KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test-secret", "AWS_REGION": "us-east-1"}
+
+
+def free_port(count: int = 1) -> list[int]:
+    """Return ports that nobody uses now; SeaweedFS wants its gRPC ports to be 10,000 higher."""
+    found: list[int] = []
+    while len(found) < count:
+        with socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+            with suppress(OSError, OverflowError):
+                other.bind(("127.0.0.1", port - 10_000))
+                if port - 10_000 > 1024:
+                    found.append(port - 10_000)
+    return found
+
+
+def wait_for(what, process: subprocess.Popen) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise AssertionError(f"{process.args} has ended by itself: {process.returncode}")
+        with suppress(OSError, subprocess.CalledProcessError):
+            what()
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{process.args} was not ready within {PATIENCE_S} s")
+
+
+@contextmanager
+def running(command: list[str], log: Path, **options) -> Iterator[subprocess.Popen]:
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, **options)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def get(url: str, method: str = "GET") -> None:
+    with suppress(urllib.error.HTTPError):
+        urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=5).close()
+
+
+@contextmanager
+def seaweedfs(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    master, volume, filer, s3 = free_port(4)
+    weed = str(Path(sys.executable).parent / "weed")
+    data = folder / "weed"
+    data.mkdir()
+    command = [
+        weed, "server", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3",
+        f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}", f"-s3.port={s3}",
+        "-master.volumeSizeLimitMB=64", "-volume.max=20",
+    ]  # fmt: skip
+    address = f"http://127.0.0.1:{s3}"
+    shell = [weed, "shell", f"-master=127.0.0.1:{master}", f"-filer=127.0.0.1:{filer}"]
+    orders = b"fs.configure -locationPrefix=/buckets/ -fsync -apply\ns3.bucket.create -name holdfast\n"
+
+    def ready() -> None:
+        get(address)
+        done = subprocess.run(shell, input=orders, capture_output=True, timeout=60, check=True)
+        if b"error" in done.stderr.lower():
+            raise OSError(done.stderr)
+
+    with running(command, folder / "weed.log") as process:
+        wait_for(ready, process)
+        yield "s3://holdfast/jobs", {"AWS_ENDPOINT_URL": address, **KEYS, "AWS_SKIP_SIGNATURE": "true"}
+
+
+def postgres_program(name: str) -> str | None:
+    newest = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: path.parent.name.rjust(4))
+    return shutil.which(name, path=os.pathsep.join([*map(str, reversed(newest)), os.environ.get("PATH", "")]))
+
+
+@contextmanager
+def postgres(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    user = {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else {}
+    home = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))  # that other user must be able to come to it
+    [port] = free_port()
+    try:
+        if user:
+            shutil.chown(home, "nobody", "nogroup")
+        initdb, server = postgres_program("initdb"), postgres_program("postgres")
+        assert initdb is not None
+        assert server is not None
+        make = [initdb, "-D", f"{home}/data", "-U", "holdfast", "--auth=trust", "-N"]
+        subprocess.run(make, check=True, capture_output=True, cwd=home, **user)
+        command = [server, "-D", f"{home}/data", "-p", str(port), "-h", "127.0.0.1", "-k", str(home)]
+        url = f"postgresql://holdfast@127.0.0.1:{port}/postgres"
+        with running(command, folder / "postgres.log", cwd=home, **user) as process:
+            wait_for(lambda: _connect(url), process)
+            yield f"{url}/jobs", {}
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _connect(url: str) -> None:
+    import psycopg
+
+    try:
+        psycopg.connect(url, connect_timeout=5).close()
+    except psycopg.OperationalError as error:
+        raise OSError(str(error)) from error

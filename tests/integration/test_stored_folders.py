@@ -1,0 +1,267 @@
+"""Queues that live in a store, used by several processes and machines; a machine is a cache folder of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+import holdfast
+import holdfast.aio
+from holdfast import Busy, DiskFailed, HoldfastError, InvalidRequest
+
+LEASE_MS = "2000"
+PATIENCE_S = 60
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """This process is on a machine of its own."""
+    monkeypatch.setenv("HOLDFAST_BROKER_STORE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOLDFAST_BROKER_STORE_LEASE_MS", LEASE_MS)
+    monkeypatch.setenv("HOLDFAST_BROKER_STORE_WAIT_MS", "30000")
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"file://{tmp_path}/store/jobs"
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """Start a program on another machine; all are ended with the test."""
+    started = []
+
+    def start(program, **environ):
+        env = os.environ | {"HOLDFAST_BROKER_STORE_CACHE_DIR": str(tmp_path / f"cache-{len(started)}"), **environ}
+        code = "import sys, time, holdfast\n" + textwrap.dedent(program)
+        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env)
+        started.append(child)
+        return child
+
+    yield start
+    for child in started:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def drained(queue):
+    found = []
+    while (message := _next(queue)) is not None:
+        found.append(message.body)
+        message.ack()
+    return found
+
+
+def _next(queue):
+    try:
+        return queue.get(timeout=0)
+    except holdfast.Empty:
+        return None
+
+
+def test_a_queue_in_a_folder_store_survives_the_loss_of_its_machine(machine, url, tmp_path, monkeypatch):
+    with holdfast.open(url) as queue:
+        assert "jobs" in repr(queue)
+        for i in range(20):
+            queue.put(b"%d" % i, durability="fsync")
+        for _ in range(5):
+            queue.get().ack(durability="fsync")
+    monkeypatch.setenv("HOLDFAST_BROKER_STORE_CACHE_DIR", str(tmp_path / "another"))
+    with holdfast.open(url) as queue:
+        assert drained(queue) == [b"%d" % i for i in range(5, 20)]
+
+
+def test_everything_that_a_queue_can_do_works_in_memory(machine):
+    with holdfast.open_broker("memory://everything") as broker:
+        broker.create_topic("orders", partitions=2)
+        broker.publish("orders", b"one", key="k", priority=3, headers={"a": "b"})
+        broker.publish("orders", b"later", delay=3600)
+        assert broker.publish("orders", b"x", dedup_id="d").duplicate is False
+        assert broker.publish("orders", b"x", dedup_id="d").duplicate is True
+        group = broker.group("orders", "billing")
+        message = group.receive(timeout=5)
+        message.reject("never")
+        assert len(group.dead.list()) == 1
+        with broker.locks.hold("key"):
+            pass
+    with holdfast.open_broker("memory://everything") as broker:
+        assert broker.topics() == ["orders"]
+        assert len(broker.group("orders", "billing").dead.list()) == 1
+
+
+def test_large_messages_have_objects_of_their_own(machine, url, tmp_path):
+    body = os.urandom(9 * 1024 * 1024)
+    with holdfast.open(url) as queue:
+        queue.put(body, durability="fsync")
+        assert list((tmp_path / "store/jobs/large").iterdir())
+    with holdfast.open(url) as queue:
+        assert queue.get().body == body
+
+
+def test_tasks_use_it_as_well(machine, url):
+    async def main():
+        async with holdfast.aio.open(url) as queue:
+            await queue.put(b"one")
+            message = await queue.get(timeout=5)
+            await message.ack()
+            return message.body
+
+    assert asyncio.run(main()) == b"one"
+
+
+def test_a_second_process_of_the_machine_goes_through_the_owner(machine, url, elsewhere, tmp_path):
+    with holdfast.open(url) as queue:
+        queue.put(b"for the child")
+        child = elsewhere(
+            f"""
+            with holdfast.open({url!r}) as queue:
+                message = queue.get(timeout=30)
+                message.ack()
+                queue.put(b"from the child")
+                print(message.body.decode())
+            """,
+            HOLDFAST_BROKER_STORE_CACHE_DIR=str(tmp_path / "cache"),
+        )
+        assert child.communicate(timeout=PATIENCE_S)[0].strip() == "for the child"
+        assert queue.get(timeout=5).body == b"from the child"
+
+
+def test_another_machine_is_told_who_owns_the_queue(machine, url, elsewhere, monkeypatch):
+    owner = elsewhere(f"queue = holdfast.open({url!r}); print('open', flush=True); time.sleep(600)")
+    assert owner.stdout.readline().strip() == "open"
+    monkeypatch.setenv("HOLDFAST_BROKER_STORE_WAIT_MS", "500")
+    with pytest.raises(Busy, match=f"owned by process {owner.pid}"):
+        holdfast.open(url)
+
+
+def test_a_killed_owner_is_followed_at_once_and_nothing_is_lost(machine, url, elsewhere):
+    owner = elsewhere(
+        f"""
+        queue = holdfast.open({url!r})
+        for i in range(1_000_000):
+            queue.put(b"%d" % i, durability="fsync")
+            print(i, flush=True)
+        """
+    )
+    promised = [int(owner.stdout.readline()) for _ in range(50)]
+    owner.kill()
+    promised += [int(line) for line in owner.stdout]
+    with holdfast.open(url) as queue:
+        found = [int(body) for body in drained(queue)]
+    assert found[: len(promised)] == promised
+    assert len(found) <= len(promised) + 1  # the last one may have arrived without an answer
+
+
+def test_an_owner_that_was_stopped_and_woken_is_fenced(machine, url, elsewhere):
+    owner = elsewhere(
+        f"""
+        queue = holdfast.open({url!r})
+        queue.put(b"before", durability="fsync")
+        print("open", flush=True)
+        sys.stdin = None
+        while True:
+            try:
+                queue.put(b"x", durability="fsync")
+                time.sleep(0.01)
+            except holdfast.DiskFailed as error:
+                print("fenced", "taken over" in str(error), flush=True)
+                break
+        """
+    )
+    assert owner.stdout.readline().strip() == "open"
+    owner.send_signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        with holdfast.open(url) as queue:
+            assert time.monotonic() - began >= float(LEASE_MS) / 1000 * 0.8  # never sooner than the lease
+            assert queue.get(timeout=5).body == b"before"
+            before = queue.stats().end
+            owner.send_signal(signal.SIGCONT)
+            assert owner.stdout.readline().strip() == "fenced True"
+            assert queue.stats().end == before
+    finally:
+        owner.send_signal(signal.SIGCONT)
+
+
+def test_one_that_waits_takes_over_when_the_owner_closes(machine, url, elsewhere):
+    queue = holdfast.open(url)
+    queue.put(b"handed over")
+    standby = elsewhere(
+        f"""
+        print("waiting", flush=True)
+        with holdfast.open({url!r}) as queue:
+            print(queue.get(timeout=30).body.decode(), flush=True)
+        """
+    )
+    assert standby.stdout.readline().strip() == "waiting"
+    time.sleep(0.5)
+    queue.close()
+    assert standby.communicate(timeout=PATIENCE_S)[0].strip() == "handed over"
+
+
+def test_an_owner_that_lost_the_folder_says_so(machine, url, tmp_path):
+    queue = holdfast.open(url)
+    queue.put(b"one", durability="fsync")
+    chain = tmp_path / "store/jobs/chain"
+    taken = max(chain.iterdir()).name
+    (chain / f"{int(taken) + 1:020}").write_bytes(b"someone else's")
+    with pytest.raises(DiskFailed, match="another process has taken over"):
+        queue.put(b"two", durability="fsync")
+    with pytest.raises(DiskFailed):
+        queue.close()
+    assert queue.closed
+
+
+@pytest.mark.parametrize(
+    "bad", ["s3://", "file://", "memory://", "postgresql://host/database", "s3:///name", "gs://[", "ftp://host/x"]
+)
+def test_a_place_that_is_none_is_refused_with_an_example(machine, bad):
+    with pytest.raises(InvalidRequest):
+        holdfast.open(bad)
+
+
+def test_a_damaged_store_is_refused_and_not_mended_in_silence(machine, url, tmp_path):
+    with holdfast.open(url) as queue:
+        for i in range(5):
+            queue.put(b"%d" % i, durability="fsync")
+    objects = sorted((tmp_path / "store/jobs/chain").iterdir())
+    damaged = objects[len(objects) // 2]
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    with pytest.raises(HoldfastError, match="damaged"):
+        holdfast.open(url)
+
+
+def test_commands_work_at_a_place_in_a_store(machine, url, capsys):
+    from holdfast.cli.main import main
+
+    def run(*words):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert not ended.value.code
+        return capsys.readouterr().out
+
+    assert run("put", url, "hello", "world").split() == ["jobs-0-0", "jobs-0-1"]
+    assert "hello" in run("get", url, "--ack")
+    assert '"ready": 1' in run("stats", url, "--json")
+    assert "world" in run("ls", url)
+
+
+def test_the_local_copy_opened_as_a_folder_is_the_queue_in_the_store(machine, url, tmp_path, monkeypatch):
+    with holdfast.open(url) as queue:
+        queue.put(b"one")
+        copy = queue.folder
+    with holdfast.open(copy) as queue:  # as somebody might who finds it; what they do must not be lost
+        queue.put(b"two", durability="fsync")
+    monkeypatch.setenv("HOLDFAST_BROKER_STORE_CACHE_DIR", str(tmp_path / "another"))
+    with holdfast.open(url) as queue:
+        assert drained(queue) == [b"one", b"two"]

@@ -1,0 +1,364 @@
+"""The chain as one owner writes it: what is answered when, what is unknown, and what is final."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from holdfast.env import ManualClock, SystemClock
+from holdfast.env.chain.chain import Chain, ChainTimes, OwnershipLost, Position, key_of, walk
+from holdfast.env.chain.engines import MemoryStore, StoreRefused, StoreUnreachable, probe
+from holdfast.env.chain.format import (
+    HEADER_BYTES,
+    BadObject,
+    ChangeBatch,
+    ObjectHeader,
+    ObjectKind,
+    decode,
+    encode,
+    replay,
+)
+from holdfast.env.sim.store import FaultyStore
+
+WRITER = bytes(range(16))
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def own(store, clock=None, at=None, **times) -> Chain:
+    chain = Chain.take_over(
+        store, "", clock or ManualClock(), at=at or Position(), writer=WRITER, times=ChainTimes(**times)
+    )
+    assert chain is not None
+    return chain
+
+
+def tail(store) -> Position:
+    at = Position()
+    for header, _ in walk(store, "", at):
+        at = at.after(header)
+    return at
+
+
+class Written:
+    """A copy of the folder, in memory."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytearray] = {}
+        self.folders: set[str] = set()
+
+    def make(self, path):
+        self.folders.add(path)
+
+    def create(self, path):
+        self.files[path] = bytearray()
+
+    def write(self, path, position, content):
+        file = self.files[path]
+        file.extend(bytes(max(0, position + len(content) - len(file))))
+        file[position : position + len(content)] = content
+
+    def write_large(self, path, position, length, digest, key):
+        self.write(path, position, key.encode())
+
+    def truncate(self, path, length):
+        file = self.files[path]
+        del file[length:]
+        file.extend(bytes(length - len(file)))
+
+    def rename(self, old, new):
+        self.files[new] = self.files.pop(old)
+
+    def remove(self, path):
+        del self.files[path]
+
+    def remove_folder(self, path):
+        self.folders.remove(path)
+
+
+def test_an_object_reads_back_as_it_was_written():
+    header = ObjectHeader(kind=ObjectKind.DATA, number=7, epoch=3, writer=WRITER, window=8, time_ns=123, resume_at=0)
+    assert decode(encode(header, b"payload"), 7) == (header, b"payload")
+
+
+def test_objects_are_written_as_they_always_were():
+    """The bytes are a format: what is in somebody's store must stay readable, and older readers must understand us."""
+    batch = ChangeBatch()
+    batch.make("topics")
+    batch.create("topics/a.new")
+    batch.write("topics/a.new", 0, b"hello")
+    batch.write("topics/a.new", 8, (7).to_bytes(8, "little"))
+    batch.write_large("topics/a.new", 16, 3, bytes(range(32)), "large/1-ab")
+    batch.truncate("topics/a.new", 19)
+    batch.rename("topics/a.new", "topics/a")
+    batch.create("gone")
+    batch.remove("gone")
+    batch.make("empty")
+    batch.remove_folder("empty")
+    data = ObjectHeader(kind=ObjectKind.DATA, number=42, epoch=3, writer=WRITER, window=8, time_ns=10**18)
+    fence = ObjectHeader(
+        kind=ObjectKind.FENCE, number=50, epoch=4, writer=WRITER, window=8, time_ns=10**18, resume_at=58
+    )
+    written = {"data": encode(data, batch.payload()), "fence": encode(fence, b'{"pid":1}')}
+    for name, content in written.items():
+        assert content.hex() == (GOLDEN / f"chain-{name}.hex").read_text().strip()
+
+
+def test_every_flipped_bit_of_an_object_is_noticed():
+    content = encode(ObjectHeader(kind=ObjectKind.DATA, number=7, epoch=3, writer=WRITER, window=8, time_ns=123), b"ab")
+    for bit in range(len(content) * 8):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(BadObject):
+            decode(bytes(flipped), 7)
+
+
+@pytest.mark.parametrize("length", [0, 1, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 1])
+def test_a_cut_object_is_noticed(length):
+    content = encode(ObjectHeader(kind=ObjectKind.DATA, number=7, epoch=3, writer=WRITER, window=8, time_ns=123), b"ab")
+    with pytest.raises(BadObject):
+        decode(content[:length], 7)
+
+
+def test_an_object_under_another_number_is_refused():
+    content = encode(ObjectHeader(kind=ObjectKind.DATA, number=7, epoch=3, writer=WRITER, window=8, time_ns=123))
+    with pytest.raises(BadObject, match="says that it is number 7"):
+        decode(content, 8)
+
+
+def test_changes_come_back_in_their_order():
+    batch, copy = ChangeBatch(), Written()
+    batch.make("topics")
+    batch.create("topics/a.new")
+    batch.write("topics/a.new", 0, b"hello")
+    batch.write("topics/a.new", 3, b"p!")
+    batch.truncate("topics/a.new", 4)
+    batch.rename("topics/a.new", "topics/a")
+    batch.write("topics/a", 4, b" you")
+    batch.create("gone")
+    batch.remove("gone")
+    batch.make("empty")
+    batch.remove_folder("empty")
+    replay(memoryview(batch.payload()), copy)
+    assert copy.files == {"topics/a": b"help you"}
+    assert copy.folders == {"topics"}
+
+
+def test_a_word_that_changed_often_is_one_record():
+    batch, copy = ChangeBatch(), Written()
+    batch.create("state")
+    for value in range(1_000):
+        batch.write("state", 8, value.to_bytes(8, "little"))
+    assert len(batch.payload()) < 100
+    replay(memoryview(batch.payload()), copy)
+    assert copy.files["state"] == bytes(8) + (999).to_bytes(8, "little")
+
+
+def test_a_word_is_not_moved_to_before_a_write_that_covers_it():
+    batch, copy = ChangeBatch(), Written()
+    batch.create("state")
+    batch.write("state", 0, b"a" * 8)
+    batch.write("state", 0, b"b" * 16)
+    batch.write("state", 0, b"c" * 8)
+    replay(memoryview(batch.payload()), copy)
+    assert copy.files["state"] == b"c" * 8 + b"b" * 8
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../outside", "a/../../b", "a//b", "", "a/./b", "a\0b"])
+def test_a_record_cannot_lead_out_of_the_folder(path):
+    batch = ChangeBatch()
+    batch.create(path)
+    with pytest.raises(BadObject, match="not a place in the folder"):
+        replay(memoryview(batch.payload()), Written())
+
+
+def test_a_commit_returns_when_the_object_is_there():
+    store = MemoryStore()
+    chain = own(store)
+    chain.batch.make("a")
+    before = chain.commit()
+    assert store.read(key_of("", before - 1)) is not None
+    assert chain.commit() == before  # nothing is new: no object
+
+
+def test_an_object_without_an_answer_is_tried_again_and_known_by_its_bytes():
+    objects = MemoryStore()
+    for seed in range(60):
+        chain = own(FaultyStore(objects, seed, faults=0.8), at=tail(objects))
+        chain.batch.make(f"record-{seed}")
+        chain.commit()
+    copy = Written()
+    for header, payload in walk(objects, "", Position()):
+        if header.kind == ObjectKind.DATA:
+            replay(payload, copy)
+    assert copy.folders == {f"record-{seed}" for seed in range(60)}
+
+
+def test_a_foreign_object_is_final():
+    store = MemoryStore()
+    first = own(store)
+    own(store, at=tail(store))
+    first.batch.make("late")
+    for _ in range(2):
+        with pytest.raises(OwnershipLost, match="another process has taken over"):
+            first.commit()
+
+
+def test_of_two_who_fence_at_once_one_becomes_the_owner():
+    store = MemoryStore()
+    own(store)
+    at = tail(store)
+    own(store, at=at)
+    assert Chain.take_over(store, "", ManualClock(), at=at, writer=bytes(16)) is None
+
+
+def test_a_store_that_does_not_answer_ends_the_owner():
+    store = FaultyStore(MemoryStore(), 0, faults=0)
+    chain = own(store, slowest_s=3)
+    store.is_cut = True
+    chain.batch.make("a")
+    with pytest.raises(OwnershipLost, match="no answer for 3 s"):
+        chain.commit()
+    store.is_cut = False
+    with pytest.raises(OwnershipLost):
+        chain.commit()
+
+
+def test_an_object_that_took_too_long_is_not_counted():
+    clock = ManualClock()
+
+    class Slow(MemoryStore):
+        def create(self, key, content):
+            clock.advance(seconds=11)
+            return super().create(key, content)
+
+    chain = own(MemoryStore(), clock)
+    chain.store = Slow()
+    chain.batch.make("a")
+    with pytest.raises(OwnershipLost, match="not counted as stored"):
+        chain.commit()
+
+
+def test_a_refused_object_ends_the_owner():
+    class Refusing(MemoryStore):
+        def create(self, key, content):
+            raise StoreRefused("no permission")
+
+    chain = own(MemoryStore())
+    chain.store = Refusing()
+    chain.batch.make("a")
+    with pytest.raises(OwnershipLost, match="no permission"):
+        chain.commit()
+
+
+def test_an_interrupted_commit_is_finished_by_the_next():
+    class Interrupted(MemoryStore):
+        calls = 0
+
+        def create(self, key, content):
+            self.calls += 1
+            if self.calls == 2:
+                raise KeyboardInterrupt
+            return super().create(key, content)
+
+    store = Interrupted()
+    chain = own(store)
+    chain.batch.make("a")
+    with pytest.raises(KeyboardInterrupt):
+        chain.commit()
+    chain.batch.make("b")
+    chain.commit()
+    copy = Written()
+    for header, payload in walk(store, "", Position()):
+        if header.kind == ObjectKind.DATA:
+            replay(payload, copy)
+    assert copy.folders == {"a", "b"}
+
+
+def test_an_idle_owner_shows_that_it_lives_and_a_silent_one_is_not_current():
+    store, clock = MemoryStore(), ManualClock()
+    chain = own(store, clock, lease_s=10)
+    before = tail(store)
+    clock.advance(seconds=1)
+    chain.tick()
+    assert tail(store) == before
+    clock.advance(seconds=2)
+    chain.tick()
+    assert tail(store).number == before.number + 1
+    clock.advance(seconds=9)
+    assert not chain.is_current()
+    chain.require_current()
+    assert chain.is_current()
+
+
+def test_what_nobody_waits_for_is_sent_soon():
+    store, clock = MemoryStore(), ManualClock()
+    chain = own(store, clock, send_s=0.2)
+    chain.batch.make("a")
+    chain.noted()
+    chain.tick()
+    assert chain.batch.count == 1
+    clock.advance(seconds=0.3)
+    chain.tick()
+    assert chain.batch.count == 0
+
+
+def test_many_threads_share_objects():
+    store = MemoryStore()
+
+    class Slow(MemoryStore):
+        def create(self, key, content):
+            threading.Event().wait(0.005)
+            return store.create(key, content)
+
+    chain = own(store, SystemClock())
+    chain.store = Slow()
+    first = chain.next_number
+
+    def work(i):
+        with chain.lock:
+            chain.batch.make(f"thread-{i}")
+        chain.commit()
+        assert any(f"thread-{i}".encode() in (store.read(key) or b"") for key in store.keys(""))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert chain.next_number - first < 64
+    assert chain.committed == chain.next_number
+
+
+def test_a_good_store_passes_the_probe_and_leaves_nothing_behind():
+    store = MemoryStore()
+    probe(store, "jobs/", "one")
+    assert list(store.keys("")) == []
+
+
+def test_a_store_that_ignores_the_condition_is_refused():
+    store = FaultyStore(MemoryStore(), 0, faults=0)
+    store.ignores_condition = True
+    with pytest.raises(StoreRefused, match="ignores the condition"):
+        probe(store, "", "one")
+
+
+def test_a_store_that_checks_first_and_writes_later_is_refused():
+    class Racy(MemoryStore):
+        def create(self, key, content):
+            if self.read(key) is not None:
+                return False
+            threading.Event().wait(0.02)
+            self.remove(key)
+            return super().create(key, content)
+
+    with pytest.raises(StoreRefused, match="were told yes"):
+        probe(Racy(), "", "one")
+
+
+def test_a_store_that_does_not_answer_is_not_called_bad():
+    with pytest.raises(StoreUnreachable):
+        store = FaultyStore(MemoryStore(), 0, faults=0)
+        store.is_cut = True
+        probe(store, "", "one")

@@ -1,0 +1,251 @@
+"""Checkpoints: a folder as of a number in its chain, whatever is written meanwhile."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from holdfast.env import ManualClock, SeededIds, SystemClock
+from holdfast.env.chain.chain import Chain, Position, walk
+from holdfast.env.chain.checkpoints import (
+    KEPT_NS,
+    Copy,
+    checkpoints,
+    clean_up,
+    content_key,
+    read_checkpoint,
+    write_checkpoint,
+)
+from holdfast.env.chain.disk import INLINE_BYTES, LARGE_BYTES, ChainDisk
+from holdfast.env.chain.engines import MemoryStore, StoreUnreachable
+from holdfast.env.chain.format import BadObject, ObjectKind, replay
+from holdfast.env.chain.ownership import ChainFollower
+from holdfast.env.disk import RealDisk
+from holdfast.env.sim.disk import SimulatedDisk
+from holdfast.env.world import World
+
+LARGE = INLINE_BYTES * 2
+
+
+def own(store, local, root="data", clock=None) -> ChainDisk:
+    chain = Chain.take_over(store, "", clock or ManualClock(), at=Position(), writer=bytes(16))
+    assert chain is not None
+    local.make_folder(root)
+    return ChainDisk(local, root, chain, unrecorded=frozenset({"lock"}))
+
+
+def put(disk, path, content, position=0):
+    file = disk.open(f"data/{path}", write=True, create=True)
+    file.write(position, [content])
+    file.close()
+
+
+def files_of(local, folder="data", inside=""):
+    found = {}
+    for name in local.names(f"{folder}/{inside}".rstrip("/")):
+        path = f"{inside}/{name}".lstrip("/")
+        if local.is_folder(f"{folder}/{path}"):
+            found |= files_of(local, folder, path)
+        else:
+            file = local.open(f"{folder}/{path}")
+            found[path] = file.read(0, file.size())
+            file.close()
+    return found
+
+
+def replayed(store, upto=None, start=None):
+    """What the chain leads to, from a checkpoint or from its beginning."""
+    local = SimulatedDisk(maps=False)
+    copy = Copy(store, "", local, "data")
+    at = Position()
+    if start is None:
+        copy.clear()
+    else:
+        copy.restore(start)
+        at = start.at
+    for header, payload in walk(store, "", at):
+        if upto is not None and header.number >= upto:
+            break
+        if header.kind == ObjectKind.DATA:
+            replay(payload, copy)
+    return files_of(local)
+
+
+def test_a_checkpoint_is_the_folder_as_of_its_number():
+    store, local = MemoryStore(), SimulatedDisk(maps=False)
+    disk = own(store, local)
+    disk.make_folder("data/a")
+    put(disk, "a/small", b"small")
+    put(disk, "a/large", b"x" * LARGE)
+    put(disk, "lock", b"not recorded")
+    found = write_checkpoint(disk, 0)
+    put(disk, "a/small", b"later")
+    disk.chain.commit()
+    assert replayed(store, found.at.number, found) == {"a/small": b"small", "a/large": b"x" * LARGE}
+    assert replayed(store, None, found) == replayed(store) == {"a/small": b"later", "a/large": b"x" * LARGE}
+
+
+def test_a_large_file_that_did_not_change_is_stored_once():
+    store, local = MemoryStore(), SimulatedDisk(maps=False)
+    disk = own(store, local)
+    put(disk, "sealed", b"x" * LARGE)
+    first = write_checkpoint(disk, 0)
+    put(disk, "other", b"y" * LARGE)
+    created = []
+    store.create, plain = lambda key, content: created.append(key) or plain(key, content), store.create  # type: ignore[method-assign]
+    second = write_checkpoint(disk, 0)
+    assert first.files[0].digest == next(file.digest for file in second.files if file.path == "sealed")
+    assert content_key("", first.files[0].digest) not in created
+    assert len([key for key in created if key.startswith("content/")]) == 1
+
+
+@pytest.mark.parametrize("how", ["overwritten", "truncated", "replaced", "removed", "opened anew and overwritten"])
+def test_what_changes_while_a_checkpoint_is_written_is_in_it_as_it_was(how):
+    store, local = MemoryStore(), SimulatedDisk(maps=False)
+    disk = own(store, local)
+    held = disk.open("data/file", write=True, create=True)
+    held.write(0, [b"x" * LARGE])
+    if how == "opened anew and overwritten":
+        held.close()
+        del held
+    with disk.capturing() as (capture, number):
+        if how == "overwritten":
+            held.write(10, [b"changed"])
+        elif how == "truncated":
+            held.truncate(5)
+        elif how == "replaced":
+            put(disk, "new", b"new")
+            disk.rename("data/new", "data/file")
+        elif how == "removed":
+            disk.remove("data/file")
+        else:
+            put(disk, "file", b"changed", 10)
+        assert capture.files["file"].read() == b"x" * LARGE
+        disk.keep_digest("file", "of the old content")
+        assert "file" not in disk.unchanged
+    assert replayed(store, number) == {"file": b"x" * LARGE}
+
+
+def test_checkpoints_agree_with_the_chain_while_threads_write(tmp_path):
+    store, local = MemoryStore(), RealDisk()
+    root = str(tmp_path / "data")
+    chain = Chain.take_over(store, "", SystemClock(), at=Position(), writer=bytes(16))
+    assert chain is not None
+    local.make_folder(root)
+    disk = ChainDisk(local, root, chain)
+    ended = threading.Event()
+
+    def work(number):
+        rng = random.Random(number)
+        file = disk.open(f"{root}/file-{number}", write=True, create=True)
+        while not ended.is_set():
+            what = rng.random()
+            if what < 0.8:
+                file.write(rng.randrange(LARGE), [rng.randbytes(rng.randint(1, 2_000))])
+            elif what < 0.9:
+                file.truncate(rng.randrange(LARGE))
+            elif what < 0.95:
+                file.sync()
+            else:
+                file.close()
+                disk.rename(f"{root}/file-{number}", f"{root}/old-{number}")
+                file = disk.open(f"{root}/file-{number}", write=True, create=True)
+        file.close()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        found = [write_checkpoint(disk, 0) for _ in range(15)]
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    chain.commit()
+    whole = replayed(store)
+    assert whole == files_of(local, root)
+    for each in found:
+        assert replayed(store, each.at.number, each) == replayed(store, each.at.number)
+        assert replayed(store, None, each) == whole
+
+
+def test_a_damaged_checkpoint_is_passed_over():
+    store, local, clock = MemoryStore(), SimulatedDisk(maps=False), ManualClock()
+    disk = own(store, local, clock=clock)
+    put(disk, "file", b"one")
+    write_checkpoint(disk, 0)
+    put(disk, "file", b"two")
+    found = write_checkpoint(disk, 0)
+    key = f"checkpoint/{found.at.number:020}"
+    content = store.read(key)
+    assert content is not None
+    store.remove(key)
+    store.create(key, content[:-1] + b"?")
+    with pytest.raises(BadObject, match="damaged"):
+        read_checkpoint(store, "", found.at.number)
+    fresh = SimulatedDisk(maps=False)
+    follower = ChainFollower(store, "", World(clock=clock, disk=fresh, ids=SeededIds(1)), "data")
+    follower.begin()
+    follower.catch_up()
+    assert files_of(fresh) == {"file": b"two"}
+
+
+def test_a_copy_from_an_earlier_run_is_used_again():
+    store, local = MemoryStore(), SimulatedDisk(maps=False)
+    disk = own(store, local)
+    put(disk, "sealed", b"x" * LARGE)
+    put(disk, "small", b"1")
+    found = write_checkpoint(disk, 0)
+    store.remove(content_key("", next(file.digest for file in found.files if file.digest)))  # nobody needs to fetch it
+    put(disk, "stray", b"never committed")
+    Copy(store, "", local, "data").restore(found)
+    assert files_of(local) == {"sealed": b"x" * LARGE, "small": b"1"}
+
+
+def test_only_what_no_opening_needs_is_cleaned_up():
+    store, local = MemoryStore(), SimulatedDisk(maps=False)
+    disk = own(store, local)
+    put(disk, "file", b"a" * LARGE)
+    old = write_checkpoint(disk, 0)
+    put(disk, "file", b"b" * LARGE)
+    kept = write_checkpoint(disk, KEPT_NS)
+    put(disk, "file", b"c" * LARGE)
+    young = write_checkpoint(disk, 2 * KEPT_NS)
+    put(disk, "file", b"d", LARGE)
+    disk.chain.commit()
+    whole = replayed(store)
+    assert clean_up(store, "", KEPT_NS // 2) == 0  # none is old enough
+    assert clean_up(store, "", 2 * KEPT_NS) > 0
+    assert checkpoints(store, "") == [young.at.number, kept.at.number]
+    assert store.read(content_key("", old.files[0].digest)) is None
+    for each in (kept, young):
+        assert replayed(store, None, each) == whole
+
+
+def test_an_object_whose_large_write_could_not_be_fetched_is_applied_anew():
+    store, local, clock = MemoryStore(), SimulatedDisk(maps=False), ManualClock()
+    disk = own(store, local, clock=clock)
+    put(disk, "draft", b"draft")
+    disk.chain.commit()
+    disk.rename("data/draft", "data/file")  # what comes before the large write cannot be done twice
+    put(disk, "large", b"x" * LARGE_BYTES)
+    disk.chain.commit()
+
+    class Unreachable(MemoryStore):
+        is_cut = True
+        keys = staticmethod(store.keys)
+
+        def read(self, key):
+            if self.is_cut and key.startswith("large/"):
+                raise StoreUnreachable("no answer")
+            return store.read(key)
+
+    fresh, seen = SimulatedDisk(maps=False), Unreachable()
+    follower = ChainFollower(seen, "", World(clock=clock, disk=fresh, ids=SeededIds(1)), "data")
+    follower.begin()
+    follower.catch_up()
+    seen.is_cut = False
+    follower.catch_up()
+    assert files_of(fresh) == {"file": b"draft", "large": b"x" * LARGE_BYTES}
