@@ -81,9 +81,9 @@ class _Run:
     def sample(self) -> Sample:
         """Run all threads; the calling one puts, too."""
         cpu_began, began = time.process_time(), time.perf_counter()
-        threads = [threading.Thread(target=self._told, args=(self._consume,), daemon=True)]
+        threads = [threading.Thread(target=self._reporting, args=(self._consume,), daemon=True)]
         threads += [
-            threading.Thread(target=self._told, args=(self._produce, began, turn), daemon=True)
+            threading.Thread(target=self._reporting, args=(self._produce, began, turn), daemon=True)
             for turn in range(1, len(self.putters))
         ]
         for thread in threads:
@@ -104,7 +104,7 @@ class _Run:
             p99_ns=quantile(ages_ns, 0.99),
         )
 
-    def _told(self, work: Callable[..., None], *arguments: Any) -> None:
+    def _reporting(self, work: Callable[..., None], *arguments: Any) -> None:
         try:
             work(*arguments)
         except BaseException as problem:

@@ -34,7 +34,7 @@ class _Variant:
     peer: type[Peer]
     held_bytes: int
     batch: int = BATCH
-    spoil: Callable[[Path], None] = lambda folder: None
+    damage: Callable[[Path], None] = lambda folder: None
     learn_end: Callable[[Any], int] = lambda queue: int(queue.end())
 
 
@@ -47,7 +47,7 @@ def cases(scale: Scale) -> list[Case]:
             f"{OURS}, indexes deleted",
             Holdfast,
             full,
-            spoil=delete_indexes,
+            damage=delete_indexes,
             learn_end=Holdfast.end_with_indexes,
         ),
         _Variant(f"{OURS}, {_mib(single)} of single puts", Holdfast, single, batch=1),
@@ -65,7 +65,7 @@ def _case(variant: _Variant, scale: Scale) -> Case:
     def prepare(folder: Path) -> Iterator[Timed]:
         count = variant.held_bytes // scale.body_bytes
         acknowledged = fill_and_kill(variant.peer, scale, folder, count, batch=variant.batch)
-        variant.spoil(folder)
+        variant.damage(folder)
         queue: Any = variant.peer(scale.body_bytes)
 
         def timed() -> int:

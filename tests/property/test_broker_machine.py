@@ -382,7 +382,7 @@ class BrokerMachine(RuleBasedStateMachine):
             for name in ("orders", "mails"):
                 with self.broker._port.engine.using(name) as topic:
                     topic.tick()
-                    assert not topic.told, f"upkeep failed: {topic.told}"
+                    assert not topic.logged_error, f"upkeep failed: {topic.logged_error}"
             self.model.tick()
             for reader in before:
                 if reader.evicted:

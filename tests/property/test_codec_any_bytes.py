@@ -25,8 +25,10 @@ from holdfast.codec.frame import (
     Kind,
     compress,
     decompress,
+    log_prefix,
     read_frame,
     read_header,
+    read_single,
 )
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
@@ -135,6 +137,8 @@ def exercise(data: bytes) -> None:
     if records is not None:
         assert [record.value for record in records] == values
         assert [record.offset for record in records] == list(frame.offsets())
+    single = read_single(memoryview(data), frame.header.position, log_prefix(frame.header.log_id))
+    assert single is None or records == [single[0]]
 
 
 def outcome(call: Callable[[], T]) -> T | None:
@@ -228,7 +232,7 @@ def segment(values: list[bytes]) -> list[bytes]:
 
 
 @st.composite
-def spoiled_segments(draw: st.DrawFn) -> tuple[list[bytes], bytes]:
+def damaged_segments(draw: st.DrawFn) -> tuple[list[bytes], bytes]:
     """Frames, and their bytes after bits were flipped, stretches zeroed or copied elsewhere, and the end cut."""
     head = st.sampled_from([b"", b"c", b"h", b"HFR\x01"])
     frames = segment(draw(st.lists(st.builds(bytes.__add__, head, st.binary(max_size=40)), min_size=1, max_size=8)))
@@ -250,9 +254,9 @@ def spoiled_segments(draw: st.DrawFn) -> tuple[list[bytes], bytes]:
     return frames, bytes(data) + bytes(draw(st.sampled_from([0, 8, 100])))
 
 
-@given(spoiled=spoiled_segments())
-def test_a_walk_finds_every_whole_frame_and_no_other(spoiled: tuple[list[bytes], bytes]):
-    frames, data = spoiled
+@given(damaged=damaged_segments())
+def test_a_walk_finds_every_whole_frame_and_no_other(damaged: tuple[list[bytes], bytes]):
+    frames, data = damaged
     starts, at = [], 0
     for frame in frames:
         if data[at : at + len(frame)] == frame:
@@ -347,9 +351,9 @@ def test_epochs_come_back_and_any_change_is_noticed(entries: list[tuple[int, int
         parsed[1].check(LogPosition(1, 2**63))
     assert parse_epochs(content[:-cut]) is None
     assert parse_epochs(content + bytes(cut)) is None
-    spoiled = bytearray(content)
-    spoiled[flip % len(content)] ^= 1 + flip % 255
-    assert parse_epochs(bytes(spoiled)) is None
+    damaged = bytearray(content)
+    damaged[flip % len(content)] ^= 1 + flip % 255
+    assert parse_epochs(bytes(damaged)) is None
 
 
 @given(count=EDGES, rest=st.binary(max_size=100))
@@ -394,9 +398,9 @@ def test_an_index_comes_back_and_any_change_is_noticed(
     assert parse_index(content, 78, 1000, 512) is None
     assert parse_index(content, 77, 1001, 512) is None
     assert parse_index(content[:-1], 77, 1000, 512) is None
-    spoiled = bytearray(content)
-    spoiled[flip % len(content)] ^= 1 + flip % 255
-    assert parse_index(bytes(spoiled), 77, 1000, 512) is None
+    damaged = bytearray(content)
+    damaged[flip % len(content)] ^= 1 + flip % 255
+    assert parse_index(bytes(damaged), 77, 1000, 512) is None
 
 
 def state_file(content: bytes) -> SimulatedDisk:
@@ -441,9 +445,9 @@ def test_a_state_file_with_a_valid_slot_says_what_that_slot_says(words: list[int
     for other in (0, MAGIC_WORD + 1, MAGIC_WORD + (1 << 56)):
         assert LogState.open(state_file(struct.pack(f"<{WORDS}Q", other, *words[1:])), "log", write=False) is None
     if len(set(valid)) == 1:
-        spoiled = bytearray(content)
-        spoiled[valid[0] * 8 + flip] ^= 0x20
-        assert LogState.open(state_file(bytes(spoiled)), "log", write=False) is None
+        damaged = bytearray(content)
+        damaged[valid[0] * 8 + flip] ^= 0x20
+        assert LogState.open(state_file(bytes(damaged)), "log", write=False) is None
 
 
 def small_log() -> SimulatedDisk:
@@ -470,11 +474,11 @@ def test_a_log_with_any_bytes_for_one_of_its_files_opens(name: str, content: byt
     file.truncate(0)
     file.write(0, [(old[:keep] + content).ljust(min(keep, len(old)), b"\0") or b"\0"])
     file.close()
-    told = {2 * n + i: value for n in range(30) for i, value in enumerate((b"%d" % n * 100, b"x"))}
+    written = {2 * n + i: value for n in range(30) for i, value in enumerate((b"%d" % n * 100, b"x"))}
     world = World(ManualClock(), disk, SeededIds(5))
     for opened in (LogReader("log", world=world), Log.open("log", LogSettings(min_free_bytes=0), world)):
         for record in opened.records(opened.start, on_damage="skip"):
-            assert record.value == told[record.offset]
+            assert record.value == written[record.offset]
 
 
 def test_a_header_that_lies_about_its_latest_time_does_not_crash_a_search_by_time():

@@ -228,18 +228,18 @@ def test_a_log_gives_back_every_batch(history: list):
     settings = LogSettings(
         min_free_bytes=0, segment_bytes=8192, frame_bytes=1024, codec_min_bytes=0, durability="os", index_bytes=512
     )
-    told: list[Record] = []
+    written: list[Record] = []
     log = Log.open("log", settings, world)
     for batch, codec in history:
         appended = log.append(batch, codec=codec)
-        assert (appended.offset, appended.next_offset) == (len(told), len(told) + len(batch.values))
-        told += expected(batch, len(told), clock.now_ns(), log.epoch)
+        assert (appended.offset, appended.next_offset) == (len(written), len(written) + len(batch.values))
+        written += expected(batch, len(written), clock.now_ns(), log.epoch)
         clock.advance(ms=1)
-    assert list(log.records(0)) == told
-    for offset in range(0, len(told) + 1, 7):
-        assert list(log.records(offset)) == told[offset:]
+    assert list(log.records(0)) == written
+    for offset in range(0, len(written) + 1, 7):
+        assert list(log.records(offset)) == written[offset:]
     log.close()
-    assert list(Log.open("log", settings, world).records(0)) == told
+    assert list(Log.open("log", settings, world).records(0)) == written
 
 
 @given(

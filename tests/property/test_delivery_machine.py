@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.delivery.choose import PriorityTurns, choose
+from holdfast.delivery.choose import PriorityTurns, choose, choose_one
 from holdfast.delivery.events import (
     MOVES,
     NO_SESSION,
@@ -22,12 +22,12 @@ from holdfast.delivery.events import (
     Bury,
     Cancel,
     Command,
+    DeadStored,
     Event,
     Expired,
     Extend,
     Extended,
     GiveUp,
-    Interred,
     Leased,
     Lost,
     Nack,
@@ -49,8 +49,8 @@ from holdfast.delivery.events import (
     run,
     runs_of,
 )
-from holdfast.delivery.group import Lease
-from holdfast.delivery.image import check, image_of
+from holdfast.delivery.group import Group, Lease
+from holdfast.delivery.image import check, group_of, image_of
 from holdfast.errors import Conflict, LeaseLost
 from holdfast.settings import QueueSettings
 from tests.unit.stories import BOOT, Story, plain
@@ -237,20 +237,23 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.command(Receive(offsets, chosen.cursor, 50, "ann"))
         self.receipts += [Receipt(offset, self.story.group.fence) for offset in offsets]
 
-    def fused_fits(self) -> bool:
-        group = self.story.group
-        return not group.lanes.filled and not group.ahead and group.cursor < self.story.readable
-
-    @precondition(lambda self: self.fused_fits())
-    @rule(lease_ms=times_ms)
-    def receive_fused(self, lease_ms: int) -> None:
-        """The hot path writes the same event, and takes a short cut into the state."""
+    @rule(lease_ms=times_ms, aged=st.sampled_from([0, 0, 2, 5, 99]))
+    def receive_fused(self, lease_ms: int, aged: int) -> None:
+        """The hot path chooses the same message, writes the same event, and takes a short cut into the state."""
         story, group = self.story, self.story.group
-        offset, fence = group.cursor, next_fence(group.fence)
-        until_ms = story.mono_ms + lease_ms
-        event = Leased(run(offset), offset + 1, fence, 0, lease_ms, until_ms, story.wall_ms, "bob")
+        chosen = choose(group, 1, story.readable, aged_below=aged)
+        offset, cursor = choose_one(group, story.readable, aged)
+        assert list(chosen.offsets) == ([] if offset < 0 else [offset])
+        if offset < 0:
+            return
+        assert cursor == chosen.cursor
+        fence, until_ms = next_fence(group.fence), story.mono_ms + lease_ms
+        event = Leased(run(offset), cursor, fence, 0, lease_ms, until_ms, story.wall_ms, "bob")
+        plainly = group_of(image_of(group))
+        plainly.apply(event)
         story.journal.append(encode_event(event))
-        group.lease_one(offset, Lease(fence, 0, lease_ms, until_ms, story.wall_ms, "bob"))
+        group.lease_one(offset, cursor, Lease(fence, 0, lease_ms, until_ms, story.wall_ms, "bob"))
+        assert_alike(group, plainly)
         self.model.apply(event)
         self.receipts.append(Receipt(offset, fence))
 
@@ -260,8 +263,11 @@ class DeliveryMachine(RuleBasedStateMachine):
         receipt = self.pick(pick)
         if receipt is not None:
             event = Acked(run(receipt.offset))
+            plainly = group_of(image_of(self.story.group))
+            plainly.apply(event)
             self.story.journal.append(encode_event(event))
             self.story.group.ack_one(receipt.offset)
+            assert_alike(self.story.group, plainly)
             self.model.apply(event)
 
     @precondition(lambda self: self.story.group.leases)
@@ -347,10 +353,10 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.story.group.burials)
     @rule(count=counts)
-    def inter(self, count: int) -> None:
+    def store_dead(self, count: int) -> None:
         dead = self.model.all_in(Phase.DEAD)[:count]
         if dead:
-            self.happen(Interred(runs_of(dead)))
+            self.happen(DeadStored(runs_of(dead)))
 
     @rule(pick=picks)
     def seek(self, pick: int) -> None:
@@ -434,6 +440,12 @@ class DeliveryMachine(RuleBasedStateMachine):
         assert list(chosen.offsets) == self.model.choose(10**6, self.story, 0, None)
 
 
+def assert_alike(fused: Group, plainly: Group) -> None:
+    assert plain(image_of(fused)) == plain(image_of(plainly))
+    assert fused.ahead == plainly.ahead
+    assert (fused.lanes.used, fused.lanes.filled) == (plainly.lanes.used, plainly.lanes.filled)
+
+
 def is_held(leases: dict[int, Lease], receipt: Receipt) -> bool:
     lease = leases.get(receipt.offset)
     return lease is not None and lease.fence == receipt.fence
@@ -470,7 +482,7 @@ def take_a_step(machine: DeliveryMachine, rng: Random) -> None:
         (1, lambda: machine.wall_clock_is_put_back(1 + ms)),
         (6, lambda: machine.receive(count, ms, yes, rng.choice([0, 0, 5, 20, 999]))),
         (2, lambda: machine.receive_not_all_that_was_chosen(count, pick)),
-        (4, lambda: machine.fused_fits() and machine.receive_fused(ms)),
+        (4, lambda: machine.receive_fused(ms, rng.choice([0, 0, pick % 9]))),
         (3, lambda: machine.ack_fused(pick)),
         (3, lambda: machine.ack(some)),
         (4, lambda: machine.nack(pick, rng.choice([None, 0, ms]), yes)),
@@ -480,7 +492,7 @@ def take_a_step(machine: DeliveryMachine, rng: Random) -> None:
         (1, lambda: machine.a_stale_receipt_changes_nothing(pick)),
         (1, lambda: machine.cancel(pick)),
         (2, lambda: machine.never_handed_out(pick, count, rng.choice([Expired, Lost, Bury]))),
-        (2, lambda: machine.inter(count)),
+        (2, lambda: machine.store_dead(count)),
         (1, lambda: machine.seek(pick)),
         (1, machine.give_up),
         (1, machine.snapshot),

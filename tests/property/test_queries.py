@@ -106,7 +106,7 @@ class QueriesMachine(RuleBasedStateMachine):
         self.read.clock.step_wall(ns=hours * 3_600 * 10**9)
 
     @rule(how=st.sampled_from(["retain", "tick", "trim"]))
-    def let_go(self, how: str) -> None:
+    def release(self, how: str) -> None:
         if how == "trim":
             self.log.trim(self.log.end)
         elif how == "retain":

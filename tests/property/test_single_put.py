@@ -1,12 +1,21 @@
-"""The fused path of a single message writes the same bytes as the plain one."""
+"""The fused paths of a single message write the same bytes as the plain one."""
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.broker.messages import Draft, batch_of
+from holdfast.broker.metrics import Metrics
+from holdfast.broker.partition import Partition
+from holdfast.codec.columns import encode_head
+from holdfast.codec.encode import single_head
+from holdfast.codec.frame import log_prefix, read_single
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
+from holdfast.errors import MessageTooLarge
+from holdfast.settings import TopicSettings
 from holdfast.storage.log import Log
 from tests.crash.histories import FOLDER, small_settings
 
@@ -40,3 +49,75 @@ def test_fused_and_plain_agree_to_the_byte(history, maps, settings):
     assert fused.names(FOLDER) == plain.names(FOLDER)
     for name in fused.names(FOLDER):
         assert fused.contents(f"{FOLDER}/{name}") == plain.contents(f"{FOLDER}/{name}"), name
+
+
+def _texts(**options):
+    return st.text(st.characters(codec="utf-8"), **options)
+
+
+drafts = st.builds(
+    Draft,
+    st.binary(max_size=300),
+    key=st.none() | st.binary(max_size=20),
+    headers=st.lists(st.tuples(_texts(min_size=1, max_size=12), st.binary(max_size=20)), max_size=4).map(tuple),
+    priority=st.integers(0, 9),
+    expires_at_ms=st.integers(0, 2**50),
+    flags=st.integers(0, 15),
+)
+
+
+@given(drafts, st.integers(0, 2**50))
+def test_the_head_of_a_single_message_is_that_of_a_batch_of_one(draft, due_at_ms):
+    batch = msgspec.structs.replace(batch_of([draft]), due_at_ms=[due_at_ms] if due_at_ms else None)
+    columns, parts = encode_head(batch)
+    head = single_head(
+        len(draft.value), draft.key, draft.headers, draft.priority, draft.expires_at_ms, due_at_ms, draft.flags
+    )
+    assert head == (b"".join(parts), columns)
+
+
+@given(
+    st.lists(st.tuples(drafts, st.sampled_from([None, "os", "fsync", "interval"])), max_size=10),
+    st.booleans(),
+    st.sampled_from([{}, {"codec": "gzip"}, {"max_message_bytes": 100}]),
+)
+def test_a_draft_is_published_alone_as_it_is_in_a_list(history, maps, settings):
+    found = []
+    for alone in (True, False):
+        disk, clock = SimulatedDisk(maps=maps), ManualClock()
+        world = World(clock=clock, disk=disk, ids=SeededIds(3))
+        partition = Partition.open(world, FOLDER, TopicSettings(min_free_bytes=0, **settings), Metrics())
+        if not alone:
+            partition.log.write_single = lambda *_: None
+        steps = []
+        for draft, durability in history:
+            clock.advance(ns=1_000_000)
+            steps.append(_published(partition, draft, durability, alone=alone))
+            steps.append((partition.log.end, partition.log.synced_end))
+        partition.close()
+        names = disk.names(f"{FOLDER}/log")
+        found.append((steps, {name: disk.contents(f"{FOLDER}/log/{name}") for name in names}))
+    assert found[0] == found[1]
+
+
+def _published(partition, draft, durability, *, alone):
+    appended = partition.publish_one(draft, durability) if alone else None
+    if appended is not None:
+        partition.log.wait(appended)
+        return appended
+    try:
+        publication = partition.publish([draft], durability=durability)
+    except MessageTooLarge as error:
+        return str(error)
+    partition.wait(publication)
+    return publication.in_log
+
+
+@given(drafts, st.integers(0, 2**50))
+def test_a_single_message_is_read_alone_as_it_is_from_its_frame(draft, due_at_ms):
+    disk = SimulatedDisk()
+    log = Log.open(FOLDER, small_settings(), World(clock=ManualClock(), disk=disk, ids=SeededIds(3)))
+    log.append(msgspec.structs.replace(batch_of([draft]), due_at_ms=[due_at_ms] if due_at_ms else None))
+    (frame,) = log.read(0)
+    data = memoryview(disk.contents(f"{FOLDER}/{0:020d}.log"))
+    assert read_single(data, 0, log_prefix(log.log_id)) == (frame.records()[0], frame.header.end)

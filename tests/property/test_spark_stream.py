@@ -246,6 +246,6 @@ steps = st.sampled_from(["publish"] * 4 + ["go_on"] * 4 + ["grow", "trim", "comp
 def test_each_message_is_delivered_once_or_its_loss_is_told(
     most: int | None, most_bytes: str, story: list[tuple[str, int]]
 ) -> None:
-    told = Story(most, most_bytes)
+    story_run = Story(most, most_bytes)
     for step, seed in story:
-        getattr(told, step)(Random(seed))
+        getattr(story_run, step)(Random(seed))

@@ -229,10 +229,10 @@ def test_a_queue_that_is_traced_answers_as_one_that_is_not(history):
     log = traced.place.q._port.engine.traces.log
     assert log.lost == 0
     steps = traced.place.q._port.engine.traces.search(Search(), 10_000)
-    told = Counter(step.step for step in steps)
-    assert told["acked"] == traced.acked
-    assert told["published"] == len({step.id for step in steps})
-    assert told["leased"] >= told["acked"] + told["nacked"]
+    counts = Counter(step.step for step in steps)
+    assert counts["acked"] == traced.acked
+    assert counts["published"] == len({step.id for step in steps})
+    assert counts["leased"] >= counts["acked"] + counts["nacked"]
     for message in {step.id for step in steps}:
         assert traced.place.q._port.engine.trace(message)[0].step == "published"
     plain.place.q.close()

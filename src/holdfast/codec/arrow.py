@@ -66,7 +66,9 @@ def _encode_chunk(chunk: Any, now_ns: int, cap_bytes: int, max_message_bytes: in
     if chunk.type != pa.binary():
         raise InvalidRequest(f"append_arrow takes binary or text values, not {chunk.type}")
     if chunk.null_count:
-        raise InvalidRequest(f"{chunk.null_count} of the values are null; a message has a value, maybe an empty one")
+        raise InvalidRequest(
+            f"{chunk.null_count} of the values are null. Nothing was kept; replace them with values first"
+        )
     if not len(chunk):
         return
     try:
@@ -75,7 +77,10 @@ def _encode_chunk(chunk: Any, now_ns: int, cap_bytes: int, max_message_bytes: in
         raise InvalidRequest(f"the array is not valid: {error}. Nothing of it was kept") from None
     longest = pc.max(pc.binary_length(chunk)).as_py()
     if longest > max_message_bytes:
-        raise MessageTooLarge(f"a message has {longest} bytes, the limit is {max_message_bytes}; nothing was kept")
+        raise MessageTooLarge(
+            f"a message has {longest} bytes, the limit is {max_message_bytes}; nothing was kept. "
+            "Split it, or raise max_message_bytes"
+        )
     yield from encode_rows(Rows(values=Bytes.of(chunk)), 0, len(chunk), now_ns, cap_bytes=cap_bytes)
 
 

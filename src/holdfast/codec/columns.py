@@ -26,7 +26,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, pairwise
 from struct import Struct, unpack
-from typing import Final, cast
+from struct import error as struct_error
+from typing import Final, TypeAlias, cast
 
 from holdfast.errors import CorruptData
 from holdfast.large import Value
@@ -111,6 +112,74 @@ def plain_values(body: memoryview, count: int) -> list[bytes]:
             raise CorruptData("the ends of a column's items are not in order")
         return [bytes(body[8 : 8 + end])]
     return _items(body[:head], body[head + -head % 8 :])
+
+
+_SINGLE: Final = KEYS | HEADERS | PRIORITIES | EXPIRY | DUE | FLAGS
+_NUMBER: Final = Struct("<q").unpack_from
+# Unpacks the ends of a few items in one call.
+_FEW_ENDS: Final = [Struct(f"<{count + 1}i").unpack_from for count in range(33)]
+
+SingleFields: TypeAlias = tuple[bytes, bytes | None, tuple[tuple[str, bytes], ...], int, int, int, int]
+
+
+def single_fields(body: bytes, columns: int) -> SingleFields | None:
+    """Return value, key, headers, priority, expiry, due time and flags of a body with one message.
+
+    A fused form of `Columns`, whose path the caller takes if it returns None: for unusual columns, and at any doubt.
+    """
+    if columns & ~_SINGLE:
+        return None
+    key, priority, expires_at_ms, due_at_ms, flags = None, 0, 0, 0, 0
+    headers: tuple[tuple[str, bytes], ...] = ()
+    try:
+        zero, value_bytes = _ONE_PAIR(body, 0)
+        at = 8
+        if columns & KEYS:
+            first, length = _ONE_PAIR(body, at)
+            if first or length < 0:
+                return None
+            key = body[at + 8 : at + 8 + length]
+            at += 8 + (length + 7 & ~7)
+        if columns & HEADERS:
+            first, count = _ONE_PAIR(body, at)
+            if first or not 0 < count < len(_FEW_ENDS):
+                return None
+            after_names, names = _few_items(body, at + 8, count)
+            at, values = _few_items(body, after_names, count)
+            headers = tuple(zip([str(name, "utf-8") for name in names], values, strict=True))
+        if columns & PRIORITIES:
+            priority = body[at]
+            at += 8
+        if columns & EXPIRY:
+            (expires_at_ms,) = _NUMBER(body, at)
+            at += 8
+        if columns & DUE:
+            (due_at_ms,) = _NUMBER(body, at)
+            at += 8
+        if columns & FLAGS:
+            flags = body[at]
+            at += 8
+    except (struct_error, IndexError, ValueError):  # a part does not fit, is not in order or not UTF-8
+        return None
+    end = at + value_bytes
+    if zero or value_bytes < 0 or end > len(body):
+        return None
+    return body[at:end], key, headers, priority, expires_at_ms, due_at_ms, flags
+
+
+def _few_items(body: bytes, at: int, count: int) -> tuple[int, list[bytes]]:
+    """Return where the next part begins, and the items; raises ValueError if their ends are not in order."""
+    if count == 1:
+        first, length = _ONE_PAIR(body, at)
+        if first or length < 0 or at + 8 + length > len(body):
+            raise ValueError
+        return at + 8 + (length + 7 & ~7), [body[at + 8 : at + 8 + length]]
+    ends = _FEW_ENDS[count](body, at)
+    start = at + (4 * count + 11 & ~7)
+    if ends[0] or list(ends) != sorted(ends) or start + ends[-1] > len(body):
+        raise ValueError
+    items = [body[start + first : start + last] for first, last in pairwise(ends)]
+    return start + (ends[-1] + 7 & ~7), items
 
 
 class Columns:

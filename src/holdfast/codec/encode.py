@@ -11,7 +11,18 @@ from typing import Final, TypeVar
 import msgspec
 
 from holdfast.checksum import crc32c
-from holdfast.codec.columns import Columns, encode_columns, encode_head, padding
+from holdfast.codec.columns import (
+    DUE,
+    EXPIRY,
+    FLAGS,
+    HEADERS,
+    KEYS,
+    PRIORITIES,
+    Columns,
+    encode_columns,
+    encode_head,
+    padding,
+)
 from holdfast.codec.frame import (
     CHECKED_HEADER,
     HEADER_BYTES,
@@ -97,6 +108,76 @@ def encode_values(
     if len(body) != ends[-1] + len(head) + -len(head) % 8:
         raise TypeError("a value's length is not its number of bytes")
     return _pack(body, count, 0, now_ns, packing, kind)
+
+
+_PAIR: Final = Struct("<ii").pack
+_WIDE: Final = Struct("<q").pack
+_BYTE_PADDED: Final = [bytes([number]) + bytes(7) for number in range(256)]
+_PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
+
+
+def single_head(
+    value_bytes: int,
+    key: bytes | None,
+    headers: HeaderPairs,
+    level: int,
+    expires_at_ms: int,
+    due_at_ms: int,
+    flags: int,
+) -> tuple[bytes, int]:
+    """Encode all that precedes the value in the body of a single message; returns it with its columns.
+
+    A fused form of `encode_head` for a batch of one; a property test checks one against the other.
+    """
+    head = _PAIR(0, value_bytes)
+    columns = 0
+    if key is not None:
+        columns = KEYS
+        length = len(key)
+        head += _PAIR(0, length) + key + _PADDING[length & 7]
+    if headers:
+        columns |= HEADERS
+        names, values = zip(*headers, strict=True)
+        head += _PAIR(0, len(names)) + _names(names) + _items(values)
+    if level:
+        columns |= PRIORITIES
+        head += _BYTE_PADDED[level]
+    if expires_at_ms:
+        columns |= EXPIRY
+        head += _WIDE(expires_at_ms)
+    if due_at_ms:
+        columns |= DUE
+        head += _WIDE(due_at_ms)
+    if flags:
+        columns |= FLAGS
+        head += _BYTE_PADDED[flags]
+    return head, columns
+
+
+def _items(items: Sequence[bytes]) -> bytes:
+    """Encode some items: their ends and their bytes, both padded."""
+    joined = b"".join(items)
+    count = len(items)
+    if count == 1:
+        return _PAIR(0, len(joined)) + joined + _PADDING[len(joined) & 7]
+    ends = accumulate(map(len, items), initial=0)
+    packed = _ENDS[count](*ends) if count < len(_ENDS) else array("i", ends).tobytes()
+    return packed + _PADDING[len(packed) & 7] + joined + _PADDING[len(joined) & 7]
+
+
+_KNOWN_NAMES: Final[dict[tuple[str, ...], bytes]] = {}
+_MOST_KNOWN: Final = 256
+_MOST_KNOWN_BYTES: Final = 512
+
+
+def _names(names: tuple[str, ...]) -> bytes:
+    """Encode the names of headers. Messages of a program tend to have the same few, so short ones are remembered."""
+    known = _KNOWN_NAMES.get(names)
+    if known is None:
+        known = _items([name.encode() for name in names])
+        if len(known) <= _MOST_KNOWN_BYTES and len(_KNOWN_NAMES) < _MOST_KNOWN:
+            _KNOWN_NAMES[names] = known
+    return known
 
 
 def message_sizes(batch: Batch) -> list[int]:

@@ -40,7 +40,7 @@ from typing import Final
 import msgspec
 
 from holdfast.checksum import crc32c
-from holdfast.codec.columns import KNOWN_COLUMNS, REMOVED, Columns, padding, plain_values
+from holdfast.codec.columns import KNOWN_COLUMNS, REMOVED, Columns, padding, plain_values, single_fields
 from holdfast.errors import ChecksumMismatch, CorruptData, MessageTooLarge, UnknownFormat
 from holdfast.large import LARGE_BYTES, LargeValue, Value
 from holdfast.model import Record
@@ -272,35 +272,69 @@ def read_plain(buffer: memoryview, position: int, log_id: int) -> FrameHeader | 
     return None
 
 
-def read_single(buffer: memoryview, position: int, log_id: int) -> tuple[Record, int] | None:
-    """Return the message of a frame with a single plain message, checked, and the next position; None for others.
+# The same header with a single message's ends behind it: equal fields are read as one, and those that nobody needs here
+# are skipped.
+_SINGLE: Final = Struct("<8sIII8sIQq8xI20xIIii")
+_ONE_DATA: Final = Struct("<IBBH").pack(1, Kind.DATA, Codec.NONE, 0)
+assert _SINGLE.size == HEADER_BYTES + 8
+_read_head: Final = _SINGLE.unpack_from
 
-    A fused form of `read_plain` and `Frame.records`, for consumers that go from message to message.
+
+def log_prefix(log_id: int) -> bytes:
+    """Return the first bytes of every frame of a log."""
+    return MAGIC + _U32.pack(log_id)
+
+
+def read_single(buffer: memoryview, position: int, prefix: bytes) -> tuple[Record, int] | None:
+    """Return the message of a frame with a single message, checked, and the next position; None for others.
+
+    `prefix` is the log's `log_prefix`. A fused form of `read_plain` and `Frame.records`, for consumers that go from
+    message to message.
     """
-    if position + HEADER_BYTES > len(buffer):
+    body_at = position + HEADER_BYTES
+    if body_at + 8 > len(buffer):
         return None
     (
-        magic, frame_log_id, own_position, body_bytes, _, count, kind, codec, flags, columns,
-        offset, time_ns, _, epoch, _, _, _, _, body_crc, header_crc,
-    ) = _HEADER.unpack_from(buffer, position)  # fmt: skip
-    body_at = position + HEADER_BYTES
-    end = position + ((HEADER_BYTES + body_bytes + 7) & ~7)
+        found_prefix, own_position, body_bytes, raw_bytes, fixed, columns, offset, time_ns, epoch, body_crc, header_crc,
+        first, length,
+    ) = _read_head(buffer, position)  # fmt: skip
+    end = body_at + (body_bytes + 7 & ~7)
     if (
-        count != 1
-        or columns
-        or codec
-        or flags
-        or kind != Kind.DATA
-        or body_bytes > LARGE_BYTES
-        or magic != MAGIC
+        fixed != _ONE_DATA
+        or found_prefix != prefix
         or own_position != position
-        or frame_log_id != log_id
+        or raw_bytes != body_bytes
+        or body_bytes > LARGE_BYTES
         or end > len(buffer)
         or crc32c(buffer[position : body_at - 4]) != header_crc
         or crc32c(buffer[body_at:end]) != body_crc
     ):
         return None
-    return Record(offset, time_ns, bytes(buffer[body_at + 8 : body_at + body_bytes]), epoch=epoch), end
+    if not columns:
+        if first or length != body_bytes - 8:
+            return None
+        return Record(offset, time_ns, bytes(buffer[body_at + 8 : body_at + body_bytes]), epoch=epoch), end
+    fields = single_fields(bytes(buffer[body_at : body_at + body_bytes]), columns)
+    return None if fields is None else (Record(offset, time_ns, *fields, epoch), end)
+
+
+_SKIPPED: Final = Struct("<8sII16xQ").unpack_from
+
+
+def skip_to(buffer: memoryview, position: int, prefix: bytes, offset: int) -> int | None:
+    """Return the position of the frame that begins with this offset, going on from the frame at `position`.
+
+    Headers on the way are not checked, so the caller must check the frame that it is led to. None if there is none.
+    """
+    last = len(buffer) - HEADER_BYTES
+    while position <= last:
+        found_prefix, own_position, body_bytes, base_offset = _SKIPPED(buffer, position)
+        if found_prefix != prefix or own_position != position:
+            return None
+        if base_offset >= offset:
+            return position if base_offset == offset else None
+        position += HEADER_BYTES + (body_bytes + 7 & ~7)
+    return None
 
 
 def check_known(header: FrameHeader) -> None:

@@ -62,6 +62,36 @@ def choose(group: Group, count: int, end: int, *, aged_below: int = 0, turns: Pr
     return Chosen(offsets, picker.cursor)
 
 
+def choose_one(group: Group, end: int, aged_below: int) -> tuple[int, int]:
+    """The fused form of a strict `choose` of one message: its offset, or -1 if there is none, and the cursor."""
+    cursor, lanes = group.cursor, group.lanes
+    if group.ahead and cursor in group.ahead and not (lanes.filled and _first_below(lanes.ready[0], end) >= 0):
+        cursor = _first_absent(group.ahead, cursor, end)
+    if not lanes.filled:
+        return (cursor, cursor + 1) if cursor < end else (-1, cursor)
+    chosen = oldest = -1
+    for level in range(LEVELS - 1, -1, -1):
+        head = _first_below(lanes.ready[level], end)
+        if head < 0 and level == 0 and cursor < end:
+            if chosen < 0 or cursor < min(oldest, aged_below):
+                return cursor, cursor + 1
+            break
+        if head >= 0:
+            if chosen < 0:
+                chosen = oldest = head
+                if group.floor >= aged_below:
+                    break  # nothing that is ready has waited so long
+            elif head < oldest:
+                oldest = head
+    return oldest if oldest < aged_below else chosen, cursor
+
+
+def _first_below(lane: BitMap64, end: int) -> int:
+    """Return the first offset of a lane, or -1 if there is none below the end."""
+    first = int(lane.min()) if lane else -1
+    return first if first < end else -1
+
+
 class _Picker:
     """Takes from the lanes without changing them, so that choosing leaves the group as it is."""
 

@@ -76,7 +76,7 @@ def claim(group: Group, receipts: Sequence[Claim]) -> None:
         if not held(group, receipt):
             raise lost(group, receipt)
     if len({receipt.offset for receipt in receipts}) < len(receipts):
-        raise LeaseLost("the same message is given twice in one call; nothing was changed")
+        raise LeaseLost("the same message is given twice in one call; nothing was changed. Name each message once")
 
 
 def lost(group: Group, receipt: Claim) -> LeaseLost:
@@ -88,7 +88,7 @@ def lost(group: Group, receipt: Claim) -> LeaseLost:
         return LeaseLost(
             f"message {offset} is no longer yours: {lease.holder or 'another consumer'} has it since "
             f"{utc(lease.at_ms)} (attempt {attempt}), {_ending(group, offset)}. Nothing was changed by this call; "
-            "what you did with the message may be done twice",
+            "stop working on it, and expect that what you did may be done twice",
             offsets=(offset,),
             holder=lease.holder,
             since_ms=lease.at_ms,
@@ -104,7 +104,7 @@ def lost(group: Group, receipt: Claim) -> LeaseLost:
         why = f"{last.why} at {utc(last.at_ms)} (held by {last.holder or 'you'}); it is {phase.value} now"
         since_ms = last.at_ms
     return LeaseLost(
-        f"message {offset} is no longer yours: {why}. Nothing was changed",
+        f"message {offset} is no longer yours: {why}. Nothing was changed; stop working on it",
         offsets=(offset,),
         since_ms=since_ms,
         why=why,

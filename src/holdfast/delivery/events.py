@@ -57,6 +57,7 @@ def size(runs: Runs) -> int:
 # Why a message was returned.
 NACKED: Final = "nacked"
 DEFERRED: Final = "deferred"
+TAKEN_BACK: Final = "taken back"
 DROPPED: Final = "dropped unhandled"
 LEASE_ENDED: Final = "lease ended"
 HOLDER_GONE: Final = "holder gone"
@@ -258,7 +259,7 @@ class Buried(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=7):
     dead_from: int
 
 
-class Interred(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=8):
+class DeadStored(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=8):
     """The dead letters of these messages are safe in their log."""
 
     runs: Runs
@@ -320,7 +321,7 @@ class BuriedReady(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=15
 
 
 Event: TypeAlias = (
-    Leased | Acked | Returned | Released | Extended | Saved | Buried | Interred | Expired | Cancelled | Lost
+    Leased | Acked | Returned | Released | Extended | Saved | Buried | DeadStored | Expired | Cancelled | Lost
     | Skipped | Replayed | Opened | BuriedReady
 )  # fmt: skip
 
@@ -342,7 +343,7 @@ MOVES: Final[dict[tuple[Phase, type[msgspec.Struct]], Phase]] = {
     (Phase.DELAYED, Skipped): Phase.DONE,
     (Phase.DELAYED, Replayed): Phase.READY,
     (Phase.DONE, Replayed): Phase.READY,
-    (Phase.DEAD, Interred): Phase.DONE,
+    (Phase.DEAD, DeadStored): Phase.DONE,
 }
 
 encode_event = msgspec.msgpack.Encoder().encode

@@ -30,10 +30,10 @@ from holdfast.delivery.events import (
     Buried,
     BuriedReady,
     Cancelled,
+    DeadStored,
     Event,
     Expired,
     Extended,
-    Interred,
     Leased,
     Lost,
     Opened,
@@ -84,10 +84,11 @@ class Lanes:
         self.used = True
         self.levels[level].add(offset)
 
-    def add(self, offset: int) -> None:
-        """Add a message that is ready."""
+    def add(self, offset: int, level: int | None = None) -> None:
+        """Add a message that is ready; its priority is looked up if it is not given."""
         self.used = True
-        level = self.level(offset)
+        if level is None:
+            level = self.level(offset)
         if level:
             self.ready[0].discard(offset)  # at replay, it was returned before its priority was known
         self.ready[level].add(offset)
@@ -106,6 +107,22 @@ class Lanes:
                 if lane:
                     lane.remove_range(start, stop)
             self.update_flags()
+
+    def remove_one(self, offset: int) -> None:
+        """The fused form of `remove` for one message."""
+        self._discard(self.ready, offset)
+
+    def forget_one(self, offset: int) -> None:
+        """The fused form of `forget` for one message that is not ready."""
+        self._discard(self.levels, offset)
+
+    def _discard(self, bitmaps: list[BitMap64], offset: int) -> None:
+        for bitmap in bitmaps:
+            if bitmap and offset in bitmap:
+                bitmap.discard(offset)
+                if not bitmap:
+                    self.update_flags()
+                return
 
     def forget(self, start: int, stop: int) -> None:
         """Remove messages that are done."""
@@ -262,7 +279,7 @@ class Group:
             if level and offset >= self.floor and offset not in self.done:
                 self.lanes.set_level(offset, level)
                 if self.phase(offset) is Phase.READY:
-                    self.lanes.add(offset)
+                    self.lanes.add(offset, level)
                 if offset >= self.cursor:
                     self.ahead.add(offset)
         self.lanes.scanned = max(self.lanes.scanned, first + len(levels))
@@ -283,11 +300,19 @@ class Group:
         found.remove_range(0, self.cursor)
         return found
 
-    def lease_one(self, offset: int, lease: Lease) -> None:
-        """The fused form of `apply(Leased)` for the message at the cursor, with nothing in the way."""
+    def lease_one(self, offset: int, cursor: int, lease: Lease) -> None:
+        """The fused form of `apply(Leased)` for one message that is ready."""
+        if self.lanes.filled:
+            self.lanes.remove_one(offset)
+        if self.ahead or offset != self.cursor or cursor == offset:  # by key, the cursor stays where it is
+            if offset >= self.cursor:
+                self.ahead.add(offset)
+            if cursor > self.cursor:
+                self._pass_to(cursor)
+        else:
+            self.cursor = cursor
         self.leases[offset] = lease
         self.fence = lease.fence
-        self.cursor = offset + 1
         self.deadlines.add(lease.until_ms, offset, offset + 1)
         if not offset % _STALE_DEADLINES:
             self._drop_stale_deadlines()
@@ -295,7 +320,17 @@ class Group:
     def ack_one(self, offset: int) -> None:
         """The fused form of `apply(Acked)` for one leased message."""
         del self.leases[offset]
-        self._settle(offset, offset + 1)
+        if self.histories or self.documents:
+            self.histories.pop(offset, None)
+            self.documents.pop(offset, None)
+        if self.lanes.used:
+            self.lanes.forget_one(offset)
+        if offset > self.floor:
+            self.done.add(offset)
+            return
+        self.floor = max(self.floor, offset + 1)
+        if self.done or self.cursor < self.floor:
+            self._raise_floor()
 
     # A move leaves one phase and enters another. What each phase needs is said once, whichever event causes the move.
 
@@ -427,7 +462,7 @@ class Group:
         if event.cursor > self.cursor:
             self._pass_to(event.cursor)
 
-    def _over_runs(self, event: Acked | Released | Interred | Expired | Cancelled | Lost) -> None:
+    def _over_runs(self, event: Acked | Released | DeadStored | Expired | Cancelled | Lost) -> None:
         self._move_runs(event, event.runs)
 
     def _extended(self, event: Extended) -> None:
@@ -534,7 +569,7 @@ class Group:
         Leased: _leased,
         Acked: _over_runs,
         Released: _over_runs,
-        Interred: _over_runs,
+        DeadStored: _over_runs,
         Expired: _over_runs,
         Cancelled: _over_runs,
         Lost: _over_runs,

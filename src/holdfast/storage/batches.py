@@ -18,12 +18,12 @@ from holdfast.checksum import crc32c
 from holdfast.codec.encode import Body, Packing, encode_batch, encode_values, message_sizes
 from holdfast.codec.frame import HEADER_BYTES, Kind
 from holdfast.env import File, World
-from holdfast.env.disk import BytesLike
+from holdfast.env.disk import BytesLike, write_fully
 from holdfast.errors import Closed, DiskFull, InvalidRequest, MessageTooLarge, Unavailable
 from holdfast.large import LARGE_BYTES, LargeValue, Value
 from holdfast.model import NO_PRODUCER, Batch, CodecName, Producer
 from holdfast.settings import LogSettings
-from holdfast.storage.files import FULL_DISK, join, ran_out, room, shortage, write_fully
+from holdfast.storage.files import FULL_DISK, join, ran_out, room, shortage
 
 
 class Encoder:

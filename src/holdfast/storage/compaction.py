@@ -28,10 +28,11 @@ from holdfast.codec.columns import HEADERS, KEYS, TOMBSTONE, Columns
 from holdfast.codec.encode import Body, FramePlace, Packing, header_for, hole_body, same_body, without
 from holdfast.codec.frame import HEADER_BYTES, MOST_RAW_BYTES, Codec, Frame, FrameHeader, Kind
 from holdfast.env import File, World
+from holdfast.env.disk import write_fully
 from holdfast.errors import CorruptData, DiskFull, HoldfastError, MessageTooLarge, Unavailable, UnknownFormat
 from holdfast.model import Producer
 from holdfast.settings import LogSettings
-from holdfast.storage.files import FULL_DISK, advice, index_name, join, opened_folder, rewritten_name, room, write_fully
+from holdfast.storage.files import FULL_DISK, advice, index_name, join, opened_folder, rewritten_name, room
 from holdfast.storage.frames import FrameRules, SegmentIndex, walk
 from holdfast.storage.segment import Segment
 from holdfast.storage.state import Epochs

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from holdfast.env import FolderLock, FolderLocked, World
-from holdfast.env.disk import RAN_OUT, BytesLike, Disk, File, OpenFolder
+from holdfast.env.disk import RAN_OUT, BytesLike, Disk, File, OpenFolder, write_fully
 from holdfast.errors import Busy, CorruptData, DiskFull, HoldfastError, InvalidRequest, NotALog, Unavailable
 
 LOCK: Final = "lock"
@@ -54,29 +54,6 @@ def index_bases(names: Sequence[str]) -> list[int]:
 
 def join(folder: str, name: str) -> str:
     return f"{folder}/{name}"
-
-
-def write_fully(file: File, position: int, parts: Sequence[BytesLike]) -> None:
-    """Write every byte or raise. A full disk first shows as a short write, and as an error only on the next one."""
-    wanted = sum(map(len, parts))
-    done = file.write(position, parts)
-    if done == wanted:
-        return
-    for part in parts:
-        if done >= len(part):
-            done -= len(part)
-        else:
-            _write_rest(file, position + done, memoryview(part)[done:])
-            done = 0
-        position += len(part)
-
-
-def _write_rest(file: File, position: int, rest: memoryview) -> None:
-    while rest:
-        taken = file.write(position, [rest])
-        if taken == 0:
-            raise OSError(errno.ENOSPC, "the disk took no more bytes")
-        position, rest = position + taken, rest[taken:]
 
 
 def write_zeros(file: File, position: int, end: int) -> None:
@@ -212,11 +189,11 @@ def require_log(world: World, folder: str) -> None:
     try:
         names = world.disk.names(folder)
     except FileNotFoundError:
-        raise NotALog(f"there is no folder {folder}") from None
+        raise NotALog(f"there is no folder {folder}: check the path, or create the log first") from None
     except NotADirectoryError:
-        raise NotALog(f"{folder} is a file, not the folder of a log") from None
+        raise NotALog(f"{folder} is a file, not the folder of a log: name the folder") from None
     if STATE not in names and not segment_bases(names):
-        raise NotALog(f"{folder} holds no log")
+        raise NotALog(f"{folder} holds no log: check the path, or create the log first")
 
 
 def is_log(world: World, folder: str) -> bool:
@@ -239,7 +216,7 @@ def open_error(folder: str, error: OSError) -> HoldfastError:
     if isinstance(error, PermissionError):
         return InvalidRequest(f"cannot open {folder}: {why}. Its owner must be able to write there")
     if isinstance(error, (NotADirectoryError, FileExistsError)):
-        return NotALog(f"cannot open {folder}: {why}; a log lives in a folder")
+        return NotALog(f"cannot open {folder}: {why}. Choose a folder, or a path where one can be created")
     return Unavailable(f"cannot open {folder}: {why}. Nothing was lost; look at the disk and try again")
 
 

@@ -80,7 +80,12 @@ def walk(
     while position < end:
         expected_offset = wanted.offset
         try:
-            header = _good_frame(data, position, wanted, bodies=bodies)
+            found = read_plain(data, position, wanted.log_id) if bodies else None
+            if found is None:
+                header = _good_frame(data, position, wanted, bodies=bodies)
+            else:
+                header = found
+                wanted.check(header)
         except UnknownFormat:
             raise  # intact, but written by a newer release: neither torn nor damaged
         except CorruptData as error:
@@ -97,8 +102,8 @@ def walk(
                 reason = f"offsets {expected_offset} to {header.base_offset - 1} are missing before position {position}"
                 yield Damage(position, position, expected_offset, header.base_offset, reason)
         yield header
-        position = header.end
-        wanted.offset, wanted.epoch = header.next_offset, header.epoch
+        position = header.position + (HEADER_BYTES + header.body_bytes + 7 & ~7)
+        wanted.offset, wanted.epoch = header.base_offset + header.count, header.epoch
 
 
 def find_frame(data: memoryview, position: int, wanted: FrameRules) -> FrameHeader | None:
@@ -138,10 +143,6 @@ def used_end(data: memoryview, position: int) -> int:
 
 
 def _good_frame(data: memoryview, position: int, wanted: FrameRules, *, bodies: bool) -> FrameHeader:
-    plain = read_plain(data, position, wanted.log_id) if bodies else None
-    if plain is not None:
-        wanted.check(plain)
-        return plain
     header = read_header(data, position, position)
     wanted.check(header)
     check_known(header)

@@ -126,7 +126,7 @@ class LogFiles:
 
     def _let_followers_go(self) -> None:
         for follower in self._all_followers():
-            follower.let_go()
+            follower.unmap()
 
     def _all_followers(self) -> list[Follower]:
         with self._following:

@@ -308,7 +308,7 @@ class LogReader:
         self._state = self._open_state()
         # Another owner may have replaced any file under its old name, so nothing that is open may be reused.
         for segment in self._segments:
-            segment.let_go()
+            segment.close_files()
         self._segments = ()
         identity = None if self._state is None else self._state.identity
         if identity is None or self._state is None:
@@ -335,7 +335,7 @@ class LogReader:
         bases = segment_bases(self._world.disk.names(self.folder))
         self._segments = tuple(known.pop(base) if base in known else self._segment(base) for base in bases)
         for gone in known.values():
-            gone.let_go()
+            gone.close_files()
 
     def _segment(self, base: int) -> Segment:
         return Segment(self._world.disk, self.folder, base, log_id=self.log_id, index_bytes=self._settings.index_bytes)

@@ -53,7 +53,7 @@ def remove_head(world: World, writer: Writer, folder: str, bases: Iterable[int])
             ) from error
         finally:
             opened.close()
-        segment.let_go()
+        segment.close_files()
         removed, freed = removed + 1, freed + size
     start = writer.segments[0].base_offset if writer.segments else writer.end
     return Trimmed(removed, freed, start)
@@ -96,7 +96,7 @@ def _truncate_tail(world: World, writer: Writer, folder: str, limits: SegmentLim
         for segment in reversed(gone):
             _remove_index(world, folder, segment.base_offset)
             world.disk.remove(segment.path)
-            segment.let_go()
+            segment.close_files()
         _remove_index(world, folder, last.base_offset)
         world.disk.sync_folder(folder)
         if used_end > index.end:

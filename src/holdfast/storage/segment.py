@@ -19,7 +19,7 @@ from typing import Final
 
 from holdfast.codec.frame import FrameHeader
 from holdfast.env import close_in_children
-from holdfast.env.disk import BytesLike, Disk, File, WritableMap
+from holdfast.env.disk import BytesLike, Disk, File, WritableMap, write_fully
 from holdfast.errors import Unavailable
 from holdfast.storage.files import (
     index_name,
@@ -28,7 +28,6 @@ from holdfast.storage.files import (
     read_file,
     segment_name,
     shortage,
-    write_fully,
     write_zeros,
 )
 from holdfast.storage.frames import FrameRules, SegmentIndex, parse_index, walk
@@ -73,10 +72,10 @@ class KeptOpen:
                 left = self._make_room()
             self._segments[name] = known
         for each in left:
-            each.let_go()
+            each.close_files()
         return segment
 
-    def let_go_but(self, segment: Segment) -> None:
+    def close_others(self, segment: Segment) -> None:
         """Close all others: this one needs the memory."""
         with self._lock:
             known = self._segments.pop(id(segment), None)
@@ -85,7 +84,7 @@ class KeptOpen:
                 self._segments[id(segment)] = known
         for other in left.values():
             if (each := other()) is not None:
-                each.let_go()
+                each.close_files()
 
     def _make_room(self) -> list[Segment]:
         """Remove and return those to be closed before another is opened, oldest first. The caller holds the lock.
@@ -231,7 +230,7 @@ class Segment:
         size = file.size()
         data = _mapped(file, size)
         if data is None:
-            KEPT_OPEN.let_go_but(self)
+            KEPT_OPEN.close_others(self)
             data = _mapped(file, size)
         if data is None:
             data = _read(file, size)
@@ -253,7 +252,7 @@ class Segment:
     def use_new_file(self, index: SegmentIndex) -> None:
         """Switch to the file that has replaced the old one, with this index. Readers of the old file keep it alive."""
         # The old file first: an index is only ever used with the file it was made for.
-        self.let_go()
+        self.close_files()
         self._index = index
         self.latest = None
 
@@ -284,7 +283,7 @@ class Segment:
                 f"cannot read {self.path}: {error.strerror or error}. Nothing was changed; look at the disk, try again"
             ) from error
 
-    def let_go(self) -> None:
+    def close_files(self) -> None:
         """Close file and index until they are needed again; readers using them at the moment keep them alive."""
         self._file = None
         self._index = None
@@ -354,7 +353,7 @@ class ActiveSegment(Segment):
         self.index_to(self.next_offset)
         super().save_index()
 
-    def let_go(self) -> None:
+    def close_files(self) -> None:
         """Do nothing: its file stays open while it is written to."""
 
     def release(self) -> None:

@@ -43,10 +43,10 @@ from typing import Final, Protocol
 import msgspec
 
 from holdfast.checksum import crc32c
-from holdfast.env.disk import Disk, File
+from holdfast.env.disk import Disk, File, write_fully
 from holdfast.errors import TailLost
 from holdfast.model import LogPosition
-from holdfast.storage.files import EPOCHS, STATE, durable_replace, join, read_file, write_fully
+from holdfast.storage.files import EPOCHS, STATE, durable_replace, join, read_file
 
 WORDS: Final = 24
 STATE_BYTES: Final = WORDS * 8

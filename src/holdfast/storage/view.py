@@ -26,9 +26,11 @@ from holdfast.codec.frame import (
     Kind,
     check_body,
     check_known,
+    log_prefix,
     read_header,
     read_plain,
     read_single,
+    skip_to,
 )
 from holdfast.env.world import checkpoint
 from holdfast.errors import (
@@ -387,6 +389,7 @@ def _first_at_time(frame: Frame, time_ns: int) -> int | None:
 
 
 _OFFSET = attrgetter("offset")
+_NEAR = 100  # frames that are skipped by their headers; those further ahead are found through the index
 
 
 class Follower:
@@ -400,9 +403,10 @@ class Follower:
         self._frame: Frame | None = None
         self._records: list[Record] = []
         self._sparse = False
-        self.plain = True  # whether the frames of the last `records` had no columns besides values
+        self.plain = True  # whether none of the last `records` can have expired, or be for some groups only
         self._data = memoryview(b"")
         self._log_id = 0
+        self._prefix = b""
         self._next_offset = -1  # the offset of the frame at `_next_position` in the data
         self._next_position = 0
 
@@ -411,7 +415,7 @@ class Follower:
         """Identifies the map it holds; 0 if none."""
         return id(self._data.obj) if len(self._data) else 0
 
-    def let_go(self) -> None:
+    def unmap(self) -> None:
         """Release what is mapped. From any thread: a read under way finds its place again through the index."""
         self._next_offset = -1
         self._data = memoryview(b"")
@@ -432,7 +436,14 @@ class Follower:
     def record(self, offset: int) -> Record:
         """Return the message at the offset; raises like `Log.read`, or Removed if compaction has removed it."""
         if offset == self._next_offset:
-            found = read_single(self._data, self._next_position, self._log_id)
+            found = read_single(self._data, self._next_position, self._prefix)
+            if found is not None and found[0].offset == offset:
+                record, self._next_position = found
+                self._next_offset = offset + 1
+                return record
+        elif 0 <= self._next_offset < offset <= self._next_offset + _NEAR:
+            at = skip_to(self._data, self._next_position, self._prefix, offset)
+            found = None if at is None else read_single(self._data, at, self._prefix)
             if found is not None and found[0].offset == offset:
                 record, self._next_position = found
                 self._next_offset = offset + 1
@@ -450,9 +461,11 @@ class Follower:
         self.plain = True
         while start < stop:
             if start == self._next_offset:
-                single = read_single(self._data, self._next_position, self._log_id)
+                single = read_single(self._data, self._next_position, self._prefix)
                 if single is not None and single[0].offset == start:
                     record, self._next_position = single
+                    if record.flags or record.expires_at_ms:
+                        self.plain = False
                     found.append(record)
                     start = self._next_offset = start + 1
                     continue
@@ -486,6 +499,8 @@ class Follower:
         self._frame = frame
         self._records = []
         self._sparse = frame.is_sparse
-        self._log_id = frame.header.log_id
+        if frame.header.log_id != self._log_id:
+            self._log_id = frame.header.log_id
+            self._prefix = log_prefix(self._log_id)
         self._next_offset, self._next_position = frame.next_offset, frame.header.end
         return frame

@@ -25,10 +25,12 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from struct import Struct
 from typing import Final
 
 from holdfast.checksum import crc32c
+from holdfast.codec.columns import KNOWN_COLUMNS
 from holdfast.codec.encode import Body, FramePlace, header_for
 from holdfast.codec.frame import HEADER_BYTES, MAGIC, Codec, Kind
 from holdfast.env import File, OpenFolder, World
@@ -50,7 +52,7 @@ _MOST_UNSYNCED: Final = 16
 # A message of at least this size gets a segment of its own, which is filled without holding the lock.
 _APART_BYTES: Final = 16 << 20
 
-# The header of a frame with a single plain message; its constant fields are packed together.
+# The header of a frame with a single message; its constant fields are packed together.
 _ONE_STRUCT: Final = Struct("<8sIII12sQqQ8s16sI")
 _ONE_COUNT: Final = Struct("<IBBHI")
 _NO_PRODUCER: Final = bytes(16)
@@ -62,6 +64,12 @@ _SMALL: Final = 1024
 _ENDS: Final = [_ONE_VALUE(0, length) for length in range(_SMALL)]
 _CRC: Final = Struct("<I").pack
 _PADDING: Final = tuple(bytes(-n % 8) for n in range(8))
+
+
+@cache
+def one_with(kind: Kind) -> list[bytes]:
+    """Return the constant fields of a single message of this kind, for all columns that it can have."""
+    return [_ONE_COUNT.pack(1, kind, Codec.NONE, 0, columns) for columns in range(KNOWN_COLUMNS + 1)]
 
 
 class Writer:
@@ -103,20 +111,30 @@ class Writer:
         self._held_since_sync: int | None = None  # the first such message appended since the last sync began
         self._fast_until = 0  # position up to which a single message can be stored without checking any limit
         self._is_journal = kind is Kind.JOURNAL
-        self._one_count = _ONE_COUNT.pack(1, kind, Codec.NONE, 0, 0)
+        self._one_with = one_with(kind)
         self._log_prefix = MAGIC + self.log_id.to_bytes(4, "little")
         self._epoch_field = self.epoch.to_bytes(8, "little")
         if self.active is not None:
             self._use(self.active)
 
-    def append_one(self, value: bytes, now_ns: int, hold: bool) -> int:  # noqa: FBT001  a keyword costs time here
-        """Append one plain message and return its offset: a fast version of `append` for the most common case.
+    def append_one(
+        self,
+        value: bytes,
+        now_ns: int,
+        hold: bool,  # noqa: FBT001  a keyword costs time here
+        head: bytes | None = None,
+        columns: int = 0,
+    ) -> int:
+        """Append one message and return its offset: a fast version of `append` for the most common case.
 
-        It fuses encoding, placing, storing and indexing; a property test checks it against the plain version.
+        `head` is what precedes the value in the body if the message has `columns`, as `single_head` returns them. It
+        fuses encoding, placing, storing and indexing; a property test checks it against the plain version.
         """
         length = len(value)
-        ends = _ENDS[length] if length < _SMALL else _ONE_VALUE(0, length)
-        body = ends + value + _PADDING[length & 7]
+        if head is None:
+            head = _ENDS[length] if length < _SMALL else _ONE_VALUE(0, length)
+        body_bytes = len(head) + length
+        body = head + value + _PADDING[length & 7]
         total = HEADER_BYTES + len(body)
         crc = crc32c(body)
         with self.lock:
@@ -130,7 +148,7 @@ class Writer:
                 mapped = segment.map if stop <= self._fast_until else None
             offset = self.end
             checked = _ONE_HEADER(
-                self._log_prefix, position, length + 8, length + 8, self._one_count, offset, now_ns,
+                self._log_prefix, position, body_bytes, body_bytes, self._one_with[columns], offset, now_ns,
                 self.synced_end, self._epoch_field, _NO_PRODUCER, crc,
             )  # fmt: skip
             if mapped is not None:
@@ -347,7 +365,7 @@ class Writer:
         """Close all files. No sync may be running or follow."""
         with self.lock:
             for segment in self.segments:
-                segment.let_go()
+                segment.close_files()
             if self.active is not None:
                 self.active.release()
             self._unsynced_sealed = []
@@ -364,7 +382,7 @@ class Writer:
         self._fast_until = 0
         self.resting = True
         for segment, _ in self._unsynced_sealed:
-            segment.let_go()
+            segment.close_files()
         self._unsynced_sealed = []  # everything written is synced
         if self.active is not None:
             self.active.release()
@@ -416,7 +434,7 @@ class Writer:
     def _note_synced(self, end: int, sealed: list[tuple[Segment, File]]) -> None:
         self._unsynced_sealed = [pair for pair in self._unsynced_sealed if pair not in sealed]
         for segment, _ in sealed:
-            segment.let_go()
+            segment.close_files()
         # Readers in other processes may act on a message as soon as it is published, so first it is on record as
         # synced.
         self.synced_end = end
@@ -502,7 +520,7 @@ class Writer:
                     self._unsynced_sealed[0][1].sync()
                 except OSError as error:
                     raise self.fail("a sync failed", error) from error
-                self._unsynced_sealed.pop(0)[0].let_go()
+                self._unsynced_sealed.pop(0)[0].close_files()
             self.segments = (*self.segments[:-1], sealed, segment)
         self.active = segment
         self._use(segment)

@@ -36,7 +36,7 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from struct import Struct
@@ -48,9 +48,10 @@ import msgspec
 from holdfast.broker.folder.layout import names_in
 from holdfast.checksum import crc32c
 from holdfast.env import Disk, File, World
+from holdfast.env.disk import write_fully
 from holdfast.errors import CorruptData, UnknownFormat
 from holdfast.model import LogPosition
-from holdfast.storage.files import durable_replace, join, opened_folder, read_file, write_fully
+from holdfast.storage.files import durable_replace, join, opened_folder, read_file
 
 DIGEST_BYTES: Final = 16
 RECORD_BYTES: Final = 32
@@ -163,11 +164,6 @@ class DedupRun:
             rows = [row for (row,) in _RECORD.iter_unpack(self._block(number))]
             yield [_of_partition(row, self.partition) for row in rows] if self.partition else rows
 
-    def has_reference(self, wanted: Callable[[int], bool]) -> bool:
-        """Whether the answer is True for any reference."""
-        blocks = map(self._block, range(len(self._block_crcs)))
-        return any(wanted(reference) for data in blocks for (reference,) in _REFERENCE.iter_unpack(data))
-
     def check(self) -> None:
         """Read everything; raises CorruptData if a block is not what was written or the parts are inconsistent."""
         last, at = b"", 0
@@ -195,14 +191,11 @@ class DedupRun:
 
 
 class Merge:
-    """Merges the records of several runs and of memory: the newest of each id, without expired or lost ones."""
+    """Merges the records of several runs and of memory: the newest of each id, without expired ones."""
 
-    def __init__(
-        self, runs: Sequence[DedupRun], rows: list[bytes], *, after_ms: int, lost: Callable[[int], bool] | None = None
-    ) -> None:
+    def __init__(self, runs: Sequence[DedupRun], rows: list[bytes], *, after_ms: int) -> None:
         self._cursors = [_Cursor(run) for run in runs]
         self._rows = rows  # sorted
-        self._lost = lost
         self._first_time = max(0, after_ms + 1).to_bytes(8, "big")
         self.at_most = sum(run.count for run in runs) + len(rows)
 
@@ -216,8 +209,6 @@ class Merge:
             taken = end
             for cursor in self._cursors:
                 rows += cursor.take_below(limit)
-            if self._lost is not None:
-                rows = [row for row in rows if not self._lost(reference_of(row))]
             rows.sort()
             # Among equal digests the last has the latest time, and the dict keeps the position of the first.
             newest = {row[:DIGEST_BYTES]: row for row in rows if row[16:24] >= self._first_time}

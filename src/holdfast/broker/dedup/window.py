@@ -46,7 +46,6 @@ from holdfast.broker.dedup.runs import (
     note_newest,
     open_run,
     prefix_of,
-    reference_of,
     run_name,
 )
 from holdfast.broker.messages import Draft, Manner, Place, Publication, first_place, with_dedup_ids
@@ -54,7 +53,7 @@ from holdfast.broker.messages import reference_of as place_reference_of
 from holdfast.broker.metrics import Metrics
 from holdfast.broker.partition import Partition
 from holdfast.env import Disk, World
-from holdfast.errors import Closed, CorruptData, DiskFailed, DiskFull, HoldfastError
+from holdfast.errors import Closed, CorruptData, DamagedRange, DiskFailed, DiskFull, HoldfastError
 from holdfast.model import Appended
 from holdfast.storage.files import FULL_DISK, join, open_error, ran_out, remove_tree, shortage
 from holdfast.storage.log import Log
@@ -181,23 +180,6 @@ class DedupIndex:
             self.covered = tuple(covered.get(number, Covered()) for number in range(max(covered) + 1))
             self._use(self._adopted)
 
-    def drop_from(self, lost: Callable[[int], bool], covered: tuple[Covered, ...] | None = None) -> int:
-        """Forget every reference for which `lost` returns True, durably, and return how many there were.
-
-        Needed when a log ends earlier after opening than it did before: the offsets behind its end will be given to
-        other messages, so call this before the first append. If the log now ends below the covered position, pass the
-        new one. Reads every record: about 0.3 s for a million ids.
-        """
-        self._check_idle()
-        before = len(self)
-        for digest in [digest for digest, entry in self._recent.items() if lost(reference_of(entry))]:
-            del self._recent[digest]
-        hit = [run for run in self._runs if run.has_reference(lost)]
-        if hit or (covered is not None and covered != self.covered):
-            # Leave the ids in memory out of this run: their messages may not be synced yet.
-            self._complete(self._begin({}, hit, self._runs, covered or self.covered, after_ms=-1, lost=lost))
-        return before - len(self)
-
     def check(self) -> None:
         """Read everything on disk; raises CorruptData if it is not what was written."""
         for run in self._runs:
@@ -224,7 +206,6 @@ class DedupIndex:
         live: list[DedupRun],
         covered: tuple[Covered, ...],
         after_ms: int,
-        lost: Callable[[int], bool] | None = None,
     ) -> Saving:
         # Never reuse a number, not even after an error: the disk may hold a file of that name.
         self._sequence += 1
@@ -243,7 +224,6 @@ class DedupIndex:
             kept=kept,
             stale=[run.path for run in self._runs if run not in kept],
             after_ms=after_ms,
-            lost=lost,
         )
         return self._saving
 
@@ -274,7 +254,6 @@ class Saving:
     kept: list[DedupRun]
     stale: list[str]  # runs that the new one replaces
     after_ms: int
-    lost: Callable[[int], bool] | None
     run: DedupRun | None = None
     failure: HoldfastError | None = None
 
@@ -284,7 +263,7 @@ class Saving:
             if not self.kept:
                 self.disk.make_folder(self.folder)
             rows = sorted(map(add, self.recent.keys(), self.recent.values()))
-            merge = Merge(self.merged, rows, after_ms=self.after_ms, lost=self.lost)
+            merge = Merge(self.merged, rows, after_ms=self.after_ms)
             run = RunWriter(self.disk, self.folder).write(self.facts, merge)
         except OSError as error:
             _remove(self.disk, join(self.folder, TEMPORARY))
@@ -465,7 +444,7 @@ class Duplicates:
             for i, draft in enumerate(drafts):
                 if draft.dedup_id is not None:
                     found = index.find(draft.dedup_id, now_ms)
-                    if found is not None:
+                    if found is not None and not self._is_lost(found):
                         known[i] = found
                         continue
                     if draft.dedup_id in in_call:
@@ -494,13 +473,27 @@ class Duplicates:
             # "Duplicate" is an acknowledgement as well: the first message must be on disk.
             publication.firsts = [wait for place in firsts.values() for wait in self._unsynced(place)]
 
+    def _is_lost(self, reference: int) -> bool:
+        """Whether the first message is damaged, or was at the end of a log and is missing: then its copy is stored.
+
+        One that was removed is not lost: somebody was done with it.
+        """
+        place = first_place(reference)
+        partition = self._partitions.get(place.partition or 0)
+        if partition is None or partition.lost is not None:
+            return False  # it may come back, and until then nothing is stored there
+        for log, at in _where(partition, place):
+            if log.start <= at < log.end:
+                try:
+                    next(log.read(at))
+                except DamagedRange:
+                    return True
+        return False
+
     def _unsynced(self, place: Place) -> list[tuple[Log, Appended]]:
         """Return what to wait for until the message is on disk: its log, or nothing."""
-        partition = self._partitions[place.partition or 0]
-        log, at = partition.log, place.offset
-        if partition.delayed is not None and place.delayed_id is not None:
-            log, at = partition.delayed.intake, place.delayed_id
-        return [] if at is None or at < log.synced_end else [(log, Appended(0, log.written_end, "fsync"))]
+        found = _where(self._partitions[place.partition or 0], place)
+        return [(log, Appended(0, log.written_end, "fsync")) for log, at in found if at >= log.synced_end]
 
     def tick(self) -> None:
         """Save if memory is full or the last save was long ago. No wakeup is needed for this."""
@@ -616,6 +609,15 @@ class Duplicates:
 
     def _mono_ms(self) -> int:
         return self._world.clock.monotonic_ns() // 1_000_000
+
+
+def _where(partition: Partition, place: Place) -> list[tuple[Log, int]]:
+    """Return the log that the message was written to, and its offset there; nothing if that log cannot be used."""
+    if place.offset is not None:
+        return [(partition.log, place.offset)]
+    if partition.delayed is not None and place.delayed_id is not None:
+        return [(partition.delayed.intake, place.delayed_id)]
+    return []
 
 
 def _covered_of(index: DedupIndex, number: int) -> Covered:

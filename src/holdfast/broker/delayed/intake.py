@@ -36,6 +36,7 @@ _MINUTE_MS: Final = 60 * SECOND_MS
 HOUR_MS: Final = 60 * _MINUTE_MS
 DAY_MS: Final = 24 * HOUR_MS
 MONTH_MS: Final = 30 * DAY_MS
+SOON_MS: Final = 10 * SECOND_MS  # messages due within this time are not worth a spill
 
 # (minimum distance, width of a bucket): the first that applies is used.
 _WIDTHS: Final = (
@@ -43,7 +44,7 @@ _WIDTHS: Final = (
     (3 * DAY_MS, DAY_MS),
     (2 * HOUR_MS, HOUR_MS),
     (2 * _MINUTE_MS, _MINUTE_MS),
-    (2 * SECOND_MS, SECOND_MS),
+    (SOON_MS, SECOND_MS),
     (0, _TENTH_MS),  # sorted at once: few enough, whatever the rate of arrival
 )
 
@@ -82,22 +83,27 @@ class DelayedTimers:
 
     def add(self, dues_ms: Sequence[int], first_id: int) -> None:
         """Add messages with consecutive ids."""
-        for message_id, due_at_ms in enumerate(dues_ms, first_id):
-            self.add_one(due_at_ms, message_id)
+        self.add_pairs(zip(dues_ms, range(first_id, first_id + len(dues_ms)), strict=True))
 
-    def add_one(self, due_at_ms: int, message_id: int) -> None:
-        if due_at_ms < self._edge_ms:
-            insort(self._front, (due_at_ms, message_id), lo=self._head)
-            return
-        distance_ms = due_at_ms - self._edge_ms
-        width_ms = next(width for least, width in _WIDTHS if distance_ms >= least)
-        # Never before the edge, or a bucket that was just split would be split again.
-        key = (max(due_at_ms - due_at_ms % width_ms, self._edge_ms), width_ms)
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            bucket = self._buckets[key] = _Bucket()
-            heappush(self._starts, key)
-        bucket.add(due_at_ms, message_id)
+    def add_pairs(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Add due times and ids."""
+        edge_ms, buckets = self._edge_ms, self._buckets
+        soon_ms = edge_ms + SOON_MS
+        for due_at_ms, message_id in pairs:
+            if due_at_ms < edge_ms:
+                insort(self._front, (due_at_ms, message_id), lo=self._head)
+                continue
+            if due_at_ms < soon_ms:  # most of them, where many arrive
+                key = (due_at_ms - due_at_ms % _TENTH_MS, _TENTH_MS)
+            else:
+                width_ms = next(width for least, width in _WIDTHS if due_at_ms - edge_ms >= least)
+                # Never before the edge, or a bucket that was just split would be split again.
+                key = (max(due_at_ms - due_at_ms % width_ms, edge_ms), width_ms)
+            bucket = buckets.get(key)
+            if bucket is None:
+                bucket = buckets[key] = _Bucket()
+                heappush(self._starts, key)
+            bucket.add(due_at_ms, message_id)
 
     def advance(self, now_ms: int) -> None:
         """Move everything due by now, and soon after, to the front. A clock that is set back changes nothing."""
@@ -107,11 +113,13 @@ class DelayedTimers:
         self._edge_ms = edge_ms
         near: list[tuple[int, int]] = []
         while self._starts and self._starts[0][0] < edge_ms:
-            for due_at_ms, message_id in self._buckets.pop(heappop(self._starts)).pairs():
-                if due_at_ms < edge_ms:
-                    near.append((due_at_ms, message_id))
-                else:
-                    self.add_one(due_at_ms, message_id)
+            key = heappop(self._starts)
+            bucket = self._buckets.pop(key)
+            if sum(key) <= edge_ms:
+                near += bucket.pairs()
+            else:
+                near += [pair for pair in bucket.pairs() if pair[0] < edge_ms]
+                self.add_pairs(pair for pair in bucket.pairs() if pair[0] >= edge_ms)
         if near:
             self._front = sorted(self._front[self._head :] + near)
             self._head = 0
@@ -200,8 +208,9 @@ class DelayedIntake:
         self.log = log
         self.present = BitMap64()  # ids of all data records that are not spilled, whether they still wait or not
         self.unreadable = BitMap64()  # ids in `present` that are damaged
-        self._near: dict[int, Record] = {}
+        self._near: dict[int, Record] = {}  # decoded messages that are due soon, by id
         self._near_bytes = 0
+        self._near_ms = SOON_MS  # how soon: as long as fits in memory
 
     @staticmethod
     def open(world: World, folder: str, settings: LogSettings) -> DelayedIntake:
@@ -226,9 +235,11 @@ class DelayedIntake:
             if frame.header.kind == Kind.CONTROL:
                 cancelled.update(cancelled_ids(frame))
             elif frame.header.kind == Kind.DATA:
-                for message_id, due_at_ms in enumerate(frame.columns().due_at_ms() or (), frame.base_offset):
-                    if message_id >= floor and message_id not in settled:
-                        timers.add_one(due_at_ms, message_id)
+                timers.add_pairs(
+                    (due_at_ms, message_id)
+                    for message_id, due_at_ms in enumerate(frame.columns().due_at_ms() or (), frame.base_offset)
+                    if message_id >= floor and message_id not in settled
+                )
                 self.present.add_range(max(floor, frame.base_offset), frame.next_offset)
         return cancelled
 
@@ -252,38 +263,56 @@ class DelayedIntake:
                 self._note_damage(damaged.first_offset, damaged.next_offset, damaged)
                 start = damaged.next_offset
 
-    def fetch(self, ids: Sequence[int], wanted_soon: Callable[[Record], bool] | None = None) -> dict[int, Record]:
-        """Return the messages of these ascending ids; damaged ones are noted and left out.
+    def fetch(self, ids: Sequence[int]) -> dict[int, Record]:
+        """Return the messages of these ascending ids; damaged ones are noted and left out."""
+        near = self._near
+        found = {message_id: near[message_id] for message_id in ids if message_id in near}
+        if len(found) < len(ids):
+            found |= self._read([message_id for message_id in ids if message_id not in found], lambda _: None)
+        return found
 
-        Other messages in the same frames are kept in memory if they are wanted soon: frames are in order of arrival,
-        so otherwise a frame would be read and decoded again for almost every message in it.
+    def fetch_due(self, ids: Sequence[int], now_ms: int, gone: BitMap64) -> dict[int, Record]:
+        """Like `fetch`, and keep the other messages of the same frames in memory if they are due soon and not gone.
+
+        Frames are in order of arrival: otherwise one would be read and decoded again for almost every message in it.
+        If those due soon do not fit in memory, only those due sooner are kept: each frame is then read a few times,
+        but still not once for every message.
         """
         near = self._near
         found = {message_id: near[message_id] for message_id in ids if message_id in near}
         if len(found) < len(ids):
-            found |= self._read([message_id for message_id in ids if message_id not in found], wanted_soon)
+            if self._near_bytes < _NEAR_BYTES // 4:
+                self._near_ms = min(2 * self._near_ms, SOON_MS)
+            missing = [message_id for message_id in ids if message_id not in found]
+            found |= self._read(missing, lambda frame: self._keep(frame, now_ms, gone))
         return found
 
-    def let_go(self, ids: Iterable[int]) -> None:
+    def forget(self, ids: Iterable[int]) -> None:
         """Drop these messages from memory: they no longer wait here."""
         for message_id in ids:
             record = self._near.pop(message_id, None)
             if record is not None:
                 self._near_bytes -= len(record.value) + _RECORD_BYTES
 
-    def let_go_of_all(self) -> None:
+    def forget_all(self) -> None:
         """Drop all messages from memory: none of them waits here any more."""
         self._near, self._near_bytes = {}, 0
 
-    def _keep(self, rows: Sequence[Record], wanted_soon: Callable[[Record], bool]) -> None:
+    def _keep(self, rows: Sequence[Record], now_ms: int, gone: BitMap64) -> None:
+        near, until_ms = self._near, now_ms + self._near_ms
+        waiting = (BitMap64(range(rows[0].offset, rows[-1].offset + 1)) & self.present) - gone
         for record in rows:
             if self._near_bytes > _NEAR_BYTES:
-                return
-            if record.offset not in self._near and wanted_soon(record):
-                self._near[record.offset] = record
+                break
+            if record.due_at_ms <= until_ms and record.offset in waiting and record.offset not in near:
+                near[record.offset] = record
                 self._near_bytes += len(record.value) + _RECORD_BYTES
+        while self._near_bytes > _NEAR_BYTES and self._near_ms > _TENTH_MS:
+            self._near_ms //= 2
+            until_ms = now_ms + self._near_ms
+            self.forget([message_id for message_id, record in near.items() if record.due_at_ms > until_ms])
 
-    def _read(self, ids: Sequence[int], wanted_soon: Callable[[Record], bool] | None) -> dict[int, Record]:
+    def _read(self, ids: Sequence[int], keep: Callable[[list[Record]], None]) -> dict[int, Record]:
         found: dict[int, Record] = {}
         frames: Iterator[Frame] | None = None
         rows: list[Record] = []
@@ -301,8 +330,8 @@ class DelayedIntake:
                     frames, base, end = None, -1, -1
                     continue
                 base, end = frame.base_offset, frame.next_offset
-                if wanted_soon is not None and not frame.is_large:
-                    self._keep(rows, wanted_soon)
+                if not frame.is_large:
+                    keep(rows)
             found[message_id] = rows[message_id - base]
         return found
 

@@ -109,14 +109,14 @@ def load(world: World, folder: str, *, intake_is_new: bool) -> LoadedManifest:
     loaded = LoadedManifest(Manifest())
     try:
         manifest = load_manifest(disk, folder)
-        spoiled = "" if manifest or (intake_is_new and not run_names) else f"{join(folder, NAME)} is missing"
+        damaged = "" if manifest or (intake_is_new and not run_names) else f"{join(folder, NAME)} is missing"
     except UnknownFormat:
         raise
     except CorruptData as error:
-        manifest, spoiled = None, str(error)
+        manifest, damaged = None, str(error)
         _set_aside(disk, folder, NAME)
-    if spoiled:
-        _note(loaded, folder, f"{spoiled}; made anew from {len(run_names)} files. Cancellations may be lost")
+    if damaged:
+        _note(loaded, folder, f"{damaged}; made anew from {len(run_names)} files. Cancellations may be lost")
         number = max((int(match[1]) for name in run_names if (match := _RUN.fullmatch(name))), default=-1) + 1
         manifest = Manifest(next_number=number, runs=[RunEntry(name, 0, 0) for name in run_names])
     else:
@@ -217,13 +217,13 @@ class DelayedRun:
         "_disk",
         "_head",
         "_positions",
+        "damaged",
         "first_dues_ms",
         "ids",
         "keep_file",
         "name",
         "path",
         "run_id",
-        "spoiled",
     )
 
     def __init__(self, disk: Disk, folder: str, name: str, run_id: int, table: array[int], ids: BitMap64) -> None:
@@ -236,7 +236,7 @@ class DelayedRun:
         self._positions = table[1::2]
         self._head, self._at = 0, 0  # block and index of the first message that may be live
         self._cached: tuple[int, array[int], array[int]] | None = None
-        self.spoiled: dict[int, str] = {}  # blocks that cannot be read, and why
+        self.damaged: dict[int, str] = {}  # blocks that cannot be read, and why
         self.keep_file = False  # set for a damaged file, which a person may want to look at
 
     @property
@@ -294,7 +294,7 @@ class DelayedRun:
                 index = self._frame(file, self._positions[block])
                 return _with_ids(block_index(index)[1], self._frame(file, index.header.end))
         except CorruptData as error:
-            self._spoil(block, error)
+            self._mark_damaged(block, error)
             raise
 
     def blocks(self) -> Iterator[list[Record]]:
@@ -306,7 +306,7 @@ class DelayedRun:
                     index = self._frame(file, position)
                     yield _with_ids(block_index(index)[1], self._frame(file, index.header.end))
                 except CorruptData as error:
-                    self._spoil(block, error)
+                    self._mark_damaged(block, error)
         finally:
             file.close()
 
@@ -314,13 +314,13 @@ class DelayedRun:
         """Return due times and ids of a block; nothing if it is damaged."""
         if self._cached is not None and self._cached[0] == block:
             return self._cached[1:]
-        if block in self.spoiled:
+        if block in self.damaged:
             return array("q"), array("q")
         try:
             with self._opened() as file:
                 dues_ms, ids = block_index(self._frame(file, self._positions[block]))
         except CorruptData as error:
-            self._spoil(block, error)
+            self._mark_damaged(block, error)
             return array("q"), array("q")
         self._cached = (block, dues_ms, ids)
         return dues_ms, ids
@@ -349,10 +349,10 @@ class DelayedRun:
                 raise shortage(f"cannot read {self.path}", error, "Nothing was changed") from error
             raise CorruptData(f"cannot be read: {error.strerror or error}") from error
 
-    def _spoil(self, block: int, error: CorruptData) -> None:
+    def _mark_damaged(self, block: int, error: CorruptData) -> None:
         if self._cached is not None and self._cached[0] == block:
             self._cached = None
-        self.spoiled[block] = str(error)
+        self.damaged[block] = str(error)
         logger.error(
             "delayed messages cannot be read; their file is kept",
             extra={"file": self.path, "due_from_ms": self.first_dues_ms[block], "why": str(error)},

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from heapq import merge
 from itertools import islice
 from typing import Final
@@ -29,7 +28,6 @@ from holdfast.storage.log import Log
 
 _CHUNK: Final = 256  # messages that a listing reads at a time
 _LOOK_EVERY: Final = 10_000  # messages that may arrive before `tick` checks whether to spill
-_NEAR_MS: Final = 10_000  # a message due within this time is kept if its frame was read for another message
 _BLOCKS: Final = 64  # decoded blocks of runs that are kept while messages are released
 
 
@@ -91,10 +89,10 @@ class DelayStore:
         """Descriptions of the damage found; empty if there is none."""
         state = self._state
         with state.lock:
-            spoiled = [f"{run.path}: {why}" for run in state.runs for why in run.spoiled.values()]
+            damaged = [f"{run.path}: {why}" for run in state.runs for why in run.damaged.values()]
             unreadable = len(state.intake.unreadable)
             lost = [f"{self._log.folder}: {unreadable} messages cannot be read"] if unreadable else []
-            return [*state.damage, *spoiled, *lost]
+            return [*state.damage, *damaged, *lost]
 
     @property
     def on_pause(self) -> Callable[[], object]:
@@ -138,7 +136,9 @@ class DelayStore:
             raise InvalidRequest("a due time is a whole number of milliseconds since 1970, below 2**63")
         state = self._state
         with state.lock:  # otherwise a spill could see them in the log before the state knows them
-            appended = self._log.write(batch, durability=durability, codec=codec, any_size=any_size)
+            appended = None if codec or any_size else self._log.write_alone(batch, durability)
+            if appended is None:
+                appended = self._log.write(batch, durability=durability, codec=codec, any_size=any_size)
             state.intake.present.add_range(appended.offset, appended.next_offset)
             state.timers.add(dues_ms, appended.offset)
             first_ms = min(dues_ms, default=NEVER_MS)
@@ -194,7 +194,7 @@ class DelayStore:
                 state.gone |= known
                 state.unsettled.append((position, known))
             state.timers.shed(state.done_here)
-            state.intake.let_go(ids)
+            state.intake.forget(ids)
             state.look_ahead()
 
     def settled(self, position: int) -> None:
@@ -224,7 +224,7 @@ class DelayStore:
             appended = state.intake.write_cancelled(message_id)
             state.gone.add(message_id)
             state.timers.shed(state.done_here)
-            state.intake.let_go([message_id])
+            state.intake.forget([message_id])
             state.look_ahead()
             state.changed = True
             return appended
@@ -303,7 +303,8 @@ class DelayStore:
     def _fetch(self, entries: Sequence[Entry], now_ms: int | None = None) -> tuple[list[Delayed], bool]:
         """Read the messages at these places, and say whether all were readable. `now_ms` is given if they are due."""
         ids = sorted([message_id for _, message_id, run, _, _ in entries if run is None])
-        here = self._state.intake.fetch(ids, None if now_ms is None else partial(self._is_near, now_ms + _NEAR_MS))
+        state = self._state
+        here = state.intake.fetch(ids) if now_ms is None else state.intake.fetch_due(ids, now_ms, state.gone)
         found = []
         for _, message_id, run, block, i in entries:
             if run is None:
@@ -314,9 +315,6 @@ class DelayStore:
             if record is not None:
                 found.append(Delayed(message_id, record.due_at_ms, record))
         return found, len(found) == len(entries)
-
-    def _is_near(self, until_ms: int, record: Record) -> bool:
-        return record.due_at_ms <= until_ms and not self._state.done_here(record.offset)
 
     def _block(self, run: DelayedRun, block: int) -> list[Record]:
         """Return the messages of a block, cached for a while; none if it cannot be read."""

@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 import msgspec
 from pyroaring import BitMap64
 
-from holdfast.broker.delayed.intake import DAY_MS, HOUR_MS, MONTH_MS, DelayedIntake, DelayedTimers
+from holdfast.broker.delayed.intake import DAY_MS, HOUR_MS, MONTH_MS, SOON_MS, DelayedIntake, DelayedTimers
 from holdfast.broker.delayed.runs import (
     NEVER_MS,
     TRAILER_CHECKED,
@@ -38,11 +38,11 @@ from holdfast.checksum import crc32c
 from holdfast.codec.encode import PLAIN, Body, FramePlace, Packing, encode_batch, header_for
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import World
-from holdfast.env.disk import File
+from holdfast.env.disk import File, write_fully
 from holdfast.errors import Closed, DiskFull, HoldfastError, Unavailable
 from holdfast.large import LargeValue
 from holdfast.model import Batch, Record
-from holdfast.storage.files import FULL_DISK, advice, join, write_fully
+from holdfast.storage.files import FULL_DISK, advice, join
 from holdfast.storage.keeper import soonest
 
 # The state in memory: where each message is, which are gone, and which of those for certain.
@@ -103,13 +103,14 @@ class DelayedState:
     def is_full(self, most: int, soon_ms: int) -> bool:
         """Whether to spill: many messages wait in memory, or many that are gone keep the intake long.
 
-        Messages due by `soon_ms` do not count, up to a limit: they would be released before the spill is done.
+        Messages due by `soon_ms` do not count: they would be released before the spill is done, or soon after.
         """
         present = self.intake.present
         waiting = present - self.gone
-        if len(waiting) >= most and len(waiting) - self.timers.count_near(soon_ms) >= most:
-            return True
-        return bool(waiting) and len(present) - present.rank(waiting.min()) >= 4 * most
+        if len(waiting) < most and len(present) < 4 * most:
+            return False
+        later = len(waiting) - self.timers.count_near(soon_ms)
+        return later >= most or (later > 0 and len(present) - present.rank(waiting.min()) >= 4 * most)
 
     def done_here(self, message_id: int) -> bool:
         """Whether a timer of the intake is obsolete."""
@@ -162,7 +163,7 @@ class DelayedState:
         self.runs = self.runs + runs
         self.next_number += len(runs)
         self.floor = cut
-        self.intake.let_go_of_all()
+        self.intake.forget_all()
         self.changed = True
         return self.timers.dropping_below(cut)
 
@@ -423,8 +424,6 @@ logger = logging.getLogger(__name__)
 
 _Item = TypeVar("_Item")
 
-_SOON_MS: Final = 10_000  # messages due within this time are not worth a spill
-
 # Frames between two pauses of a spill: a few milliseconds.
 _PAUSE_FRAMES: Final = 10
 _PAUSE_MESSAGES: Final = 256
@@ -460,7 +459,7 @@ class DelayedUpkeep:
         with state.lock:
             state.timers.advance(now_ms)
             state.timers.shed(state.done_here)
-            full = state.is_full(self._settings.spill_messages, now_ms + _SOON_MS)
+            full = state.is_full(self._settings.spill_messages, now_ms + SOON_MS)
             # If only the position moved, saving is less urgent: it merely shortens the next opening.
             waits = 1 if state.changed else 10 if state.settled_position > state.saved_position else None
         save_ms = None

@@ -26,7 +26,7 @@ from holdfast.checksum import crc32c
 from holdfast.codec.encode import FramePlace, gap_body, header_for
 from holdfast.codec.frame import FrameHeader, frame_bytes, read_frame
 from holdfast.env import World, real_world
-from holdfast.env.disk import Disk
+from holdfast.env.disk import Disk, write_fully
 from holdfast.errors import CorruptData, DiskFull, InvalidRequest
 from holdfast.settings import LogSettings
 from holdfast.storage.checks.check import BACKUP_PREFIX, Inspection, Progress, file_size, inspect, leftovers
@@ -52,7 +52,6 @@ from holdfast.storage.files import (
     require_own,
     segment_name,
     take_lock,
-    write_fully,
 )
 from holdfast.storage.frames import NO_TIME, FrameRules, SegmentIndex, walk
 from holdfast.storage.log import Log
@@ -139,9 +138,9 @@ def work_for(world: World, inspection: Inspection) -> Work:
     gone = (finding.next_offset for finding in inspection.report.findings if finding.code == "segments_missing")
     work.begin_at = next(gone, None)
     sealed = [base for base in findings.bases if base < findings.active_base]
-    spoiled = {file for code, file in codes if code.startswith("index_")}
+    bad_indexes = {file for code, file in codes if code.startswith("index_")}
     work.index_bases = [
-        *(base for base in sealed if base in work.rewrites or index_name(base) in spoiled),
+        *(base for base in sealed if base in work.rewrites or index_name(base) in bad_indexes),
         *(stretch.first_offset for stretch in work.fills),
     ]
     if inspection.report.findings:
@@ -272,8 +271,8 @@ def _file_steps(inspection: Inspection, work: Work) -> list[RepairStep]:
             steps.append(
                 RepairStep(action="remove", file=finding.file, what=what, cost=NO_MESSAGE, bytes=finding.bytes)
             )
-    spoiled = {finding.file for finding in inspection.report.findings if finding.code.startswith("index_")}
-    names = sorted({*spoiled, *map(index_name, work.index_bases)})
+    bad_indexes = {finding.file for finding in inspection.report.findings if finding.code.startswith("index_")}
+    names = sorted({*bad_indexes, *map(index_name, work.index_bases)})
     if names:
         what = "rewrite the index" if len(names) == 1 else f"rewrite {len(names)} indexes"
         steps.append(RepairStep(action="index", file=names[0], what=what, cost=NO_MESSAGE))

@@ -117,9 +117,9 @@ class Survey:
         self._finish(survey, upto, tail, last=last)
         survey.open_batch = bool(self._remaining)
         # An index from before the damage may well disagree with frames that were damaged since.
-        spoiled = survey.unreadable or any(stretch.end > stretch.position for stretch in survey.stretches)
+        damaged = survey.unreadable or any(stretch.end > stretch.position for stretch in survey.stretches)
         verdict = proof.verdict()
-        survey.index = "unknown" if spoiled and verdict == "disagrees" else verdict
+        survey.index = "unknown" if damaged and verdict == "disagrees" else verdict
         return survey
 
     def _walk(
