@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.api.drafts import Seconds, duration_ms, instant_ns, lease_of
 from holdfast.broker.locks import MOST_DOCUMENT_BYTES
+from holdfast.broker.samples import LONGEST_S
 from holdfast.errors import InvalidRequest, MessageTooLarge
 from holdfast.model import Durability
 
@@ -49,7 +50,13 @@ def moment_ns(value: When, name: str, now_ns: int) -> int:
     return instant_ns(value, name)
 
 
+def span_of(last: Seconds) -> int:
+    """Convert the time that samples are wanted of to milliseconds."""
+    return duration_ms(last, "last", minimum_ms=1, maximum_ms=LONGEST_S * 1000)
+
+
 MOST_AT_ONCE: Final = 100_000
+MOST_REASON_CHARS: Final = 500
 
 # Not the handler's fault: these return the message to the queue without counting an attempt.
 INTERRUPTIONS: Final = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError)
@@ -140,6 +147,12 @@ def check_seek(to: object, offset: object, time: datetime | None) -> None:
         instant_ns(time, "time")
 
 
+def check_reason(reason: object) -> None:
+    """Refuse anything that is not a short text, as it is shown to people."""
+    if not isinstance(reason, str) or len(reason) > MOST_REASON_CHARS or not _is_clean(reason):
+        raise InvalidRequest(f"reason={reason!r} cannot be used: give a text of up to {MOST_REASON_CHARS} characters")
+
+
 def check_durability(durability: object) -> None:
     """Refuse anything that is not a durability, or None."""
     if durability is not None and not (isinstance(durability, str) and durability in get_args(Durability)):
@@ -170,7 +183,7 @@ def messages_given(messages: object, verb: str, kind: type[Any]) -> list[Any]:
     given = list(messages)
     for each in set(map(type, given)):
         if not issubclass(each, kind):
-            raise InvalidRequest(f"{verb}_many takes messages, not {each.__name__}")
+            raise InvalidRequest(f"{verb}_many takes messages, not {each.__name__}: pass what `get_many` returned")
     return given
 
 

@@ -52,18 +52,22 @@ def _from_bytes(body: object) -> bytes:
 
 def _from_text(body: object) -> bytes:
     if not isinstance(body, str):
-        raise BadBody(f"a body of this queue must be str, not {type(body).__name__}. Nothing was stored")
+        raise BadBody(
+            f"a body of this queue must be str, not {type(body).__name__}. Nothing was stored; convert it first"
+        )
     try:
         return body.encode()
     except UnicodeEncodeError as error:
-        raise BadBody(f"the body is no text that can be stored: {error}. Nothing was stored") from None
+        raise BadBody(
+            f"the body cannot be stored as text: {error}. Nothing was stored; use body_type=bytes for it"
+        ) from None
 
 
 def _to_text(body: bytes) -> str:
     try:
         return body.decode()
     except UnicodeDecodeError as error:
-        raise BadBody(f"the body is no text: {error}; its bytes are in `raw`") from None
+        raise BadBody(f"the body is not text: {error}. Read its bytes from `raw`, or reject the message") from None
 
 
 def _typed(body_type: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
@@ -71,7 +75,9 @@ def _typed(body_type: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], An
     try:
         decoder = msgspec.json.Decoder(body_type)
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"body_type={body_type!r} cannot be used: {error}") from None
+        raise InvalidRequest(
+            f"body_type={body_type!r} cannot be used: {error}. Use bytes, str, dict or a type that msgspec supports"
+        ) from None
     name = getattr(body_type, "__name__", str(body_type))
 
     def encode(body: Any) -> bytes:
@@ -79,13 +85,17 @@ def _typed(body_type: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], An
             content = encoder.encode(body)
             decoder.decode(content)  # what is put must come out again
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
-            raise BadBody(f"the body does not fit {name}: {error}. Nothing was stored") from None
+            raise BadBody(
+                f"the body does not fit {name}: {error}. Nothing was stored; change the body, or the queue's body_type"
+            ) from None
         return content
 
     def decode(body: bytes) -> Any:
         try:
             return decoder.decode(body)
         except msgspec.MsgspecError as error:
-            raise BadBody(f"the body does not fit {name}: {error}; its bytes are in `raw`") from None
+            raise BadBody(
+                f"the body does not fit {name}: {error}. Read its bytes from `raw`, or reject the message"
+            ) from None
 
     return encode, decode

@@ -159,7 +159,7 @@ def chosen_partitions(
     if partition is not None:
         return [owned_partition(partitions, topic, partition)]
     if topic is not None and topic not in topics:
-        raise InvalidRequest(f"this consumer reads {', '.join(topics)}, not {topic!r}")
+        raise InvalidRequest(f"this consumer reads {', '.join(topics)}, not {topic!r}: name one of its own")
     return [found for place, found in sorted(partitions.items()) if topic in (None, place[0])]
 
 
@@ -170,7 +170,7 @@ def _topic_names(topics: object) -> tuple[str, ...]:
         raise InvalidRequest(f"topics={topics!r} cannot be used: give a list of names")
     names = tuple(dict.fromkeys(check_topic_name(name) for name in topics))
     if not names:
-        raise InvalidRequest("a consumer needs at least one topic")
+        raise InvalidRequest("a consumer needs at least one topic: name those that it is to read")
     return names
 
 

@@ -194,15 +194,29 @@ class MessageFields(Generic[Body]):
         return len(self._record.value)
 
     def open(self) -> BinaryIO:
-        """Return the body as a binary file to read from start to end, so that a large one is not held in memory.
+        """Open the body as a binary file, so that a large one is not held in memory.
 
-        If the body is damaged, ChecksumMismatch is raised instead of the last bytes.
+        Returns:
+            A file to read from start to end.
+
+        Raises:
+            ChecksumMismatch: Instead of the last bytes, if the body is damaged.
         """
         value = self._record.value
         return BytesIO(value) if isinstance(value, bytes) else value.open()
 
     def chunks(self, size: int = CHUNK_BYTES) -> Chunks:
-        """Return the body in pieces of `size` bytes, for `for` and for `async for`."""
+        """Return the body in pieces.
+
+        Args:
+            size: The bytes of a piece; the last one may be shorter.
+
+        Returns:
+            The pieces, for `for` and for `async for`.
+
+        Raises:
+            ChecksumMismatch: Instead of the last piece, if the body is damaged.
+        """
         return Chunks(self._record.value, size)
 
     @property

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, BinaryIO, Final, TypeAlias
 
 import msgspec
+from msgspec import structs
 
 from holdfast.api.bodies import Bodies
 from holdfast.broker.folder.layout import message_id
@@ -174,37 +175,44 @@ class Drafter:
 
         `stored` is the body if it is encoded already, no matter what the queue's type is.
         """
-        key, flags = _text(message.key, "key"), TEXT_KEY if isinstance(message.key, str) else 0
+        body, key, given, priority, delay, at, ttl, given_id, correlation_id = structs.astuple(message)
+        flags = 0
+        if key is not None:
+            flags = TEXT_KEY if isinstance(key, str) else 0
+            key = _text(key, "key")
         value: Value
         if stored is not None:
             value = stored
-        elif message.body is None and self._compacted and key is not None:
+        elif body is None and self._compacted and key is not None:
             value, flags = b"", flags | TOMBSTONE
         else:
-            value = self._encode(message.body)
-        headers, text_headers = _headers(message.headers)
-        priority = message.priority
+            value = self._encode(body)
+        headers: list[tuple[str, bytes]] = []
+        if given is not None:
+            headers, text_headers = _headers(given)
+            flags |= TEXT_HEADERS * text_headers
         if type(priority) is not int or not 0 <= priority <= 9:
             raise InvalidRequest(
                 f"priority={priority!r} cannot be used: give a whole number from 0 to 9, 9 is most urgent"
             )
-        due_ms = due_at_ms(message.delay, message.at, now_ms)
-        ttl_ms = self._ttl_ms if message.ttl is None else duration_ms(message.ttl, "ttl", minimum_ms=1)
-        dedup_id = _text(message.dedup_id, "dedup_id")
-        if dedup_id is not None:
+        due_ms = 0 if delay is None and at is None else due_at_ms(delay, at, now_ms)
+        ttl_ms = self._ttl_ms if ttl is None else duration_ms(ttl, "ttl", minimum_ms=1)
+        dedup_id = None
+        if given_id is not None:
+            dedup_id = _text(given_id, "dedup_id")
+            assert dedup_id is not None
             _check_id(dedup_id, "dedup_id")
             headers.append((DEDUP_ID, dedup_id))
-        if message.correlation_id is not None:
-            correlation_id = _text(message.correlation_id, "correlation_id")
-            if correlation_id is None or not isinstance(message.correlation_id, str):
-                raise InvalidRequest(f"correlation_id must be str, not {type(message.correlation_id).__name__}")
-            _check_id(correlation_id, "correlation_id")
-            headers.append((CORRELATION_ID, correlation_id))
+        if correlation_id is not None:
+            if not isinstance(correlation_id, str):
+                raise InvalidRequest(f"correlation_id must be str, not {type(correlation_id).__name__}")
+            content = _text(correlation_id, "correlation_id")
+            assert content is not None
+            _check_id(content, "correlation_id")
+            headers.append((CORRELATION_ID, content))
         # The time to live begins when the message becomes ready, not while it is delayed.
         expires_ms = (due_ms or now_ms) + ttl_ms if ttl_ms else 0
-        return Draft(
-            value, key, tuple(headers), priority, expires_ms, due_ms, dedup_id, flags | (TEXT_HEADERS * text_headers)
-        )
+        return Draft(value, key, tuple(headers), priority, expires_ms, due_ms, dedup_id, flags)
 
 
 def _text(value: object, name: str) -> bytes | None:
@@ -214,7 +222,7 @@ def _text(value: object, name: str) -> bytes | None:
         try:
             return value.encode()
         except UnicodeEncodeError as error:
-            raise InvalidRequest(f"{name}={value!r} cannot be stored: {error}") from None
+            raise InvalidRequest(f"{name}={value!r} cannot be stored as text: {error}. Pass it as bytes") from None
     raise InvalidRequest(f"{name} must be str or bytes, not {type(value).__name__}")
 
 
@@ -222,7 +230,7 @@ def _check_id(value: bytes, name: str) -> None:
     if not value:
         raise InvalidRequest(f"{name} is empty; leave it out, or give it a value")
     if len(value) > _MOST_ID_BYTES:
-        raise InvalidRequest(f"{name} has {len(value)} bytes, the limit is {_MOST_ID_BYTES}")
+        raise InvalidRequest(f"{name} has {len(value)} bytes, and the limit is {_MOST_ID_BYTES}: use a shorter one")
 
 
 def _headers(headers: object) -> tuple[list[tuple[str, bytes]], bool]:
@@ -231,17 +239,22 @@ def _headers(headers: object) -> tuple[list[tuple[str, bytes]], bool]:
         return [], False
     stored: list[tuple[str, bytes]] = []
     as_bytes: list[int] = []
-    for i, (name, value) in enumerate(_pairs(headers)):
+    for i, (name, value) in enumerate(headers.items() if type(headers) is dict else _pairs(headers)):
         if not isinstance(name, str) or not name:
             raise InvalidRequest(f"a header's name must be text, not {name!r}")
-        _text(name, f"the name of the header {name!r}")
+        if not name.isascii():
+            _text(name, f"the name of the header {name!r}")
         if name.startswith(PREFIX):
             raise InvalidRequest(f"the header {name!r} cannot be set: names that begin with {PREFIX} are our own")
-        content = _text(value, f"the header {name!r}")
-        if content is None:
-            raise InvalidRequest(f"the header {name!r} must be str or bytes, not None")
         if isinstance(value, bytes):
             as_bytes.append(i)
+            content: bytes | None = value
+        elif isinstance(value, str) and value.isascii():
+            content = value.encode()
+        else:
+            content = _text(value, f"the header {name!r}")
+        if content is None:
+            raise InvalidRequest(f"the header {name!r} must be str or bytes, not None")
         stored.append((name, content))
     text = len(as_bytes) < len(stored)
     if text and as_bytes:

@@ -104,7 +104,7 @@ def no_letter(letter_id: str) -> InvalidRequest:
 
 logger = logging.getLogger(__name__)
 
-PhaseName: TypeAlias = Literal["ready", "leased", "delayed", "dead"]
+PhaseName: TypeAlias = Literal["ready", "leased", "delayed", "dead", "done"]
 Where: TypeAlias = str | Callable[[Any], object] | None
 
 
@@ -292,12 +292,17 @@ def chosen(messages: Iterator[_Message], where: Where, limit: int | None, *, now
     check_limit(limit)
     wanted = compile_where(where, now_ms=now_ms)
     # A function sees what the caller will get; an expression always sees the bytes of the body.
-    as_seen = _Raw if isinstance(where, str) else _as_it_is
+    as_seen = as_expressions_see if isinstance(where, str) else _as_it_is
     return islice((message for message in messages if wanted(as_seen(message))), limit)
 
 
 def _as_it_is(message: Listed[Any]) -> Any:
     return message
+
+
+def as_expressions_see(message: Listed[Any]) -> Any:
+    """Return a message as an expression sees it."""
+    return _Raw(message)
 
 
 class _Raw:

@@ -12,6 +12,7 @@ from holdfast.api.drafts import instant_ns
 from holdfast.broker.folder.contents import check_settings
 from holdfast.broker.streams.offsets import To
 from holdfast.errors import BadSettings, InvalidRequest
+from holdfast.model import Pause
 from holdfast.settings import QueueSettings, TopicSettings
 
 _MOST_AT_ONCE: Final = 100_000
@@ -67,6 +68,7 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     renewed_seconds: float | None = None
     timeout_seconds: float | None = None
     problem: str = ""
+    paused: Pause | None = None
 
 
 def topic_settings(differing: Mapping[str, Any]) -> TopicSettings:

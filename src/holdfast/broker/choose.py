@@ -13,9 +13,9 @@ import msgspec
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.messages import MOVED, is_for, not_for
 from holdfast.codec.columns import FLAGS, PRIORITIES
-from holdfast.delivery.choose import Chosen, PriorityTurns, choose
-from holdfast.delivery.decide import Moment
-from holdfast.delivery.events import Event, Phase
+from holdfast.delivery.choose import Chosen, PriorityTurns, choose, choose_one
+from holdfast.delivery.decide import EXPIRED, Moment
+from holdfast.delivery.events import Bury, Event, Expired, Phase, runs_of, size
 from holdfast.delivery.group import Group
 from holdfast.delivery.keys import KeyGate, KeyLimits, KeyPolicy
 from holdfast.errors import DamagedRange, OffsetOutOfRange, Removed
@@ -56,6 +56,7 @@ class Keyed:
 
     def __init__(self, shared: KeyedGroup, log: Log, group: Group) -> None:
         self.lock = shared.lock
+        self.limited = shared.policy.limited
         self._log = log
         self._group = group
         self._record = log.follower().record
@@ -124,6 +125,17 @@ class Keyed:
             return None  # must not block a key; it is skipped as lost when its turn comes
 
 
+def follow_keys(delivery: Delivery, keyed: Keyed, events: Sequence[Event] = ()) -> None:
+    """Note the events; wake a consumer if they or the time passed have unblocked a key, and schedule the next look."""
+    if events:
+        keyed.note(events)
+    if delivery.waiters and not delivery.paused and keyed.any_next(delivery.mono_ms()):
+        delivery.waiters.wake()  # one is enough: its receive comes back here
+    if keyed.limited:
+        mono_ms = delivery.mono_ms()
+        delivery.expect_within(keyed.next_anywhere_ms(mono_ms), mono_ms)
+
+
 # Reading the log for one group.
 
 
@@ -169,6 +181,16 @@ class Supply:
             return Chosen(self.keyed.choose(count, now.mono_ms), self._group.cursor)
         turns = self._turns.copy() if look and self._turns is not None else self._turns
         return choose(self._group, count, self._log.end, aged_below=self._aged(now.wall_ms), turns=turns)
+
+    def choose_one(self, now_ms: int) -> tuple[int, int]:
+        """The fused form of `choose` for one message: (offset, cursor), or (-1, 0) if only `choose` can tell."""
+        if self.keyed is not None or self._turns is not None:
+            return -1, 0
+        return choose_one(self._group, self._log.end, self._aged(now_ms))
+
+    def is_for(self, record: Record, now_ms: int) -> bool:
+        """Whether the message has not expired and is for this group."""
+        return not 0 < record.expires_at_ms <= now_ms and is_for(record, self._name)
 
     def load(self, offsets: Sequence[int], now_ms: int) -> LoadedMessages:
         """Read the messages at these offsets and sort out those that cannot be handed out."""
@@ -304,6 +326,18 @@ def look_ahead(delivery: Delivery, now: Moment) -> bool:
         if not offsets or delivery.load(offsets, now):
             return True
     return False
+
+
+def pass_expired(delivery: Delivery, offsets: Sequence[int], now: Moment) -> None:
+    """Skip these messages, which have expired, and the run of expired ones behind them. The caller holds the lock."""
+    behind = delivery.supply.expired_from(max(offsets) + 1, now.wall_ms)
+    runs = runs_of([*offsets, *behind])
+    if delivery.settings.expired_to_dead:
+        delivery.commit(Bury(runs, EXPIRED), now=now)
+        delivery.expect_tick(now.mono_ms)
+    else:
+        delivery.commit_events([Expired(runs)])
+    delivery.metrics.expired.add(size(runs))
 
 
 def give_way() -> None:

@@ -40,7 +40,7 @@ from holdfast.broker.messages import (
     original_of,
 )
 from holdfast.broker.tracing.log import TRACE
-from holdfast.delivery.events import Ack, Acked, Cancel, Command, Interred, Nack, Phase, runs_of
+from holdfast.delivery.events import Ack, Acked, Cancel, Command, DeadStored, Nack, Phase, runs_of
 from holdfast.delivery.group import Burial
 from holdfast.env.world import checkpoint
 from holdfast.errors import DamagedRange, HoldfastError, InvalidRequest, OffsetOutOfRange, Removed, Unavailable
@@ -122,7 +122,7 @@ class DeadPartition:
             self.target.close()
 
 
-class Graveyard:
+class DeadLetterLog:
     """Moves the dead letters of one group on one partition into their log and out of it."""
 
     def __init__(self, place: DeadPartition, delivery: Delivery) -> None:
@@ -137,7 +137,7 @@ class Graveyard:
         self._settling = threading.Lock()
         self._unsettled: list[Command] = []  # outcomes of redrives that the journal could not take yet
 
-    def inter(self) -> int:
+    def store_dead(self) -> int:
         """Move buried messages into the log of the dead letters; returns how many."""
         if not self._delivery.group.burials:
             return 0
@@ -146,7 +146,7 @@ class Graveyard:
             if self._interrupted:
                 moved = self._end_moved()
                 self._delivery.metrics.buried.add(moved)
-            while batch := self._next_burials():
+            while batch := self._next_dead():
                 # Sync the intent first: if it were lost, the message would be ready again and have a dead letter too.
                 self._delivery.journal.log.sync()
                 self._interrupted = True  # until the journal says done: an error may leave letters behind
@@ -186,11 +186,11 @@ class Graveyard:
             # Some may have been dropped meanwhile, because the settings have changed.
             left = [offset for offset in sorted(offsets) if offset in self._delivery.group.burials]
             if left:
-                self._delivery.commit_events([Interred(runs_of(left))])
+                self._delivery.commit_events([DeadStored(runs_of(left))])
         self._interrupted = False
         return len(left)
 
-    def _next_burials(self) -> dict[int, Burial]:
+    def _next_dead(self) -> dict[int, Burial]:
         with self._delivery.lock:
             burials = {} if self._delivery.closed else self._delivery.group.burials
             # Those that died first, not the lowest offsets: sorting all of them for each batch would be quadratic.
@@ -283,7 +283,7 @@ class Graveyard:
         moving = self._take(letters)
         if not moving:
             return 0
-        self.letters.journal.log.sync()  # the intent first, as in `inter`
+        self.letters.journal.log.sync()  # the intent first, as in `store_dead`
         tracer = self._source.tracer
         at_ns = 0 if tracer is None else tracer.now_ns()  # before the write: a message may be received at once
         try:
@@ -382,74 +382,76 @@ class GroupDeadLetters:
         self._delivery = delivery
         self._open_place = open_place  # None for the delivery of the dead letters themselves
         self._opening = threading.Lock()
-        self.graveyard: Graveyard | None = None  # None until the log is needed
+        self.dead_log: DeadLetterLog | None = None  # None until the log is needed
 
-    def open(self) -> Graveyard:
-        """Return the graveyard, creating its log if needed."""
+    def open(self) -> DeadLetterLog:
+        """Return the log of the dead letters, creating its log if needed."""
         with self._opening:
-            if self.graveyard is None:
+            if self.dead_log is None:
                 self._delivery.check_open()
                 if self._open_place is None:
-                    raise InvalidRequest("dead letters have no dead letters of their own")
-                self.graveyard = Graveyard(self._open_place(self._delivery.number), self._delivery)
-            return self.graveyard
+                    raise InvalidRequest(
+                        "dead letters have no dead letters of their own: name the queue that they came from"
+                    )
+                self.dead_log = DeadLetterLog(self._open_place(self._delivery.number), self._delivery)
+            return self.dead_log
 
     def end(self) -> int:
         """The end of the log of the letters, where letters of messages that die from now on will be."""
-        if self.graveyard is None:
+        if self.dead_log is None:
             return -1 if self._open_place is None else 0
-        return self.graveyard.target.log.written_end
+        return self.dead_log.target.log.written_end
 
     def between_moves(self) -> AbstractContextManager[object]:
         """Wait for a running move to finish, and keep others from starting during the block."""
-        return nullcontext() if self.graveyard is None else self.graveyard.between_moves()
+        return nullcontext() if self.dead_log is None else self.dead_log.between_moves()
 
     def letters(self, start: int = 0, look: Callable[[int], None] | None = None) -> Iterator[DeadLetter]:
         """The dead letters from an offset of their log on; `look` is called with each offset visited."""
-        graveyard = self._up_to_date()
-        return iter(()) if graveyard is None else graveyard.all(start, look)
+        dead_log = self._up_to_date()
+        return iter(()) if dead_log is None else dead_log.all(start, look)
 
     def letter(self, offset: int, *, gone: bool = False) -> DeadLetter | None:
         """The dead letter at an offset of its own log; None if redriven or purged, unless `gone`."""
-        graveyard = self._up_to_date()
-        return None if graveyard is None else graveyard.letter(offset, gone=gone)
+        dead_log = self._up_to_date()
+        return None if dead_log is None else dead_log.letter(offset, gone=gone)
 
     def letter_of(self, message: int) -> DeadLetter | None:
         """The dead letter of the message at an offset of the topic; searches all of them."""
-        graveyard = self._up_to_date()
-        return None if graveyard is None else graveyard.letter_of(message)
+        dead_log = self._up_to_date()
+        return None if dead_log is None else dead_log.letter_of(message)
 
-    def _up_to_date(self) -> Graveyard | None:
+    def _up_to_date(self) -> DeadLetterLog | None:
         self._delivery.check_open()
-        self.inter()
-        return self.graveyard
+        self.store_dead()
+        return self.dead_log
 
     def lost(self, start: int, stop: int) -> int:
         """Number of dead letters in this range known to be unreadable, of any group."""
-        if self.graveyard is None:
+        if self.dead_log is None:
             return 0
-        letters, log = self.graveyard.letters, self.graveyard.target.log
+        letters, log = self.dead_log.letters, self.dead_log.target.log
         return letters.group.ready_of(log.damaged()).range_cardinality(start, stop)
 
     def count(self) -> int:
         """Number of dead letters of the group here, including dead messages that are not moved yet."""
-        graveyard, buried = self.graveyard, len(self._delivery.group.burials)
-        if graveyard is None:
+        dead_log, buried = self.dead_log, len(self._delivery.group.burials)
+        if dead_log is None:
             return buried
         if len(self._delivery.partition.deliveries) == 1:  # all of them belong to this group
-            return buried + graveyard.letters.ready_count()
-        return buried + sum(1 for _ in graveyard.all())
+            return buried + dead_log.letters.ready_count()
+        return buried + sum(1 for _ in dead_log.all())
 
-    def inter(self) -> None:
+    def store_dead(self) -> None:
         """Move dead messages to the dead letters, or drop them if the topic keeps none."""
         delivery = self._delivery
-        if self.graveyard is not None:
-            self.graveyard.end_redrives()
+        if self.dead_log is not None:
+            self.dead_log.end_redrives()
         burials = delivery.group.burials
         if not burials:
             return
         if delivery.settings.dead_letters:
-            self.open().inter()
+            self.open().store_dead()
             return
         with delivery.lock:
             dropped = sorted(burials)
@@ -463,17 +465,17 @@ class GroupDeadLetters:
                     burials[offset].reason,
                     failures[-1].error if failures else "",
                 )
-            delivery.commit_events([Interred(runs_of(dropped))])
+            delivery.commit_events([DeadStored(runs_of(dropped))])
             delivery.metrics.buried.add(len(dropped))
 
-    def inter_if_possible(self) -> None:
-        """Like `inter`, but only log a failure, such as a full disk; upkeep tries again until it succeeds.
+    def store_dead_if_possible(self) -> None:
+        """Like `store_dead`, but only log a failure, such as a full disk; upkeep tries again until it succeeds.
 
         The message is already dead in the journal. A caller that rejected it must not get an error and retry.
         """
         delivery = self._delivery
         try:
-            self.inter()
+            self.store_dead()
         except HoldfastError as error:
             logger.warning(
                 "dead letters wait to be moved",

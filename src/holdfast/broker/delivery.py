@@ -15,10 +15,9 @@ with priorities takes it from outside (`Partition.telling_groups`); the lock of 
 after it. It is never held during a sync: callers that need one release it and call `wait`. Finalizers can run at any
 point of any thread, so they take no lock; they only add a receipt to `_dropped`.
 
-`receive_next` and `ack_one` fuse the three steps for a single message. They rely on `_is_plain`: without keys and
-tracing, only the journal and the state need to see the event. If anything else is special (priorities, or a message
-that is retried, expired or moved), they return before writing anything, and the caller falls back to the general path.
-Keep the two paths in step; tests compare them.
+`receive_next` and `ack_one` fuse the three steps for a single message. If something is special (a pause, fair turns of
+priorities, or a message that has expired or is for another group), they return before writing anything, and the caller
+falls back to the general path. Keep the two paths in step; tests compare them.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Self
 
-from holdfast.broker.choose import Keyed, KeyedGroup, Supply, give_way, look_ahead
+from holdfast.broker.choose import Keyed, KeyedGroup, Supply, follow_keys, give_way, look_ahead, pass_expired
 from holdfast.broker.dead_letters import GroupDeadLetters
 from holdfast.broker.floor import Floor
 from holdfast.broker.folder.layout import DEFAULT_GROUP
@@ -39,18 +38,16 @@ from holdfast.broker.leases import Delivered, Dropped, Pending, Receipts, Renewa
 from holdfast.broker.messages import MOVED, id_of
 from holdfast.broker.metrics import Metrics
 from holdfast.broker.waiters import Waiters
-from holdfast.delivery.decide import EXPIRED, Moment, decide, held
+from holdfast.delivery.decide import Moment, decide, held
 from holdfast.delivery.events import (
     DROPPED,
     NO_SESSION,
     PROVEN,
     Acked,
-    Bury,
     Cancelled,
     CloseGroup,
     Command,
     Event,
-    Expired,
     Extend,
     GiveUp,
     Leased,
@@ -119,7 +116,7 @@ class Delivery:
         self.settings = settings
         self.metrics = metrics
         self.lock = threading.Lock()
-        self.closed = False
+        self.closed = self.paused = False
         self.waiters = Waiters()
         self.holder = ""  # holder of messages received without a name
         self.on_attention: Callable[[], None] = lambda: None
@@ -135,9 +132,8 @@ class Delivery:
         if site is not None:
             self.partition = site.partition
             self.receipts = Receipts(site.topic, site.number, group, site.prover)
-        self.tracer: GroupTracer | None = None  # must see every event, so it disables the fused paths
+        self.tracer: GroupTracer | None = None  # must see every event
         self._keyed_group: KeyedGroup | None = None
-        self._is_plain = not settings.keyed and not settings.trace_sample
         # Bound once, for the fused paths.
         self._write_event = journal.write_one
         self._count_delivered, self._count_acked = metrics.delivered.add, metrics.acked.add
@@ -162,7 +158,7 @@ class Delivery:
             delivery = cls(world, log, journal, group, settings, metrics, name, site)
             # Synced, because fences contain the session, and because state about a lost tail of the log must not
             # come back once new messages have taken those offsets.
-            journal.log.wait(delivery._commit(OpenGroup(world.ids.boot_id(), log.written_end), durability="fsync"))
+            journal.log.wait(delivery.commit(OpenGroup(world.ids.boot_id(), log.written_end), durability="fsync"))
             delivery.scan()
             journal.past.note_floor(journal.log.written_end, delivery.group.floor)
             delivery.pin()
@@ -175,15 +171,13 @@ class Delivery:
         """Monotonic time in ms, the clock of leases."""
         return self._mono_ns() // 1_000_000
 
-    def change(self, settings: TopicSettings, keyed: KeyedGroup | None = None) -> None:
-        """Apply new settings; current leases keep their deadlines."""
-        self._is_plain = False  # first: keys and tracing must not miss an event
+    def change(self, settings: TopicSettings, keyed: KeyedGroup | None = None, *, paused: bool = False) -> None:
+        """Apply new settings; current leases keep their deadlines. While `paused`, nothing is handed out."""
         with self.lock:
-            self.settings = settings
+            self.settings, self.paused = settings, paused
             self.unhurried = settings.ack_durability != "fsync"
             self.supply.change(settings)
         self.follow_keys(keyed)
-        self._is_plain = not settings.keyed and not settings.trace_sample
 
     def follow_keys(self, keyed: KeyedGroup | None) -> None:
         """Choose messages by key from now on, or stop doing so if None."""
@@ -213,50 +207,68 @@ class Delivery:
         if dead:
             self.dead.open().recover()
         self.end_sessions()
-        self.dead.inter_if_possible()
+        self.dead.store_dead_if_possible()
 
     def end_sessions(self) -> None:
         """Return the messages that earlier sessions held, and finish moves whose dead letter was already written."""
         with self.lock:
-            self._commit(GiveUp())
+            self.commit(GiveUp())
 
     def receive_next(self) -> Delivered | None:
         """Lease the next message with the default lease time; None if the general path is needed (see above)."""
         with self.lock:
-            return self._receive_plain(self.settings.lease_ms, self.holder, self.group.session)
+            if self.supply.keyed is None:
+                return self._receive_one(self.settings.lease_ms, self.holder, self.group.session)
+            with self.supply.keyed.lock:
+                return self._receive_one(self.settings.lease_ms, self.holder, self.group.session)
 
-    def _receive_plain(self, lease_ms: int, holder: str, session: int) -> Delivered | None:
+    def _receive_one(self, lease_ms: int, holder: str, session: int) -> Delivered | None:
         """Fused form of `_receive` for one message; None if the general path is needed."""
-        group = self.group
-        if not self._is_plain or self._dropped or group.lanes.filled or group.ahead or group.cursor >= self._log.end:
+        group, keyed, tracer = self.group, self.supply.keyed, self.tracer
+        if self.paused or self._dropped.receipts:
             return None
-        offset = group.cursor
+        now_ns, until_ms = self._now_ns(), self._mono_ns() // 1_000_000 + lease_ms
+        at_ms = now_ns // 1_000_000
+        if keyed is not None:
+            (offset,) = keyed.choose(1, until_ms - lease_ms) or (-1,)
+            cursor = group.cursor
+        elif group.lanes.filled or group.ahead:
+            offset, cursor = self.supply.choose_one(at_ms)
+        else:
+            offset = group.cursor if group.cursor < self._log.end else -1
+            cursor = offset + 1
+        if offset < 0:
+            return None
         try:
             record = self.supply.record(offset)
         except (DamagedRange, OffsetOutOfRange):
             return None
-        if record.expires_at_ms or record.flags & MOVED:
+        if (record.expires_at_ms or record.flags & MOVED) and not self.supply.is_for(record, at_ms):
             return None
-        now_ns = self._now_ns()
-        until_ms = self._mono_ns() // 1_000_000 + lease_ms
         fence = (group.fence + 1) | PROVEN  # as next_fence
-        at_ms = now_ns // 1_000_000
-        runs = (offset, offset + 1)
+        event = Leased((offset, offset + 1), cursor, fence, session, lease_ms, until_ms, at_ms, holder)
+        steps = None
+        if tracer is not None:
+            tracer.loaded([record])
+            steps = tracer.steps([event], now_ns)
         try:
-            self._write_event(
-                encode_event(Leased(runs, offset + 1, fence, session, lease_ms, until_ms, at_ms, holder)), now_ns
-            )
+            self._write_event(encode_event(event), now_ns)
             lease = Lease(fence, session, lease_ms, until_ms, at_ms, holder)
-            group.lease_one(offset, lease)
+            group.lease_one(offset, cursor, lease)
+            if keyed is not None:
+                follow_keys(self, keyed, [event])
         except BaseException as error:
             self._mend(error)
             raise
+        if tracer is not None and steps is not None:
+            tracer.written(steps)
         if until_ms < self._due_mono_ms:
             self._due_mono_ms = until_ms
             self.on_attention()
         self._count_delivered()
         self._observe_wait(now_ns - record.timestamp_ns)
-        return Delivered(record, lease, 1, self)
+        attempt = group.attempts(offset) + 1 if group.histories else 1
+        return Delivered(record, lease, attempt, self)
 
     def receive(self, count: int, *, lease_ms: int, holder: str, detached: bool = False) -> list[Delivered] | None:
         """Lease up to `count` ready messages to the holder.
@@ -265,23 +277,26 @@ class Delivery:
         """
         with self.lock:
             session = NO_SESSION if detached else self.group.session
-            one = self._receive_plain(lease_ms, holder, session) if count == 1 else None
-            if one is not None:
-                return [one]
-            self._take_back_dropped()
             keyed = self.supply.keyed
             if keyed is None:
-                return self._receive(count, lease_ms, holder, session)
+                return self._receive_some(count, lease_ms, holder, session)
             with keyed.lock:
-                taken = self._receive(count, lease_ms, holder, session)
+                taken = self._receive_some(count, lease_ms, holder, session)
             if taken == []:  # a rate limit may allow more later
                 mono_ms = self.mono_ms()
-                self._expect_within(keyed.next_ms(mono_ms), mono_ms)
+                self.expect_within(keyed.next_ms(mono_ms), mono_ms)
             return taken
+
+    def _receive_some(self, count: int, lease_ms: int, holder: str, session: int) -> list[Delivered] | None:
+        one = self._receive_one(lease_ms, holder, session) if count == 1 else None
+        if one is not None:
+            return [one]
+        self._take_back_dropped()
+        return self._receive(count, lease_ms, holder, session)
 
     def _receive(self, count: int, lease_ms: int, holder: str, session: int) -> list[Delivered] | None:
         out: list[Delivered] = []
-        while len(out) < count:
+        while len(out) < count and not self.paused:
             now = self.moment()
             chosen = self.supply.choose(count - len(out), now)
             if not chosen.offsets:
@@ -293,8 +308,8 @@ class Delivery:
                 continue
             whole = len(records) == len(chosen.offsets)
             offsets = chosen.offsets if whole else [record.offset for record in records]
-            self._commit(Receive(offsets, chosen.cursor, lease_ms, holder, session), now=now)
-            self._expect_tick(now.mono_ms + lease_ms)
+            self.commit(Receive(offsets, chosen.cursor, lease_ms, holder, session), now=now)
+            self.expect_tick(now.mono_ms + lease_ms)
             lease, attempts = self.group.leases[offsets[0]], self.group.attempts
             if self.group.histories:
                 out += [Delivered(record, lease, attempts(record.offset) + 1, self) for record in records]
@@ -313,8 +328,8 @@ class Delivery:
             if not records:
                 return []
             taken = [record.offset for record in records]
-            self._commit(Receive(taken, self.group.cursor, lease_ms, holder, self.group.session, moving_to), now=now)
-            self._expect_tick(now.mono_ms + lease_ms)
+            self.commit(Receive(taken, self.group.cursor, lease_ms, holder, self.group.session, moving_to), now=now)
+            self.expect_tick(now.mono_ms + lease_ms)
             return [Delivered(record, self.group.leases[record.offset], 1, self) for record in records]
 
     def load(self, offsets: Sequence[int], now: Moment) -> list[Record]:
@@ -327,20 +342,10 @@ class Delivery:
             behind = self.supply.removed_from(max(loaded.passed) + 1)
             self.commit_events([Cancelled(runs_of([*loaded.passed, *behind]))])
         if loaded.expired:
-            self._pass_expired(loaded.expired, now)
+            pass_expired(self, loaded.expired, now)
         if self.tracer is not None:
             self.tracer.loaded(loaded.records)
         return loaded.records
-
-    def _pass_expired(self, offsets: Sequence[int], now: Moment) -> None:
-        behind = self.supply.expired_from(max(offsets) + 1, now.wall_ms)
-        runs = runs_of([*offsets, *behind])
-        if self.settings.expired_to_dead:
-            self._commit(Bury(runs, EXPIRED), now=now)
-            self._expect_tick(now.mono_ms)
-        else:
-            self.commit_events([Expired(runs)])
-        self.metrics.expired.add(size(runs))
 
     def ack(self, receipts: Sequence[Receipt], durability: Durability | None = None) -> Pending:
         """Ack the messages whose leases are still valid; `wait` raises LeaseLost for the others."""
@@ -383,28 +388,31 @@ class Delivery:
     def ack_one(self, offset: int, fence: int) -> LeaseLost | None:
         """Fused form of `ack` for one message, for acks that need no sync. Returns the error instead of raising it."""
         with self.lock:
-            plain, group, now_ns = self._is_plain, self.group, self._now_ns()
+            group, keyed, tracer, now_ns = self.group, self.supply.keyed, self.tracer, self._now_ns()
             lease = group.leases.get(offset)
             if lease is None or lease.fence != fence:
                 return self._lost([Receipt(offset, fence)])
-            if plain:
-                try:
-                    self._write_event(encode_event(Acked((offset, offset + 1))), now_ns)
-                    group.ack_one(offset)
-                except BaseException as error:
-                    self._mend(error)
-                    raise
-        if not plain:
-            return self.ack([Receipt(offset, fence)]).refused
-        self._count_acked()
+            event = Acked((offset, offset + 1))
+            steps = None if tracer is None else tracer.steps([event], now_ns)
+            try:
+                self._write_event(encode_event(event), now_ns)
+                group.ack_one(offset)
+                if keyed is not None:
+                    follow_keys(self, keyed, [event])
+            except BaseException as error:
+                self._mend(error)
+                raise
+            self._count_acked()
+            if tracer is not None and steps is not None:
+                tracer.written(steps)
         self._observe_handle(now_ns - lease.at_ms * 1_000_000)
         return None
 
     def count_next(self, most: int) -> int:
-        """Number of ready messages, up to `most`; includes messages that have expired but are not yet skipped."""
+        """Number of messages to hand out, up to `most`, with those that have expired but are not yet skipped."""
         with self.lock:
             self._take_back_dropped()
-            return len(self.supply.choose(most, self.moment(), look=True).offsets)
+            return len(self.supply.choose(0 if self.paused else most, self.moment(), look=True).offsets)
 
     def settle(self, command: Command, durability: Durability | None = None) -> Pending:
         """Carry out a command. Call `wait` afterwards. Raises LeaseLost if the command's receipt is not valid."""
@@ -436,7 +444,7 @@ class Delivery:
         if pending.appended is not None:
             self.journal.log.wait(pending.appended)
         if pending.buried:
-            self.dead.inter_if_possible()
+            self.dead.store_dead_if_possible()
         if pending.refused is not None:
             raise pending.refused
 
@@ -445,7 +453,7 @@ class Delivery:
         if pending.appended is not None:
             await self.journal.log.wait_async(pending.appended)
         if pending.buried:
-            await asyncio.to_thread(self.dead.inter_if_possible)
+            await asyncio.to_thread(self.dead.store_dead_if_possible)
         if pending.refused is not None:
             raise pending.refused
 
@@ -486,7 +494,7 @@ class Delivery:
         """Extend the lease automatically until the message is settled or dropped."""
         with self.lock:
             self.renewals.add(receipt, lease_ms)
-            self._expect_tick(self.mono_ms() + lease_ms // 3)
+            self.expect_tick(self.mono_ms() + lease_ms // 3)
 
     def seek(self, to: int) -> None:
         """Move the group's position: earlier messages are skipped, later ones are delivered again."""
@@ -497,7 +505,7 @@ class Delivery:
     def _seek(self, to: int) -> None:
         unread = self.supply.unread_priorities()
         self.journal.past.sought(to)
-        self._commit(Seek(to), durability="interval")
+        self.commit(Seek(to), durability="interval")
         self.scan(unread)
         self._floor.hold()
 
@@ -528,7 +536,7 @@ class Delivery:
         ended: tuple[int | None, Snapshot | None] | None = None
         with self.lock:
             if self.supply.keyed is not None:
-                self._look_at_keys(self.supply.keyed)
+                follow_keys(self, self.supply.keyed)
         while ended is None:
             with self.lock:
                 now = self._end_leases()
@@ -546,7 +554,7 @@ class Delivery:
         self._take_back_dropped()
         now = self.moment()
         for receipt, lease_ms in self.renewals.due(self.group, now.mono_ms):
-            self._commit(Extend([receipt], lease_ms), now=now)
+            self.commit(Extend([receipt], lease_ms), now=now)
         events = self._carry_out(Tick(_END_MOST), now)
         ended = sum(size(event.runs) if isinstance(event, Released) else 1 for event in events)
         if ended < _END_MOST:
@@ -607,7 +615,7 @@ class Delivery:
                 with self.lock:
                     self.closed = True
                     if self.group.leases and self.journal.log.usable:
-                        self._commit(CloseGroup())
+                        self.commit(CloseGroup())
                 if self.journal.events_since_snapshot and self.journal.log.usable:
                     self.save()
             except Unavailable as error:  # the only cost is a longer replay at the next start
@@ -639,7 +647,7 @@ class Delivery:
     def moment(self) -> Moment:
         return Moment(self._now_ns() // 1_000_000, self._mono_ns() // 1_000_000, self.dead.end())
 
-    def _commit(self, command: Command, *, now: Moment | None = None, durability: Durability | None = None) -> Appended:
+    def commit(self, command: Command, *, now: Moment | None = None, durability: Durability | None = None) -> Appended:
         events = decide(self.group, command, self.settings, now or self.moment())
         return self.commit_events(events, durability)
 
@@ -653,8 +661,7 @@ class Delivery:
                 self.group.apply(event)
             keyed = self.supply.keyed
             if keyed is not None:
-                keyed.note(events)
-                self._look_at_keys(keyed)
+                follow_keys(self, keyed, events)
         except BaseException as error:
             self._mend(error)
             raise
@@ -678,21 +685,14 @@ class Delivery:
             self.waiters.wake(released)
         self.metrics.count_returned(events)
         if Pending(events).buried:
-            self._expect_tick(now.mono_ms)
-        self._expect_within(self._next_due_ms(now), now.mono_ms)
+            self.expect_tick(now.mono_ms)
+        self.expect_within(self._next_due_ms(now), now.mono_ms)
 
-    def _expect_tick(self, mono_ms: int) -> None:
+    def expect_tick(self, mono_ms: int) -> None:
         if mono_ms < self._due_mono_ms:
             self._due_mono_ms = mono_ms
             self.on_attention()
 
-    def _expect_within(self, due_ms: int | None, mono_ms: int) -> None:
+    def expect_within(self, due_ms: int | None, mono_ms: int) -> None:
         if due_ms is not None:
-            self._expect_tick(mono_ms + due_ms)
-
-    def _look_at_keys(self, keyed: Keyed) -> None:
-        """Wake a consumer if an event or the time passed has unblocked a key; schedule the next look."""
-        mono_ms = self.mono_ms()
-        if self.waiters and keyed.any_next(mono_ms):
-            self.waiters.wake()  # one is enough: its receive comes back here
-        self._expect_within(keyed.next_anywhere_ms(mono_ms), mono_ms)
+            self.expect_tick(mono_ms + due_ms)

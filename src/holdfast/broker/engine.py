@@ -24,19 +24,31 @@ from holdfast.broker.folder.contents import (
     settings_for,
     strike_off_root,
 )
-from holdfast.broker.folder.layout import GROUPS, OWNER_SOCKET, TOPICS, check_topic_name, topic_folder, topic_for
+from holdfast.broker.folder.layout import (
+    GROUPS,
+    OWNER_SOCKET,
+    TOPICS,
+    check_topic_name,
+    is_store,
+    store_of,
+    topic_folder,
+    topic_for,
+)
 from holdfast.broker.folder.layout import LOCKS as LOCKS_FOLDER
 from holdfast.broker.leases import FolderKey
 from holdfast.broker.locks import FolderLocks
 from holdfast.broker.metrics import Observer
 from holdfast.broker.producers import Producers
+from holdfast.broker.sampler import QueueSampler
 from holdfast.broker.streams.group import StreamGroups
 from holdfast.broker.streams.queries import Queries
 from holdfast.broker.topic import Topic
 from holdfast.broker.tracing.log import TraceStep, found_by
 from holdfast.broker.tracing.observer import Traces, traced_as
 from holdfast.broker.upkeep import LOCKS, PRODUCERS, Cleaner, Space, Sweep, TopicLocks, Using
+from holdfast.broker.workers import WorkerRegistry
 from holdfast.env import OpenFiles, World, close_in_children, real_world
+from holdfast.env.process import descriptor_limit
 from holdfast.env.world import checkpoint
 from holdfast.errors import BadSettings, Closed, HoldfastError, InvalidRequest, NotALog, NotAQueue, UnknownTopic
 from holdfast.settings import BrokerSettings, QueueSettings
@@ -52,24 +64,29 @@ _LOOK_AT_ALL_NS: Final = 60_000_000_000  # tick every topic this often, in case 
 class BrokerEngine:
     """The owner of a data folder. Thread-safe."""
 
+    # What replaces an API object of this folder in a forked child, and with which client; None if not shared.
+    stand_in: Callable[[Any], Any] | None = None
+    client_in_child: Any = None
+
     def __init__(self, world: World, folder: str, settings: BrokerSettings, observer: Observer | None = None) -> None:
         self.space = Space(self)
-        self.world = world = replace(world, open_files=OpenFiles(settings.open_files), make_space=self.space.make)
+        # The rest of the process needs descriptors, too, and running out of them refuses calls.
+        most_files = min(settings.open_files, descriptor_limit() * 3 // 5)
+        self.world = world = replace(world, open_files=OpenFiles(most_files), make_space=self.space.make)
         world.open_files.on_too_many = self._attention
         self.folder = folder
         self.settings = settings
         self.closed = False
         self._forked = self.closed_before_fork = False
-        # What replaces an API object of this folder in a forked child, and with which client; None if not shared.
-        self.stand_in: Callable[[Any], Any] | None = None
-        self.client_in_child: Any = None
         self._observer = observer
         self.on_attention: Callable[[], None] = lambda: None
         self.before_close: Callable[[], None] = lambda: None
         self.on_close: Callable[[], None] = lambda: None  # called first, while everything still works
+        self.after_close: Callable[[], None] = lambda: None  # called last, when nothing is open any more
         self.on_topic: list[Callable[[Topic], None]] = []  # called for each topic that was opened or changed
         note = world.ids.process_note()
         self.holder = f"{settings.id or note['host']}:{note['pid']}"
+        self.workers = WorkerRegistry(world.clock)
         self._lock = threading.RLock()  # guards the map of topics, held briefly; slow work is under `_locks_of`
         self._locks_of = TopicLocks()
         self._listing = threading.Lock()
@@ -96,7 +113,7 @@ class BrokerEngine:
             self._missing = frozenset(missing_root_parts(world, folder))
             if world.disk.exists(join(folder, TOPICS)):
                 self.list_parts()
-            self._sweep = Sweep(self)
+            self._sweep, self.sampler = Sweep(self), QueueSampler(self)
             self.streams = StreamGroups(self)
             self._closing.callback(self.streams.close)
         except BaseException:
@@ -121,14 +138,42 @@ class BrokerEngine:
         world = world or real_world()
         if settings is not None and not isinstance(settings, BrokerSettings):
             raise BadSettings(f"settings must be BrokerSettings, not {type(settings).__name__}")
+        settings = settings or BrokerSettings()
+        try:
+            store = folder if is_store(folder) else store_of(world, folder)
+        except OSError as error:
+            raise _open_error(folder, error) from error
+        if store is not None:
+            return BrokerEngine._open_stored(store, settings, observer, world, create=create)
+        return BrokerEngine._open_here(folder, settings, observer, world, create=create)
+
+    @staticmethod
+    def _open_here(
+        folder: str, settings: BrokerSettings, observer: Observer | None, world: World, *, create: bool
+    ) -> BrokerEngine:
         try:
             _check_folder(world, folder, create=create)
             world.disk.make_folder(folder)
-            settings = settings or BrokerSettings()
             require_own(world, folder, trusted=settings.trust_folder)
             return BrokerEngine(world, folder, settings, observer)
         except OSError as error:
             raise _open_error(folder, error) from error
+
+    @staticmethod
+    def _open_stored(
+        url: str, settings: BrokerSettings, observer: Observer | None, world: World, *, create: bool
+    ) -> BrokerEngine:
+        from holdfast.broker.folder.stored import own_stored, parse_place
+
+        folder, stored, owner, give_up = own_stored(parse_place(url), settings, world)
+        try:
+            owner.keep()
+            engine = BrokerEngine._open_here(folder, settings, observer, stored, create=create)
+        except BaseException:
+            give_up()
+            raise
+        engine.after_close = give_up
+        return engine
 
     def list_parts(self) -> None:
         """Record which parts the folder has besides topics, so that a lost one is noticed. A failure is only logged."""
@@ -166,6 +211,7 @@ class BrokerEngine:
             topics = list(self._topics.values())
         # On its own thread: opening a topic may take long, and leases in other topics must still end in time.
         Keeper(self._sweep).start()
+        Keeper(self.sampler).start()
         for topic in topics:
             self._clean(topic)
 
@@ -260,7 +306,7 @@ class BrokerEngine:
             topic = self._open_topic(name)
             topic.holders.add(holder)
             topic.used_ns = self.world.clock.monotonic_ns()
-        self.let_go_idle(topic)
+        self.close_idle(topic)
         return topic
 
     def queue_topic(
@@ -327,7 +373,7 @@ class BrokerEngine:
     ) -> Topic:
         """Open an existing topic; `changes` to its settings are saved once it is open. Raises UnknownTopic."""
         topic = self._open_topic(name, given, changes)
-        self.let_go_idle(topic)
+        self.close_idle(topic)
         return topic
 
     def _open_topic(
@@ -381,8 +427,8 @@ class BrokerEngine:
 
     def tell(self, topic: Topic) -> None:
         """Notify listeners that the topic was opened or changed."""
-        for told in self.on_topic:
-            told(topic)
+        for notify in self.on_topic:
+            notify(topic)
         self._clean(topic)
 
     @contextmanager
@@ -444,11 +490,11 @@ class BrokerEngine:
         locks_ms = None if self._locks is None else self._locks.due_ms()
         return soonest(locks_ms, *[topic.due_ms() for topic in self.open_topics()])
 
-    def let_go_idle(self, but: Topic | None = None) -> None:
+    def close_idle(self, but: Topic | None = None) -> None:
         """Close the least recently used topics if too many are open, except `but`."""
-        self._sweep.let_go(but)
+        self._sweep.close_idle(but)
 
-    def let_go(self, topic: Topic) -> None:
+    def close_if_idle(self, topic: Topic) -> None:
         """Close the topic unless it is in use, or another thread holds its lock."""
         with self._locks_of.if_free(topic.name) as ours:
             if not ours or self._topics.get(topic.name) is not topic or not topic.may_leave():
@@ -508,7 +554,11 @@ class BrokerEngine:
             if self.closed:
                 return
             self.closed = True
-        with self._closing:  # runs all callbacks, last one first, even if one fails or is interrupted
+        with (
+            ExitStack() as last,
+            self._closing,
+        ):  # runs all callbacks, last one first, even if one fails or is interrupted
+            last.callback(self.after_close)
             self._closing.callback(self._stop_threads)  # after the logs, whose closing makes the threads end
             self._closing.callback(self._close_parts)
             # Threads that open, grow or delete a topic find the folder closed and give up.
@@ -531,6 +581,8 @@ class BrokerEngine:
 
     def _stop_threads(self) -> None:
         self._sweep.before_close()
+        self.sampler.before_close()
+        self.sampler.close()
         if self._cleaner is not None:
             self._cleaner.before_close()
 
@@ -560,7 +612,7 @@ def folder_path(folder: object, what: str = "the folder") -> str:
         raise InvalidRequest(f"{what} must be a path, not {type(folder).__name__}") from None
     if not isinstance(path, str) or not path or "\0" in path:
         raise InvalidRequest(f"{path!r} cannot be the path of a folder")
-    return path.rstrip("/") or "/"
+    return path if is_store(path) else path.rstrip("/") or "/"
 
 
 def _check_folder(world: World, folder: str, *, create: bool) -> None:

@@ -15,11 +15,11 @@ from holdfast.broker.leases import Delivered
 from holdfast.broker.messages import check_partition
 from holdfast.broker.metrics import Metrics, MetricsSnapshot
 from holdfast.broker.waiters import Waiter, Waiters
-from holdfast.delivery.events import Cancel, Receipt
+from holdfast.delivery.events import TAKEN_BACK, Cancel, Nack, Receipt, Released, runs_of
 from holdfast.delivery.group import Lease
 from holdfast.delivery.keys import KeyPolicy
-from holdfast.errors import Closed, HoldfastError, InvalidRequest, LeaseLost
-from holdfast.model import Durability, Record, extra_bytes
+from holdfast.errors import HoldfastError, InvalidRequest, LeaseLost, UnknownGroup
+from holdfast.model import Durability, Pause, Record, extra_bytes
 from holdfast.settings import TopicSettings
 from holdfast.storage.keeper import soonest
 
@@ -50,6 +50,7 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     group: str = "default"
     partitions: int = 1
     damaged: int = 0
+    paused: Pause | None = None
 
 
 class Compacted(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,21 +72,22 @@ class QueueGroup:
         self.waiters = Waiters()  # one line for all partitions: a waiting consumer takes from any of them
         self.deliveries: list[Delivery] = []
         self.deleted = False
+        self.paused: Pause | None = None  # kept in the group's note by its topic
         self._keyed: KeyedGroup | None = None
         self._turn = 0
 
     def check_open(self) -> None:
-        """Raise Closed if the topic is closed or the group was deleted."""
+        """Raise Closed or UnknownTopic if the topic can no longer be used, UnknownGroup if the group was deleted."""
         self.topic.check_open()
         if self.deleted:
-            raise Closed(f"the group {self.name} on {self.topic.name} was deleted")
+            raise UnknownGroup(f"the group {self.name} on {self.topic.name} was deleted: open it again for a new one")
 
     def add(self, delivery: Delivery) -> None:
         """Add a partition."""
         delivery.waiters = self.waiters
         if self._keyed is None:
             self._keyed = KeyedGroup.of(self.settings, now_mono_ms=delivery.mono_ms(), new=delivery.group.session == 1)
-        delivery.follow_keys(self._keyed)
+        delivery.change(self.settings, self._keyed, paused=self.paused is not None)
         delivery.partition.lines.append(self.waiters)
         self.deliveries.append(delivery)  # in place: the API objects share this list
         self.waiters.wake_all()  # messages already in the partition have woken nobody
@@ -101,7 +103,12 @@ class QueueGroup:
         # Never that of the limits in use: a receive takes a delivery's lock first, and theirs second.
         with nullcontext() if new is None else new.lock:
             for delivery in self.deliveries:
-                delivery.change(settings, self._keyed)
+                delivery.change(settings, self._keyed, paused=self.paused is not None)
+
+    def pause(self, pause: Pause | None) -> None:
+        """Hand out nothing from now on, or again if None. Wakes all waiters, who look whether there is something."""
+        self.paused = pause
+        self.change(self.settings)
 
     def next_in_turn(self) -> Delivery:
         """The partition whose turn it is. Needs no lock: it does no harm if two callers get the same one."""
@@ -265,6 +272,50 @@ class QueueGroup:
             self.metrics.cancelled.add()
         return done
 
+    def take_back(self, message: object) -> bool:
+        """End the lease of a message, whoever holds it: it is ready at once, and the attempt is not counted.
+
+        False if nobody holds it. Its holder may still finish the work, but can no longer ack the message.
+        """
+        delivery, offset = self._in_log(message)
+        with delivery.lock:
+            lease = None if offset is None else delivery.group.leases.get(offset)
+        if offset is None or lease is None:
+            return False
+        try:
+            delivery.wait(delivery.settle(Nack(Receipt(offset, lease.fence), 0, why=TAKEN_BACK, counted=False)))
+        except LeaseLost:  # settled by its holder in this moment
+            return False
+        return True
+
+    def run_now(self, message: object) -> bool:
+        """End the delay of a message, of a new one or before a retry: it is ready at once; False if it has none."""
+        delivery, place = self.place(message)
+        self.check_open()
+        if place.delayed_id is not None and delivery.partition.release_now(place.delayed_id):
+            return True
+        delivery, offset = self._in_log(message)
+        with delivery.lock:
+            if offset is None or offset not in delivery.group.waiting:
+                return False
+            appended = delivery.commit_events([Released(runs_of([offset]))])
+        delivery.journal.log.wait(appended)
+        self.waiters.wake()
+        return True
+
+    def _in_log(self, message: object) -> tuple[Delivery, int | None]:
+        """The partition of a message, and its offset if it is in the log. Raises InvalidRequest if it never existed."""
+        delivery, place = self.place(message)
+        self.check_open()
+        partition, offset = delivery.partition, place.offset
+        if place.delayed_id is not None:
+            if not partition.was_delayed(place.delayed_id):
+                raise InvalidRequest(f"there is no message {message}")
+            offset = partition.find_released(place.delayed_id, delivery.group.floor)
+        elif offset is not None and offset >= partition.log.written_end:
+            raise InvalidRequest(f"there is no message {message}")
+        return delivery, offset
+
     def purge(self, *, delayed: bool) -> int:
         """Drop all messages that are not leased, with `delayed` also delayed ones; returns how many."""
         total = 0
@@ -327,6 +378,7 @@ class QueueGroup:
             metrics=self.metrics.snapshot(),
             group=self.name,
             partitions=len(self.deliveries),
+            paused=self.paused,
             **total,
         )
 

@@ -89,7 +89,7 @@ def history_of_letter(delivery: Delivery, letter: DeadLetter) -> list[TraceStep]
     """The history of the message behind a dead letter, even if the message itself is no longer kept."""
     if _record(delivery.partition.log, letter.note.offset) is not None:
         return history(delivery, letter.note.offset)
-    return told_by_letter(letter.note)
+    return steps_of_letter(letter.note)
 
 
 class _MessageLife:
@@ -120,7 +120,7 @@ class _MessageLife:
     def read(self, events: Iterable[Happened]) -> None:
         """Collect the steps of this message from a journal's events, oldest first."""
         for at_ns, event in events:
-            tell = self._TOLD.get(type(event))
+            tell = self._READERS.get(type(event))
             if tell is not None and self._is_meant(event):
                 tell(self, at_ns, event)
 
@@ -181,7 +181,7 @@ class _MessageLife:
         self.add(at_ns, step, group=self._group, holder=self._holder, attempt=self._attempts + 1, **more)
 
     # Other events are not steps: a renewed lease, a saved document, the second half of a burial.
-    _TOLD: ClassVar[dict[type, Callable[[Any, int, Any], None]]] = {
+    _READERS: ClassVar[dict[type, Callable[[Any, int, Any], None]]] = {
         Leased: _leased,
         Released: _released,
         Returned: _returned,
@@ -225,7 +225,7 @@ def _published(delivery: Delivery, record: Record, name: str) -> TraceStep:
 
 def _follow_letter(delivery: Delivery, life: _MessageLife, offset: int) -> None:
     """Add what happened to the dead letter: nothing yet, purged, or redriven."""
-    graves = delivery.dead.graveyard
+    graves = delivery.dead.dead_log
     if graves is None:
         return  # the topic keeps no dead letters
     letter = next(_letters(graves.target.log, delivery.name, offset, life.dead_from or 0), None)
@@ -273,9 +273,9 @@ def _first_life(delivery: Delivery, offset: int) -> int:
 def _source(delivery: Delivery, record: Record) -> DeadNote | None:
     """The note of the dead letter that a message was redriven from, if it is still kept."""
     noted = mark(record, REDRIVEN_FROM)
-    if noted is None or delivery.dead.graveyard is None:
+    if noted is None or delivery.dead.dead_log is None:
         return None
-    letter = _record(delivery.dead.graveyard.target.log, int(noted))
+    letter = _record(delivery.dead.dead_log.target.log, int(noted))
     return None if letter is None else note_of(letter)
 
 
@@ -291,7 +291,7 @@ def _way_back(why: str) -> tuple[str, str]:
     return (NACKED, "") if why == WAS_NACKED else (RETURNED, why)
 
 
-def told_by_letter(note: DeadNote) -> list[TraceStep]:
+def steps_of_letter(note: DeadNote) -> list[TraceStep]:
     """The steps that the note of a dead letter contains."""
 
     def step(at_ns: int, name: str, **more: Any) -> TraceStep:

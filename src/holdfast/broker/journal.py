@@ -47,10 +47,10 @@ from holdfast.delivery.events import (
     Buried,
     BuriedReady,
     Cancelled,
+    DeadStored,
     Event,
     Expired,
     Extended,
-    Interred,
     Leased,
     Lost,
     Released,
@@ -542,8 +542,9 @@ def newest_snapshot(world: World, folder: str) -> tuple[Snapshot | None, str]:
 _STRETCH_EVENTS: Final = 500
 # Of a frame's header: magic, log_id, body_bytes, raw_bytes, count, kind, codec, columns, base_offset.
 _HEADER_EXTENTS: Final = Struct("<4sI4xIIIBB2xIQ")
+_ENDS_OF_ONE: Final = 8  # bytes before the value in a body that holds only one
 _ANY: Final = (0, FAR)
-_OF_RUNS: Final = (Leased, Acked, Released, Extended, Interred, Expired, Cancelled, Lost, BuriedReady)
+_OF_RUNS: Final = (Leased, Acked, Released, Extended, DeadStored, Expired, Cancelled, Lost, BuriedReady)
 _OF_ONE: Final = (Returned, Saved, Buried)
 
 
@@ -615,7 +616,10 @@ class EventExtents:
             plain = kind < Kind.GAP and codec == Codec.NONE and not columns and raw_bytes == body_bytes
             body_at = position + HEADER_BYTES
             low, high = _extent(data[body_at : body_at + body_bytes], count) if plain else _ANY
-            lowest, highest = min(lowest, low), max(highest, high)
+            if low < lowest:
+                lowest = low
+            if high > highest:
+                highest = high
             position, at = end, at + count
             if at - start >= _STRETCH_EVENTS:
                 yield EventExtent(start, at, lowest, highest), position
@@ -635,10 +639,9 @@ class EventExtents:
 def _extent(body: memoryview, count: int) -> tuple[int, int]:
     """The range of messages that the events in a frame's body are about."""
     try:
-        values = plain_values(body, count)
-        if count == 1:
-            return _about(decode_event(values[0]))
-        extents = [_about(decode_event(value)) for value in values]
+        if count == 1:  # nearly all of them, where messages are acked one by one
+            return _about(decode_event(body[_ENDS_OF_ONE:]))
+        extents = [_about(decode_event(value)) for value in plain_values(body, count)]
     except (CorruptData, msgspec.MsgspecError):
         return _ANY
     return min(extents)[0], max([highest for _, highest in extents])
@@ -646,5 +649,6 @@ def _extent(body: memoryview, count: int) -> tuple[int, int]:
 
 def _about(event: Event) -> tuple[int, int]:
     if isinstance(event, _OF_RUNS):
-        return min(event.runs, default=FAR), max(event.runs, default=0)
+        runs = event.runs
+        return (runs[0], runs[1]) if len(runs) == 2 else (min(runs, default=FAR), max(runs, default=0))
     return (event.offset, event.offset + 1) if isinstance(event, _OF_ONE) else _ANY

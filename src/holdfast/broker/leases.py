@@ -74,17 +74,14 @@ class Dropped:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._receipts: list[Receipt] = []  # finalizers add at any point of any thread: only append and pop
+        self.receipts: list[Receipt] = []  # finalizers add at any point of any thread: only append and pop
         self._warned = False
-        self.add = self._receipts.append
-
-    def __bool__(self) -> bool:
-        return bool(self._receipts)
+        self.add = self.receipts.append
 
     def take(self, group: Group) -> Iterator[Receipt]:
         """Remove and yield the receipts; those whose leases have ended are left out."""
-        while self._receipts:
-            receipt = self._receipts.pop()
+        while self.receipts:
+            receipt = self.receipts.pop()
             if held(group, receipt):
                 if not self._warned:
                     self._warned = True

@@ -184,7 +184,7 @@ class FolderLocks:
         self._renewing: dict[Proof, int] = {}
         self._written: Appended | None = None  # the last change of a document
         self._due_mono_ms = FAR
-        self._told = ""
+        self._logged_error = ""
         self._closed = False
         self.on_attention: Callable[[], None] = lambda: None
         self.journal = LocksJournal(world, folder, LogSettings())
@@ -385,8 +385,8 @@ class FolderLocks:
         except Closed:
             return None
         except HoldfastError as error:  # the topics must still get their ticks
-            if str(error) != self._told:  # log it once, not at every tick
-                self._told = str(error)
+            if str(error) != self._logged_error:  # log it once, not at every tick
+                self._logged_error = str(error)
                 logger.error("upkeep of locks failed", extra={"error": str(error)})
             return _AFTER_ERROR_MS
 

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections import Counter as Tally
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+from operator import sub
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -159,6 +160,17 @@ class Histogram:
         if not 0 <= q <= 1:
             raise ValueError(f"a quantile lies between 0 and 1, not at {q}")
         return self._quantiles(list(self._slots), (q,))[0]
+
+    @staticmethod
+    def quantiles_between(before: Sequence[int], after: Sequence[int], wanted: tuple[float, ...]) -> list[float | None]:
+        """Quantiles, in ascending order, of the times that came between two calls of `slots`."""
+        came = Histogram()
+        came.min_ns, came.max_ns = 0, LIMIT_NS
+        return came._quantiles(list(map(sub, after, before)), wanted)
+
+    def slots(self) -> list[int]:
+        """How many times there are in each slot, for `quantiles_between`."""
+        return list(self._slots)
 
     def cumulated(self, edges: Sequence[int]) -> tuple[list[int], int]:
         """The number of times up to each edge (see `edge`), and their total number."""

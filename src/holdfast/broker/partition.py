@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from holdfast.broker.dedup.runs import Covered
 from holdfast.broker.delayed import Delayed, DelayStore
@@ -43,7 +44,7 @@ from holdfast.broker.producers import KnownBatch, Sequences
 from holdfast.broker.tracing.log import PartitionTracer
 from holdfast.broker.waiters import Waiters
 from holdfast.codec.columns import PRIORITIES
-from holdfast.codec.encode import Body, same_body
+from holdfast.codec.encode import Body, same_body, single_head
 from holdfast.codec.frame import Frame, FrameHeader
 from holdfast.env import World
 from holdfast.errors import Closed, CorruptData
@@ -68,6 +69,8 @@ _RELEASE_MOST_EVER: Final = 5_000
 # If releases are this late, callers that publish delayed messages help to release those that are due.
 _HELP_FROM_MS: Final = 25
 STREAM_PIN: Final = "stream:"  # prefix of the pins of groups in stream mode
+
+_Written = TypeVar("_Written", Appended, Appended | None)
 
 
 class Site(NamedTuple):
@@ -164,6 +167,31 @@ class Partition:
         if any(draft.dedup_id is not None for draft in drafts):
             return self.publish_unseen(drafts, manner)
         return self.store(drafts, manner)
+
+    def publish_one(self, draft: Draft, durability: Durability | None) -> Appended | None:
+        """Fused form of `publish` for one message; None if only `publish` can write it. Call `log.wait` afterwards.
+
+        That is so with a delay or a dedup id, and for messages that are large or to be compressed.
+        """
+        if draft.due_at_ms or draft.dedup_id is not None:
+            return None
+        return self._write_traced(draft, durability)
+
+    def _write_traced(self, draft: Draft, durability: Durability | None) -> Appended | None:
+        """Fused form of `_write` for one message; None if only that can write it."""
+        tracer = self.tracer
+        at_ns = 0 if tracer is None else tracer.now_ns()
+        appended = self._write_one(draft, durability)
+        if tracer is not None and appended is not None:
+            tracer.published([draft.headers], appended.offset, 1, at_ns)
+        return appended
+
+    def _write_one(self, draft: Draft, durability: Durability | None) -> Appended | None:
+        value, key, headers, priority, expires_at_ms, _, _, flags = structs.astuple(draft)
+        head, columns = single_head(len(value), key, headers, priority, expires_at_ms, 0, flags)
+        if not priority:
+            return self.log.write_single(value, durability, head, columns)
+        return self.telling_groups(lambda: self.log.write_single(value, durability, head, columns), bytes([priority]))
 
     def append(
         self,
@@ -283,16 +311,30 @@ class Partition:
             store.settled(self.log.synced_end)
             return len(due)
 
+    def release_now(self, delayed_id: int) -> bool:
+        """Move one delayed message into the log before its time; False if it is not waiting any more."""
+        self.check_delayed()
+        with self._release_lock:
+            store = self.delayed
+            waiting = None if store is None else store.get(delayed_id)
+            if store is None or waiting is None:
+                return False
+            store.intake.sync()  # as in `due`: what is released must be known after a crash
+            appended = self.append_moved(released_batch([waiting]))
+            store.released([delayed_id], appended.next_offset)
+            self._metrics.released.add()
+            if self.tracer is not None:
+                self.tracer.released([waiting], appended.offset)
+            store.settled(self.log.synced_end)
+        self.wake()
+        return True
+
     def _released(self, due: Sequence[Delayed], first: int, now_ns: int) -> None:
         """Count and trace released messages. Only those that had to wait count; others just shared their batch."""
-        dues_ns = [
-            message.due_at_ms * 1_000_000
-            for message in due
-            if message.due_at_ms > message.record.timestamp_ns // 1_000_000
-        ]
-        self._metrics.released.add(len(dues_ns))
-        for due_ns in dues_ns:
-            self._metrics.lateness_seconds.observe_ns(now_ns - due_ns)
+        dues_ms = [message.due_at_ms for message in due if message.due_at_ms > message.record.timestamp_ns // 1_000_000]
+        self._metrics.released.add(len(dues_ms))
+        if dues_ms:
+            self._metrics.lateness_seconds.observe_since(now_ns, dues_ms, unit_ns=1_000_000)
         if self.tracer is not None:
             self.tracer.released(due, first)
 
@@ -433,7 +475,11 @@ class Partition:
         if any(draft.due_at_ms for draft in drafts):
             return self._publish_delayed(drafts, manner)
         durability, codec, any_size = manner
-        appended = self._write(batch_of(drafts), durability, codec, any_size=any_size)
+        appended = None
+        if len(drafts) == 1 and codec is None and not any_size:
+            appended = self._write_traced(drafts[0], durability)
+        if appended is None:
+            appended = self._write(batch_of(drafts), durability, codec, any_size=any_size)
         places = [Place(offset) for offset in range(appended.offset, appended.next_offset)]
         return Publication(places, appended.durability, in_log=appended)
 
@@ -467,27 +513,32 @@ class Partition:
         if not isinstance(batch, Batch) or batch.priorities is None:
             appended = self.log.write(batch, durability=durability, codec=codec, any_size=any_size, producer=producer)
         else:
-            with self.telling_groups() as tell:
-                appended = self.log.write(
-                    batch, durability=durability, codec=codec, any_size=any_size, producer=producer
-                )
-                tell(appended.offset, bytes(batch.priorities))
+            appended = self.telling_groups(
+                lambda: self.log.write(batch, durability=durability, codec=codec, any_size=any_size, producer=producer),
+                bytes(batch.priorities),
+            )
         if tracer is not None:
             headers = batch.headers if isinstance(batch, Batch) else None
             tracer.published(headers, appended.offset, appended.next_offset - appended.offset, at_ns)
         return appended
 
-    @contextmanager
-    def telling_groups(self) -> Iterator[Callable[[int, bytes], None]]:
-        """Hold all groups' locks during a write with priorities; yields the function that tells them these."""
-        with self._urgent_lock, ExitStack() as locks:
-            for delivery in self.deliveries:
-                locks.enter_context(delivery.lock)
-            yield self._tell_priorities
+    def telling_groups(self, write: Callable[[], _Written], priorities: bytes) -> _Written:
+        """Write messages with priorities and tell all groups; their locks are held, so that none sees them before."""
+        with self._urgent_lock:
+            if len(self.deliveries) == 1:
+                with self.deliveries[0].lock:
+                    return self._write_and_tell(write, priorities)
+            with ExitStack() as locks:
+                for delivery in self.deliveries:
+                    locks.enter_context(delivery.lock)
+                return self._write_and_tell(write, priorities)
 
-    def _tell_priorities(self, offset: int, priorities: bytes) -> None:
-        for delivery in self.deliveries:
-            delivery.group.arrive(offset, priorities)
+    def _write_and_tell(self, write: Callable[[], _Written], priorities: bytes) -> _Written:
+        appended = write()
+        if appended is not None:
+            for delivery in self.deliveries:
+                delivery.group.arrive(appended.offset, priorities)
+        return appended
 
     def _tell(self, publication: Publication) -> None:
         if publication.in_log is not None and publication.durability != "fsync":
@@ -568,6 +619,9 @@ class LostPartition(Partition):
     def _write(self, *_: object, **__: object) -> NoReturn:
         raise self.lost
 
+    def _write_traced(self, *_: object) -> NoReturn:
+        raise self.lost
+
     def _open_delayed(self) -> NoReturn:
         raise self.lost
 
@@ -598,7 +652,4 @@ def append_frames(partition: Partition, frames: Sequence[BulkFrame], producer: P
     if all(frame.priorities is None for frame in frames):
         return partition.log.write_bodies(bodies, producer)
     priorities = b"".join(frame.priorities or bytes(frame.header.count) for frame in frames)
-    with partition.telling_groups() as tell:
-        appended = partition.log.write_bodies(bodies, producer)
-        tell(appended.offset, priorities)
-    return appended
+    return partition.telling_groups(lambda: partition.log.write_bodies(bodies, producer), priorities)

@@ -55,7 +55,7 @@ from holdfast.delivery.events import PROVEN
 from holdfast.env import World
 from holdfast.env.world import Abandoned, checkpoint
 from holdfast.errors import BadSettings, Closed, CorruptData, HoldfastError, UnknownGroup, UnknownTopic
-from holdfast.model import Retained
+from holdfast.model import Pause, Retained
 from holdfast.settings import GROUP_FIELDS, TopicSettings, load
 from holdfast.storage.compaction import KeysCompacted, Progress
 from holdfast.storage.files import is_log, is_of_its_files, translated
@@ -66,7 +66,6 @@ logger = logging.getLogger(__name__)
 
 _ALIKE: Final = 0.8  # similarity of names: one letter in five may differ
 _MOST_NAMES: Final = 20
-
 _AFTER_ERROR_MS: Final = 1_000
 
 
@@ -101,9 +100,8 @@ class Topic:
         self.metrics = self._new_metrics()
         self.holder = holder
         self._check_owner = check_owner
-        self.told = ""  # the last upkeep error that was logged
-        self.closed = False
-        self.deleted = False
+        self.logged_error = ""  # what the last upkeep failed with
+        self.closed = self.deleted = False
         self.holders: WeakSet[object] = WeakSet()  # while any is alive, the topic stays open
         self.leaving = False  # about to be closed as idle, unless it turns out to be in use
         self.used_ns = world.clock.monotonic_ns()
@@ -116,7 +114,7 @@ class Topic:
         self.duplicates.on_new_part = self.list_parts
         self.duplicates.on_parting = partial(strike_off, world, root, name)
         self.groups: dict[str, QueueGroup] = {}
-        self.spoiled: dict[str, CorruptData] = {}  # groups that cannot be opened, and why; the others work
+        self.damaged: dict[str, CorruptData] = {}  # groups that cannot be opened, and why; the others work
         self._missing: frozenset[str] = frozenset()  # parts that are listed but not on disk
         self._tracing = None if traces is None else TopicTracing(world.clock.now_ns, traces, name, facts.id)
         self._notes = GroupNotes(world, topic_folder(root, name))
@@ -129,7 +127,7 @@ class Topic:
             self.list_parts()
         except BaseException:
             self.closed = True
-            self._let_go()
+            self._close_all()
             raise
 
     def _require_parts(self) -> None:
@@ -180,7 +178,7 @@ class Topic:
             note = self._notes.read(name)
             self._open_group(name, note, self._group_settings(note.settings))
         except CorruptData as error:
-            self.spoiled[name] = error
+            self.damaged[name] = error
             for number, partition in enumerate(self.partitions):
                 partition.log.pin(group_folder(self.root, self.name, number, name), partition.log.start)
             logger.error("a group cannot be opened", extra={"topic": self.name, "group": name, "error": str(error)})
@@ -227,6 +225,7 @@ class Topic:
     def _open_group(self, name: str, note: GroupNote, settings: TopicSettings) -> QueueGroup:
         # A simple queue is a topic with one group: both share one set of metrics.
         group = QueueGroup(self, name, settings, self.metrics if name == DEFAULT_GROUP else self._new_metrics())
+        group.paused = note.paused
         try:
             for number in range(len(self.partitions)):
                 self._check_owner()
@@ -308,9 +307,8 @@ class Topic:
 
     def dead_count(self) -> int:
         """Number of dead letters of all groups, including dead messages that are not moved yet."""
-        buried = sum(len(delivery.group.burials) for group in self.groups.values() for delivery in group.deliveries)
-        places = list(self._dead.values())
-        return buried + sum(place.letters.ready_count() for place in places)
+        unmoved = sum(len(delivery.group.burials) for group in self.groups.values() for delivery in group.deliveries)
+        return unmoved + sum([place.letters.ready_count() for place in list(self._dead.values())])
 
     def partition(self, number: object) -> Partition:
         """Return a partition. Raises UnknownTopic if there is none, CorruptData if it could not be opened."""
@@ -336,8 +334,8 @@ class Topic:
         check_name(name, "group")
         with self._lock, translated(topic_folder(self.root, self.name)):
             self.check_open()
-            if name in self.spoiled:
-                raise self.spoiled[name]
+            if name in self.damaged:
+                raise self.damaged[name]
             known, note = self.groups.get(name), self._notes.read(name)
             if note.deleted:  # an error interrupted its deletion
                 self._finish_deletions()
@@ -350,7 +348,7 @@ class Topic:
                 positions = note.positions
                 if start == "latest" and not positions:
                     positions = [partition.log.written_end for partition in self.partitions]
-                note = GroupNote(positions=positions, settings=kept)
+                note = msgspec.structs.replace(note, positions=positions, settings=kept)
                 self._notes.write(name, note, needed=bool(positions or kept))
                 self._mind_slip(name)
                 try:
@@ -368,9 +366,20 @@ class Topic:
                 known.change(settings)
             return known
 
+    def pause(self, group: QueueGroup, pause: Pause | None) -> bool:
+        """Pause a group, or resume it if None, durably; returns False if it was so already."""
+        with self._lock, translated(topic_folder(self.root, self.name)):
+            group.check_open()
+            if (pause is None) == (group.paused is None):
+                return False
+            self._notes.write(group.name, msgspec.structs.replace(self._notes.read(group.name), paused=pause))
+            self.list_parts()
+            group.pause(pause)
+            return True
+
     def has_group(self, name: str) -> bool:
         """Whether there is a group of this name in queue mode, including one that could not be opened."""
-        return name in self.groups or name in self.spoiled
+        return name in self.groups or name in self.damaged
 
     def _mind_slip(self, name: str) -> None:
         """Warn if a new group's name looks like a misspelling of another: the new one gets every message."""
@@ -424,21 +433,21 @@ class Topic:
         with self._lock, translated(topic_folder(self.root, self.name)):
             self.check_open()
             group = self.groups.get(name)
-            if group is None and name not in self.spoiled:
-                raise UnknownGroup(f"{self.name} has no group {name} in queue mode")
+            if group is None and name not in self.damaged:
+                raise UnknownGroup(f"{self.name} has no group {name} in queue mode: see `holdfast group ls`")
             self._notes.write(name, GroupNote(deleted=True))
             if group is None:
-                self._delete_spoiled(name)
+                self._delete_damaged(name)
                 return
             self.groups = {other: each for other, each in self.groups.items() if other != name}
             group.deleted = True
             self._close_group(group)
             self._finish_deletions()
 
-    def _delete_spoiled(self, name: str) -> None:
+    def _delete_damaged(self, name: str) -> None:
         """Delete a group that could not be opened."""
         self._finish_deletions()
-        del self.spoiled[name]
+        del self.damaged[name]
         self._missing = frozenset(part for part in self._missing if groups_of([part]) != {name})
         for number, partition in enumerate(self.partitions):
             partition.log.unpin(group_folder(self.root, self.name, number, name))
@@ -515,8 +524,8 @@ class Topic:
                     continue  # closed meanwhile, with its topic or its group
                 failure = failure or error
                 due.append(_AFTER_ERROR_MS)
-        if failure is not None and str(failure) != self.told:  # log it once, not at every tick
-            self.told = str(failure)
+        before, self.logged_error = self.logged_error, "" if failure is None else str(failure)
+        if self.logged_error not in ("", before):  # log it once, not at every tick
             logger.error("upkeep failed", extra={"folder": self.root, "topic": self.name, "error": str(failure)})
         return soonest(*due)
 
@@ -527,7 +536,7 @@ class Topic:
         for group in self.groups.values():
             for delivery in group.deliveries:
                 yield delivery, delivery.tick
-                yield delivery, delivery.dead.inter
+                yield delivery, delivery.dead.store_dead
         for place in list(self._dead.values()):
             yield place.target, place.tick
 
@@ -674,10 +683,10 @@ class Topic:
             if self.closed:
                 return
             self.closed = True
-        self._let_go()
+        self._close_all()
         self.list_parts()  # closing may have written the producers' files
 
-    def _let_go(self) -> None:
+    def _close_all(self) -> None:
         """Close everything even if some of it fails; groups first, because their last moves need the dead letters."""
         with ExitStack() as closing:
             for partition in self.partitions:

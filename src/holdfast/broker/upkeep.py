@@ -41,7 +41,7 @@ class Sweep:
         self.folder = engine.folder
         self.on_attention: Callable[[], None] = lambda: None
         self.before_close: Callable[[], None] = lambda: None
-        self._letting_go = threading.Lock()
+        self._closing_idle = threading.Lock()
         self._round: list[str] = []
         self._every_ns = 0
         self._due_ns = engine.world.clock.monotonic_ns() + engine.settings.topic.retention_check_ms * 1_000_000
@@ -58,19 +58,19 @@ class Sweep:
             self._due_ns = now_ns + self._every_ns
         return max(self._due_ns - now_ns, 0) // 1_000_000
 
-    def let_go(self, but: Topic | None) -> None:
+    def close_idle(self, but: Topic | None) -> None:
         """Close the least recently used topics if too many are open, except `but`."""
         engine, most = self._engine, self._engine.settings.open_partitions
-        if self._open_partitions() <= most or not self._letting_go.acquire(blocking=False):
+        if self._open_partitions() <= most or not self._closing_idle.acquire(blocking=False):
             return  # another thread is doing it, and checks the limit again after each topic
         try:
             for topic in sorted(engine.open_topics(), key=lambda topic: topic.used_ns):
                 if self._open_partitions() <= most:
                     return
                 if topic is not but:
-                    engine.let_go(topic)
+                    engine.close_if_idle(topic)
         finally:
-            self._letting_go.release()
+            self._closing_idle.release()
 
     def _open_partitions(self) -> int:
         return sum([len(topic.partitions) for topic in self._engine.open_topics()])
@@ -98,7 +98,7 @@ class Sweep:
                 topic.tick()
                 topic.retain()
                 engine.space.tick(everything=True)
-            engine.let_go_idle()
+            engine.close_idle()
         except HoldfastError as error:  # deleted meanwhile, or damaged: then its users get the error
             if engine.closed:
                 return

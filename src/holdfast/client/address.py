@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from holdfast.broker.folder.layout import is_store
 from holdfast.errors import InvalidRequest
 
 _PORTS: Final = {"http": 80, "https": 443}
@@ -46,10 +47,10 @@ def queue_named(place: object) -> str | None:
 
 def refuse_almost(place: object) -> None:
     """Refuse what is almost an address, so that it does not become a folder of that name."""
-    if isinstance(place, str) and not is_address(place) and _ALMOST.match(place):
+    if isinstance(place, str) and not is_address(place) and not is_store(place) and _ALMOST.match(place):
         raise InvalidRequest(
-            f"{place!r} is no address: give http://host:port, https://host:port or unix:/path; "
-            f"if it is a folder, write ./{place}"
+            f"{place!r} is no address: give http://host:port, https://host:port or unix:/path, or the place of a store "
+            f"such as s3://bucket/name; if it is a folder, write ./{place}"
         )
 
 

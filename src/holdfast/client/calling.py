@@ -12,7 +12,7 @@ import httptools
 import msgspec
 
 from holdfast.client.address import Address
-from holdfast.client.network import Network, Transport, tls_refusal, told
+from holdfast.client.network import Network, Transport, failure_text, tls_refusal
 from holdfast.env import World
 from holdfast.errors import Closed, HoldfastError, Unavailable
 from holdfast.protocol.media import JSON, MSGPACK, ErrorAnswer, decode, encode, error_of
@@ -182,7 +182,7 @@ class Caller:
                 unreachable_ns = None
                 if answer.status < 300:
                     return answer
-                problem = _error(answer)
+                problem = _error(answer, self.address)
                 retry_after = _retry_after(answer)
                 if answer.status not in _AGAIN or not (problem.retryable or type(problem) is Closed):
                     problem.repeated = repeated  # type: ignore[attr-defined]
@@ -206,7 +206,7 @@ class Caller:
                 answer = await self.answer_of(connection, timeout_s)
             except (OSError, TimeoutError, EOFError, BROKEN) as error:
                 refusal = tls_refusal(self.address, error)  # of our certificate: TLS 1.3 says so behind the greeting
-                raise refusal or AnswerLost(told(self.address, error, fresh=connection.fresh)) from error
+                raise refusal or AnswerLost(failure_text(self.address, error, fresh=connection.fresh)) from error
             done = True
         finally:
             if not done:  # the rest of the answer may still arrive: the next call would take it for its own
@@ -260,7 +260,7 @@ class Caller:
             self.drop_idle()
             if self.on_broken is not None:
                 await self.ways.aside(self.on_broken)
-            raise Unsent(told(self.address, error, fresh=True)) from error
+            raise Unsent(failure_text(self.address, error, fresh=True)) from error
         self.state.opened()
         return PooledConnection(wire)
 
@@ -314,13 +314,16 @@ def _value(answer: Answer, kind: Any) -> Any:
     return decode(answer.body, MSGPACK if media == MSGPACK else JSON, kind)
 
 
-def _error(answer: Answer) -> HoldfastError:
+def _error(answer: Answer, address: Address) -> HoldfastError:
     try:
         answered: ErrorAnswer = _value(answer, ErrorAnswer)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        text = answer.body[:200].decode(errors="replace")
         kind = Unavailable if answer.status in _AGAIN else HoldfastError
-        return kind(f"the server answered {answer.status} and nothing that Holdfast says: {text}")
+        media = answer.headers.get("content-type", "").partition(";")[0].strip() or "no content type"
+        return kind(
+            f"what answers at {address.text} is not a Holdfast server, or a proxy in front of it has a problem: it "
+            f"answered {answer.status} with {media}. Check the address and the port"
+        )
     return error_of(answered.error)
 
 

@@ -303,7 +303,7 @@ _STRICT: Final = range(80, 94)
 _SHOW_ONE: Final = f"set {CERTIFICATE}, or give tls= an ssl.SSLContext with one"
 
 
-def told(address: Address, error: BaseException, *, fresh: bool) -> str:
+def failure_text(address: Address, error: BaseException, *, fresh: bool) -> str:
     """What an error says; and what it may mean where a server hangs up before it has said a word."""
     text = str(error) or type(error).__name__
     if address.secure and fresh and has_hung_up(error):

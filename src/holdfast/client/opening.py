@@ -64,7 +64,7 @@ def reach(url: str, options: dict[str, Any], *, for_tasks: bool) -> Opened:
     return None, client_of(url, for_tasks=for_tasks, **options)
 
 
-def let_go(opened: Opened) -> None:
+def close_opened(opened: Opened) -> None:
     """Close what was opened after its caller was cancelled."""
     port, client = opened
     (port.engine if client is None else client).close()
@@ -74,19 +74,25 @@ def connect(
     url: str, *, token: str | None = None, tls: ssl.SSLContext | str | PathLike[str] | None = None,
     timeout: Seconds = TIMEOUT_S, body_type: Any = None, durability: Durability | None = None,
 ) -> Broker:  # fmt: skip
-    """Return the broker of a server at http://host:port, https://host:port or unix:/path.
-
-    Nothing is sent before the first call. The arguments are:
-
-    - `token`: your access token; by default the environment variable HOLDFAST_TOKEN.
-    - `tls`: a file of certificates to trust, or an ssl.SSLContext; by default as HOLDFAST_TLS_CA and
-      HOLDFAST_TLS_CERT say.
-    - `timeout`: how long one call may take in total. Failed calls are retried within this time if that is safe.
-    - `body_type`: bytes (the default), str, dict or any type that msgspec supports.
-    - `durability`: "fsync", "interval" or "os", for publishing calls that do not choose one.
+    """Connect to the broker of a server. Nothing is sent before the first call.
 
         with holdfast.connect("http://127.0.0.1:7700") as broker:
             broker.publish("orders", b"1 book")
+
+    Args:
+        url: http://host:port, https://host:port or unix:/path.
+        token: Your access token; by default the environment variable HOLDFAST_TOKEN.
+        tls: A file of certificates to trust, or an ssl.SSLContext; by default as HOLDFAST_TLS_CA and HOLDFAST_TLS_CERT
+            say.
+        timeout: How long one call may take in total. Failed calls are retried within this time if that is safe.
+        body_type: bytes (the default), str, dict or any type that msgspec supports.
+        durability: "fsync", "interval" or "os", for publishing calls that do not choose one.
+
+    Returns:
+        The broker.
+
+    Raises:
+        InvalidRequest: The address, the token or `tls` cannot be used.
     """
     from holdfast.api.sync.broker import Broker
     from holdfast.remote.sync.broker import RemoteBrokerPort

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.broker.engine import folder_path
-from holdfast.broker.folder.layout import OWNER_SOCKET, topic_for
+from holdfast.broker.folder.layout import OWNER_SOCKET, is_store, topic_for
 from holdfast.env import close_in_children, end_at_exit, real_world
 from holdfast.env.sockets import (
     absolute,
@@ -27,6 +27,7 @@ from holdfast.local.aio.broker import AsyncLocalBrokerPort
 from holdfast.local.aio.group import AsyncLocalGroupPort
 from holdfast.local.broker import LocalBroker
 from holdfast.local.group import LocalGroup
+from holdfast.local.opening import store_settings
 from holdfast.settings import BrokerSettings
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class _Serving:
         from holdfast.env.process import descriptor_limit
         from holdfast.local.aio.broker import AsyncLocalBrokerPort
         from holdfast.server.audit import CallAuditor
-        from holdfast.server.console.pages import console_routes
+        from holdfast.server.console import console_routes
         from holdfast.server.console.rendering import error_page
         from holdfast.server.limits import owner_connections
         from holdfast.server.server import Server
@@ -164,7 +165,7 @@ class _Serving:
             max_partitions=10_000,
         )
         auditor = None if self._audit is None else CallAuditor(self._audit)
-        pages = console_routes(engine, self._audit, at_once=False)  # for `holdfast ui`, beside the owner
+        pages = console_routes(engine, self._audit)  # for `holdfast ui`, beside the owner
         self._server = server = Server(
             engine.world, AsyncLocalBrokerPort(engine), settings, auditor=auditor, more=[routes, *pages]
         )
@@ -235,7 +236,7 @@ class Successor:
         share(engine)
         return engine
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """The last one here is through with the folder: another process may own it."""
         with self._lock:
             engine, self._engine = self._engine, None
@@ -265,7 +266,7 @@ def leave(successor: Successor) -> None:
         if last:
             _successors.pop(successor.folder, None)
     if last:
-        successor.let_go()
+        successor.release()
 
 
 # A folder that several processes use: the first owns it, and the others connect through its socket.
@@ -284,9 +285,11 @@ def open_shared(
         try:
             port = open_here()
         except Busy as busy:
+            if busy.is_elsewhere:
+                raise  # on another machine: there is no socket to it
             load_client()  # before the owner, which may be a thread of this process, begins to load its server
             clock = real_world().clock
-            path = absolute(folder_path(folder))
+            path = absolute(local_folder(folder, settings))
             if answers_at(socket_of(path)):
                 return None, client_of_owner(path, settings, for_tasks=for_tasks)
             until_ns = until_ns or clock.monotonic_ns() + _PATIENCE_NS
@@ -303,6 +306,15 @@ def load_client() -> None:
     """Import what only clients need."""
     import holdfast.remote.aio.broker
     import holdfast.remote.sync.broker  # noqa: F401
+
+
+def local_folder(place: Any, settings: BrokerSettings | None) -> str:
+    """Return the folder of this machine where the owner's socket is: for a store, that of its copy."""
+    if not is_store(place):
+        return folder_path(place)
+    from holdfast.broker.folder.stored import cache_folder, parse_place
+
+    return cache_folder(parse_place(place), store_settings(settings))
 
 
 def client_of_owner(folder: str, settings: BrokerSettings | None, *, for_tasks: bool) -> Client:

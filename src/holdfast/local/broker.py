@@ -24,10 +24,12 @@ from holdfast.broker.folder.contents import differing_settings
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.group import Compacted, QueueGroup
 from holdfast.broker.partition import Partition
+from holdfast.broker.samples import TOTAL, Samples
 from holdfast.broker.streams.offsets import Reset, ResetEffect, To, effect_of, lag_of
 from holdfast.broker.topic import Topic
 from holdfast.broker.tracing.log import Search, TraceStats, TraceStep
 from holdfast.broker.upkeep import reading
+from holdfast.codec.samples import SeriesKey
 from holdfast.env.world import Wanted
 from holdfast.errors import (
     CorruptData,
@@ -93,8 +95,15 @@ def groups_on(engine: BrokerEngine, topic: Topic) -> list[GroupInfo]:
                 lag=stats.ready + stats.leased + stats.delayed,
                 members=group.members(),
                 lag_seconds=max(ages),
+                paused=group.paused,
             )
         )
+    return [*found, *streams_on(engine, topic)]
+
+
+def streams_on(engine: BrokerEngine, topic: Topic) -> list[GroupInfo]:
+    """Return what reads a topic without taking messages, groups in stream mode and queries, and what cannot be read."""
+    found = []
     for stream in engine.streams.on(topic):
         facts = stream.describe()
         lags = [lag for lag in facts.lag if lag.topic == topic.name]
@@ -108,18 +117,18 @@ def groups_on(engine: BrokerEngine, topic: Topic) -> list[GroupInfo]:
                 lag_seconds=max((lag.seconds for lag in lags), default=0.0),
             )
         )
-    return [*found, *_spoiled_on(engine, topic), *_queries_on(engine, topic)]
+    return [*found, *_damaged_on(engine, topic), *_queries_on(engine, topic)]
 
 
-def _spoiled_on(engine: BrokerEngine, topic: Topic) -> Iterator[GroupInfo]:
+def _damaged_on(engine: BrokerEngine, topic: Topic) -> Iterator[GroupInfo]:
     """Iterate over groups that cannot be opened; in stream mode all, as their topics are unknown."""
     now_ns = engine.world.clock.now_ns()
     modes: tuple[tuple[Literal["queue", "stream"], Mapping[str, CorruptData]], ...] = (
-        ("queue", topic.spoiled),
-        ("stream", engine.streams.spoiled),
+        ("queue", topic.damaged),
+        ("stream", engine.streams.damaged),
     )
-    for mode, spoiled in modes:
-        for name, error in sorted(spoiled.items()):
+    for mode, damaged in modes:
+        for name, error in sorted(damaged.items()):
             lags = [
                 lag_of(partition.log, (topic.name, number), partition.log.start, now_ns)
                 for number, partition in enumerate(topic.partitions)
@@ -180,6 +189,25 @@ def stats_in(engine: BrokerEngine, question: Question) -> TraceStats:
     wanted = _wanted(engine, question)
     engine.check_open()
     return engine.traces.stats(wanted)
+
+
+def samples_in(engine: BrokerEngine, topic: str | None, group: str | None, span_ms: int) -> Samples:
+    """Return the samples of a group, of a topic, or of all topics together."""
+    engine.check_open()
+    if topic is None:
+        return engine.sampler.store.read(TOTAL, span_ms / 1000)
+    with engine.using(topic) as found:
+        name = group if group is not None else DEFAULT_GROUP if DEFAULT_GROUP in found.groups else ""
+        streams = [stream.name for stream in engine.streams.on(found)]
+        if name in found.groups:
+            key = SeriesKey("queue", topic, name, found.id)
+        elif name in streams:
+            key = SeriesKey("stream", topic, name, found.id)
+        elif not name:
+            key = SeriesKey("topic", topic, "", found.id)
+        else:
+            raise UnknownGroup(f"no group {name} reads {topic}; `groups()` of the broker lists those that do")
+    return engine.sampler.store.read(key, span_ms / 1000)
 
 
 def _wanted(engine: BrokerEngine, question: Question) -> Search:
@@ -395,7 +423,7 @@ class LocalBroker:
         with self.engine.using(topic) as opened:
             self.engine.streams.check_free(name, opened)
             if name not in opened.groups:
-                raise UnknownGroup(f"{topic} has no group {name}")
+                raise UnknownGroup(f"{topic} has no group {name}: open it with `group` to create it")
             found = kind(self.engine, opened.group(name), bodies)
         self.engine.tick()  # the upkeep may not have had its first turn yet
         return found

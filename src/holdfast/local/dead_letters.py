@@ -30,7 +30,7 @@ from holdfast.broker.folder.contents import Catalog, GroupNotes
 from holdfast.broker.folder.layout import DEAD_SUFFIX, parse_message_id, topic_folder
 from holdfast.broker.inspect.messages import letters_of
 from holdfast.env import World
-from holdfast.errors import InvalidRequest, NotFound, UnknownGroup
+from holdfast.errors import CorruptData, InvalidRequest, NotFound, UnknownGroup
 from holdfast.local.listing import listed
 from holdfast.local.publisher import Publisher
 
@@ -181,10 +181,15 @@ def at_once(rate: float | None) -> int:
 
 
 class Redriving:
-    """Redrives dead letters into their queue, or into another topic, which is held open meanwhile."""
+    """Redrives dead letters into their queue, or into another topic, which is held open meanwhile.
+
+    Those of a partition that is lost stay where they are. The end says so, after all others have been redriven.
+    """
 
     def __init__(self, group: LocalGroup, to: str | None) -> None:
         self._group = group
+        self._done = self._left = 0
+        self._lost: CorruptData | None = None  # why some were left
         self._held = ExitStack()
         self._publisher: Publisher | None = None
         if to is not None and to != group.topic:
@@ -194,17 +199,25 @@ class Redriving:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._held.close()
+        if kind is None and self._lost is not None:
+            raise CorruptData(
+                f"dead letters left where they are: {self._left}, since their partition is lost; "
+                f"redriven: {self._done}. {self._lost}"
+            ) from self._lost
 
     def put_back(self, letters: Iterable[ChosenLetter]) -> int:
         """Redrive these dead letters, and return how many still existed."""
         done = 0
         for delivery, there in _by_delivery(letters):
-            if self._publisher is None:
+            if self._publisher is not None:
+                done += delivery.dead.open().hand_over(there, partial(self._publish, self._publisher, delivery))
+            elif delivery.partition.lost is None:
                 done += delivery.dead.open().redrive(there)
             else:
-                done += delivery.dead.open().hand_over(there, partial(self._publish, self._publisher, delivery))
+                self._lost, self._left = delivery.partition.lost, self._left + len(there)
+        self._done += done
         return done
 
     def _publish(self, publisher: Publisher, delivery: Delivery, stored: Sequence[StoredLetter]) -> None:

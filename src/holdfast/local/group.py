@@ -21,13 +21,15 @@ from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.group import Compacted, QueueGroup, QueueStats
 from holdfast.broker.leases import Delivered, Pending
 from holdfast.broker.metrics import Observer
+from holdfast.broker.samples import Samples
 from holdfast.broker.waiters import Waiter
+from holdfast.codec.samples import SeriesKey
 from holdfast.delivery.events import DEFERRED, DROPPED, NO_SESSION, Command, Extend, Nack, Phase, Receipt, Reject, Save
 from holdfast.delivery.group import HolderState
 from holdfast.errors import Closed, HoldfastError, InvalidRequest, LeaseLost, OffsetOutOfRange
 from holdfast.local.listing import until_ms
 from holdfast.local.publisher import Publisher
-from holdfast.model import BodyKind, Durability, Retained
+from holdfast.model import BodyKind, Durability, Pause, Retained
 from holdfast.settings import TopicSettings
 from holdfast.storage.log import Log
 
@@ -150,6 +152,7 @@ class LocalGroup:
             return False
         refused = delivery.ack_one(taken.record.offset, taken.lease.fence)
         if refused is not None:
+            self.queue_group.check_open()  # the more useful error is that it was deleted
             raise refused
         return True
 
@@ -160,6 +163,7 @@ class LocalGroup:
             return False
         refused = delivery.ack_one(receipt.offset, receipt.fence)
         if refused is not None:
+            self.queue_group.check_open()
             refused.receipts = (text,)
             raise refused
         return True
@@ -339,6 +343,24 @@ class LocalGroup:
         """Return the number of messages in each phase, and more."""
         self.check_open()
         return self.queue_group.stats()
+
+    def samples_now(self, span_ms: int) -> Samples:
+        """Return the samples of this group up to now."""
+        self.check_open()
+        topic = self.queue_group.topic
+        key = SeriesKey("queue", topic.name, self.queue_group.name, topic.id)
+        return self.engine.sampler.store.read(key, span_ms / 1000)
+
+    def pause_group_now(self, reason: str) -> bool:
+        """Pause the group. Returns False if it was paused already."""
+        self.check_open()
+        now_ms = self.engine.world.clock.now_ns() // 1_000_000
+        return self.queue_group.topic.pause(self.queue_group, Pause(since_ms=now_ms, reason=reason))
+
+    def resume_group_now(self) -> bool:
+        """Resume the group. Returns False if it was not paused."""
+        self.check_open()
+        return self.queue_group.topic.pause(self.queue_group, None)
 
     def purge_now(self) -> int:
         """Drop every message that is not in flight, and return how many."""

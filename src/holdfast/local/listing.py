@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Generator, Iterator
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -333,9 +334,29 @@ def _dead(group: LocalGroup, after: Mark, look: Look, lost: Lost) -> _Listing:
             lost(delivery.dead.lost(mark.offset + 1, at))
 
 
+def _done(group: LocalGroup, after: Mark, look: Look, lost: Lost) -> _Listing:
+    """Iterate from the newest to the oldest: of what is done, the last is what people look for."""
+    for delivery, mark in _deliveries(group, after):
+        state, log = delivery.group, delivery.partition.log
+        with delivery.lock:
+            end = max(state.floor, state.done.max() + 1 if state.done else 0)
+        died = {letter.note.offset for letter in delivery.dead.letters(0, lambda offset: None)}
+        end = min(end, log.end) if mark.offset < 0 else min(end, log.end, mark.offset)
+        while end > log.start:
+            start = max(log.start, end - _AT_A_TIME)
+            records = list(islice(log.records(start, on_damage="skip"), end - start))
+            for record in reversed([each for each in records if each.offset < end]):
+                look(delivery.number, record.offset)
+                if state.phase(record.offset) is Phase.DONE and record.offset not in died:
+                    yield seen(group, delivery, record, "done")
+            lost(log.damaged().range_cardinality(start, end))
+            end = start
+
+
 _SOURCES: dict[str, _Source] = {
     "ready": _ready,
     "leased": _leased,
     "delayed": _delayed,
     "dead": _dead,
+    "done": _done,
 }

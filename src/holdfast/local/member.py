@@ -57,7 +57,7 @@ class Feed(ConsumedPartition):
         self.log = self.partition.log
         self.position = position
         self.passed_to: int | None = None  # up to there nothing lies behind what is committed but what is not for us
-        self.told = False  # whether the user was notified of the assignment
+        self.notified = False  # whether the user was notified of the assignment
         self._follower = self.log.follower()
         self._group = group.encode()
         self._bodies = bodies
@@ -341,11 +341,11 @@ class StreamMember:
                 self._drop(revoked)
             elif assigned:
                 self._take_over(assigned)
-            elif untold := sorted(place for place, feed in self.partitions.items() if not feed.told):
+            elif unnotified := sorted(place for place, feed in self.partitions.items() if not feed.notified):
                 if self.request.on_assigned is not None:
-                    yield self.request.on_assigned, untold
-                for place in untold:
-                    self.partitions[place].told = True
+                    yield self.request.on_assigned, unnotified
+                for place in unnotified:
+                    self.partitions[place].notified = True
             else:
                 self._seen = version  # not before: a callback may fail, and must be asked again
                 return
@@ -407,7 +407,9 @@ class StreamMember:
                 with self.engine.using(place[0]) as topic:
                     topic.partition(place[1])  # or UnknownTopic; one that is another's is refused below
             elif self.partitions[place].topic.closed:
-                raise UnknownTopic(f"the topic {place[0]} was deleted, and nothing can be committed there any more")
+                raise UnknownTopic(
+                    f"the topic {place[0]} was deleted, and nothing can be committed there: close this consumer"
+                )
         topic_ids = {place: self.partitions[place].topic.id for place in offsets if place in self.partitions}
         appended = self.stream_group.commit(self.member_id or "", self.epoch, offsets, durability, topic_ids)
         for place, offset in offsets.items():

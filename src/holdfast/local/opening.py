@@ -12,7 +12,7 @@ from holdfast.api.arguments import switch
 from holdfast.api.bodies import Bodies
 from holdfast.broker.engine import BrokerEngine, folder_path
 from holdfast.broker.folder.contents import check_settings
-from holdfast.broker.folder.layout import DEFAULT_GROUP
+from holdfast.broker.folder.layout import DEFAULT_GROUP, is_store
 from holdfast.broker.metrics import Observer
 from holdfast.env import World, real_world
 from holdfast.env.process import environment
@@ -46,7 +46,8 @@ def open_queue_port(
     if durability is not None:
         changes = {**changes, "durability": durability}
     check_settings(settings, changes)
-    trusting = BrokerSettings(trust_folder=trusts(trust_folder, world))
+    usual = store_settings(None) if world is None and is_store(folder) else BrokerSettings()
+    trusting = msgspec.structs.replace(usual, trust_folder=trusts(trust_folder, world))
     engine = BrokerEngine.open(folder, create=create, settings=trusting, observer=observer, world=world)
     try:
         opened = engine.queue_topic(topic, settings, changes, create=create)
@@ -70,6 +71,15 @@ def trusts(given: bool | None, world: World | None) -> bool:  # noqa: FBT001  as
     from holdfast.config.settings_file import load_settings
 
     return load_settings(None, {TRUST: said}).broker.trust_folder
+
+
+def store_settings(settings: BrokerSettings | None) -> BrokerSettings:
+    """Return the settings of a folder in a store: as given, or else as the settings file and the environment say."""
+    if settings is not None:
+        return settings
+    from holdfast.config.settings_file import read_settings
+
+    return read_settings(real_world(), environment()).broker
 
 
 def open_broker_port(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeAlias, get_args
+from collections.abc import AsyncIterable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
@@ -80,6 +80,7 @@ class SpooledUpload:
 
 
 _NAMED_MOST: Final = 20
+_AT_ONCE: Final = (None, None, None)  # without delay, time and dedup id
 
 
 class PartitionShare(msgspec.Struct, gc=False):
@@ -90,6 +91,15 @@ class PartitionShare(msgspec.Struct, gc=False):
     publication: Publication
     indexes: Sequence[int]
     error: HoldfastError | None = None
+
+
+class Single(NamedTuple):
+    """A message that took the fast path: its partition, its value and its place; `held`: it waits for a sync."""
+
+    number: int
+    value: Value
+    appended: Appended
+    held: bool
 
 
 class Publisher:
@@ -137,14 +147,21 @@ class Publisher:
 
     def plain_stored(self, number: int, body: Any, appended: Appended, began_ns: int) -> Stored:
         """Return the result for a message that took the fast path."""
+        offset, durability = appended.offset, appended.durability
         # A put that does not wait for the disk is timed only now and then: timing costs a tenth of it.
-        if appended.durability == "fsync" or not appended.offset & 63:
+        if durability == "fsync":
             self._put_seconds.observe_ns(self.mono_ns() - began_ns)
+        else:
+            if not offset & 63:
+                self._put_seconds.observe_ns(self.mono_ns() - began_ns)
+            self.partitions[number].wake()  # otherwise the sync has woken it
         self._published.add()
         self._published_bytes.add(len(body))
-        if appended.durability != "fsync":  # otherwise the sync has woken it
-            self.partitions[number].wake()
-        return Stored(self.topic.name, appended.offset, None, False, appended.durability, number)
+        return Stored(self.topic.name, offset, None, False, durability, number)
+
+    def single_stored(self, single: Single, began_ns: int) -> Stored:
+        """Return the result of `write_single`."""
+        return self.plain_stored(single.number, single.value, single.appended, began_ns)
 
     def all_plain(self, messages: object, codec: object) -> bool:
         """Return whether these are plain bodies that can take the fast path."""
@@ -162,6 +179,23 @@ class Publisher:
             Stored(topic, offset, None, False, durability, number)
             for offset in range(appended.offset, appended.next_offset)
         ]
+
+    def write_single(
+        self, messages: object, durability: Durability | None, codec: object, partition: object = None
+    ) -> Single | None:
+        """Write a list of one message on the fast path; returns None if `publish` has to be called instead.
+
+        If it is held, wait for the log; then call `single_stored`.
+        """
+        if type(messages) is not list or len(messages) != 1 or codec is not None or self.topic.closed:
+            return None
+        message = messages[0]
+        if type(message) is NewMessage and (message.delay, message.at, message.dedup_id) != _AT_ONCE:
+            return None
+        draft = self.draft(message)
+        number = self.route(draft, partition)
+        appended = self.partitions[number].publish_one(draft, durability)
+        return None if appended is None else Single(number, draft.value, appended, appended.durability == "fsync")
 
     def batch(self, messages: Any, codec: CodecName | None) -> list[bytes] | Batch:
         """Return messages without a delay and a dedup id as a partition appends them."""
@@ -261,7 +295,15 @@ class Publisher:
 
     def route(self, draft: Draft, partition: object) -> int:
         """Return the partition that a message goes to."""
-        return next(iter(self._routed([draft], partition)))
+        if partition is not None:
+            return self.topic.usable(partition)
+        count, lost = len(self.partitions), self.topic.lost
+        if count == 1:
+            return 0
+        number = _by_key(draft, count, lost)
+        if number is None:
+            return self._turns.take(count, lost)
+        return self.topic.usable(number) if lost else number
 
     def write_one(self, number: int, draft: Draft, durability: Durability | None) -> list[PartitionShare]:
         """Write a message to its chosen partition. Then call `wait` and `stored`."""
@@ -276,10 +318,8 @@ class Publisher:
         in_turn: int | None = None
         lost = self.topic.lost
         for i, draft in enumerate(drafts):
-            by = draft.key if draft.key is not None else draft.dedup_id
-            number = None if by is None else partition_for(by, count)
-            # A dedup id is valid for the whole topic, so the partition does not matter; for a key it does.
-            if number is None or (draft.key is None and number in lost):
+            number = _by_key(draft, count, lost)
+            if number is None:
                 # Messages of one call stay together: they are stored in one write.
                 number = in_turn = self._turns.take(count, lost) if in_turn is None else in_turn
             routed.setdefault(number, []).append(i)
@@ -308,6 +348,17 @@ class Publisher:
             for i, place in zip(part.indexes, part.publication.places, strict=True):
                 found[i] = stored_at(place, topic, part.number, durability)
         return [found[i] for i in range(len(found))]
+
+
+def _by_key(draft: Draft, count: int, lost: Container[int]) -> int | None:
+    """Return the partition of a message's key or dedup id; None if it is to take its turn."""
+    if draft.key is not None:
+        return partition_for(draft.key, count)
+    if draft.dedup_id is None:
+        return None
+    # A dedup id is valid for the whole topic, so the partition does not matter; for a key it does.
+    number = partition_for(draft.dedup_id, count)
+    return None if number in lost else number
 
 
 def _with_note(error: HoldfastError, parts: Sequence[PartitionShare]) -> HoldfastError:
@@ -375,7 +426,7 @@ class LocalProducerPort:
     def keep(self, topic: Topic) -> None:
         topic.holders.add(self)
 
-    def let_go(self, topic: Topic) -> None:
+    def release(self, topic: Topic) -> None:
         topic.holders.discard(self)
 
     def is_stale(self, topic: Topic) -> bool:

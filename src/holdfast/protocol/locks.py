@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from holdfast.api.locks import LockInfo
-from holdfast.protocol.messages import Lease, Number, Owner, Told, Wait, Wire
+from holdfast.protocol.messages import Lease, Number, Owner, ServerValue, Wait, Wire
 
 LeaseId = Annotated[str, Meta(min_length=1, max_length=300)]
 
@@ -34,13 +34,13 @@ class ReleaseLock(Wire, kw_only=True):
     lease_id: LeaseId
 
 
-class LockReleased(Told, kw_only=True):
+class LockReleased(ServerValue, kw_only=True):
     """Whether somebody had the lock."""
 
     released: bool
 
 
-class HeldLocks(Told, kw_only=True):
+class HeldLocks(ServerValue, kw_only=True):
     """The locks that somebody holds, by name."""
 
     locks: list[LockInfo]
@@ -59,13 +59,13 @@ class DocumentQuery(Wire, kw_only=True):
     lease_id: LeaseId | None = None
 
 
-class DocumentNames(Told, kw_only=True):
+class DocumentNames(ServerValue, kw_only=True):
     """The names of the documents that the caller may see."""
 
     names: list[str]
 
 
-class DocumentRemoved(Told, kw_only=True):
+class DocumentRemoved(ServerValue, kw_only=True):
     """Whether there was a document."""
 
     removed: bool

@@ -9,9 +9,11 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from holdfast.api.arguments import MOST_REASON_CHARS
 from holdfast.api.listing import DeadGroup
 from holdfast.broker.tracing.log import TraceStep
 from holdfast.delivery.group import Failure
+from holdfast.model import Pause
 
 Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
 Receipt = Annotated[str, Meta(max_length=300)]
@@ -36,7 +38,7 @@ class Wire(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fiel
     """A value that is sent to the server: what it does not know is refused."""
 
 
-class Told(msgspec.Struct, kw_only=True, omit_defaults=True):
+class ServerValue(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A value that the server answers: what a client does not know, it passes over."""
 
 
@@ -106,7 +108,7 @@ def batch_of(messages: Sequence[NewMessage]) -> Batch:
     return Batch(messages=list(messages))
 
 
-class Stored(Told, kw_only=True):
+class Stored(ServerValue, kw_only=True):
     """Where a message is now, and what it survives; a duplicate's id is that of the first one."""
 
     id: str
@@ -118,20 +120,20 @@ class Stored(Told, kw_only=True):
     duplicate: bool = False
 
 
-class StoredBatch(Told, kw_only=True):
+class StoredBatch(ServerValue, kw_only=True):
     """The answer for each message of a batch, in its order."""
 
     stored: list[Stored]
 
 
-class State(Told, kw_only=True):
+class State(ServerValue, kw_only=True):
     """The document that goes with a message until it is acked."""
 
     value: Any = None
     version: int = 0
 
 
-class Said(Told, kw_only=True):
+class Said(ServerValue, kw_only=True):
     """What a stored message says."""
 
     id: str
@@ -164,7 +166,7 @@ class Delivery(Said, kw_only=True):
     state: State | None = None
 
 
-class Deliveries(Told, kw_only=True):
+class Deliveries(ServerValue, kw_only=True):
     """What was received; nothing where the time was over."""
 
     messages: list[Delivery]
@@ -233,7 +235,7 @@ class Extend(Receipts, kw_only=True):
     lease: Annotated[float, Meta(ge=0, le=30 * 24 * 3600)] | None = None
 
 
-class Settled(Told, kw_only=True):
+class Settled(ServerValue, kw_only=True):
     """How many messages in hand were settled."""
 
     settled: int
@@ -255,7 +257,7 @@ class SaveState(Wire, kw_only=True):
 Limit = Annotated[int, Meta(ge=1, le=10_000)]
 After = Annotated[str, Meta(max_length=100)]  # what a page named as `next`
 Where = Annotated[str, Meta(max_length=10_000)]
-Phase = Literal["ready", "leased", "delayed", "dead"]
+Phase = Literal["ready", "leased", "delayed", "dead", "done"]
 Settings = dict[str, Any]
 
 
@@ -272,7 +274,7 @@ class PeekQuery(InGroup, kw_only=True):
 
 
 class ListQuery(InGroup, kw_only=True):
-    """Which messages to show: in a phase, and as a condition chooses (see `holdfast list --where`)."""
+    """Which messages to show: in a phase, and as a condition chooses (see `holdfast ls --where`)."""
 
     phase: Phase = "ready"
     where: Where | None = None
@@ -294,13 +296,13 @@ class Listed(Said, kw_only=True):
     lease_until_ms: int = 0
 
 
-class Messages(Told, kw_only=True):
+class Messages(ServerValue, kw_only=True):
     """Messages that are looked at."""
 
     messages: list[Said]
 
 
-class ListedMessages(Told, kw_only=True):
+class ListedMessages(ServerValue, kw_only=True):
     """Messages that are looked at, with where they stand; `next` is what `after` goes on from, if there may be more.
 
     That may be so of a page with few messages, or none: one call looks at so many (`scanned`) and no more.
@@ -322,7 +324,6 @@ class LookupQuery(InGroup, kw_only=True):
 class Whole(Listed, kw_only=True):
     """Everything that is known of a message. Times are milliseconds since 1970, 0 where there is none."""
 
-    phase: Literal["ready", "leased", "delayed", "done", "dead"] = "ready"  # type: ignore[assignment]
     leased_at_ms: int = 0
     first_delivery_ms: int = 0
     last_delivery_ms: int = 0
@@ -331,10 +332,16 @@ class Whole(Listed, kw_only=True):
     history: list[TraceStep] = msgspec.field(default_factory=list)
 
 
-class Cancelled(Told, kw_only=True):
+class Cancelled(ServerValue, kw_only=True):
     """Whether a message was taken back; it is too late once somebody works on it."""
 
     cancelled: bool
+
+
+class MessageChanged(ServerValue, kw_only=True):
+    """Whether the message was changed; false if there was nothing to do, as it is in another phase by now."""
+
+    changed: bool
 
 
 class Seek(InGroup, kw_only=True):
@@ -346,7 +353,7 @@ class Seek(InGroup, kw_only=True):
     partition: PartitionNumber | None = None
 
 
-class Sought(Told, kw_only=True):
+class Sought(ServerValue, kw_only=True):
     """Where the group goes on now."""
 
     offset: int
@@ -359,7 +366,7 @@ class CreateQueue(Wire, kw_only=True):
     settings: Settings = msgspec.field(default_factory=dict)
 
 
-class Compacted(Told, kw_only=True):
+class Compacted(ServerValue, kw_only=True):
     """What was freed."""
 
     segments: int
@@ -367,13 +374,26 @@ class Compacted(Told, kw_only=True):
     journal_bytes: int
 
 
-class Purged(Told, kw_only=True):
+class PauseGroup(InGroup, kw_only=True):
+    """Why the group is paused, for people; it is shown wherever the group is."""
+
+    reason: Annotated[str, Meta(max_length=MOST_REASON_CHARS)] = ""
+
+
+class PauseTold(ServerValue, kw_only=True):
+    """Since when the group is paused, and why, or null; `changed` is false if it was so before the call."""
+
+    changed: bool
+    paused: Pause | None
+
+
+class Purged(ServerValue, kw_only=True):
     """How many messages were dropped."""
 
     purged: int
 
 
-class Committed(Told, kw_only=True):
+class Committed(ServerValue, kw_only=True):
     """For each partition the end of the contiguous run of messages that are settled, from the start on."""
 
     offsets: dict[str, int]
@@ -421,7 +441,7 @@ class Letter(Listed, kw_only=True):
     state: Any = None
 
 
-class Letters(Told, kw_only=True):
+class Letters(ServerValue, kw_only=True):
     """Dead letters, oldest first; `next` is what `after` goes on from, if there may be more.
 
     That may be so of a page with few letters, or none: one call looks at so many (`scanned`) and no more.
@@ -434,7 +454,7 @@ class Letters(Told, kw_only=True):
     damaged: int = 0
 
 
-class DeadGroups(Told, kw_only=True):
+class DeadGroups(ServerValue, kw_only=True):
     """Dead letters by reason and kind of error, the most frequent first."""
 
     groups: list[DeadGroup]
@@ -457,7 +477,7 @@ class Redrive(Purge, kw_only=True):
     rate: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
 
 
-class RedriveTold(Told, kw_only=True):
+class RedriveTold(ServerValue, kw_only=True):
     """What a redrive or a purge found and did; in a stream, how far it is, and `ended` in the last line."""
 
     matched: int
@@ -472,3 +492,51 @@ class DelayedQuery(Wire, kw_only=True):
     limit: Limit = 100
     bodies: bool = True
     after: After | None = None
+
+
+class SearchQuery(Wire, kw_only=True):
+    """What to search for, in all queues that the caller may read: terms that must all hold.
+
+    A term is an id, `key=VALUE`, a header as `NAME=VALUE`, a part of a JSON body as `$.order.id=7`, `time=2026-11-17`
+    (or `time>`, `time<`, `age<1h`), `queue=TEXT`, or a text. `where CONDITION` takes a condition as it is.
+    """
+
+    q: Annotated[str, Meta(min_length=1, max_length=1_000)]
+    limit: Annotated[int, Meta(ge=1, le=1_000)] = 50
+    after: Annotated[str, Meta(max_length=1_000)] = ""
+
+
+class FoundMessage(Listed, kw_only=True):
+    """A message that was found, without its body. `group` is the group whose phase it has."""
+
+    phase: Literal["ready", "leased", "delayed", "done", "dead"] = "ready"
+    group: str = "default"
+
+
+class QueueSearched(ServerValue, kw_only=True):
+    """How many messages of a queue this call looked at, of how many; `whole` if it came to the end."""
+
+    queue: str
+    searched: int = 0
+    messages: int = 0
+    whole: bool = False
+    problem: str = ""
+
+
+class SearchAnswer(ServerValue, kw_only=True):
+    """The messages that were found, and what was looked at to find them.
+
+    One call looks at a bounded number of messages. `next` is what `after` goes on from; it is empty once all was
+    searched. `left` are queues that were not reached, and `left_out` is how many more there are. Topics without a group
+    in queue mode are not searched. `where` is the condition that was searched for.
+    """
+
+    messages: list[FoundMessage]
+    next: str = ""
+    scanned: int = 0
+    scanned_in_all: int = 0
+    queues: list[QueueSearched] = msgspec.field(default_factory=list)
+    left: list[str] = msgspec.field(default_factory=list)
+    left_out: int = 0
+    not_queues: list[str] = msgspec.field(default_factory=list)
+    where: str = ""

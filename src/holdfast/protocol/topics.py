@@ -1,4 +1,7 @@
-"""Topics, partitions and groups on the wire: how they are described, created, changed and committed to."""
+"""Topics, partitions and groups on the wire: how they are described, created, changed and committed to.
+
+Also the server itself: how it does, who waits, and the traces it keeps.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from msgspec import UNSET, Meta, UnsetType
 from holdfast.api.topics import GroupInfo, TopicInfo
 from holdfast.broker.inspect.status import TopicStanding
 from holdfast.broker.streams.offsets import GroupFacts, PartitionLag
+from holdfast.broker.tracing.log import TraceStep
+from holdfast.broker.workers import Order, WorkerInfo
 from holdfast.protocol.messages import (
     MOST_MESSAGES,
     Codec,
@@ -21,8 +26,8 @@ from holdfast.protocol.messages import (
     Owner,
     PartitionNumber,
     Said,
+    ServerValue,
     Settings,
-    Told,
     Wait,
     Wire,
 )
@@ -46,7 +51,7 @@ class Offset(At, kw_only=True):
     offset: Number
 
 
-class Assigned(Told, kw_only=True):
+class Assigned(ServerValue, kw_only=True):
     """A partition that is the member's, and the offset of the next message that it will get there."""
 
     topic: str
@@ -66,7 +71,7 @@ class Join(Wire, kw_only=True):
     settings: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class Joined(Told, kw_only=True):
+class Joined(ServerValue, kw_only=True):
     """The member, and what it reads. It is put out when neither heartbeat nor poll came for `session_ms`."""
 
     member: str
@@ -76,7 +81,7 @@ class Joined(Told, kw_only=True):
     heartbeat_ms: int
 
 
-class Beat(Told, kw_only=True):
+class Beat(ServerValue, kw_only=True):
     """What is the member's now; it gives back and takes over when it polls."""
 
     assignment: list[Assigned]
@@ -96,7 +101,7 @@ class Poll(Wire, kw_only=True):
     paused: Annotated[list[At], ManyPlaces] = msgspec.field(default_factory=list)
 
 
-class Polled(Told, kw_only=True):
+class Polled(ServerValue, kw_only=True):
     """Messages, and what is the member's by now. `refused` was not committed: it is not the member's any more."""
 
     messages: list[Said]
@@ -112,7 +117,7 @@ class CommitOffsets(Wire, kw_only=True):
     durability: Durability | None = None
 
 
-class CommitDone(Told, kw_only=True):
+class CommitDone(ServerValue, kw_only=True):
     """How many partitions were committed."""
 
     committed: int
@@ -140,13 +145,13 @@ class GroupsQuery(OnTopic, kw_only=True):
     limit: Limit = 1_000
 
 
-class Groups(Told, kw_only=True):
+class Groups(ServerValue, kw_only=True):
     """Groups in both modes, and queries; one entry for each topic that they read."""
 
     groups: list[GroupInfo]
 
 
-class GroupTold(Told, kw_only=True):
+class GroupTold(ServerValue, kw_only=True):
     """A group: on which topics it is and how far behind, and in stream mode its members."""
 
     name: str
@@ -154,7 +159,7 @@ class GroupTold(Told, kw_only=True):
     stream: GroupFacts | None = None
 
 
-class GroupOffsets(Told, kw_only=True):
+class GroupOffsets(ServerValue, kw_only=True):
     """Where the group goes on in each partition, and how far that is behind."""
 
     offsets: list[PartitionLag]
@@ -171,7 +176,7 @@ class ResetOffsets(Wire, kw_only=True):
     dry_run: bool = False
 
 
-class ResetTold(Told, kw_only=True):
+class ResetTold(ServerValue, kw_only=True):
     """What a reset does to one partition; `messages` come again, or are passed over if below 0."""
 
     topic: str
@@ -181,7 +186,7 @@ class ResetTold(Told, kw_only=True):
     messages: int
 
 
-class ResetDone(Told, kw_only=True):
+class ResetDone(ServerValue, kw_only=True):
     """What was reset, or would be."""
 
     partitions: list[ResetTold]
@@ -201,7 +206,7 @@ class TopicsQuery(Wire, kw_only=True):
     after: Name | None = None
 
 
-class Topics(Told, kw_only=True):
+class Topics(ServerValue, kw_only=True):
     """The topics that the caller may see, by name; `more` says that there are more behind the last of them."""
 
     topics: list[TopicInfo]
@@ -236,7 +241,7 @@ class CreateGroup(Wire, kw_only=True):
     settings: Settings = msgspec.field(default_factory=dict)
 
 
-class GroupSettings(Told, kw_only=True):
+class GroupSettings(ServerValue, kw_only=True):
     """A group in queue mode, and the settings that it follows."""
 
     name: str
@@ -254,7 +259,7 @@ class ReadQuery(Wire, kw_only=True):
     on_damage: Literal["raise", "skip"] = "raise"
 
 
-class ReadMessages(Told, kw_only=True):
+class ReadMessages(ServerValue, kw_only=True):
     """Messages of a partition, where to read on, and what the partition holds."""
 
     messages: list[Said]
@@ -270,7 +275,7 @@ class BeginProducer(Wire, kw_only=True):
     resume: bool = False
 
 
-class ProducerBegun(Told, kw_only=True):
+class ProducerBegun(ServerValue, kw_only=True):
     """Who the producer is. `since` is the epoch from which its sequences count."""
 
     id: ProducerNumber
@@ -288,7 +293,7 @@ class AppendQuery(Wire, kw_only=True):
     codec: Codec | None = None
 
 
-class Written(Told, kw_only=True):
+class Written(ServerValue, kw_only=True):
     """Where the messages are, in their order; empty where they were stored too long ago to say."""
 
     offsets: list[int]
@@ -305,7 +310,7 @@ class SequenceQuery(Wire, kw_only=True):
     count: Annotated[int, Meta(ge=0, le=MOST_MESSAGES)] = 0
 
 
-class NextSequence(Told, kw_only=True):
+class NextSequence(ServerValue, kw_only=True):
     """The number that the producer's next message for this partition must have, and where those before it are.
 
     An offset is null where the message was stored too long ago to say, or is not stored.
@@ -321,7 +326,7 @@ class TopicSettingsQuery(Wire, kw_only=True):
     all: bool = True
 
 
-class SettingTold(Told, kw_only=True):
+class SettingTold(ServerValue, kw_only=True):
     """A setting in force, and where it comes from: "default", a file, a variable, or the folder itself.
 
     Of kind "limit" is a default that was lowered: the process may not open as many files as it would take.
@@ -333,7 +338,7 @@ class SettingTold(Told, kw_only=True):
     kind: Literal["default", "file", "environment", "folder", "limit"] = "default"
 
 
-class SettingsTold(Told, kw_only=True):
+class SettingsTold(ServerValue, kw_only=True):
     """Settings in force."""
 
     settings: list[SettingTold]
@@ -350,7 +355,7 @@ class StandingQuery(OnTopic, kw_only=True):
     after: Name | None = None
 
 
-class Standings(Told, kw_only=True):
+class Standings(ServerValue, kw_only=True):
     """Topics with their partitions and groups; `delayed` are the messages that no group has got yet, by topic.
 
     `next` is what `after` goes on from, if there are more topics.
@@ -358,4 +363,126 @@ class Standings(Told, kw_only=True):
 
     topics: list[TopicStanding]
     delayed: dict[str, int] = msgspec.field(default_factory=dict)
+    next: str = ""
+
+
+# The server itself on the wire: how it does, who waits, and the traces it keeps.
+
+
+class Status(ServerValue, kw_only=True):
+    """How the server does. `tokens_problem` says why a changed tokens file is not used; the old one holds then."""
+
+    version: str
+    folder: str
+    started_at: Instant
+    uptime_seconds: float
+    disk_free_bytes: int
+    connections: int
+    max_connections: int = 0
+    descriptors: int = 0
+    max_descriptors: int = 0
+    waiters: int
+    max_waiters: int
+    streams: int
+    members: int
+    topics: int
+    leaving: bool = False
+    tokens_problem: str = ""
+
+
+class LimitQuery(Wire, kw_only=True):
+    """How many to tell of."""
+
+    limit: Limit = 100
+
+
+class SamplesQuery(Wire, kw_only=True):
+    """Of how many seconds up to now: up to seven days, in steps of 5 seconds, a minute or a quarter of an hour."""
+
+    last: Annotated[float, Meta(gt=0, le=604_800)] = 900
+
+
+class GroupSamplesQuery(SamplesQuery, kw_only=True):
+    """Which group is meant, in queue mode or stream mode; without one the default group, or else the topic."""
+
+    group: Name | None = None
+
+
+class WaitersAt(ServerValue, kw_only=True):
+    """Who stands in line for messages of a group."""
+
+    topic: str
+    group: str
+    waiters: int
+    streams: int
+
+
+class WaitersTold(ServerValue, kw_only=True):
+    """Everybody who waits, and how many may."""
+
+    waiting: int
+    max_waiters: int
+    lines: list[WaitersAt]
+
+
+class WorkerOrder(ServerValue, kw_only=True):
+    """What the worker was told to do and has not done yet."""
+
+    order: Order | None = None
+
+
+class WorkersTold(ServerValue, kw_only=True):
+    """The workers that report themselves, or did within the last hour, as far as the caller may see their queues."""
+
+    workers: list[WorkerInfo]
+
+
+class WorkersOrdered(ServerValue, kw_only=True):
+    """The ids of the workers that were told."""
+
+    ids: list[str]
+
+
+# Traces on the wire.
+
+
+Place = Annotated[str, Meta(pattern=r"^[0-9]{1,19}$")]  # what a page named as `next`
+Words = Annotated[str, Meta(min_length=1, max_length=1_000)]
+
+
+class StatsQuery(Wire, kw_only=True):
+    """Of which topic, and of which time."""
+
+    topic: Name | None = None
+    since: Instant | None = None
+    until: Instant | None = None
+
+
+class TracesQuery(StatsQuery, kw_only=True):
+    """Which steps to find: the first ones that fit, from the start or behind a place, or the last, before one."""
+
+    group: Name | None = None
+    event: Words | None = None
+    holder: Words | None = None
+    error: Words | None = None
+    limit: Limit = 100
+    last: bool = False
+    after: Place | None = None
+
+
+class TraceQuery(Wire, kw_only=True):
+    """Which steps of a message to tell: all, or behind those of an earlier page."""
+
+    limit: Limit = 10_000
+    after: Place | None = None
+
+
+class Steps(ServerValue, kw_only=True):
+    """Steps of messages, oldest first; `next` is what `after` goes on from, if there may be more: of the last steps,
+    earlier ones.
+
+    That may be so of a page with few steps, or none: one call looks at so many and no more.
+    """
+
+    steps: list[TraceStep]
     next: str = ""

@@ -28,7 +28,7 @@ from holdfast.protocol.locks import KeepLock
 from holdfast.protocol.messages import Said
 from holdfast.protocol.topics import Beat
 from holdfast.remote.client import Client, ask_of
-from holdfast.remote.records import RemoteBody, record_told
+from holdfast.remote.records import RemoteBody, record_from
 from holdfast.settings import BrokerSettings, ConsumerSettings, load
 
 MOST_READ: Final = 10_000  # messages, steps or groups that one call answers
@@ -94,7 +94,7 @@ def reset_of(topic: str, to: To, partition: int | None, *, dry_run: bool) -> wir
     )
 
 
-def resets_told(done: wire.ResetDone) -> list[Reset]:
+def resets_from(done: wire.ResetDone) -> list[Reset]:
     """Where it went."""
     return [
         Reset(topic=each.topic, partition=each.partition, before=each.before, after=each.after)
@@ -159,18 +159,18 @@ def _differing(settings: ConsumerSettings | None) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value != getattr(usual, name)}
 
 
-def messages_told(
-    client: Client, bodies: Bodies, partitions: Mapping[TopicPartition, ConsumedPartition], told: Iterable[Said]
+def messages_from(
+    client: Client, bodies: Bodies, partitions: Mapping[TopicPartition, ConsumedPartition], message: Iterable[Said]
 ) -> list[StreamMessage[Any]]:
     """Decode the messages of a poll; those of one partition usually come together."""
     found: list[StreamMessage[Any]] = []
     place: TopicPartition | None = None
     home = StreamHome("", 0)
-    for each in told:
+    for each in message:
         if place is None or each.partition != place[1] or each.topic != place[0]:
             place = each.topic, each.partition
             home = partitions[place].home if place in partitions else StreamHome(*place)
-        record = record_told(each, _payload(client, each) if each.omitted else None)
+        record = record_from(each, _payload(client, each) if each.omitted else None)
         if each.id[each.id.rfind("-") + 1] == "d":  # it was delayed, and keeps its id
             number = parse_message_id(each.id, each.topic).delayed_id
             record = msgspec.structs.replace(record, headers=(*record.headers, (DELAYED_ID, b"%d" % (number or 0))))
@@ -178,9 +178,9 @@ def messages_told(
     return found
 
 
-def _payload(client: Client, told: Said) -> RemoteBody:
-    path = path_of("topics", told.topic, "partitions", told.partition, "payload", offset=told.offset)
-    return RemoteBody(client.beside, path, told.size)
+def _payload(client: Client, message: Said) -> RemoteBody:
+    path = path_of("topics", message.topic, "partitions", message.partition, "payload", offset=message.offset)
+    return RemoteBody(client.beside, path, message.size)
 
 
 # Locks of a server that are renewed in the background.

@@ -228,7 +228,7 @@ class RemoteProducerPort:
     def keep(self, topic: RemoteTopic) -> None:
         """Do nothing: the server holds its topics open."""
 
-    let_go = keep
+    release = keep
 
     def is_stale(self, topic: RemoteTopic) -> bool:
         known = self._client.publishing.known(topic.name)

@@ -18,7 +18,7 @@ from holdfast.model import BodyKind, Durability, Record
 from holdfast.protocol import messages as wire
 from holdfast.protocol.messages import Ack, Delivery, Extend, Letters, Nack, Reject, Take
 from holdfast.remote.client import Client, HeldLease, ask_of
-from holdfast.remote.records import RemoteBody, ToldPlace, listed_told, path_by_id, record_told
+from holdfast.remote.records import NamedPlace, RemoteBody, listed_from, path_by_id, record_from
 from holdfast.settings import TopicSettings
 
 _Part = TypeVar("_Part")
@@ -35,7 +35,7 @@ _DONE: Final = "it is done"
 class RemoteTaken(msgspec.Struct, frozen=True, gc=False):
     """A message in flight from a server, and its lease as the client's thread knows it."""
 
-    home: ToldPlace
+    home: NamedPlace
     record: Record
     attempt: int
     holder: str
@@ -144,18 +144,24 @@ class RemoteGroup:
         if len(self.client.unanswered) < _MOST_UNANSWERED and take.attempt_id is not None:
             self.client.unanswered[like] = take.attempt_id
 
-    def _in_flight(self, told: Delivery, *, renew: bool, detached: bool) -> RemoteTaken:
+    def _in_flight(self, delivery: Delivery, *, renew: bool, detached: bool) -> RemoteTaken:
         now_ns = self.client.world.clock.monotonic_ns()
-        held = HeldLease(self.topic, self.group, told.receipt, told.lease_ms, now_ns)
+        held = HeldLease(self.topic, self.group, delivery.receipt, delivery.lease_ms, now_ns)
         held.detached = detached
         if renew:
             self.client.upkeep.renew(held)
         else:
             self.client.upkeep.begin()
-        payload = RemoteBody(self.client.beside, self._body_path(held, told.id), told.size) if told.omitted else None
-        version = 0 if told.state is None else told.state.version
-        home = ToldPlace(told.topic, told.partition, told.id)
-        return RemoteTaken(home, record_told(told, payload), told.attempt, told.holder, told.fence, held, version)
+        payload = (
+            RemoteBody(self.client.beside, self._body_path(held, delivery.id), delivery.size)
+            if delivery.omitted
+            else None
+        )
+        version = 0 if delivery.state is None else delivery.state.version
+        home = NamedPlace(delivery.topic, delivery.partition, delivery.id)
+        return RemoteTaken(
+            home, record_from(delivery, payload), delivery.attempt, delivery.holder, delivery.fence, held, version
+        )
 
     def _body_path(self, held: HeldLease, message_id: str) -> Callable[[], str]:
         topic, group = self.topic, self.group
@@ -215,7 +221,9 @@ class RemoteGroup:
         for each in taken:
             held = each.held if isinstance(each, RemoteTaken) else None
             if held is None or (held.topic, held.group) != (self.topic, self.group):
-                raise InvalidRequest("a message is of another queue; nothing was changed")
+                raise InvalidRequest(
+                    "a message is of another queue; nothing was changed. Settle it with the queue that it came from"
+                )
 
     def _extended(self, taken: RemoteTaken, lease_ms: int | None, since_ns: int) -> None:
         held = taken.held
@@ -268,8 +276,8 @@ class Paging:
     def page(self, answer: Any) -> list[Listed[Any]]:
         """Return the messages of a page that match."""
         group = self._group
-        told = answer.letters if self._phase == "dead" else answer.messages
-        found = [listed_told(group.client, group.bodies, group.topic, group.group, each) for each in told]
+        delivery = answer.letters if self._phase == "dead" else answer.messages
+        found = [listed_from(group.client, group.bodies, group.topic, group.group, each) for each in delivery]
         if self._wanted is not None:
             found = [each for each in found if self._wanted(each)]
         found = found[: self._left]

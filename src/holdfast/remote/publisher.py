@@ -275,14 +275,14 @@ class RemotePublisher:
         )
         return [
             Stored(
-                told.topic,
-                told.offset,
-                told.delayed_id,
-                told.duplicate and i not in ours,  # one of ours was stored by an earlier attempt
-                told.durability,
-                told.partition,
+                each.topic,
+                each.offset,
+                each.delayed_id,
+                each.duplicate and i not in ours,  # one of ours was stored by an earlier attempt
+                each.durability,
+                each.partition,
             )
-            for i, told in enumerate(answer.stored)
+            for i, each in enumerate(answer.stored)
         ]
 
 

@@ -46,7 +46,7 @@ from holdfast.client.calling import (
     path_of,
     request_bytes,
 )
-from holdfast.client.network import run, told
+from holdfast.client.network import failure_text, run
 from holdfast.errors import InvalidRequest, Unavailable
 from holdfast.large import CHUNK_BYTES
 from holdfast.model import Durability, Record
@@ -143,7 +143,7 @@ class _Fetching:
             try:
                 await connection.wire.send(request_bytes(self._ask, self._caller.common), timeout_s)
             except OSError as error:
-                raise AnswerLost(told(self._caller.address, error, fresh=connection.fresh)) from error
+                raise AnswerLost(failure_text(self._caller.address, error, fresh=connection.fresh)) from error
             answer: Answer | None = None
             while answer is None and not 200 <= connection.reader.status < 300:
                 answer = await self._more(connection)
@@ -166,7 +166,7 @@ class _Fetching:
                 raise EOFError("the server closed the connection before it had answered")
             return connection.reader.feed(content)
         except (OSError, EOFError, BROKEN) as error:
-            raise AnswerLost(told(self._caller.address, error, fresh=connection.fresh)) from error
+            raise AnswerLost(failure_text(self._caller.address, error, fresh=connection.fresh)) from error
 
     def end(self) -> None:
         """Nobody reads on: what still comes would be taken for the answer to another call."""
@@ -202,7 +202,7 @@ class _BodyReader(io.RawIOBase):
         super().close()
 
 
-class ToldPlace(msgspec.Struct, frozen=True, gc=False):
+class NamedPlace(msgspec.Struct, frozen=True, gc=False):
     """Where a message is kept, as its server says: which is also what the message is called."""
 
     topic: str
@@ -214,49 +214,49 @@ class ToldPlace(msgspec.Struct, frozen=True, gc=False):
         return self.id
 
 
-def place_of(told: messages.Said) -> ToldPlace:
+def place_of(message: messages.Said) -> NamedPlace:
     """Return where the message is stored."""
-    return ToldPlace(told.topic, told.partition, told.id)
+    return NamedPlace(message.topic, message.partition, message.id)
 
 
-def record_told(told: messages.Said, payload: RemoteBody | None) -> Record:
+def record_from(message: messages.Said, payload: RemoteBody | None) -> Record:
     """Return the message as a broker stores it; `payload` is its body if that was not included."""
-    offset: Any = told.offset
-    value: Any = told.body if payload is None else payload
-    marked = told.correlation_id not in ("", told.id)
-    keyed = told.key is not None or told.key_data is not None
-    if not (marked or keyed or told.headers or told.original_id or told.tombstone):  # as most are
-        times = told.priority, told.expires_at_ms, told.due_at_ms
-        return Record(offset, told.timestamp_ns, value, None, (), *times)
-    headers, flags = _headers(told)
-    if told.key is not None:
+    offset: Any = message.offset
+    value: Any = message.body if payload is None else payload
+    marked = message.correlation_id not in ("", message.id)
+    keyed = message.key is not None or message.key_data is not None
+    if not (marked or keyed or message.headers or message.original_id or message.tombstone):  # as most are
+        times = message.priority, message.expires_at_ms, message.due_at_ms
+        return Record(offset, message.timestamp_ns, value, None, (), *times)
+    headers, flags = _headers(message)
+    if message.key is not None:
         flags |= TEXT_KEY
-    if told.tombstone:
+    if message.tombstone:
         flags |= TOMBSTONE
     if marked:
-        headers.append((CORRELATION_ID, told.correlation_id.encode()))
-    if told.original_id:
+        headers.append((CORRELATION_ID, message.correlation_id.encode()))
+    if message.original_id:
         flags |= MOVED
-        headers.append((ORIGINAL, encode_original(Original(told.original_id, 0, 0))))
-    key = told.key_data if told.key is None else told.key.encode()
+        headers.append((ORIGINAL, encode_original(Original(message.original_id, 0, 0))))
+    key = message.key_data if message.key is None else message.key.encode()
     return Record(
         offset,
-        told.timestamp_ns,
+        message.timestamp_ns,
         value,
         key,
         tuple(headers),
-        told.priority,
-        told.expires_at_ms,
-        told.due_at_ms,
+        message.priority,
+        message.expires_at_ms,
+        message.due_at_ms,
         flags,
     )
 
 
-def _headers(told: messages.Said) -> tuple[list[tuple[str, bytes]], int]:
+def _headers(message: messages.Said) -> tuple[list[tuple[str, bytes]], int]:
     """Return the headers as they are stored, and the flag that says that some are text."""
     stored: list[tuple[str, bytes]] = []
     as_bytes: list[int] = []
-    for i, each in enumerate(told.headers):
+    for i, each in enumerate(message.headers):
         if each.data is not None:
             as_bytes.append(i)
         stored.append((each.name, (each.value or "").encode() if each.data is None else each.data))
@@ -267,13 +267,13 @@ def _headers(told: messages.Said) -> tuple[list[tuple[str, bytes]], int]:
     return stored, TEXT_HEADERS
 
 
-def contents_told(client: Client, bodies: Bodies, told: messages.Said) -> Contents[Any]:
+def contents_from(client: Client, bodies: Bodies, message: messages.Said) -> Contents[Any]:
     """Return a message that was read or peeked at."""
     payload = None
-    if told.omitted:
-        path = path_of("topics", told.topic, "partitions", told.partition, "payload", offset=told.offset)
-        payload = RemoteBody(client.beside, path, told.size)
-    return Contents(place_of(told), bodies, record_told(told, payload))
+    if message.omitted:
+        path = path_of("topics", message.topic, "partitions", message.partition, "payload", offset=message.offset)
+        payload = RemoteBody(client.beside, path, message.size)
+    return Contents(place_of(message), bodies, record_from(message, payload))
 
 
 def path_by_id(queue: str, group: str, message_id: str) -> str:
@@ -281,50 +281,52 @@ def path_by_id(queue: str, group: str, message_id: str) -> str:
     return path_of("queues", queue, "messages", message_id, "payload", group=group)
 
 
-def listed_told(client: Client, bodies: Bodies, queue: str, group: str, told: messages.Listed) -> Listed[Any]:
+def listed_from(client: Client, bodies: Bodies, queue: str, group: str, message: messages.Listed) -> Listed[Any]:
     """Return a listed message with its phase."""
-    payload = RemoteBody(client.beside, path_by_id(queue, group, told.id), told.size) if told.omitted else None
-    record, home = record_told(told, payload), place_of(told)
-    if isinstance(told, messages.Letter):
-        return DeadLetter(home, bodies, record, _note(told, group))
-    if told.offset is None:
-        number = parse_message_id(told.id, told.topic).delayed_id
-        return Waiting(home, bodies, msgspec.structs.replace(record, offset=number), told.due_ms)
+    payload = RemoteBody(client.beside, path_by_id(queue, group, message.id), message.size) if message.omitted else None
+    record, home = record_from(message, payload), place_of(message)
+    if isinstance(message, messages.Letter):
+        return DeadLetter(home, bodies, record, _note(message, group))
+    if message.offset is None:
+        number = parse_message_id(message.id, message.topic).delayed_id
+        return Waiting(home, bodies, msgspec.structs.replace(record, offset=number), message.due_ms)
     return Listed(
         home,
         bodies,
         record,
-        told.phase,
-        due_ms=told.due_ms,
-        attempts=told.attempts,
-        holder=told.holder,
-        error=told.error,
-        until_ms=told.lease_until_ms,
+        message.phase,
+        due_ms=message.due_ms,
+        attempts=message.attempts,
+        holder=message.holder,
+        error=message.error,
+        until_ms=message.lease_until_ms,
     )
 
 
-def _note(told: messages.Letter, group: str) -> DeadNote:
-    first = Original(told.original_id, told.original_offset, instant_ns(told.original_timestamp, "original_timestamp"))
+def _note(message: messages.Letter, group: str) -> DeadNote:
+    first = Original(
+        message.original_id, message.original_offset, instant_ns(message.original_timestamp, "original_timestamp")
+    )
     return DeadNote(
-        id=told.original_id,
-        topic=told.topic,
-        partition=told.partition,
+        id=message.original_id,
+        topic=message.topic,
+        partition=message.partition,
         group=group,
-        offset=told.original_offset,
+        offset=message.original_offset,
         timestamp_ns=first.timestamp_ns,
-        reason=told.reason,
-        error=told.error,
-        attempts=told.attempts,
-        first_ms=_ms(told.first_delivery),
-        last_ms=_ms(told.last_delivery),
-        dead_at_ms=_ms(told.dead_at),
-        holder=told.holder,
-        priority=told.priority,
-        failures=tuple(told.failures),
-        state=None if told.state is None else msgspec.json.encode(told.state),
+        reason=message.reason,
+        error=message.error,
+        attempts=message.attempts,
+        first_ms=_ms(message.first_delivery),
+        last_ms=_ms(message.last_delivery),
+        dead_at_ms=_ms(message.dead_at),
+        holder=message.holder,
+        priority=message.priority,
+        failures=tuple(message.failures),
+        state=None if message.state is None else msgspec.json.encode(message.state),
         original=first,
-        expires_at_ms=told.expires_at_ms,
-        due_at_ms=told.due_at_ms,
+        expires_at_ms=message.expires_at_ms,
+        due_at_ms=message.due_at_ms,
     )
 
 
@@ -532,7 +534,7 @@ class StreamUpload:
                     raise EOFError("the server closed the connection before it had answered")
                 answer = connection.reader.feed(content)
         except (OSError, EOFError, BROKEN) as error:
-            raise Unsent(told(self._caller.address, error, fresh=connection.fresh)) from error
+            raise Unsent(failure_text(self._caller.address, error, fresh=connection.fresh)) from error
         return answer
 
     async def _send(self, connection: PooledConnection) -> Answer:
@@ -547,7 +549,7 @@ class StreamUpload:
         try:
             return await self._caller.answer_of(connection, self._caller.timeout_s if failed is None else _LAST_WORDS_S)
         except (OSError, EOFError, BROKEN) as error:
-            raise AnswerLost(told(self._caller.address, failed or error, fresh=False)) from error
+            raise AnswerLost(failure_text(self._caller.address, failed or error, fresh=False)) from error
 
     async def _passed(self, connection: PooledConnection, content: bytes, behind: bytes = b"") -> OSError | None:
         chunk = b"%x\r\n%b\r\n" % (len(content), content) if content else b""

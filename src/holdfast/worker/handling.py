@@ -1,4 +1,4 @@
-"""Runs the handler for each message, in a thread or as a task, and settles the message by how the handler ended."""
+"""Takes messages from a queue, runs the handler for each, and settles the message by how the handler ended."""
 
 from __future__ import annotations
 
@@ -14,9 +14,22 @@ from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
-from holdfast.env import Clock
-from holdfast.errors import InvalidRequest, LeaseLost
-from holdfast.worker.sources import DEFER, Bridge, Reject, Retry, Settlement, WorkerQueue, settlement_after
+from holdfast.api.drafts import Seconds
+from holdfast.api.ports import port_of
+from holdfast.env import Clock, World
+from holdfast.errors import Closed, HoldfastError, InvalidRequest, LeaseLost, UnknownGroup, UnknownTopic
+from holdfast.worker.sources import (
+    DEFER,
+    Backoff,
+    Bridge,
+    QueueOrigin,
+    Reject,
+    Retry,
+    Settlement,
+    Slots,
+    WorkerQueue,
+    settlement_after,
+)
 
 Claimant = Literal["handler", "control"]
 
@@ -352,6 +365,175 @@ def facts(run: HandlerRun) -> dict[str, Any]:
     return {"queue": str(run.lane), "id": message.id, "attempt": message.attempt}
 
 
+def unexpected(error: Exception) -> Exception | None:
+    """Return the error if its traceback is worth logging: one of ours says all in its message."""
+    return None if isinstance(error, HoldfastError) else error
+
+
+_LOOK_FOR_QUEUE_S: Final = 5.0  # the longest pause between two looks for a queue that does not exist yet
+
+
+class WorkerLane:
+    """Receives from one queue whenever slots are free, and retries after errors.
+
+    Calls `start_run` for each message, `failed` for each error it recovers from, and `broken` for one that it cannot.
+    """
+
+    def __init__(
+        self,
+        origin: QueueOrigin,
+        *,
+        world: World,
+        bridge: Bridge,
+        poll_s: float,
+        lease: Seconds | None,
+        alone: bool,
+        start_run: Callable[[HandlerRun], None],
+        failed: Callable[[Exception], None],
+        broken: Callable[[Exception], None],
+    ) -> None:
+        self._origin = origin
+        self._clock = world.clock
+        self._bridge = bridge
+        self._poll_s = poll_s
+        self._lease = lease
+        self._alone = alone
+        self._start_run = start_run
+        self._failed = failed
+        self._broken = broken
+        self._backoff = Backoff(world.ids)
+        self._missing = Backoff(world.ids, _LOOK_FOR_QUEUE_S)
+        self._reported_missing = False
+        self._stopping = threading.Event()
+        self._source: WorkerQueue | None = None
+        self._answered_ns = self._clock.monotonic_ns()
+        self._asking_since_ns: int | None = self._answered_ns
+        self._thread = threading.Thread(target=self._live, name=f"holdfast-lane-{self}", daemon=True)
+
+    def __str__(self) -> str:
+        return self._origin.name
+
+    def start(self, slots: Slots) -> None:
+        """Start receiving."""
+        self._slots = slots
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop receiving. Messages that arrive in a call under way are given back."""
+        self._stopping.set()
+
+    def join(self, timeout_s: float) -> None:
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    def close(self) -> None:
+        """Close the queue, if we opened it."""
+        self._origin.close(self._bridge)
+
+    @property
+    def port(self) -> Any:
+        """The open queue's port; None while the queue is not open."""
+        return None if self._source is None else port_of(self._source.face)
+
+    @property
+    def borrowed(self) -> bool:
+        """Whether the queue was opened by the caller, who will also close it."""
+        return self._origin.borrowed
+
+    @property
+    def unanswered_s(self) -> float:
+        """Seconds since the queue last answered, with or without messages."""
+        return (self._clock.monotonic_ns() - self._answered_ns) / 1e9
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds a receive has gone unanswered; 0 while all slots are in use, since then none is made."""
+        since_ns = self._asking_since_ns
+        return 0.0 if since_ns is None else (self._clock.monotonic_ns() - since_ns) / 1e9
+
+    def _live(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._round()
+            except Exception as error:
+                if self._stopping.is_set():
+                    return  # closing the queue is how a waiting receive is ended
+                if self._source is None and isinstance(error, UnknownTopic):
+                    self._wait_for_queue(error)
+                elif self._is_final(error):
+                    self._broken(error)
+                    return
+                else:
+                    self._wait_after(error)
+
+    def _round(self) -> None:
+        """Receive once. With several queues, a lane waits with one slot only, and takes more just for what is there."""
+        source = self._open()
+        if self._alone:
+            self._take(source, self._slots.total, self._poll_s)
+        elif not self._take(source, self._slots.total, 0):
+            self._take(source, 1, self._poll_s)
+
+    def _open(self) -> WorkerQueue:
+        if self._source is None or (self._source.closed and not self._origin.borrowed):
+            self._source = self._origin.open(self._bridge)
+        return self._source
+
+    def _take(self, source: WorkerQueue, most: int, timeout_s: float) -> bool:
+        """Receive messages for the free slots; returns whether there were any."""
+        held = self._slots.take(self, most)
+        if not held:
+            return True  # the slots are closed: the worker is ending
+        taken: list[Any] = []
+        try:
+            if self._asking_since_ns is None:
+                self._asking_since_ns = self._clock.monotonic_ns()
+            taken = source.take(held, timeout_s=timeout_s, lease=self._lease)
+            self._answered_ns = self._clock.monotonic_ns()
+            self._asking_since_ns = None
+            self._backoff.reset()
+        finally:
+            self._slots.give(self, held - len(taken))
+        for message in taken:
+            if self._slots.held:  # drained while it waited: what came meanwhile is for others
+                source.settle(message, DEFER)
+                self._slots.give(self)
+            else:
+                self._start_run(HandlerRun(message, source, self))
+        return bool(taken)
+
+    def _is_final(self, error: Exception) -> bool:
+        """Whether retrying cannot help: the arguments are wrong, or the caller closed the queue."""
+        if self._source is None:
+            return not (isinstance(error, OSError) or (isinstance(error, HoldfastError) and error.retryable))
+        return self._origin.borrowed and isinstance(error, (Closed, UnknownGroup, UnknownTopic)) and self._source.closed
+
+    def _wait_for_queue(self, error: UnknownTopic) -> None:
+        """Wait for a queue that does not exist yet: its producer may start after us. Reported once."""
+        if not self._reported_missing:
+            self._reported_missing = True
+            logger.warning("the queue does not exist yet, waiting for it: %s", error, extra={"queue": str(self)})
+            self._failed(error)
+        self._pause(self._missing.next_s())
+
+    def _wait_after(self, error: Exception) -> None:
+        pause_s = self._backoff.next_s()
+        logger.warning(
+            "receiving failed, trying again in %.1f s: %s: %s",
+            pause_s,
+            type(error).__name__,
+            error,
+            extra={"queue": str(self)},
+        )
+        self._failed(error)
+        self._pause(pause_s)
+
+    def _pause(self, pause_s: float) -> None:
+        until_ns = self._clock.monotonic_ns() + round(pause_s * 1e9)
+        while not self._stopping.is_set() and (left_ns := until_ns - self._clock.monotonic_ns()) > 0:
+            self._clock.wait(self._stopping, left_ns / 1e9)
+
+
 class Hooks:
     """The user's hooks, plain or async. An error in a hook is logged and counted, and never ends the worker."""
 
@@ -413,7 +595,7 @@ class Hooks:
 class WorkerHealth(msgspec.Struct, frozen=True, kw_only=True):
     """The result of `worker.health()`. Counts are since the start."""
 
-    status: str  # "starting", "running", "silent", "draining" or "stopped"
+    status: str  # "starting", "running", "silent", "draining", "drained" (idle until it is told to resume), "stopped"
     seconds_since_last_receive: float  # since the slowest queue last answered, with or without messages
     silent_seconds: float  # the same, counting only time in which a slot was free to receive with
     running: int
@@ -432,7 +614,7 @@ class WorkerHealth(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ok(self) -> bool:
         """Whether the worker is working as intended."""
-        return self.status in {"starting", "running", "draining"}
+        return self.status in {"starting", "running", "draining", "drained"}
 
 
 class WorkerCounts:

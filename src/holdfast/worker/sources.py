@@ -335,12 +335,13 @@ class Slots:
         self._used = dict.fromkeys(lanes, 0)
         self._changed = threading.Condition()
         self._closed = False
+        self.held = False  # whether lanes get no slots for now
 
     def take(self, lane: Hashable, most: int) -> int:
         """Wait for a free slot, then take up to `most`; returns how many, 0 after `close`."""
         with self._changed:
             while not self._closed:
-                count = min(most, self._free(lane))
+                count = 0 if self.held else min(most, self._free(lane))
                 if count:
                     self._used[lane] += count
                     return count
@@ -351,6 +352,12 @@ class Slots:
         """Return slots that are no longer used."""
         with self._changed:
             self._used[lane] -= count
+            self._changed.notify_all()
+
+    def hold(self, *, held: bool) -> None:
+        """Give no slots for now, or give them again."""
+        with self._changed:
+            self.held = held
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -372,6 +379,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The checked arguments of a worker."""
 
     handler: Callable[[Any], Any]
+    name: str | None
     is_async: bool
     origins: list[QueueOrigin]
     concurrency: int
@@ -407,6 +415,13 @@ def checked_concurrency(value: object, queues: int) -> int:
     if value < queues:
         raise InvalidRequest(f"concurrency={value} is too little for {queues} queues: each needs a handler of its own")
     return value
+
+
+def checked_name(name: object) -> str | None:
+    """Return the name of a worker: a short text that can be shown."""
+    if name is None or (isinstance(name, str) and 0 < len(name) <= 200 and name.isprintable()):
+        return name
+    raise InvalidRequest(f"name={name!r} cannot be used: give a text of up to 200 characters")
 
 
 def checked_hook(hook: object, name: str) -> Any:

@@ -1,20 +1,42 @@
-"""A message in flight and its state document, for tasks."""
+"""What users hold beside a queue, for tasks: messages in flight with their state, dead letters, locks, documents."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from operator import attrgetter
 from types import TracebackType
-from typing import Any, Generic
+from typing import Any, Generic, Self, TypeAlias
 
 import msgspec
 
-from holdfast.api.aio.ports import AsyncGroupPort
-from holdfast.api.arguments import INTERRUPTIONS, error_text, gives_back, state_content
+from holdfast.api.aio.ports import AsyncGroupPort, AsyncLocksPort
+from holdfast.api.arguments import (
+    INTERRUPTIONS,
+    check_rate,
+    chosen_ids,
+    error_text,
+    gives_back,
+    state_content,
+    switch,
+)
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Body, Home, MessageFields, Taken
 from holdfast.api.drafts import Seconds, duration_ms, lease_of
-from holdfast.errors import Closed, LeaseLost, Unavailable, UnknownTopic
+from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Redriven, Where, check_limit
+from holdfast.api.locks import (
+    LEASE_S,
+    Document,
+    KeptLock,
+    Lock,
+    LockInfo,
+    LockRequest,
+    check_version,
+    document_content,
+    lease_id_of,
+    lock_request,
+)
+from holdfast.broker.folder.layout import check_name, check_topic_name
+from holdfast.errors import Closed, InvalidRequest, LeaseLost, Unavailable, UnknownTopic
 from holdfast.model import Durability, Record
 
 
@@ -27,15 +49,28 @@ class AsyncState:
         self.version = port.state_version(taken)
 
     async def load(self) -> Any:
-        """Return the document, or None if there is none."""
+        """Load the document.
+
+        Returns:
+            Its value, or None if there is none.
+
+        Raises:
+            LeaseLost: The lease of the message has ended.
+        """
         value, self.version = await self._port.load_state(self._taken)
         return value
 
     async def save(self, value: Any, *, durability: Durability | None = None) -> None:
-        """Replace the document; None removes it. The value must be representable as JSON.
+        """Replace the document.
 
-        Raises Conflict if it has changed since you loaded it, LeaseLost if the lease of the message has ended, and
-        MessageTooLarge above 1 MiB.
+        Args:
+            value: Any value that JSON can represent, up to 1 MiB; None removes the document.
+            durability: "fsync", "interval" or "os", for this call.
+
+        Raises:
+            Conflict: It has changed since you loaded it.
+            LeaseLost: The lease of the message has ended.
+            MessageTooLarge: The value is larger than 1 MiB.
         """
         content = state_content(value)
         self.version = await self._port.save_state(self._taken, self.version, content, durability)
@@ -125,9 +160,13 @@ class AsyncMessage(MessageFields[Body], msgspec.Struct, Generic[Body], eq=False,
     # caller may try again, and otherwise the finalizer returns it to the queue.
 
     async def ack(self, *, durability: Durability | None = None) -> None:
-        """Acknowledge the message: it is done and is not delivered again. Raises LeaseLost if the lease has ended.
+        """Acknowledge the message: it is done and is not delivered again.
 
-        The ack is on disk within a second; with durability="fsync", when the call returns.
+        Args:
+            durability: "fsync" returns when the ack is on disk; by default it is within a second.
+
+        Raises:
+            LeaseLost: The lease has ended; the message may be delivered again.
         """
         try:
             if durability is not None or not self._port.ack_now(self._taken):
@@ -138,10 +177,14 @@ class AsyncMessage(MessageFields[Body], msgspec.Struct, Generic[Body], eq=False,
         self._settled = True
 
     async def nack(self, *, delay: Seconds | None = None, error: object = None) -> None:
-        """Report a failure: the message is retried after the queue's backoff, or after `delay`.
+        """Report a failure: the message is retried, and after the last attempt it becomes a dead letter.
 
-        After the last attempt it becomes a dead letter. `error` is an exception or a text, which is stored with it.
-        Raises LeaseLost if the lease has ended.
+        Args:
+            delay: When to retry it; by default the queue's backoff decides.
+            error: An exception or a text that says why, stored with the message.
+
+        Raises:
+            LeaseLost: The lease has ended.
         """
         delay_ms = None if delay is None else duration_ms(delay, "delay")
         text = error_text(error, self._port.settings.max_error_chars)
@@ -153,9 +196,13 @@ class AsyncMessage(MessageFields[Body], msgspec.Struct, Generic[Body], eq=False,
         self._settled = True
 
     async def defer(self, *, delay: Seconds = 0) -> None:
-        """Return the message to the queue, now or after `delay`, without counting this delivery as an attempt.
+        """Return the message to the queue without counting this delivery as an attempt.
 
-        Raises LeaseLost if the lease has ended.
+        Args:
+            delay: When to deliver it again; now by default.
+
+        Raises:
+            LeaseLost: The lease has ended.
         """
         delay_ms = duration_ms(delay, "delay")
         try:
@@ -166,9 +213,13 @@ class AsyncMessage(MessageFields[Body], msgspec.Struct, Generic[Body], eq=False,
         self._settled = True
 
     async def reject(self, reason: object = "") -> None:
-        """Make the message a dead letter now, with this reason: a text or an exception.
+        """Make the message a dead letter now.
 
-        Raises LeaseLost if the lease has ended.
+        Args:
+            reason: A text or an exception, stored with the dead letter.
+
+        Raises:
+            LeaseLost: The lease has ended.
         """
         text = error_text(reason, self._port.settings.max_error_chars)
         try:
@@ -179,9 +230,13 @@ class AsyncMessage(MessageFields[Body], msgspec.Struct, Generic[Body], eq=False,
         self._settled = True
 
     async def extend(self, lease: Seconds | None = None) -> None:
-        """Extend the lease to this long from now; by default, to the queue's own lease time.
+        """Extend the lease.
 
-        A lease of 0 returns the message to the queue now, as `defer` does. Raises LeaseLost if the lease has ended.
+        Args:
+            lease: The time from now; by default the queue's. With 0 the message returns to the queue, as with `defer`.
+
+        Raises:
+            LeaseLost: The lease has ended.
         """
         if gives_back(lease):
             await self.defer()
@@ -217,3 +272,399 @@ def settle(messages: list[AsyncMessage[Any]]) -> None:
     """Mark the messages as settled."""
     for message in messages:
         message._settled = True  # noqa: SLF001  users are not to set it
+
+
+# Dead letters of a group, for tasks.
+
+
+class AsyncDeadLetters(Generic[Body]):
+    """The dead letters of a group, as `queue.dead`.
+
+    Look at them, fix the cause, then redrive them:
+
+        for letter in await queue.dead.list(where="attempts > 3"):
+            print(letter.id, letter.reason, letter.error)
+        await queue.dead.redrive()
+    """
+
+    def __init__(self, port: AsyncGroupPort) -> None:
+        self._port = port
+
+    async def list(self, *, where: Where = None, limit: int | None = None) -> Sequence[DeadLetter[Body]]:
+        """Return dead letters, oldest first.
+
+        Args:
+            where: An expression such as "attempts > 3", or a function that takes a dead letter; all of them by default.
+            limit: The maximum number.
+
+        Returns:
+            The dead letters with their errors and attempts.
+
+        Raises:
+            InvalidRequest: The expression or the limit cannot be used.
+        """
+        found: Any = self._port.messages("dead", where, limit)
+        return [letter async for letter in found]  # sync: return list(found)
+
+    async def show(self, letter_id: str) -> DeadLetter[Body]:
+        """Return one dead letter.
+
+        Args:
+            letter_id: Its id, as `list` returns it.
+
+        Returns:
+            The dead letter, with every error of its attempts.
+
+        Raises:
+            NotFound: There is no such dead letter (any more).
+        """
+        if not isinstance(letter_id, str):
+            raise InvalidRequest(f"a dead letter's id is text, not {type(letter_id).__name__}")
+        return await self._port.letter(letter_id)
+
+    async def groups(self, *, where: Where = None) -> Sequence[DeadGroup]:
+        """Count the dead letters by reason and kind of error.
+
+        Args:
+            where: Which to count, as in `list`; all of them by default.
+
+        Returns:
+            The groups, the largest first, each with an example.
+
+        Raises:
+            InvalidRequest: The expression cannot be used.
+        """
+        return await self._port.letter_groups(where)
+
+    async def redrive(
+        self,
+        ids: str | Iterable[str] | None = None,
+        *,
+        where: Where = None,
+        limit: int | None = None,
+        rate: float | None = None,
+        dry_run: bool = False,
+        to: str | None = None,
+    ) -> Redriven:
+        """Put dead letters back into the queue, in their original order, each once.
+
+        Args:
+            ids: Which ones, by id. Without `ids` and `where`, all of them.
+            where: Which ones, as in `list`.
+            limit: The maximum number.
+            rate: The maximum per second.
+            dry_run: Only say which ones match; nothing changes.
+            to: Publish them as new messages of this topic instead, for all its groups.
+
+        Returns:
+            How many matched, how many were redriven, and their ids.
+
+        Raises:
+            InvalidRequest: Both `ids` and `where` are given, or one of the arguments cannot be used.
+            UnknownTopic: There is no topic `to`.
+        """
+        check_rate(rate)
+        check_limit(limit)
+        if to is not None:
+            check_topic_name(to)
+        ids, dry_run = chosen_ids(ids, where), switch(dry_run, "dry_run")
+        return await self._port.redrive(
+            DeadLettersRequest(ids=ids, where=where, limit=limit, rate=rate, to=to, dry_run=dry_run)
+        )
+
+    async def purge(
+        self,
+        ids: str | Iterable[str] | None = None,
+        *,
+        where: Where = None,
+        limit: int | None = None,
+        dry_run: bool = False,
+    ) -> Redriven:
+        """Delete dead letters. This cannot be undone.
+
+        Args:
+            ids: Which ones, by id. Without `ids` and `where`, all of them.
+            where: Which ones, as in `list`.
+            limit: The maximum number.
+            dry_run: Only say which ones match; nothing changes.
+
+        Returns:
+            How many matched, how many were deleted, and their ids.
+
+        Raises:
+            InvalidRequest: Both `ids` and `where` are given, or one of the arguments cannot be used.
+        """
+        check_limit(limit)
+        ids, dry_run = chosen_ids(ids, where), switch(dry_run, "dry_run")
+        return await self._port.purge_letters(DeadLettersRequest(ids=ids, where=where, limit=limit, dry_run=dry_run))
+
+
+# Locks and state documents, for tasks.
+
+
+list_ = list  # inside the classes the name means their method
+
+
+class AsyncHeldLock:
+    """A lock whose lease is renewed while an `async with` block runs. Check `lost` to see if the lease has ended."""
+
+    def __init__(self, port: AsyncLocksPort, wanted: LockRequest) -> None:
+        self._port = port
+        self._wanted = wanted
+        self._kept: KeptLock | None = None
+        self._released = False
+
+    @property
+    def lock(self) -> Lock:
+        """The lock as it was acquired. Renewals since then are not reflected in its `expires_at`."""
+        return self._taken().lock
+
+    @property
+    def name(self) -> str:
+        """The name of the lock."""
+        return self._wanted.name
+
+    @property
+    def owner(self) -> str:
+        """The name of the owner, shown to people."""
+        return self._wanted.owner
+
+    @property
+    def fence(self) -> int:
+        """The fencing number, higher than that of every earlier holder."""
+        return self.lock.fence
+
+    @property
+    def lease_id(self) -> str:
+        """The proof of the lease as text, for other processes."""
+        return self.lock.lease_id
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease has ended, as far as this process knows. If so, stop: another may hold the lock."""
+        return self._taken().lost and not self._released
+
+    def _taken(self) -> KeptLock:
+        if self._kept is None:
+            raise InvalidRequest(f"lock {self.name} is not taken yet: use `async with` for that")
+        return self._kept
+
+    def __await__(self) -> Generator[Any, None, Self]:  # async only
+        return self.__aenter__().__await__()
+
+    async def __aenter__(self) -> Self:
+        if self._kept is None:
+            self._kept = self._port.keep(await self._port.acquire(self._wanted))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        kept = self._taken()
+        kept.end()
+        try:
+            await self._port.release(kept.lock.lease_id)
+            self._released = True
+        except (LeaseLost, Closed, Unavailable) as late:
+            if error is None:
+                raise
+            error.add_note(f"the lock was not held any more: {late}")  # the block's own error matters more
+
+    def __del__(self) -> None:
+        kept = getattr(self, "_kept", None)  # __init__ may have failed
+        if kept is not None:
+            kept.end()
+
+
+LockLike: TypeAlias = Lock | AsyncHeldLock | str
+
+
+class AsyncLocks:
+    """The locks of a data folder. Safe to use from any task."""
+
+    def __init__(self, port: AsyncLocksPort) -> None:
+        self._port = port
+
+    async def acquire(
+        self,
+        name: str,
+        *,
+        owner: str | None = None,
+        lease: Seconds = LEASE_S,
+        wait: Seconds | None = None,
+        if_not_exists: bool = False,
+    ) -> Lock:
+        """Acquire the lock. Renew its lease with `keepalive`, or use `hold`, which does that for you.
+
+        Args:
+            name: The name of the lock.
+            owner: A text shown to people; host and process id by default.
+            lease: How long the lock is yours unless you renew it.
+            wait: How long to wait in line for it; without a limit by default.
+            if_not_exists: Do not wait, and require that no document has this name.
+
+        Returns:
+            The lock, with its fencing number and its lease id.
+
+        Raises:
+            LockHeld: The lock is not free in time.
+            Conflict: With `if_not_exists`: the lock is held, or a document with that name exists.
+        """
+        owner = self._port.holder if owner is None else owner
+        return await self._port.acquire(lock_request(name, owner, lease, wait, if_not_exists=if_not_exists))
+
+    async def keepalive(self, lock: LockLike, lease: Seconds | None = None) -> Lock:
+        """Renew the lease of a lock.
+
+        Args:
+            lock: The lock, or its lease id.
+            lease: The time from now; by default as long as before.
+
+        Returns:
+            The lock with its new `expires_at`.
+
+        Raises:
+            LeaseLost: The lease has ended. Stop: another may hold the lock.
+        """
+        return await self._port.keepalive(lease_id_of(lock), None if lease is None else lease_of(lease))
+
+    async def release(self, lock: LockLike) -> None:
+        """Release the lock; the next in line gets it at once.
+
+        Args:
+            lock: The lock, or its lease id.
+
+        Raises:
+            LeaseLost: The lease had ended before.
+        """
+        await self._port.release(lease_id_of(lock))
+
+    async def force_release(self, name: str) -> bool:
+        """Take the lock away from its holder, whose next keepalive fails.
+
+        Args:
+            name: The name of the lock.
+
+        Returns:
+            False if nobody held it.
+
+        Raises:
+            InvalidRequest: The name cannot be used.
+        """
+        return await self._port.force_release(check_name(name, "lock"))
+
+    async def describe(self, name: str) -> LockInfo:
+        """Say who holds the lock.
+
+        Args:
+            name: The name of the lock.
+
+        Returns:
+            Its holder, until when it is held, how many wait, and the version of the document of that name.
+
+        Raises:
+            InvalidRequest: The name cannot be used.
+        """
+        return await self._port.describe(check_name(name, "lock"))
+
+    async def list(self) -> list_[LockInfo]:
+        """List the locks that are held.
+
+        Returns:
+            One entry for each, with its holder.
+        """
+        return await self._port.held_locks()
+
+    def hold(
+        self, name: str, *, owner: str | None = None, lease: Seconds = LEASE_S, wait: Seconds | None = None
+    ) -> AsyncHeldLock:
+        """Hold the lock during an `async with` block: it is acquired, renewed meanwhile, and released at the end.
+
+            async with broker.locks.hold("nightly-report") as held:
+                write_report(fence=held.fence)
+
+        Args:
+            name: The name of the lock.
+            owner: A text shown to people; host and process id by default.
+            lease: How long the lock stays held if this process dies.
+            wait: How long to wait in line for it; without a limit by default.
+
+        Returns:
+            What to enter with `async with`; then it has the fencing number.
+
+        Raises:
+            LockHeld: On entering: the lock is not free in time.
+            LeaseLost: At the end of a block that lost it.
+        """
+        owner = self._port.holder if owner is None else owner
+        return AsyncHeldLock(self._port, lock_request(name, owner, lease, wait))
+
+
+class AsyncDocuments:
+    """The state documents of a data folder. Safe to use from any task."""
+
+    def __init__(self, port: AsyncLocksPort) -> None:
+        self._port = port
+
+    async def get(self, name: str) -> Document | None:
+        """Return a document.
+
+        Args:
+            name: The name of the document.
+
+        Returns:
+            The document with its version, or None if it does not exist.
+
+        Raises:
+            InvalidRequest: The name cannot be used.
+        """
+        return await self._port.document(check_name(name, "document"))
+
+    async def update(
+        self, name: str, value: Any, *, version: int | None = None, lock: LockLike | None = None
+    ) -> Document:
+        """Create or replace a document. Returns when it is on disk.
+
+        Args:
+            name: The name of the document.
+            value: Any value that JSON can represent, up to 1 MiB.
+            version: The version that you expect it to have; 0 means that it must not exist.
+            lock: A lock that must be held for the update to happen.
+
+        Returns:
+            The document with its new version.
+
+        Raises:
+            Conflict: It has another version.
+            LeaseLost: The lock is not held any more.
+            MessageTooLarge: The value is larger than 1 MiB.
+        """
+        lease_id = None if lock is None else lease_id_of(lock)
+        content = document_content(check_name(name, "document"), value)
+        return await self._port.update_document(name, content, check_version(version), lease_id)
+
+    async def remove(self, name: str, *, version: int | None = None, lock: LockLike | None = None) -> bool:
+        """Remove a document.
+
+        Args:
+            name: The name of the document.
+            version: The version that you expect it to have.
+            lock: A lock that must be held for the removal to happen.
+
+        Returns:
+            False if it did not exist.
+
+        Raises:
+            Conflict: It has another version.
+            LeaseLost: The lock is not held any more.
+        """
+        lease_id = None if lock is None else lease_id_of(lock)
+        return await self._port.remove_document(check_name(name, "document"), check_version(version), lease_id)
+
+    async def list(self) -> list_[str]:
+        """List the documents.
+
+        Returns:
+            The names of all documents.
+        """
+        return await self._port.document_names()

@@ -85,7 +85,7 @@ async def aside_while_wanted(work: Callable[_Given, _Result], *given: _Given.arg
         wanted.abandoned = True  # no effect if it has finished
 
 
-async def opened_aside(open_it: Callable[[], _Result], let_go: Callable[[_Result], object]) -> _Result:
+async def opened_aside(open_it: Callable[[], _Result], close: Callable[[_Result], object]) -> _Result:
     """Open something on a thread and return it.
 
     A thread cannot be cancelled: if the task is, what the thread opens is closed again, or a folder would stay locked.
@@ -100,5 +100,5 @@ async def opened_aside(open_it: Callable[[], _Result], let_go: Callable[[_Result
     try:
         return await asyncio.to_thread(open_into)
     except asyncio.CancelledError:
-        opened.add_done_callback(lambda done: let_go(done.result()))
+        opened.add_done_callback(lambda done: close(done.result()))
         raise

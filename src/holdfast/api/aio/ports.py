@@ -18,8 +18,10 @@ from holdfast.api.locks import Document, KeptLock, Lock, LockInfo, LockRequest
 from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.metrics import Observer
+from holdfast.broker.samples import Samples
 from holdfast.broker.streams.offsets import PartitionLag, Reset, ResetEffect, To
 from holdfast.broker.tracing.log import TraceStats, TraceStep
+from holdfast.broker.workers import Order, WorkerInfo, WorkerReport
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import BodyKind, CodecName, Durability, Retained
 from holdfast.settings import BrokerSettings, ConsumerSettings, TopicSettings
@@ -122,6 +124,12 @@ class AsyncBrokerPort(Protocol):
     async def groups(self, topic: str | None) -> list[GroupInfo]:
         """Return the groups of one topic, or of all topics, in queue mode and in stream mode."""
 
+    async def workers(self) -> list[WorkerInfo]:
+        """Return the workers that report themselves, or did within the last hour."""
+
+    async def order_worker(self, name: str, order: Order) -> list[str]:
+        """Tell the workers of this name, or the one with this id, what to do; return their ids."""
+
     async def delete_group(self, name: str, topic: str | None) -> None:
         """Delete a group: in queue mode on one topic, or in stream mode as a whole."""
 
@@ -141,6 +149,9 @@ class AsyncBrokerPort(Protocol):
 
     async def trace_stats(self, question: Question) -> TraceStats:
         """Summarize the matching steps."""
+
+    async def samples(self, topic: str | None, group: str | None, span_ms: int) -> Samples:
+        """Return the samples of a group, of a topic, or of all topics together, up to now."""
 
     async def sync(self) -> None:
         """Wait until everything done so far is on disk."""
@@ -373,6 +384,18 @@ class AsyncGroupPort(Protocol):
 
     async def stats(self) -> QueueStats:
         """Return the number of messages in each phase, and more."""
+
+    async def samples(self, span_ms: int) -> Samples:
+        """Return the samples of this group up to now."""
+
+    async def pause_group(self, reason: str) -> bool:
+        """Pause the group. Returns False if it was paused already; then nothing changes, not even the reason."""
+
+    async def resume_group(self) -> bool:
+        """Resume the group. Returns False if it was not paused."""
+
+    async def report_worker(self, report: WorkerReport) -> Order | None:
+        """List a worker of this group, and return what it was told to do and has not done yet."""
 
     async def purge(self) -> int:
         """Drop every message that is not in flight, and return how many."""

@@ -77,10 +77,28 @@ class AsyncProducer:
         dedup_id: Text | None = None, correlation_id: str | None = None,
         partition: int | None = None,
     ) -> AsyncSent:  # fmt: skip
-        """Send a message. Waits only for buffer space; use what it returns to wait until the message is stored.
+        """Send a message. This waits only for space in the buffer, not until the message is stored.
 
-        The options are those of `AsyncQueue.put`. Raises UnknownTopic, MessageTooLarge, and QueueFull if there is no
-        space within `block_ms`.
+        Args:
+            topic: The topic.
+            body: The body, in the type that the producer was opened with: bytes by default.
+            key: Messages with the same key go to the same partition.
+            headers: A mapping, or pairs of name and value; values are str or bytes.
+            priority: 0 to 9; 9 is the most urgent.
+            delay: Deliver it only after this time, in seconds or as a timedelta.
+            at: Deliver it only at this aware datetime or later.
+            ttl: Skip it if it has not been delivered within this time.
+            dedup_id: Store only the first message with this id within the deduplication window.
+            correlation_id: A text of your own; the message's id by default.
+            partition: The partition; by default that of its key, or else the next one in turn.
+
+        Returns:
+            What to wait for: its result is the message's id and place once it is stored.
+
+        Raises:
+            UnknownTopic: There is no such topic or partition.
+            MessageTooLarge: It exceeds the limit in the settings.
+            QueueFull: There was no space in the buffer within `block_ms`.
         """
         destination = self._ready(topic) or await self._open(topic)
         # The fused form of `address` and `put` for the commonest messages.
@@ -104,7 +122,21 @@ class AsyncProducer:
     async def send_many(
         self, topic: str, messages: Iterable[Any | NewMessage], *, partition: int | None = None
     ) -> AsyncSentMany:
-        """Send several messages, each a body or a NewMessage. What it returns has an answer for all, and for each."""
+        """Send several messages. This waits only for space in the buffer.
+
+        Args:
+            topic: The topic.
+            messages: Each is a body or a NewMessage.
+            partition: The partition for all of them.
+
+        Returns:
+            What to wait for: it has a result for all of them, and one for each.
+
+        Raises:
+            UnknownTopic: There is no such topic or partition.
+            MessageTooLarge: A message exceeds the limit in the settings.
+            QueueFull: There was no space in the buffer within `block_ms`.
+        """
         destination = self._ready(topic) or await self._open(topic)
         core = self._core
         messages = core.check_many(messages)
@@ -129,7 +161,12 @@ class AsyncProducer:
     async def flush(self, timeout: Seconds | None = None) -> None:
         """Send all collected messages and wait until they are stored.
 
-        Raises the first error that has not been reported yet, and Unavailable after `timeout`.
+        Args:
+            timeout: How long to wait; without a limit by default.
+
+        Raises:
+            Unavailable: Not everything was stored in time; it is still on its way.
+            HoldfastError: The first error of a message that has not been reported yet.
         """
         await self._drain(_seconds(timeout))
         self._core.raise_unseen()
@@ -137,8 +174,11 @@ class AsyncProducer:
     async def close(self, timeout: Seconds | None = None) -> None:
         """Send the remaining messages, wait until they are stored, and close. Closing twice is fine.
 
-        Messages that are not stored within `timeout` fail with Closed. Raises the first error that has not been
-        reported yet.
+        Args:
+            timeout: How long to wait; messages that are not stored by then fail with Closed.
+
+        Raises:
+            HoldfastError: The first error of a message that has not been reported yet.
         """
         if self._core.closed:
             return
@@ -232,7 +272,9 @@ class AsyncProducer:
 
     async def _drain(self, timeout_s: float | None) -> None:
         if await self._waits.answered_all(self._core.accumulator.hurry(), timeout_s) is not None:
-            raise Unavailable(f"not everything was stored within {timeout_s:g} s; it is still on its way")
+            raise Unavailable(
+                f"not everything was stored within {timeout_s:g} s; the rest is still on its way: flush again"
+            )
 
 
 def _seconds(timeout: Seconds | None) -> float | None:

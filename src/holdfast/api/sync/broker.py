@@ -1,13 +1,13 @@
 # Generated from aio/broker.py by tools/sync.py: do not edit it, edit that one and run "make sync".
-"""The broker for threads: topics, groups, producers, consumers, traces, locks and documents."""
+"""The broker for threads: topics, groups, producers, consumers and traces."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from holdfast.api.arguments import Question, When, check_id, check_search, switch
+from holdfast.api.arguments import Question, When, check_id, check_search, span_of, switch
 from holdfast.api.bodies import Bodies, kind_of
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import (
@@ -25,7 +25,7 @@ from holdfast.api.drafts import (
 from holdfast.api.ports import Face
 from holdfast.api.sync.consumer import Consumer
 from holdfast.api.sync.group import Group, Queue
-from holdfast.api.sync.locks import Documents, Locks
+from holdfast.api.sync.message import Documents, Locks
 from holdfast.api.sync.ports import BrokerPort
 from holdfast.api.sync.producer import Producer
 from holdfast.api.topics import (
@@ -40,8 +40,11 @@ from holdfast.api.topics import (
     to_of,
 )
 from holdfast.broker.folder.layout import check_name, check_readable_name, check_topic_name
+from holdfast.broker.samples import Samples
 from holdfast.broker.streams.offsets import Reset
 from holdfast.broker.tracing.log import TraceStats, TraceStep
+from holdfast.broker.workers import Order, WorkerInfo
+from holdfast.errors import InvalidRequest
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.compaction import KeysCompacted
@@ -52,7 +55,8 @@ _NO_OPTIONS = (None,) * 8
 class Broker(Face):
     """The topics of a data folder or of a server. Safe to use from any thread.
 
-    Publish to topics, and receive from them as a queue, a group or a consumer:
+    Publish to topics, and receive from them as a queue, a group or a consumer. Once it is closed, its methods raise
+    Closed.
 
         with holdfast.open_broker("shop") as broker:
             broker.create_topic("orders", partitions=4)
@@ -78,9 +82,21 @@ class Broker(Face):
         settings: QueueSettings | None = None,
         **changes: Any,
     ) -> Queue[Any]:
-        """Open the queue with this name; without a name, the only one. It is created if needed, unless create=False.
+        """Open the queue with this name: a topic with one group.
 
-        The arguments are those of `holdfast.open`; `changes` are settings by name.
+        Args:
+            name: The name; without one, the only queue of the folder.
+            create: Create it if it does not exist.
+            body_type: bytes (the default), str, dict or any type that msgspec supports.
+            settings: Its settings as an object.
+            **changes: Its settings by name, such as max_attempts=3. They are stored with it.
+
+        Returns:
+            The queue.
+
+        Raises:
+            UnknownTopic: It does not exist, and `create` is False.
+            BadSettings: A setting is unknown or outside its limits.
         """
         body_type = self._body_type(body_type)
         return self._open_queue(
@@ -97,9 +113,20 @@ class Broker(Face):
     def create_topic(
         self, name: str, *, partitions: int | None = None, exist_ok: bool = False, **changes: Any
     ) -> TopicInfo:
-        """Create a topic. `changes` are its settings by name, such as retention_hours=168.
+        """Create a topic.
 
-        Raises TopicExists if the topic exists, unless exist_ok=True.
+        Args:
+            name: The name: letters, digits, dots, dashes and underscores.
+            partitions: How many; 1 by default.
+            exist_ok: Accept that it exists already.
+            **changes: Its settings by name, such as retention_hours=168.
+
+        Returns:
+            The topic's partitions, groups and settings.
+
+        Raises:
+            TopicExists: It exists already, and `exist_ok` is False.
+            BadSettings: A setting is unknown or outside its limits.
         """
         check_topic_name(name)
         switch(exist_ok, "exist_ok")
@@ -109,24 +136,69 @@ class Broker(Face):
         return self._port.create_topic(name, partitions, wanted, exist_ok=exist_ok)
 
     def alter_topic(self, name: str, **changes: Any) -> TopicInfo:
-        """Change settings of a topic. They take effect at once and are stored. `partitions` can only grow."""
+        """Change settings of a topic. They take effect at once and are stored.
+
+        Args:
+            name: The topic.
+            **changes: Settings by name; `partitions` can only grow.
+
+        Returns:
+            The topic's partitions, groups and settings.
+
+        Raises:
+            UnknownTopic: The topic does not exist.
+            BadSettings: A setting is unknown or outside its limits.
+        """
         return self._port.alter_topic(check_topic_name(name), check_changes(changes))
 
     def add_partitions(self, name: str, count: int) -> TopicInfo:
-        """Add `count` partitions to the topic. From now on a key may go to another partition than before."""
+        """Add partitions to a topic. From now on a key may go to another partition than before.
+
+        Args:
+            name: The topic.
+            count: How many to add.
+
+        Returns:
+            The topic's partitions, groups and settings.
+
+        Raises:
+            UnknownTopic: The topic does not exist.
+            InvalidRequest: The count cannot be used.
+        """
         check_added(count)
         return self._port.add_partitions(check_topic_name(name), count)
 
     def describe_topic(self, name: str) -> TopicInfo:
-        """Return the partitions, groups and settings of a topic. Raises UnknownTopic if it does not exist."""
+        """Describe a topic.
+
+        Args:
+            name: The topic.
+
+        Returns:
+            The topic's partitions, groups and settings.
+
+        Raises:
+            UnknownTopic: The topic does not exist.
+        """
         return self._port.describe_topic(check_readable_name(name))
 
     def topics(self) -> list[str]:
-        """Return the names of all topics."""
+        """List the topics.
+
+        Returns:
+            The names of all topics.
+        """
         return self._port.topics()
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic with all its messages, groups and dead letters."""
+        """Delete a topic with all its messages, groups and dead letters. This cannot be undone.
+
+        Args:
+            name: The topic.
+
+        Raises:
+            UnknownTopic: The topic does not exist.
+        """
         self._port.delete_topic(check_topic_name(name))
 
     def publish(
@@ -135,9 +207,31 @@ class Broker(Face):
         dedup_id: Text | None = None, correlation_id: str | None = None,
         partition: int | None = None, durability: Durability | None = None, codec: CodecName | None = None,
     ) -> Stored:  # fmt: skip
-        """Store a message in a topic; every group of the topic gets it. The options are those of `Queue.put`.
+        """Store a message in a topic; every group of the topic gets it. If it raises, nothing is stored.
 
-        It goes to `partition` if given, otherwise to the partition of its key, otherwise to the next one in turn.
+        Args:
+            topic: The topic.
+            body: The body, in the type that the broker was opened with: bytes by default.
+            key: Messages with the same key go to the same partition.
+            headers: A mapping, or pairs of name and value; values are str or bytes.
+            priority: 0 to 9; 9 is the most urgent.
+            delay: Deliver it only after this time, in seconds or as a timedelta.
+            at: Deliver it only at this aware datetime or later.
+            ttl: Skip it if it has not been delivered within this time.
+            dedup_id: Store only the first message with this id within the deduplication window.
+            correlation_id: A text of your own; the message's id by default.
+            partition: The partition; by default that of its key, or else the next one in turn.
+            durability: "fsync", "interval" or "os", for this call.
+            codec: "none", "zstd", "lz4" or "gzip", for this call.
+
+        Returns:
+            The message's id and place.
+
+        Raises:
+            UnknownTopic: There is no such topic or partition.
+            BadBody: The body does not fit the broker's type.
+            MessageTooLarge: It exceeds the limit in the settings.
+            DiskFull: The disk has no room for it.
         """
         options = (key, headers, delay, at, ttl, dedup_id, correlation_id, codec)
         if type(body) is bytes and options == _NO_OPTIONS and type(priority) is int and not priority:
@@ -156,9 +250,22 @@ class Broker(Face):
         durability: Durability | None = None,
         codec: CodecName | None = None,
     ) -> list[Stored]:
-        """Store several messages; each is a body or a NewMessage. Those without a key go to one partition.
+        """Store several messages in one call. Of those that go to the same partition, all are stored or none.
 
-        Of the messages that go to the same partition, all are stored or none.
+        Args:
+            topic: The topic.
+            messages: Each is a body or a NewMessage. Those without a key go to one partition.
+            partition: The partition for all of them.
+            durability: "fsync", "interval" or "os", for this call.
+            codec: "none", "zstd", "lz4" or "gzip", for this call.
+
+        Returns:
+            The ids and places, in the order of the messages.
+
+        Raises:
+            UnknownTopic: There is no such topic or partition.
+            MessageTooLarge: A message or the batch exceeds the limits in the settings.
+            DiskFull: The disk has no room for them.
         """
         return self._port.publish(topic, PublishRequest(messages, partition, durability, codec))
 
@@ -172,10 +279,23 @@ class Broker(Face):
         durability: Durability | None = None,
         **options: Any,
     ) -> Stored:
-        """Store one message whose body is read from a binary file or an iterator of bytes, piece by piece.
+        """Store one message whose body is read piece by piece and never held in memory whole.
 
-        `options` are those of `publish` except `codec`. If you pass the number of bytes as `size_hint`, a body that
-        is too large is refused before it is read.
+        Args:
+            topic: The topic.
+            stream: A binary file or an iterator of bytes.
+            size_hint: The number of bytes; a body that is too large is then refused before it is read.
+            partition: The partition; by default that of its key, or else the next one in turn.
+            durability: "fsync", "interval" or "os", for this call.
+            **options: Those of `publish` except `codec`.
+
+        Returns:
+            The message's id and place.
+
+        Raises:
+            UnknownTopic: There is no such topic or partition.
+            MessageTooLarge: The body exceeds the limit in the settings.
+            DiskFull: The disk has no room for it.
         """
         message = stream_options(options)
         return self._port.upload(
@@ -194,10 +314,22 @@ class Broker(Face):
         limit: int = 100,
         on_damage: Literal["raise", "skip"] = "raise",
     ) -> list[Contents[Any]]:
-        """Return up to `limit` messages of a partition from an offset on, whatever their phase. Nothing changes.
+        """Read messages of a partition, whatever their phase. Nothing changes.
 
-        Without an offset it begins with the oldest message. If the next messages are damaged, raises DamagedRange,
-        which says where to continue; with on_damage="skip" they are left out.
+        Args:
+            topic: The topic.
+            partition: The partition.
+            offset: The first offset to read; by default that of the oldest message.
+            limit: The maximum number.
+            on_damage: "skip" leaves damaged messages out.
+
+        Returns:
+            The messages in order; [] at the end.
+
+        Raises:
+            DamagedRange: The next messages are damaged; it says where to continue.
+            OffsetOutOfRange: The offset is not stored.
+            UnknownTopic: There is no such topic or partition.
         """
         check_readable_name(topic)
         check_read(offset, limit, on_damage)
@@ -206,10 +338,22 @@ class Broker(Face):
     def group(
         self, topic: str, name: str, *, start: str = "earliest", body_type: Any = None, **changes: Any
     ) -> Group[Any]:
-        """Open a group in queue mode. It is created if needed, and then begins at `start`.
+        """Open a group in queue mode, which is created if needed.
 
-        "earliest" is the oldest message still stored; "latest" means only messages published from now on. `changes`
-        are settings of this group by name, such as key_order=True or max_attempts=3; they are stored.
+        Args:
+            topic: The topic.
+            name: The name of the group.
+            start: Where a new group begins: "earliest" is the oldest stored message, "latest" means only messages
+                published from now on.
+            body_type: bytes (the default), str, dict or any type that msgspec supports.
+            **changes: Settings of this group by name, such as key_order=True or max_attempts=3; they are stored.
+
+        Returns:
+            The group.
+
+        Raises:
+            UnknownTopic: The topic does not exist.
+            BadSettings: A setting is unknown or outside its limits.
         """
         return self._open_group(topic, name, start, body_type, changes)
 
@@ -225,9 +369,18 @@ class Broker(Face):
     ) -> Producer:
         """Return a producer, which collects messages and stores them in batches.
 
-        `changes` are its settings by name, such as linger_ms=5 or acks="all". A producer with a name fences earlier
-        producers of that name. With `resume`, send the same messages in the same order again after a crash: only
-        those that are not stored yet are stored.
+        Args:
+            name: A name that identifies it across restarts. It fences earlier producers of that name.
+            resume: Send the same messages in the same order again after a crash: only those that are not stored yet are
+                stored. Needs a name.
+            body_type: bytes (the default), str, dict or any type that msgspec supports.
+            **changes: Its settings by name, such as linger_ms=5 or acks="all".
+
+        Returns:
+            The producer.
+
+        Raises:
+            BadSettings: A setting is unknown or outside its limits.
         """
         return self._port.producer(name, self._body_type(body_type), changes, resume=resume)
 
@@ -236,32 +389,109 @@ class Broker(Face):
     ) -> Consumer[Any]:
         """Open a consumer: a member of a group in stream mode, which is created if needed.
 
-        `options` are settings by name, such as auto_commit=False or max_records=100, and:
+        Args:
+            topics: One topic or several.
+            group: The name of the group.
+            body_type: bytes (the default), str, dict or any type that msgspec supports.
+            **options: Settings by name, such as auto_commit=False or max_records=100; `instance_id` makes it a static
+                member, which keeps its partitions over a short restart; `holder` is a name shown to people;
+                `on_assigned` and `on_revoked` are functions called with a list of (topic, partition) that it got or has
+                to give up.
 
-        - `instance_id`: makes it a static member, which keeps its partitions over a short restart.
-        - `holder`: a name for this consumer, shown to people.
-        - `on_assigned`, `on_revoked`: functions called with a list of (topic, partition) that it got or has to give up.
+        Returns:
+            The consumer.
+
+        Raises:
+            UnknownTopic: A topic does not exist.
+            BadSettings: A setting is unknown or outside its limits.
         """
         body_type = self._body_type(body_type)
         return Consumer[Any].open(self._port.member, topics, group, body_type=body_type, **options)
 
     def compact_topic(self, name: str) -> KeysCompacted:
-        """Compact the topic by key now: only the last message of each key is kept, and offsets do not change.
+        """Compact a topic by key now: only the last message of each key is kept, and offsets do not change.
 
-        The topic's `cleanup` setting must include compaction. Returns what was removed.
+        Args:
+            name: The topic. Its `cleanup` setting must include compaction.
+
+        Returns:
+            What was removed.
+
+        Raises:
+            UnknownTopic: The topic does not exist.
+            InvalidRequest: The topic is not set to be compacted.
         """
         return self._port.compact_topic(check_topic_name(name))
 
     def apply_retention(self, name: str) -> Retained:
-        """Apply the topic's retention settings now instead of at the next upkeep. Returns what was deleted."""
+        """Apply the topic's retention settings now instead of at the next upkeep.
+
+        Args:
+            name: The topic.
+
+        Returns:
+            What was deleted.
+
+        Raises:
+            UnknownTopic: The topic does not exist.
+        """
         return self._port.apply_retention(check_topic_name(name))
 
     def groups(self, topic: str | None = None) -> list[GroupInfo]:
-        """Return the groups of one topic, or of all topics, in queue mode and in stream mode."""
+        """List groups, in queue mode and in stream mode.
+
+        Args:
+            topic: The topic; all of them by default.
+
+        Returns:
+            The groups with their positions and counts.
+
+        Raises:
+            UnknownTopic: The topic does not exist.
+        """
         return self._port.groups(None if topic is None else check_topic_name(topic))
 
+    def workers(self) -> list[WorkerInfo]:
+        """List the workers that report themselves.
+
+        Workers that have stopped, or have not reported for 30 seconds (`lost`), are listed for an hour.
+
+        Returns:
+            The workers by name: what each is doing, and when it was last seen.
+        """
+        return self._port.workers()
+
+    def order_worker(self, name: str, order: Order) -> list[str]:
+        """Tell workers what to do at their next report.
+
+        Args:
+            name: The name of the workers, or the id of one.
+            order: "drain" to finish what they work on, take no more and stay idle; "resume" to take messages again;
+                "stop" to end as at SIGTERM.
+
+        Returns:
+            The ids of the workers that were told.
+
+        Raises:
+            NotFound: No such worker reports itself now.
+        """
+        if not isinstance(name, str):
+            raise InvalidRequest(f"a worker's name is text, not {type(name).__name__}")
+        if order not in get_args(Order):
+            raise InvalidRequest(f"order={order!r} cannot be used: give one of {', '.join(get_args(Order))}")
+        return self._port.order_worker(name, order)
+
     def delete_group(self, name: str, topic: str | None = None) -> None:
-        """Delete a group with its positions. With `topic`, a group in queue mode; without, one in stream mode."""
+        """Delete a group with its positions.
+
+        Args:
+            name: The group.
+            topic: The topic of a group in queue mode; leave it out for a group in stream mode.
+
+        Raises:
+            UnknownGroup: The group does not exist.
+            InvalidRequest: The group is in use.
+        """
         self._port.delete_group(check_name(name, "group"), topic)
 
     def reset_offsets(
@@ -273,10 +503,22 @@ class Broker(Face):
         partition: int | None = None,
         dry_run: bool = False,
     ) -> list[Reset]:
-        """Move the position of a group to "earliest", "latest", an aware datetime or an offset.
+        """Move the position of a group.
 
-        Without `partition`, all partitions move. With `dry_run`, nothing changes. Returns, for each partition, the
-        offsets before and after and the number of messages between them.
+        Args:
+            group: The group.
+            topic: The topic.
+            to: "earliest", "latest", an aware datetime or an offset.
+            partition: The partition; all of them by default.
+            dry_run: Only say what would change.
+
+        Returns:
+            For each partition, the offsets before and after and the number of messages between them.
+
+        Raises:
+            UnknownGroup: The group does not exist.
+            UnknownTopic: The topic does not exist.
+            InvalidRequest: The group has active consumers, or `to` cannot be used.
         """
         where = to_of(to)
         check_name(group, "group")
@@ -287,7 +529,14 @@ class Broker(Face):
     def trace(self, message_id: str) -> list[TraceStep]:
         """Return the traced steps of a message, and of messages it was redriven into or out of.
 
-        The list is empty if the message was not sampled: see the topic's setting trace_sample.
+        Args:
+            message_id: The id that `publish` returned.
+
+        Returns:
+            The steps in order; [] if the message was not sampled: see the topic's setting `trace_sample`.
+
+        Raises:
+            InvalidRequest: This is not the id of a message.
         """
         check_id(message_id)
         return self._port.trace(message_id)
@@ -305,9 +554,24 @@ class Broker(Face):
         limit: int = 100,
         last: bool = False,
     ) -> list[TraceStep]:
-        """Return the traced steps that match, oldest first: the first `limit` of them, or the last if last=True.
+        """Search the traced steps of all messages.
 
-        `since` and `until` are aware datetimes, or timedeltas before now.
+        Args:
+            topic: Only those of this topic.
+            group: Only those of this group.
+            event: Only those of this kind, such as "acked".
+            holder: Only those of this consumer.
+            error: Only those whose error contains this text.
+            since: An aware datetime, or a timedelta before now.
+            until: An aware datetime, or a timedelta before now.
+            limit: The maximum number.
+            last: Return the last ones instead of the first ones.
+
+        Returns:
+            The steps, oldest first.
+
+        Raises:
+            InvalidRequest: One of the arguments cannot be used.
         """
         check_search(limit, last)
         question = Question(topic=topic, group=group, event=event, holder=holder, error=error, since=since, until=until)
@@ -316,8 +580,42 @@ class Broker(Face):
     def trace_stats(
         self, *, topic: str | None = None, since: When | None = None, until: When | None = None
     ) -> TraceStats:
-        """Summarize traces: how long messages waited and were processed, how many attempts they took, what failed."""
+        """Summarize traces: how long messages waited and were processed, how many attempts they took, what failed.
+
+        Args:
+            topic: Only those of this topic.
+            since: An aware datetime, or a timedelta before now.
+            until: An aware datetime, or a timedelta before now.
+
+        Returns:
+            The summary.
+
+        Raises:
+            InvalidRequest: One of the arguments cannot be used.
+        """
         return self._port.trace_stats(Question(topic=topic, since=since, until=until))
+
+    def samples(self, topic: str | None = None, group: str | None = None, *, last: Seconds = 900) -> Samples:
+        """Return how a group, a topic or the whole folder fared lately: rates, backlog, handling times.
+
+        Only the process that owns the folder takes samples, every 5 seconds while it is open.
+
+        Args:
+            topic: The topic; all of them together by default.
+            group: The group; by default the topic's default group, or the topic itself if it has none.
+            last: How far back, in seconds or as a timedelta; up to seven days.
+
+        Returns:
+            The samples, oldest first.
+
+        Raises:
+            InvalidRequest: One of the arguments cannot be used.
+        """
+        if topic is not None:
+            check_topic_name(topic)
+        elif group is not None:
+            raise InvalidRequest(f"group={group!r} cannot be used without a topic: say which topic it reads")
+        return self._port.samples(topic, group, span_of(last))
 
     @property
     def locks(self) -> Locks:
@@ -330,7 +628,12 @@ class Broker(Face):
         return Documents(self._port.locks())
 
     def sync(self) -> None:
-        """Wait until everything done so far, including acks, is on disk."""
+        """Wait until everything done so far, including acks, is on disk.
+
+        Raises:
+            DiskFailed: The disk reported an error.
+            Closed: The broker is closed.
+        """
         self._port.sync()
 
     def close(self) -> None:

@@ -98,33 +98,77 @@ class Consumer(Generic[Body]):
         return f"<{type(self).__name__} of {self.group} on {', '.join(self.topics)} ({state})>"
 
     def assignment(self) -> list[TopicPartition]:
-        """Return the partitions assigned to this consumer now, as (topic, partition)."""
+        """Return the partitions that are assigned to this consumer now.
+
+        Returns:
+            Pairs of topic and partition, in order.
+        """
         return sorted(self._port.partitions)
 
     def position(self, topic: str, partition: int) -> int:
-        """Return the offset of the next message from a partition. Raises InvalidRequest if it is not assigned."""
+        """Return the offset of the next message from a partition.
+
+        Args:
+            topic: The topic.
+            partition: The partition.
+
+        Returns:
+            The offset.
+
+        Raises:
+            InvalidRequest: The partition is not assigned to this consumer.
+        """
         self._port.check_open()
         return owned_partition(self._port.partitions, topic, partition).given
 
     def pause(self, topic: str | None = None, partition: int | None = None) -> None:
-        """Stop reading one partition, a topic or everything until `resume`. The partitions stay assigned."""
+        """Stop reading until `resume`. The partitions stay assigned.
+
+        Args:
+            topic: The topic; all of them by default.
+            partition: The partition; all of them by default.
+
+        Raises:
+            InvalidRequest: The partition is not assigned to this consumer.
+        """
         for each in self._chosen(topic, partition):
             each.paused = True
         self._give_back()
 
     def resume(self, topic: str | None = None, partition: int | None = None) -> None:
-        """Read paused partitions again: one, those of a topic, or all."""
+        """Read paused partitions again.
+
+        Args:
+            topic: The topic; all of them by default.
+            partition: The partition; all of them by default.
+
+        Raises:
+            InvalidRequest: The partition is not assigned to this consumer.
+        """
         for each in self._chosen(topic, partition):
             each.paused = False
 
     def paused(self) -> list[TopicPartition]:
-        """Return the paused partitions."""
+        """Return the paused partitions.
+
+        Returns:
+            Pairs of topic and partition, in order.
+        """
         return sorted(place for place, each in self._port.partitions.items() if each.paused)
 
     def poll(self, timeout: Seconds | None = None, max_records: int | None = None) -> list[StreamMessage[Body]]:
-        """Return up to `max_records` messages from all assigned partitions. Messages returned before are now handled.
+        """Read messages from all assigned partitions; those returned before are now handled. Waits for at least one.
 
-        Waits for at least one message; returns [] if none arrives within `timeout`.
+        Args:
+            timeout: How long to wait, in seconds or as a timedelta; without a limit by default.
+            max_records: The maximum number; by default the consumer's setting.
+
+        Returns:
+            The messages, or [] if none arrived within `timeout`.
+
+        Raises:
+            Closed: The consumer is closed.
+            InvalidRequest: Another call polls this consumer at the same time.
         """
         found = self._poll(max_records, timeout)
         self._port.hand_out(found)  # last: a caller that is cancelled before this line got nothing
@@ -154,11 +198,17 @@ class Consumer(Generic[Body]):
         offsets: Mapping[TopicPartition, int] | None = None,
         durability: Durability | None = None,
     ) -> None:
-        """Commit everything returned so far; or only these messages and all before them; or these offsets.
+        """Commit the group's position: everything returned so far, unless you say otherwise.
 
-        `offsets` maps (topic, partition) to the offset at which the group is to continue. The commit is on disk within
-        a second; with durability="fsync", when the call returns. Raises Fenced if a partition is no longer assigned to
-        this consumer: nothing is committed, and its new owner continues from the previous commit.
+        Args:
+            messages: Commit only these messages and all before them.
+            offsets: Commit these: (topic, partition) and the offset at which the group is to continue.
+            durability: "fsync" returns when the commit is on disk; by default it is within a second.
+
+        Raises:
+            Fenced: A partition is no longer assigned to this consumer. Nothing is committed, and its new owner
+                continues from the previous commit.
+            InvalidRequest: Both `messages` and `offsets` are given.
         """
         self._port.check_open()
         if messages is not None and offsets is not None:
@@ -171,11 +221,32 @@ class Consumer(Generic[Body]):
         self._port.commit(check_offsets(offsets), durability)
 
     def committed(self, topic: str, partition: int) -> int | None:
-        """Return the offset at which the group continues after a restart, or None before its first commit."""
+        """Return where the group continues after a restart.
+
+        Args:
+            topic: The topic.
+            partition: The partition.
+
+        Returns:
+            The offset, or None before the group's first commit.
+
+        Raises:
+            UnknownTopic: There is no such topic or partition.
+        """
         return self._port.committed(topic, partition)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Continue one partition at this offset. Raises OffsetOutOfRange if it is not stored."""
+        """Continue one partition at this offset.
+
+        Args:
+            topic: The topic.
+            partition: The partition.
+            offset: The offset of the next message.
+
+        Raises:
+            OffsetOutOfRange: The offset is not stored.
+            InvalidRequest: The partition is not assigned to this consumer.
+        """
         if type(offset) is not int:
             raise InvalidRequest(f"offset={offset!r} is no offset; give a whole number")
         self._port.check_open()
@@ -183,20 +254,49 @@ class Consumer(Generic[Body]):
         self._seek(SeekTarget(topic=topic, partition=partition, offset=offset))
 
     def seek_to_start(self, topic: str | None = None, partition: int | None = None) -> None:
-        """Continue with the oldest stored messages: in one partition, in a topic, or in all assigned partitions."""
+        """Continue with the oldest stored messages.
+
+        Args:
+            topic: The topic; all of them by default.
+            partition: The partition; all that are assigned by default.
+
+        Raises:
+            InvalidRequest: The partition is not assigned to this consumer.
+        """
         self._seek(SeekTarget(topic=topic, partition=partition, to="start"))
 
     def seek_to_end(self, topic: str | None = None, partition: int | None = None) -> None:
-        """Skip to messages published from now on: in one partition, in a topic, or in all assigned partitions."""
+        """Skip to messages published from now on.
+
+        Args:
+            topic: The topic; all of them by default.
+            partition: The partition; all that are assigned by default.
+
+        Raises:
+            InvalidRequest: The partition is not assigned to this consumer.
+        """
         self._seek(SeekTarget(topic=topic, partition=partition, to="end"))
 
     def seek_to_time(self, time: datetime, topic: str | None = None, partition: int | None = None) -> None:
-        """Continue with the first message published at this time or later. `time` is an aware datetime."""
+        """Continue with the first message published at this time or later.
+
+        Args:
+            time: An aware datetime.
+            topic: The topic; all of them by default.
+            partition: The partition; all that are assigned by default.
+
+        Raises:
+            InvalidRequest: The time has no time zone, or the partition is not assigned to this consumer.
+        """
         instant_ns(time, "time")
         self._seek(SeekTarget(topic=topic, partition=partition, time=time))
 
     def lag(self) -> list[PartitionLag]:
-        """Return how far this consumer is behind in each assigned partition, in messages and seconds."""
+        """Say how far this consumer is behind.
+
+        Returns:
+            For each assigned partition, the distance to its end in messages and in seconds.
+        """
         self._port.check_open()
         return self._port.lag()
 
@@ -266,10 +366,12 @@ class Consumer(Generic[Body]):
         """Return, for each partition, the offset after the last of these messages."""
         offsets: dict[TopicPartition, int] = {}
         if not isinstance(messages, Iterable):
-            raise InvalidRequest(f"commit takes messages, not {type(messages).__name__}")
+            raise InvalidRequest(
+                f"commit takes a list of messages, not {type(messages).__name__}: pass what `poll` returned"
+            )
         for message in messages:
             if not isinstance(message, StreamMessage):
-                raise InvalidRequest(f"{message!r} is no message of a consumer")
+                raise InvalidRequest(f"{message!r} is not a message of a consumer: pass messages that `poll` returned")
             place = message.topic, message.partition
             partition = self._port.partitions.get(place)
             if partition is None or partition.home is not home_of(message):

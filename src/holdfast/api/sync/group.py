@@ -5,17 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, Generic, Self
+from typing import Any, Generic, Self, overload
+
+from msgspec import UNSET, UnsetType
 
 from holdfast.api.arguments import (
     check_count,
     check_id,
-    check_rate,
+    check_reason,
     check_seek,
-    chosen_ids,
     error_text,
     messages_given,
-    switch,
+    span_of,
     waiting,
     wanted_of,
 )
@@ -34,105 +35,30 @@ from holdfast.api.drafts import (
     stream_options,
 )
 from holdfast.api.listing import (
-    DeadGroup,
-    DeadLetter,
-    DeadLettersRequest,
     Listed,
     PhaseName,
-    Redriven,
     Where,
     check_limit,
     check_phase,
 )
 from holdfast.api.ports import Face
-from holdfast.api.sync.message import Message, settle, taken_of
+from holdfast.api.sync.message import DeadLetters, Message, settle, taken_of
 from holdfast.api.sync.ports import GroupPort
-from holdfast.broker.folder.layout import DEFAULT_GROUP, check_topic_name
+from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.metrics import Observer
+from holdfast.broker.samples import Samples
 from holdfast.broker.tracing.log import TraceStep
 from holdfast.errors import Closed, Empty, InvalidRequest, LeaseLost
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.settings import TopicSettings
-
-# Dead letters of a group, for threads.
-
-
-class DeadLetters(Generic[Body]):
-    """The dead letters of a group, as `queue.dead`.
-
-    Look at them, fix the cause, then redrive them:
-
-        for letter in queue.dead.list(where="attempts > 3"):
-            print(letter.id, letter.reason, letter.error)
-        queue.dead.redrive()
-    """
-
-    def __init__(self, port: GroupPort) -> None:
-        self._port = port
-
-    def list(self, *, where: Where = None, limit: int | None = None) -> Sequence[DeadLetter[Body]]:
-        """Return dead letters, oldest first: all of them, or the first `limit` that match `where`.
-
-        `where` is an expression such as "attempts > 3", or a function that takes a dead letter.
-        """
-        found: Any = self._port.messages("dead", where, limit)
-        return list(found)
-
-    def show(self, letter_id: str) -> DeadLetter[Body]:
-        """Return one dead letter. Raises NotFound if it does not exist (any more)."""
-        if not isinstance(letter_id, str):
-            raise InvalidRequest(f"a dead letter's id is text, not {type(letter_id).__name__}")
-        return self._port.letter(letter_id)
-
-    def groups(self, *, where: Where = None) -> Sequence[DeadGroup]:
-        """Count the dead letters by reason and kind of error, the most frequent first."""
-        return self._port.letter_groups(where)
-
-    def redrive(
-        self,
-        ids: str | Iterable[str] | None = None,
-        *,
-        where: Where = None,
-        limit: int | None = None,
-        rate: float | None = None,
-        dry_run: bool = False,
-        to: str | None = None,
-    ) -> Redriven:
-        """Put dead letters back into the queue, in their original order, each once.
-
-        Choose them by `ids` or by `where`; without either, all are redriven. `limit` is the maximum number, `rate`
-        the maximum per second. With `to`, they become new messages of that topic instead, for all its groups. With
-        `dry_run`, nothing changes. Returns how many matched, how many were redriven, and their ids.
-        """
-        check_rate(rate)
-        check_limit(limit)
-        if to is not None:
-            check_topic_name(to)
-        ids, dry_run = chosen_ids(ids, where), switch(dry_run, "dry_run")
-        return self._port.redrive(
-            DeadLettersRequest(ids=ids, where=where, limit=limit, rate=rate, to=to, dry_run=dry_run)
-        )
-
-    def purge(
-        self,
-        ids: str | Iterable[str] | None = None,
-        *,
-        where: Where = None,
-        limit: int | None = None,
-        dry_run: bool = False,
-    ) -> Redriven:
-        """Delete dead letters, chosen as in `redrive`. This cannot be undone."""
-        check_limit(limit)
-        ids, dry_run = chosen_ids(ids, where), switch(dry_run, "dry_run")
-        return self._port.purge_letters(DeadLettersRequest(ids=ids, where=where, limit=limit, dry_run=dry_run))
 
 
 class Group(Face, Generic[Body]):
     """A group of consumers in queue mode. Safe to use from any thread.
 
     Each message goes to one consumer of the group, which leases it and then acks it. Every group of a topic gets
-    every message.
+    every message. Once it is closed, its methods raise Closed.
     """
 
     _port: GroupPort
@@ -172,15 +98,26 @@ class Group(Face, Generic[Body]):
         renew: bool = False,
         detached: bool = False,
     ) -> Message[Body]:
-        """Lease the next message. Waits for one, up to `timeout`; raises Empty if none is ready in time.
-
-        With block=False it does not wait. The message is yours for the time of `lease` (the group's own by default);
-        with `renew`, the lease is extended until you settle the message. With `detached`, the lease outlives the
-        process, for scripts that settle the message later by its receipt. `holder` is a name for this consumer, shown
-        to people.
+        """Lease the next message, and wait for one if none is ready.
 
             with queue.get(timeout=5) as message:
                 handle(message.body)
+
+        Args:
+            block: Whether to wait. False is the same as timeout=0.
+            timeout: How long to wait, in seconds or as a timedelta; without a limit by default.
+            lease: How long the message is yours; by default the group's `lease_ms`.
+            holder: A name for this consumer, shown to people; host and process id by default.
+            renew: Extend the lease until you settle the message.
+            detached: Let the lease outlive this process, for scripts that settle the message later by its receipt.
+
+        Returns:
+            The message. Ack it when you have handled it, or use it as a context manager.
+
+        Raises:
+            Empty: No message was ready in time.
+            Closed: The queue is closed.
+            TooManyWaiters: Too many calls wait for messages already.
         """
         usual = block is True and timeout is None and lease is None and holder is None
         if usual and renew is False and detached is False:
@@ -195,7 +132,17 @@ class Group(Face, Generic[Body]):
         return Message(self._port, taken[0])
 
     def receive_nowait(self, *, lease: Seconds | None = None) -> Message[Body]:
-        """Lease the next message without waiting. Raises Empty if none is ready."""
+        """Lease the next message if one is ready.
+
+        Args:
+            lease: How long the message is yours; by default the group's `lease_ms`.
+
+        Returns:
+            The message.
+
+        Raises:
+            Empty: No message is ready.
+        """
         return self.receive(timeout=0, lease=lease)
 
     def receive_many(
@@ -208,9 +155,21 @@ class Group(Face, Generic[Body]):
         renew: bool = False,
         detached: bool = False,
     ) -> list[Message[Body]]:
-        """Lease up to `count` messages. Waits for at least one; returns [] if none is ready within `timeout`.
+        """Lease up to `count` messages, and wait for at least one.
 
-        The other arguments are those of `receive`.
+        Args:
+            count: The maximum number of messages.
+            timeout: How long to wait for the first one; without a limit by default.
+            lease: How long the messages are yours; by default the group's `lease_ms`.
+            holder: A name for this consumer, shown to people.
+            renew: Extend the leases until you settle the messages.
+            detached: Let the leases outlive this process, as in `receive`.
+
+        Returns:
+            The messages that are ready now, or [] if there was none within `timeout`.
+
+        Raises:
+            InvalidRequest: One of the arguments cannot be used.
         """
         wanted = wanted_of(count, timeout, lease, holder, renew=renew, detached=detached)
         port = self._port
@@ -226,14 +185,58 @@ class Group(Face, Generic[Body]):
             yield message
             del message  # not while waiting for the next one: it may have been dropped
 
-    def resume(self, receipt: str) -> Message[Body]:
-        """Return the message of an earlier delivery, by its receipt. Raises LeaseLost if its lease has ended."""
+    def pause(self, *, reason: str = "") -> bool:
+        """Hand out no messages until `resume()`, also after a restart.
+
+        Publishing goes on, and messages in flight can be settled as usual. Consumers wait as they do at an empty queue.
+
+        Args:
+            reason: A text shown to people wherever the group is; of two pauses, the first one's stays.
+
+        Returns:
+            False if the group is paused already.
+
+        Raises:
+            InvalidRequest: The reason cannot be used.
+        """
+        check_reason(reason)
+        return self._port.pause_group(reason)
+
+    @overload
+    def resume(self) -> bool: ...
+
+    @overload
+    def resume(self, receipt: str) -> Message[Body]: ...
+
+    def resume(self, receipt: str | UnsetType = UNSET) -> bool | Message[Body]:
+        """End a pause: hand out messages again. With a receipt, return the message of an earlier delivery instead.
+
+        Args:
+            receipt: The message's `receipt`, to settle it in another call or process.
+
+        Returns:
+            False if the group is not paused; or the message, still leased.
+
+        Raises:
+            LeaseLost: The lease has ended.
+            InvalidRequest: This is not a receipt of this group.
+        """
+        if receipt is UNSET:  # not None: a receipt that a program has lost must not resume a group
+            return self._port.resume_group()
         if not isinstance(receipt, str):
             raise InvalidRequest(f"a receipt is text, not {type(receipt).__name__}")
         return Message(self._port, self._port.resume(receipt))
 
     def ack_many(self, messages: Sequence[Message[Body]], *, durability: Durability | None = None) -> None:
-        """Ack several messages in one call. Raises LeaseLost if some leases have ended; the others are acked."""
+        """Ack several messages in one call.
+
+        Args:
+            messages: Messages of this group.
+            durability: "fsync" returns when the acks are on disk; by default they are within a second.
+
+        Raises:
+            LeaseLost: Some leases have ended; all other messages are acked.
+        """
         given = messages_given(messages, "ack", Message)
         try:
             self._port.ack(list(map(taken_of, given)), durability)
@@ -245,9 +248,15 @@ class Group(Face, Generic[Body]):
     def nack_many(
         self, messages: Sequence[Message[Body]], *, delay: Seconds | None = None, error: object = None
     ) -> None:
-        """Nack several messages in one call. Raises LeaseLost if some leases have ended; the others are nacked.
+        """Nack several messages in one call, so that they are retried.
 
-        `delay` and `error` are those of `Message.nack`.
+        Args:
+            messages: Messages of this group.
+            delay: When to retry them; by default the group's backoff decides.
+            error: An exception or a text that says why, stored with them.
+
+        Raises:
+            LeaseLost: Some leases have ended; all other messages are nacked.
         """
         delay_ms = None if delay is None else duration_ms(delay, "delay")
         given = messages_given(messages, "nack", Message)
@@ -260,28 +269,56 @@ class Group(Face, Generic[Body]):
         settle(given)
 
     def peek(self, count: int = 1) -> list[Contents[Body]]:
-        """Return the next `count` messages without leasing them."""
+        """Return the next messages without leasing them.
+
+        Args:
+            count: The maximum number.
+
+        Returns:
+            The messages that `receive` would return next, in that order.
+
+        Raises:
+            InvalidRequest: The count cannot be used.
+        """
         check_count(count)
         return self._port.peek(count)
 
     def cancel(self, message_id: str) -> bool:
-        """Cancel a ready or delayed message. Returns False if it is too late: leased, done or dead.
+        """Cancel a ready or delayed message: it is not delivered.
 
-        Raises InvalidRequest if no message ever had this id.
+        Args:
+            message_id: The id that `put` returned.
+
+        Returns:
+            False if it is too late: the message is leased, done or dead.
+
+        Raises:
+            InvalidRequest: No message ever had this id.
         """
         check_id(message_id)
         return self._port.cancel(message_id)
 
     def history(self, message_id: str) -> list[TraceStep]:
-        """Return every step of a message that is still stored, from publish to ack or dead letter, with holders.
+        """Return what happened to a message, from publish to ack or dead letter, and who held it when.
 
-        Includes the steps of messages it was redriven into or out of. Raises NotFound if there is no such message.
+        Args:
+            message_id: The id of a message that is still stored.
+
+        Returns:
+            The steps in order, with those of messages that it was redriven into or out of.
+
+        Raises:
+            NotFound: There is no such message (any more).
         """
         check_id(message_id)
         return self._port.history(message_id)
 
     def committed(self) -> dict[int, int]:
-        """Return, for each partition, the offset below which every message is settled."""
+        """Return how far the group has settled everything.
+
+        Returns:
+            For each partition, the offset below which every message is done or dead.
+        """
         return self._port.committed()
 
     def seek(
@@ -292,11 +329,22 @@ class Group(Face, Generic[Body]):
         time: datetime | None = None,
         partition: int | None = None,
     ) -> int:
-        """Move the group's position to "start", "end", an offset or a time; give one of them.
+        """Move the group's position: earlier messages are skipped, later ones delivered again even if they are done.
 
-        Earlier messages are skipped, and later ones are delivered again even if they are done. Without `partition`,
-        all partitions move. Returns the new offset (of the first partition that moved). Raises OffsetOutOfRange for
-        an offset that is not stored.
+        Give one of `to`, `offset` and `time`.
+
+        Args:
+            to: "start" or "end".
+            offset: The offset of the next message.
+            time: An aware datetime; the next message is the first one published then or later.
+            partition: The partition to move; all of them by default.
+
+        Returns:
+            The new offset, of the first partition that moved.
+
+        Raises:
+            OffsetOutOfRange: The offset is not stored.
+            InvalidRequest: Not exactly one of `to`, `offset` and `time` is given.
         """
         check_seek(to, offset, time)
         return self._port.seek(to, offset, time, partition)
@@ -304,10 +352,21 @@ class Group(Face, Generic[Body]):
     def messages(
         self, phase: PhaseName = "ready", *, where: Where = None, limit: int | None = None
     ) -> Iterator[Listed[Body]]:
-        """Iterate over the messages in one phase ("ready", "leased", "delayed" or "dead") without leasing them.
+        """Iterate over the messages in one phase without leasing them.
 
-        `where` is an expression such as "priority >= 5", or a function that takes a message. `limit` is the maximum
-        number of messages. Damaged messages are left out, and a warning in the log says how many.
+        Damaged messages are left out, and a warning in the log says how many.
+
+        Args:
+            phase: "ready", "leased", "delayed", "dead" or "done"; those that are done are listed newest first, as long
+                as the log holds them.
+            where: An expression such as "priority >= 5", or a function that takes a message; all of them by default.
+            limit: The maximum number.
+
+        Returns:
+            An iterator over the messages.
+
+        Raises:
+            InvalidRequest: One of the arguments cannot be used.
         """
         check_phase(phase)
         check_limit(limit)
@@ -319,28 +378,63 @@ class Group(Face, Generic[Body]):
         return DeadLetters(self._port)
 
     def stats(self) -> QueueStats:
-        """Return the number of messages in each phase, the size on disk, and the counters since opening."""
+        """Count the messages in each phase.
+
+        Returns:
+            The counts, the size on disk, and the metrics since opening.
+        """
         return self._port.stats()
 
+    def samples(self, *, last: Seconds = 900) -> Samples:
+        """Return how this group fared lately: rates, backlog, handling times.
+
+        Only the process that owns the folder takes samples, every 5 seconds while it is open.
+
+        Args:
+            last: How far back, in seconds or as a timedelta; up to seven days.
+
+        Returns:
+            The samples, oldest first.
+
+        Raises:
+            InvalidRequest: The time cannot be used.
+        """
+        return self._port.samples(span_of(last))
+
     def purge(self) -> int:
-        """Drop every message that is not in flight, and return how many. For dead letters, use `dead.purge`.
+        """Drop every message that is not in flight. For dead letters, use `dead.purge`.
 
         Delayed messages are dropped too, unless the topic has other groups, which are still to get them.
+
+        Returns:
+            How many messages were dropped.
         """
         return self._port.purge()
 
     def compact(self) -> Compacted:
-        """Delete messages that are done now, even if retention would keep them. Returns what was freed."""
+        """Delete messages that are done now, even if retention would keep them for replay.
+
+        Returns:
+            The segments and bytes that were freed.
+        """
         return self._port.compact()
 
     def apply_retention(self) -> Retained:
-        """Apply the topic's retention settings now instead of at the next upkeep. Returns what was deleted."""
+        """Apply the topic's retention settings now instead of at the next upkeep.
+
+        Returns:
+            What was deleted.
+        """
         return self._port.apply_retention()
 
     def observe(self, observer: Observer | None) -> None:
-        """Report every count and duration to this observer from now on; None removes it.
+        """Report every count and duration to this observer from now on.
 
-        Only the process that owns the folder can do this; a server has /metrics instead.
+        Args:
+            observer: An object with the methods of Observer; None removes it.
+
+        Raises:
+            InvalidRequest: This process does not own the folder. A server has /metrics instead.
         """
         self._port.observe(observer)
 
@@ -379,20 +473,30 @@ class Queue(Group[Body], Generic[Body]):
         dedup_id: Text | None = None, correlation_id: str | None = None,
         durability: Durability | None = None, codec: CodecName | None = None,
     ) -> Stored:  # fmt: skip
-        """Store a message. Returns its id and place when it is as durable as asked ("fsync" by default).
+        """Store a message, and return when it is as durable as asked.
 
-        - `key`: messages with the same key go to the same partition.
-        - `headers`: a mapping, or pairs of name and value; values are str or bytes.
-        - `priority`: 0 to 9; 9 is the most urgent.
-        - `delay` or `at`: deliver it only after this time, or at this aware datetime.
-        - `ttl`: skip it if it has not been delivered within this time.
-        - `dedup_id`: store only the first message with this id within the deduplication window.
-        - `correlation_id`: a text of your own; the message's id by default.
-        - `durability`: "fsync", "interval" or "os", for this call.
-        - `codec`: "none", "zstd", "lz4" or "gzip", for this call.
+        Durations are seconds or a timedelta. If it raises, nothing is stored.
 
-        Durations are seconds or a timedelta. Raises BadBody if the body does not fit the queue's type, MessageTooLarge
-        and DiskFull; in each case nothing is stored.
+        Args:
+            body: The body, in the type that the queue was opened with: bytes by default.
+            key: Messages with the same key go to the same partition.
+            headers: A mapping, or pairs of name and value; values are str or bytes.
+            priority: 0 to 9; 9 is the most urgent.
+            delay: Deliver it only after this time.
+            at: Deliver it only at this aware datetime or later.
+            ttl: Skip it if it has not been delivered within this time.
+            dedup_id: Store only the first message with this id within the deduplication window.
+            correlation_id: A text of your own; the message's id by default.
+            durability: "fsync", "interval" or "os", for this call; by default what the queue was opened with.
+            codec: "none", "zstd", "lz4" or "gzip", for this call.
+
+        Returns:
+            The message's id and place. `duplicate` says that `dedup_id` was known.
+
+        Raises:
+            BadBody: The body does not fit the queue's type.
+            MessageTooLarge: It exceeds the limit in the settings.
+            DiskFull: The disk has no room for it.
         """
         options = (key, headers, delay, at, ttl, dedup_id, correlation_id, codec)
         if type(body) is bytes and options == _NO_OPTIONS and type(priority) is int and not priority:
@@ -410,19 +514,42 @@ class Queue(Group[Body], Generic[Body]):
         durability: Durability | None = None,
         codec: CodecName | None = None,
     ) -> list[Stored]:
-        """Store several messages; each is a body or a NewMessage, which takes the options of `put`.
+        """Store several messages in one call.
 
         All of them are stored or none; on a topic with several partitions, this holds for each partition.
+
+        Args:
+            messages: Each is a body, or a NewMessage, which takes the options of `put`.
+            durability: "fsync", "interval" or "os", for this call.
+            codec: "none", "zstd", "lz4" or "gzip", for this call.
+
+        Returns:
+            The ids and places, in the order of the messages.
+
+        Raises:
+            BadBody: A body does not fit the queue's type.
+            MessageTooLarge: A message or the batch exceeds the limits in the settings.
+            DiskFull: The disk has no room for them.
         """
         return self._port.put(messages, durability, codec)
 
     def put_stream(
         self, stream: Stream, *, size_hint: int | None = None, durability: Durability | None = None, **options: Any
     ) -> Stored:
-        """Store one message whose body is read from a binary file or an iterator of bytes, never held in memory whole.
+        """Store one message whose body is read piece by piece and never held in memory whole.
 
-        `options` are those of `put` except `codec`: key, headers, priority, delay, at, ttl, dedup_id, correlation_id.
-        If you pass the number of bytes as `size_hint`, a body that is too large is refused before it is read.
+        Args:
+            stream: A binary file or an iterator of bytes.
+            size_hint: The number of bytes; a body that is too large is then refused before it is read.
+            durability: "fsync", "interval" or "os", for this call.
+            **options: Those of `put` except `codec`: key, headers, priority, delay, at, ttl, dedup_id, correlation_id.
+
+        Returns:
+            The message's id and place.
+
+        Raises:
+            MessageTooLarge: The body exceeds the limit in the settings.
+            DiskFull: The disk has no room for it.
         """
         self._port.check_open()
         check_size_hint(size_hint)
@@ -431,21 +558,38 @@ class Queue(Group[Body], Generic[Body]):
             StreamRequest(stream=stream, message=message, size_hint=size_hint, durability=durability)
         )
 
-    put_nowait = put  # `put` never waits for space: it raises DiskFull at once
+    put_nowait = put
+    """The same as `put`, which never waits for space: it raises DiskFull at once."""
     get = Group.receive
+    """Lease the next message: another name for `receive`, as in the standard library's queues."""
     get_nowait = Group.receive_nowait
+    """Lease the next message if one is ready: another name for `receive_nowait`."""
     get_many = Group.receive_many
+    """Lease several messages: another name for `receive_many`."""
 
     def qsize(self) -> int:
-        """Return the number of ready messages. It may change before you act on it."""
+        """Count the ready messages.
+
+        Returns:
+            The number, which may change before you act on it.
+        """
         return self._port.qsize()
 
     def empty(self) -> bool:
-        """Return whether no message is ready. This may change before you act on it."""
+        """Say whether no message is ready.
+
+        Returns:
+            The answer, which may change before you act on it.
+        """
         return self.qsize() == 0
 
     def sync(self) -> None:
-        """Wait until everything done so far, including acks, is on disk."""
+        """Wait until everything done so far, including acks, is on disk.
+
+        Raises:
+            DiskFailed: The disk reported an error.
+            Closed: The queue is closed.
+        """
         self._port.sync()
 
     def close(self) -> None:

@@ -18,8 +18,10 @@ from holdfast.api.sync.producer import Producer
 from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.metrics import Observer
+from holdfast.broker.samples import Samples
 from holdfast.broker.streams.offsets import PartitionLag, Reset, ResetEffect, To
 from holdfast.broker.tracing.log import TraceStats, TraceStep
+from holdfast.broker.workers import Order, WorkerInfo, WorkerReport
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import BodyKind, CodecName, Durability, Retained
 from holdfast.settings import BrokerSettings, ConsumerSettings, TopicSettings
@@ -120,6 +122,12 @@ class BrokerPort(Protocol):
     def groups(self, topic: str | None) -> list[GroupInfo]:
         """Return the groups of one topic, or of all topics, in queue mode and in stream mode."""
 
+    def workers(self) -> list[WorkerInfo]:
+        """Return the workers that report themselves, or did within the last hour."""
+
+    def order_worker(self, name: str, order: Order) -> list[str]:
+        """Tell the workers of this name, or the one with this id, what to do; return their ids."""
+
     def delete_group(self, name: str, topic: str | None) -> None:
         """Delete a group: in queue mode on one topic, or in stream mode as a whole."""
 
@@ -137,6 +145,9 @@ class BrokerPort(Protocol):
 
     def trace_stats(self, question: Question) -> TraceStats:
         """Summarize the matching steps."""
+
+    def samples(self, topic: str | None, group: str | None, span_ms: int) -> Samples:
+        """Return the samples of a group, of a topic, or of all topics together, up to now."""
 
     def sync(self) -> None:
         """Wait until everything done so far is on disk."""
@@ -367,6 +378,18 @@ class GroupPort(Protocol):
 
     def stats(self) -> QueueStats:
         """Return the number of messages in each phase, and more."""
+
+    def samples(self, span_ms: int) -> Samples:
+        """Return the samples of this group up to now."""
+
+    def pause_group(self, reason: str) -> bool:
+        """Pause the group. Returns False if it was paused already; then nothing changes, not even the reason."""
+
+    def resume_group(self) -> bool:
+        """Resume the group. Returns False if it was not paused."""
+
+    def report_worker(self, report: WorkerReport) -> Order | None:
+        """List a worker of this group, and return what it was told to do and has not done yet."""
 
     def purge(self) -> int:
         """Drop every message that is not in flight, and return how many."""

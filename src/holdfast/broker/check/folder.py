@@ -53,6 +53,7 @@ from holdfast.broker.journal import BEFORE, SNAPSHOT, damaged_pasts, is_past
 from holdfast.broker.leases import KEY_FILE, key_is_whole
 from holdfast.broker.locks import replayed_locks
 from holdfast.broker.producers import Producers, load_snapshot
+from holdfast.broker.samples import check_samples
 from holdfast.broker.streams.offsets import CommittedOffset
 from holdfast.broker.streams.queries import list_queries
 from holdfast.delivery.image import check as check_group
@@ -93,11 +94,7 @@ class FolderReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_folder(
-    folder: str | PathLike[str],
-    world: World | None = None,
-    *,
-    owned: bool = False,
-    progress: Progress | None = None,
+    folder: str | PathLike[str], world: World | None = None, *, owned: bool = False, progress: Progress | None = None
 ) -> FolderReport:
     """Read every byte of a data folder, without a lock or a change. `owned`: a process owns the folder now."""
     world, folder = world or real_world(), fspath(folder)
@@ -342,6 +339,9 @@ def damaged_notes(world: World, folder: str) -> Iterator[Note]:
         except UnknownTopic:
             continue  # deleted in the meantime
     yield from _queries(world, folder)
+    sampled = check_samples(world, folder)
+    if sampled is not None:
+        yield "note", sampled
 
 
 def _queries(world: World, folder: str) -> Iterator[Note]:

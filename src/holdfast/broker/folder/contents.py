@@ -29,6 +29,7 @@ from holdfast.broker.folder.layout import (
 from holdfast.broker.leases import KEY_FILE
 from holdfast.env import World
 from holdfast.errors import BadSettings, CorruptData, TopicExists, UnknownTopic
+from holdfast.model import Pause
 from holdfast.settings import QueueSettings, TopicSettings, load
 from holdfast.storage.files import durable_replace, is_log, join, read_file, remove_tree, translated
 
@@ -388,7 +389,7 @@ def kept_settings(world: World, path: str) -> dict[str, Any]:
     return kept
 
 
-# Notes on a topic's groups in queue mode: where each began, its own settings, and whether it is being deleted.
+# Notes on a topic's groups in queue mode: where each began, its own settings, whether it is paused or being deleted.
 
 
 class GroupNote(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -397,6 +398,7 @@ class GroupNote(msgspec.Struct, frozen=True, omit_defaults=True):
     positions: list[int] = msgspec.field(default_factory=list)
     settings: dict[str, Any] = msgspec.field(default_factory=dict)
     deleted: bool = False
+    paused: Pause | None = None
 
     def start(self, number: int) -> int | None:
         """Return where the group begins in a partition; None for the oldest message."""

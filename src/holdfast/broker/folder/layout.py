@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from typing import Final, NamedTuple
 
@@ -10,7 +11,7 @@ import msgspec
 from holdfast.checksum import crc32c
 from holdfast.env import World
 from holdfast.errors import ChecksumMismatch, InvalidRequest
-from holdfast.storage.files import join
+from holdfast.storage.files import join, read_file
 
 TOPICS: Final = "topics"
 GROUPS: Final = "groups"
@@ -26,12 +27,30 @@ DEAD_SUFFIX: Final = ".dlq"
 DEFAULT_GROUP: Final = "default"
 DEFAULT_TOPIC: Final = "queue"
 
+# Stores that a data folder may live in, by the scheme of its URL; `stored` opens them.
+STORE_SCHEMES: Final = frozenset({"s3", "az", "gs", "postgresql", "file", "memory"})
+STORE_MARK: Final = "store.url"  # beside the local copy of such a folder: what it is a copy of
+
 _MOST_CHARS: Final = 200
 _NAME: Final = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{_MOST_CHARS - 1}}}")
 _ID: Final = re.compile(r"(?:(.*)-([0-9]{1,5})-)?(d?)([0-9]{1,18})")
 _TOKEN: Final = r"@([0-9a-f]{1,16}|[A-Za-z0-9_-]{32})"  # as proofs.py makes them, or only a fence
 _RECEIPT: Final = re.compile(r"(?:(.*)-([0-9]{1,5})-)?([0-9]{1,18})" + _TOKEN)
 _LEASE: Final = re.compile(r"(.*)" + _TOKEN)
+
+
+def is_store(place: object) -> bool:
+    """Return whether the text is the URL of a folder in a store."""
+    if not isinstance(place, str):
+        return False
+    scheme, separator, _ = place.partition("://")
+    return bool(separator) and scheme in STORE_SCHEMES
+
+
+def store_of(world: World, folder: str) -> str | None:
+    """Return the URL of which the folder is the local copy; None if it is a folder in its own right."""
+    content = read_file(world.disk, join(posixpath.dirname(folder) or ".", STORE_MARK))
+    return None if content is None else content.decode()
 
 
 def check_name(name: object, what: str, most: int = _MOST_CHARS) -> str:

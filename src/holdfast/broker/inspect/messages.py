@@ -126,14 +126,14 @@ def letters_of(world: World, root: str, topic: str, partition: int) -> Iterator[
         return
     reader = LogReader(folder, world=world)
     start, stop = reader.start, reader.end
-    fates = _Fates(world, group_folder(root, name, partition, DEFAULT_GROUP), start)
+    states = _LetterStates(world, group_folder(root, name, partition, DEFAULT_GROUP), start)
     for record in records_beside(reader, start, stop):
         note = note_of(record)
         if note is not None:
-            yield SeenLetter(record, note, fates.of(record.offset))
+            yield SeenLetter(record, note, states.of(record.offset))
 
 
-class _Fates:
+class _LetterStates:
     """The state of each dead letter, according to the journal."""
 
     def __init__(self, world: World, folder: str, start: int) -> None:

@@ -38,6 +38,7 @@ from holdfast.delivery.group import Group, IllegalMove
 from holdfast.delivery.image import group_of
 from holdfast.env import World
 from holdfast.errors import CorruptData, DamagedRange, HoldfastError, OffsetOutOfRange
+from holdfast.model import Pause
 from holdfast.storage import LogReader
 from holdfast.storage.files import is_log, join
 
@@ -143,6 +144,7 @@ class GroupStanding(msgspec.Struct, frozen=True, kw_only=True):
     partitions: list[PartitionProgress]
     wrong: tuple[str, ...] = ()
     query: QueryStanding | None = None
+    paused: Pause | None = None
 
     @property
     def lag(self) -> int:
@@ -311,7 +313,13 @@ class FolderStatus:
                 )
                 lags.append(lag)
             yield GroupStanding(
-                name=name, topic=topic, mode="queue", static_members=(), partitions=lags, wrong=tuple(wrong)
+                name=name,
+                topic=topic,
+                mode="queue",
+                static_members=(),
+                partitions=lags,
+                wrong=tuple(wrong),
+                paused=note.paused,
             )
 
     def _dead(self, topic: str, count: int) -> int:

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Bell(Waiters):
+class PartitionWakeup(Waiters):
     """A place among the waiters of a partition, for the member that owns the partition at the time."""
 
     def __init__(self, partition: Partition) -> None:
@@ -82,7 +82,7 @@ class Bell(Waiters):
             line.wake_all()
 
 
-class Pulse(msgspec.Struct):
+class LocalMember(msgspec.Struct):
     """A member in this process: the line that wakes it, and how the keeper checks that it is alive (None: gone)."""
 
     line: Waiters
@@ -107,8 +107,8 @@ class StreamGroup:
         self.lock = threading.RLock()
         # Topics are held while a member wants them. Replaced, never mutated: `changed` reads this without the lock.
         self._topics: dict[str, Topic] = {}
-        self._pulses: dict[str, Pulse] = {}
-        self._bells: dict[TopicPartition, Bell] = {}
+        self._local_members: dict[str, LocalMember] = {}
+        self._wakeups: dict[TopicPartition, PartitionWakeup] = {}
         self._pinned_at = -1
         for event in remembered(before.statics, before.counts, offsets.epoch, self._now_ms()):
             self.members.apply(event)
@@ -163,7 +163,7 @@ class StreamGroup:
                 self._release_unwanted()
             line = Waiters()
             if alive is not None:
-                self._pulses[member] = Pulse(line, alive, settings.heartbeat_ms)
+                self._local_members[member] = LocalMember(line, alive, settings.heartbeat_ms)
         self._engine.on_attention()
         return member, line
 
@@ -228,20 +228,20 @@ class StreamGroup:
         with self.lock:
             topic = self._topic(place[0])
             partition = topic.partitions[topic.number(place[1])]
-            bell = self._bells.get(place)
-            if bell is None or bell.partition is not partition:
-                bell = self._bells[place] = Bell(partition)
-                partition.lines.append(bell)
-            bell.line = line
+            wakeup = self._wakeups.get(place)
+            if wakeup is None or wakeup.partition is not partition:
+                wakeup = self._wakeups[place] = PartitionWakeup(partition)
+                partition.lines.append(wakeup)
+            wakeup.line = line
             self._begin(topic, "earliest")
             return topic, partition, self.committed(topic, place[1]) or 0
 
     def silence(self, place: TopicPartition, line: Waiters) -> None:
         """Stop waking this line for the partition."""
         with self.lock:
-            bell = self._bells.get(place)
-            if bell is not None and bell.line is line:
-                bell.line = None
+            wakeup = self._wakeups.get(place)
+            if wakeup is not None and wakeup.line is line:
+                wakeup.line = None
 
     def changed(self, version: int) -> bool:
         """Whether members should send a heartbeat: something changed since this version, or a topic has grown."""
@@ -331,14 +331,14 @@ class StreamGroup:
     def tick(self) -> int | None:
         """Check which members are alive, remove the others, save commits; return the ms until the next call."""
         with self.lock:
-            for member, pulse in list(self._pulses.items()):
-                self._feel(member, pulse)
+            for member, local in list(self._local_members.items()):
+                self._check_alive(member, local)
             self._recount()
             self._do(Tick())
             self._release_unwanted()
             due_ms = self.members.due_ms()
             left_ms = None if due_ms is None else max(due_ms - self._now_ms(), 0)
-            beats = [pulse.heartbeat_ms for pulse in self._pulses.values()]
+            beats = [local.heartbeat_ms for local in self._local_members.values()]
         return soonest(left_ms, min(beats, default=None), self._tick_offsets())
 
     def _tick_offsets(self) -> int | None:
@@ -364,19 +364,19 @@ class StreamGroup:
 
     def nudge(self) -> None:
         """Wake all waiters because something has changed. Does not take the group's lock."""
-        for pulse in list(self._pulses.values()):
-            pulse.line.wake_all()
+        for local in list(self._local_members.values()):
+            local.line.wake_all()
 
     def close(self) -> None:
         """Save what was committed, and wake all waiters, which then find the group closed."""
         self.nudge()
         self.offsets.close()
 
-    def _feel(self, member: str, pulse: Pulse) -> None:
+    def _check_alive(self, member: str, local: LocalMember) -> None:
         known = self.members.members.get(member)
-        alive = pulse.alive()
+        alive = local.alive()
         if known is None:
-            del self._pulses[member]
+            del self._local_members[member]
         elif alive:
             self._do(Heartbeat(member, known.epoch))
         elif alive is None and not known.instance_id:
@@ -400,7 +400,7 @@ class StreamGroup:
 
     def _note(self, event: Event) -> None:
         if isinstance(event, Left):
-            self._pulses.pop(event.member, None)
+            self._local_members.pop(event.member, None)
             logger.info("a member ended", extra={"group": self.name, "member": event.member, "why": event.why})
 
     def _agree(self, settings: ConsumerSettings) -> None:
@@ -513,9 +513,9 @@ class StreamGroups:
         self._folder = join(engine.folder, GROUPS)
         self._lock = threading.Lock()
         self._groups: dict[str, StreamGroup] = {}
-        self.spoiled: dict[str, CorruptData] = {}  # groups that cannot be opened, and why; the others are not affected
+        self.damaged: dict[str, CorruptData] = {}  # groups that cannot be opened, and why; the others are not affected
         self._closed = False
-        self._told = ""
+        self._logged_error = ""
         try:
             for name in names_in(engine.world, self._folder):
                 if _GONE.fullmatch(name):
@@ -523,14 +523,14 @@ class StreamGroups:
                 else:
                     self._open_or_note(name)
             for name in engine.missing_groups():
-                self.spoiled[name] = lacking_root(engine.folder, f"{GROUPS}/{name}")
+                self.damaged[name] = lacking_root(engine.folder, f"{GROUPS}/{name}")
         except BaseException:
             self.close()
             raise
         engine.on_topic.append(self._pin)
 
     def names(self) -> list[str]:
-        return sorted([*self._groups, *self.spoiled])
+        return sorted([*self._groups, *self.damaged])
 
     def all(self) -> list[StreamGroup]:
         return list(self._groups.values())
@@ -543,8 +543,8 @@ class StreamGroups:
             known = self._groups.get(name)
             if known is not None:
                 return known
-            if name in self.spoiled:
-                raise self.spoiled[name]
+            if name in self.damaged:
+                raise self.damaged[name]
             if not create:
                 there = f"there are {', '.join(self.names()[:10])}" if self._groups else "there is none yet"
                 unknown = UnknownGroup(f"there is no group {name} in stream mode in {self._engine.folder}; {there}")
@@ -577,8 +577,8 @@ class StreamGroups:
 
     def delete(self, name: str) -> None:
         """Delete a group and its commits; it must have no members."""
-        if name in self.spoiled:
-            self._delete_spoiled(name)
+        if name in self.damaged:
+            self._delete_damaged(name)
             return
         group = self.group(name)
         with group.lock:
@@ -601,11 +601,11 @@ class StreamGroups:
         with translated(gone):
             remove_tree(disk, gone)
 
-    def _delete_spoiled(self, name: str) -> None:
+    def _delete_damaged(self, name: str) -> None:
         gone = join(self._folder, f".gone-{name}-{self._engine.world.ids.random_u32()}")
         with self._lock:
             self._take_away(name, gone)
-            del self.spoiled[name]
+            del self.damaged[name]
         for topic in self._engine.open_topics():
             for partition in topic.partitions:
                 partition.log.unpin(stream_group_folder(self._engine.folder, name))
@@ -620,7 +620,7 @@ class StreamGroups:
                     disk.rename(folder, gone)
                     disk.sync_folder(self._folder)
         except OSError as error:
-            if disk.exists(folder) and name not in self.spoiled:
+            if disk.exists(folder) and name not in self.damaged:
                 self._open(name)  # deleting failed, so the group stays in use
             raise open_error(folder, error) from error
 
@@ -634,8 +634,8 @@ class StreamGroups:
         except HoldfastError as error:  # one failing group must not hold up the others
             if self._groups.get(group.name) is not group or self._closed or self._engine.closed:
                 return None
-            if str(error) != self._told:  # log it once, not at every tick
-                self._told = str(error)
+            if str(error) != self._logged_error:  # log it once, not at every tick
+                self._logged_error = str(error)
                 logger.error("upkeep failed", extra={"group": group.name, "error": str(error)})
             return _AFTER_ERROR_MS
 
@@ -655,7 +655,7 @@ class StreamGroups:
         for group in list(self._groups.values()):
             group.pin(topic)
             group.nudge()  # the topic may have grown
-        for name in list(self.spoiled):
+        for name in list(self.damaged):
             # The position of a damaged group is unknown: keep everything until it is repaired or deleted.
             for partition in topic.partitions:
                 partition.log.pin(stream_group_folder(self._engine.folder, name), partition.log.start)
@@ -664,7 +664,7 @@ class StreamGroups:
         try:
             self._open(name)
         except CorruptData as error:
-            self.spoiled[name] = error
+            self.damaged[name] = error
             logger.error("a group in stream mode cannot be opened", extra={"group": name, "error": str(error)})
 
     def _open(self, name: str) -> StreamGroup:

@@ -22,9 +22,9 @@ import msgspec
 from holdfast.broker.folder.layout import QUERIES, STAGING, TOPICS, check_name, names_in
 from holdfast.broker.streams.offsets import PartitionLag, lag_of
 from holdfast.env import World, close_in_children, end_at_exit
-from holdfast.env.disk import Disk
+from holdfast.env.disk import Disk, write_fully
 from holdfast.errors import Closed, InvalidRequest
-from holdfast.storage.files import join, read_file, translated, write_fully
+from holdfast.storage.files import join, read_file, translated
 from holdfast.storage.keeper import Keeper
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class QueryLease:
         self._topics: dict[str, TopicPins] = {}
         self._renewed = 0
         self._written_ns: int | None = None  # None after a failed write
-        self._told = False
+        self._warned = False
         self._ended = False
         self._lasting = lasting
         self._lock = threading.Lock()
@@ -279,10 +279,10 @@ class QueryLease:
             self._put_in_place(msgspec.json.encode(self._note()))
         except OSError as error:
             self._written_ns = None
-            if not self._told:
-                self._told = True
-                told = {"folder": self.folder, "group": self.group, "error": error.strerror or str(error)}
-                logger.warning("a query cannot keep what it has not read from retention", extra=told)
+            if not self._warned:
+                self._warned = True
+                facts = {"folder": self.folder, "group": self.group, "error": error.strerror or str(error)}
+                logger.warning("a query cannot keep what it has not read from retention", extra=facts)
             return False
         self._written_ns = self._world.clock.monotonic_ns()
         return True
@@ -436,7 +436,7 @@ class Queries:
         self._folder = join(root, QUERIES)
         self._seen: dict[str, _Seen] = {}
         self._removed: set[str] = set()  # a file that comes back is alive, whatever time it states
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._lock = threading.Lock()
 
     def floor(self, topic: str, topic_id: int, partition: int) -> int | None:
@@ -533,10 +533,10 @@ class Queries:
         return True
 
     def _tell(self, file: str, what: str) -> None:
-        if file not in self._told:  # log it once, not at every look
-            self._told.add(file)
-            told = {"file": join(self._folder, file).rstrip("/"), "error": what}
-            logger.warning("a query's file cannot be read: no old message is removed meanwhile", extra=told)
+        if file not in self._warned:  # log it once, not at every look
+            self._warned.add(file)
+            facts = {"file": join(self._folder, file).rstrip("/"), "error": what}
+            logger.warning("a query's file cannot be read: no old message is removed meanwhile", extra=facts)
 
 
 def query_gauges(queries: Queries, topic: Topic) -> dict[str, float]:

@@ -22,6 +22,7 @@ from holdfast.broker.folder.layout import message_id
 from holdfast.broker.messages import DELAYED_ID, PREFIX, DeadNote
 from holdfast.broker.metrics import Histogram, Times
 from holdfast.codec.columns import KEYS
+from holdfast.codec.encode import single_head
 from holdfast.codec.frame import Frame
 from holdfast.codec.tracecontext import (
     SAMPLED,
@@ -362,7 +363,7 @@ class TraceLog:
         self._lock = threading.Lock()
         self._refusal: HoldfastError | None = None  # why it could not be opened; cleared by the next tick to retry
         self._closed = False
-        self._told = ""
+        self._logged_error = ""
         self.on_attention: Callable[[], None] = lambda: None
         self.listeners: tuple[Callable[[Sequence[TraceStep]], None], ...] = ()  # get all steps; quick, and never raise
         self.lost = 0  # steps that could not be written
@@ -405,16 +406,23 @@ class TraceLog:
         for first in range(0, len(steps), _WRITE_MOST):
             some = steps[first : first + _WRITE_MOST]
             try:
-                self.log.write(_batch(some), durability="os")
+                if len(some) > 1 or not self._write_one(some[0]):
+                    self.log.write(_batch(some), durability="os")
             except Exception as error:  # whatever it is, the operation on the message has succeeded
                 self.failed(error, len(some))
+
+    def _write_one(self, step: TraceStep) -> bool:
+        """Write a step on the fast path; returns False if that is not possible."""
+        value = encode_step(step)
+        head, columns = single_head(len(value), step.id.encode(), (), 0, 0, 0, 0)
+        return self.log.write_single(value, "os", head, columns, step.at_ns) is not None
 
     def failed(self, error: BaseException, steps: int = 1) -> None:
         """Report that this many steps were lost, and why."""
         with self._lock:
             self.lost += steps
-            first = self._told != type(error).__name__
-            self._told = type(error).__name__
+            first = self._logged_error != type(error).__name__
+            self._logged_error = type(error).__name__
         if first:
             logger.error("trace steps lost; the messages are safe", extra={"error": repr(error)})
 

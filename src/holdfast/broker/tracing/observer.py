@@ -283,8 +283,7 @@ def _without_short_waits(steps: list[TraceStep]) -> list[TraceStep]:
 
 # Enabling tracing: while a topic is sampled, its partitions and its groups have a tracer that they report to.
 #
-# The fast paths of a message know no tracer: they are disabled while a topic is sampled, and every message takes the
-# general path, which reports it.
+# The fast path of a plain put knows no tracer: it is not taken while a topic is sampled.
 
 
 logger = logging.getLogger(__name__)
@@ -300,15 +299,15 @@ class Traces:
 
     def __init__(self, world: World, root: str, retention_ms: int | None) -> None:
         self.log = TraceLog.open(world, join(partition_folder(root, TRACES), "log"), retention_ms)
-        self._told = ""
+        self._logged_error = ""
 
     def tick(self) -> int | None:
         """Do what is due by now; return the ms until the next call. A failure is logged, not raised."""
         try:
             return self.log.tick()
         except HoldfastError as error:
-            if str(error) != self._told:
-                self._told = str(error)
+            if str(error) != self._logged_error:
+                self._logged_error = str(error)
                 logger.error("upkeep of traces failed", extra={"error": str(error)})
             return _AFTER_ERROR_MS
 

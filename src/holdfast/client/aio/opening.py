@@ -12,7 +12,7 @@ from holdfast.api.aio.group import AsyncQueue
 from holdfast.api.aio.opening import AsyncOpening, opened_aside
 from holdfast.api.ports import port_of
 from holdfast.client.address import queue_named
-from holdfast.client.opening import Opened, QueueOpening, given, let_go, opener, reach
+from holdfast.client.opening import Opened, QueueOpening, close_opened, given, opener, reach
 from holdfast.local.aio.broker import AsyncLocalBrokerPort
 from holdfast.local.aio.group import AsyncLocalGroupPort
 from holdfast.local.opening import open_broker_port, open_queue_port
@@ -41,17 +41,29 @@ def open_queue(
         async with holdfast.aio.open("jobs", max_attempts=3) as queue:
             await queue.put(b"resize 1")
 
-    - `create`: create the folder if it does not exist (the default); with False, raises NotAQueue.
-    - `topic`: which queue, if the folder has several.
-    - `durability`: what a put survives unless it says otherwise: "fsync" (the default), "interval" or "os".
-    - `body_type`: bytes (the default), str, dict or any type that msgspec supports.
-    - `settings`, `changes`: the queue's settings, as an object or by name (max_attempts=3); they are stored with it.
-    - `observer`: receives every count and duration, for your own metrics.
-    - `world`: a clock and a disk for tests; see holdfast.testing.
-    - `share`: let other processes use the folder. The first process that opens it owns it, and others connect through
-      that one. With False, the folder is for this process alone; raises Busy if another one has it.
-    - `trust_folder`: True accepts a folder that other users of the machine may write to. By default it is refused.
-    - `token`, `tls`, `timeout`: for a server; see `connect`.
+    Args:
+        folder: The folder, or the URL.
+        create: Create the folder if it does not exist.
+        topic: Which queue, if the folder has several.
+        durability: What a put survives unless it says otherwise: "fsync" (the default), "interval" or "os".
+        body_type: bytes (the default), str, dict or any type that msgspec supports.
+        settings: The queue's settings as an object.
+        observer: Receives every count and duration, for your own metrics.
+        world: A clock and a disk for tests; see holdfast.testing.
+        share: Let other processes use the folder: the first one owns it, and others connect through that one.
+        trust_folder: True accepts a folder that other users of the machine may write to.
+        token: For a server; see `connect`.
+        tls: For a server; see `connect`.
+        timeout: For a server; see `connect`.
+        **changes: The queue's settings by name, such as max_attempts=3. They are stored with it.
+
+    Returns:
+        The queue.
+
+    Raises:
+        NotAQueue: The folder has no queue, and `create` is False.
+        Busy: With share=False, or if the owner does not share: another process has the folder.
+        BadSettings: A setting is unknown or outside its limits.
     """
     opening = QueueOpening(create, topic, durability, body_type, settings, changes)
     for_folders: dict[str, Any] = {"observer": observer, "trust_folder": trust_folder}
@@ -70,7 +82,7 @@ def open_queue(
 
 
 async def _open_queue(opened: Callable[[], Opened], opening: QueueOpening, name: str | None) -> AsyncQueue[Any]:
-    port, client = await opened_aside(opened, let_go)  # sync: port, client = opened()
+    port, client = await opened_aside(opened, close_opened)  # sync: port, client = opened()
     if client is None:
         return AsyncQueue(port)
     from holdfast.remote.aio.broker import AsyncRemoteBrokerPort
@@ -96,14 +108,27 @@ def open_broker(
         async with holdfast.aio.open_broker("shop") as broker:
             await broker.create_topic("orders", partitions=4)
 
-    - `folder`: without one, the `data_dir` of the settings file.
-    - `create`: create the folder if it does not exist (the default).
-    - `durability`: what publishing survives unless a call says otherwise: "fsync" (the default), "interval" or "os".
-    - `body_type`: bytes (the default), str, dict or any type that msgspec supports.
-    - `settings`, `settings_file`: the broker's settings, as an object or a TOML file; by default the file that the
-      environment variable HOLDFAST_CONFIG names.
-    - `observer`, `world`, `share`, `trust_folder`: as for `holdfast.open`.
-    - `token`, `tls`, `timeout`: for a server; see `connect`.
+    Args:
+        folder: The folder, or the URL; by default the `data_dir` of the settings file.
+        create: Create the folder if it does not exist.
+        durability: What publishing survives unless a call says otherwise: "fsync" (the default), "interval" or "os".
+        body_type: bytes (the default), str, dict or any type that msgspec supports.
+        settings: The broker's settings as an object.
+        settings_file: A TOML file of settings; by default the one that the environment variable HOLDFAST_CONFIG names.
+        observer: Receives every count and duration, for your own metrics.
+        world: A clock and a disk for tests; see holdfast.testing.
+        share: Let other processes use the folder: the first one owns it, and others connect through that one.
+        trust_folder: True accepts a folder that other users of the machine may write to.
+        token: For a server; see `connect`.
+        tls: For a server; see `connect`.
+        timeout: For a server; see `connect`.
+
+    Returns:
+        The broker.
+
+    Raises:
+        Busy: With share=False, or if the owner does not share: another process has the folder.
+        BadSettings: A setting is unknown or outside its limits.
     """
     for_folders: dict[str, Any] = {"observer": observer, "trust_folder": trust_folder}
     for_folders |= {"settings": settings, "settings_file": settings_file}
@@ -122,7 +147,7 @@ def open_broker(
 
 
 async def _open_broker(opened: Callable[[], Opened], body_type: Any, durability: Durability | None) -> AsyncBroker:
-    port, client = await opened_aside(opened, let_go)  # sync: port, client = opened()
+    port, client = await opened_aside(opened, close_opened)  # sync: port, client = opened()
     if client is None:
         return AsyncBroker(port)
     from holdfast.remote.aio.broker import AsyncRemoteBrokerPort
@@ -135,6 +160,26 @@ def connect(
     url: str, *, token: str | None = None, tls: ssl.SSLContext | str | PathLike[str] | None = None,
     timeout: Seconds | None = None, body_type: Any = None, durability: Durability | None = None,
 ) -> AsyncOpening[AsyncBroker]:  # fmt: skip
-    """Connect to the broker of a server. The arguments are those of `holdfast.connect`."""
+    """Connect to the broker of a server. Nothing is sent before the first call.
+
+        async with holdfast.aio.connect("http://127.0.0.1:7700") as broker:
+            await broker.publish("orders", b"1 book")
+
+    Args:
+        url: http://host:port, https://host:port or unix:/path.
+        token: Your access token; by default the environment variable HOLDFAST_TOKEN.
+        tls: A file of certificates to trust, or an ssl.SSLContext; by default as HOLDFAST_TLS_CA and HOLDFAST_TLS_CERT
+            say.
+        timeout: How long one call may take in total; 30 seconds by default. Failed calls are retried within this time
+            if that is safe.
+        body_type: bytes (the default), str, dict or any type that msgspec supports.
+        durability: "fsync", "interval" or "os", for publishing calls that do not choose one.
+
+    Returns:
+        The broker.
+
+    Raises:
+        InvalidRequest: The address, the token or `tls` cannot be used.
+    """
     options = given(token=token, tls=tls, timeout=timeout)
     return AsyncOpening(_open_broker, partial(reach, url, options, for_tasks=_FOR_TASKS), body_type, durability)

@@ -41,17 +41,29 @@ def open_queue(
         with holdfast.open("jobs", max_attempts=3) as queue:
             queue.put(b"resize 1")
 
-    - `create`: create the folder if it does not exist (the default); with False, raises NotAQueue.
-    - `topic`: which queue, if the folder has several.
-    - `durability`: what a put survives unless it says otherwise: "fsync" (the default), "interval" or "os".
-    - `body_type`: bytes (the default), str, dict or any type that msgspec supports.
-    - `settings`, `changes`: the queue's settings, as an object or by name (max_attempts=3); they are stored with it.
-    - `observer`: receives every count and duration, for your own metrics.
-    - `world`: a clock and a disk for tests; see holdfast.testing.
-    - `share`: let other processes use the folder. The first process that opens it owns it, and others connect through
-      that one. With False, the folder is for this process alone; raises Busy if another one has it.
-    - `trust_folder`: True accepts a folder that other users of the machine may write to. By default it is refused.
-    - `token`, `tls`, `timeout`: for a server; see `connect`.
+    Args:
+        folder: The folder, or the URL.
+        create: Create the folder if it does not exist.
+        topic: Which queue, if the folder has several.
+        durability: What a put survives unless it says otherwise: "fsync" (the default), "interval" or "os".
+        body_type: bytes (the default), str, dict or any type that msgspec supports.
+        settings: The queue's settings as an object.
+        observer: Receives every count and duration, for your own metrics.
+        world: A clock and a disk for tests; see holdfast.testing.
+        share: Let other processes use the folder: the first one owns it, and others connect through that one.
+        trust_folder: True accepts a folder that other users of the machine may write to.
+        token: For a server; see `connect`.
+        tls: For a server; see `connect`.
+        timeout: For a server; see `connect`.
+        **changes: The queue's settings by name, such as max_attempts=3. They are stored with it.
+
+    Returns:
+        The queue.
+
+    Raises:
+        NotAQueue: The folder has no queue, and `create` is False.
+        Busy: With share=False, or if the owner does not share: another process has the folder.
+        BadSettings: A setting is unknown or outside its limits.
     """
     opening = QueueOpening(create, topic, durability, body_type, settings, changes)
     for_folders: dict[str, Any] = {"observer": observer, "trust_folder": trust_folder}
@@ -96,14 +108,27 @@ def open_broker(
         with holdfast.open_broker("shop") as broker:
             broker.create_topic("orders", partitions=4)
 
-    - `folder`: without one, the `data_dir` of the settings file.
-    - `create`: create the folder if it does not exist (the default).
-    - `durability`: what publishing survives unless a call says otherwise: "fsync" (the default), "interval" or "os".
-    - `body_type`: bytes (the default), str, dict or any type that msgspec supports.
-    - `settings`, `settings_file`: the broker's settings, as an object or a TOML file; by default the file that the
-      environment variable HOLDFAST_CONFIG names.
-    - `observer`, `world`, `share`, `trust_folder`: as for `holdfast.open`.
-    - `token`, `tls`, `timeout`: for a server; see `connect`.
+    Args:
+        folder: The folder, or the URL; by default the `data_dir` of the settings file.
+        create: Create the folder if it does not exist.
+        durability: What publishing survives unless a call says otherwise: "fsync" (the default), "interval" or "os".
+        body_type: bytes (the default), str, dict or any type that msgspec supports.
+        settings: The broker's settings as an object.
+        settings_file: A TOML file of settings; by default the one that the environment variable HOLDFAST_CONFIG names.
+        observer: Receives every count and duration, for your own metrics.
+        world: A clock and a disk for tests; see holdfast.testing.
+        share: Let other processes use the folder: the first one owns it, and others connect through that one.
+        trust_folder: True accepts a folder that other users of the machine may write to.
+        token: For a server; see `connect`.
+        tls: For a server; see `connect`.
+        timeout: For a server; see `connect`.
+
+    Returns:
+        The broker.
+
+    Raises:
+        Busy: With share=False, or if the owner does not share: another process has the folder.
+        BadSettings: A setting is unknown or outside its limits.
     """
     for_folders: dict[str, Any] = {"observer": observer, "trust_folder": trust_folder}
     for_folders |= {"settings": settings, "settings_file": settings_file}

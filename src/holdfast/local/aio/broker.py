@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
-from functools import (
-    cached_property,
-    partial,  # noqa: F401  threads use it
-)
+from functools import cached_property, partial
+from os import PathLike
 from typing import Any, Self, TypeVar
 
-from holdfast.api.aio.opening import aside, aside_while_wanted  # async only
+from holdfast.api.aio.broker import AsyncBroker
+from holdfast.api.aio.group import AsyncQueue
+from holdfast.api.aio.opening import AsyncOpening, aside, aside_while_wanted, opened_aside
 from holdfast.api.aio.ports import tell
 from holdfast.api.aio.producer import AsyncProducer
 from holdfast.api.arguments import Question
@@ -25,14 +25,17 @@ from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
 from holdfast.broker.folder.layout import DEAD_SUFFIX, check_topic_name
 from holdfast.broker.group import Compacted, QueueGroup
 from holdfast.broker.locks import Decided, FolderLocks
+from holdfast.broker.samples import Samples
 from holdfast.broker.streams.offsets import PartitionLag, Reset, ResetEffect, To
 from holdfast.broker.topic import Topic
 from holdfast.broker.tracing.log import TraceStats, TraceStep
 from holdfast.broker.waiters import TaskWaiter
+from holdfast.broker.workers import Order, WorkerInfo
 from holdfast.local.aio.group import AsyncLocalGroupPort
-from holdfast.local.broker import LocalBroker, TopicThread, TopicThreads, search_in, stats_in
+from holdfast.local.broker import LocalBroker, TopicThread, TopicThreads, samples_in, search_in, stats_in
 from holdfast.local.locks import LocalKeptLock, Patience, command_of, decided_document, granted_lock, info_of, lock_of
 from holdfast.local.member import StreamMember, member_of
+from holdfast.local.opening import close_engine, open_broker_port
 from holdfast.local.publisher import LocalProducerPort, SpooledUpload
 from holdfast.locking import Remove, Renew, ReplaceDocument
 from holdfast.membership.assignment import TopicPartition
@@ -42,7 +45,6 @@ from holdfast.producing.rounds import ThreadRounds  # noqa: F401  threads have t
 from holdfast.storage.compaction import KeysCompacted
 from holdfast.storage.view import OnDamage
 
-# sync: from functools import partial
 # sync: from holdfast.producing.rounds import ThreadRounds
 
 
@@ -187,6 +189,11 @@ class AsyncLocalBrokerPort(LocalBroker):
         with self.engine.using(topic) as used:
             publisher = self.publisher(used)
             messages, durability, codec = request.messages, request.durability, request.codec
+            single = publisher.write_single(messages, durability, codec, request.partition)
+            if single is not None:
+                if single.held:
+                    await publisher.log(single.number).wait_async(single.appended)
+                return [publisher.single_stored(single, began_ns)]
             if publisher.all_plain(messages, codec):
                 number = publisher.turn(request.partition)
                 appended = await publisher.log(number).append_async(messages, durability=durability)  # type: ignore[arg-type]
@@ -211,6 +218,14 @@ class AsyncLocalBrokerPort(LocalBroker):
     async def groups(self, topic: str | None) -> list[GroupInfo]:
         """Return the groups of one topic, or of all topics, in queue mode and in stream mode."""
         return await asyncio.to_thread(self.groups_now, topic)
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Return the workers that report themselves, or did within the last hour."""
+        return self.engine.workers.all()
+
+    async def order_worker(self, name: str, order: Order) -> list[str]:
+        """Tell the workers of this name, or the one with this id, what to do; return their ids."""
+        return self.engine.workers.order(name, order)
 
     async def delete_group(self, name: str, topic: str | None) -> None:
         """Delete a group: in queue mode on one topic, or in stream mode as a whole."""
@@ -237,6 +252,10 @@ class AsyncLocalBrokerPort(LocalBroker):
     async def trace_stats(self, question: Question) -> TraceStats:
         """Summarize the matching steps."""
         return await asyncio.to_thread(stats_in, self.engine, question)
+
+    async def samples(self, topic: str | None, group: str | None, span_ms: int) -> Samples:
+        """Return the samples of a group, of a topic, or of all topics together, up to now."""
+        return await asyncio.to_thread(samples_in, self.engine, topic, group, span_ms)
 
     async def sync(self) -> None:
         """Wait until everything done so far is on disk."""
@@ -423,3 +442,31 @@ class AsyncLocalLocksPort:
         """Wait until a decision is on disk: until then no caller may learn of it, refused or not."""
         if decided.appended is not None:
             await locks.journal.log.wait_async(decided.appended)
+
+
+# What is in a folder, opened here, for tasks.
+
+
+def queue_here_async(
+    engine: BrokerEngine, group: QueueGroup, body_type: Any, *, alone: bool = False
+) -> AsyncQueue[Any]:
+    """A queue for tasks on an engine in this process, which is closed with it where it is `alone` there."""
+    return AsyncQueue(AsyncLocalGroupPort(engine, group, Bodies(body_type), alone=alone))
+
+
+def open_broker_async(folder: str | PathLike[str] | None = None, **options: Any) -> AsyncOpening[AsyncBroker]:
+    """Own the topics in a data folder; `holdfast.open_broker` says what the options mean."""
+    return AsyncOpening(_open_broker_aside, folder, options)
+
+
+async def _open_broker_aside(folder: str | PathLike[str] | None, options: Mapping[str, Any]) -> AsyncBroker:
+    open_port = partial(open_broker_port, AsyncLocalBrokerPort, folder, **options)
+    port = await opened_aside(open_port, close_engine)  # sync: port = open_port()
+    return AsyncBroker(port)
+
+
+async def open_broker_port_async(  # async only
+    folder: str | PathLike[str] | None, **options: Any
+) -> AsyncLocalBrokerPort:
+    """The port of a data folder, for a server or a protocol of its own."""
+    return await opened_aside(partial(open_broker_port, AsyncLocalBrokerPort, folder, **options), close_engine)

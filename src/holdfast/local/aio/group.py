@@ -18,8 +18,10 @@ from holdfast.broker.choose import give_way  # noqa: F401  threads do
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.leases import Delivered, Pending
+from holdfast.broker.samples import Samples
 from holdfast.broker.tracing.log import TraceStep
 from holdfast.broker.waiters import TaskWaiter, Waiter
+from holdfast.broker.workers import Order, WorkerReport
 from holdfast.delivery.events import Receipt
 from holdfast.errors import LeaseLost
 from holdfast.local.dead_letters import LocalLetters
@@ -227,6 +229,22 @@ class AsyncLocalGroupPort(LocalGroup):
         """Return the number of messages in each phase, and more."""
         return await asyncio.to_thread(self.stats_now)
 
+    async def samples(self, span_ms: int) -> Samples:
+        """Return the samples of this group up to now."""
+        return await asyncio.to_thread(self.samples_now, span_ms)
+
+    async def pause_group(self, reason: str) -> bool:
+        """Pause the group. Returns False if it was paused already."""
+        return await asyncio.to_thread(self.pause_group_now, reason)
+
+    async def resume_group(self) -> bool:
+        """Resume the group. Returns False if it was not paused."""
+        return await asyncio.to_thread(self.resume_group_now)
+
+    async def report_worker(self, report: WorkerReport) -> Order | None:
+        """List a worker of this group, and return what it was told to do."""
+        return self.engine.workers.report("", self.topic, self.group, report)
+
     async def purge(self) -> int:
         """Drop every message that is not in flight, and return how many."""
         return await asyncio.to_thread(self.purge_now)
@@ -255,6 +273,13 @@ class AsyncLocalGroupPort(LocalGroup):
         """Store bodies or NewMessages. Of those that go to one partition, all are stored or none."""
         publisher = self.publisher
         began_ns = publisher.mono_ns()
+        if self.view_closed:
+            self.check_open()
+        single = publisher.write_single(messages, durability, codec)
+        if single is not None:
+            if single.held:
+                await publisher.log(single.number).wait_async(single.appended)
+            return [publisher.single_stored(single, began_ns)]
         if publisher.all_plain(messages, codec):
             number = publisher.turn()
             appended = await publisher.log(number).append_async(messages, durability=durability)  # type: ignore[arg-type]

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from functools import (
-    partial,
-)
+from functools import partial
+from os import PathLike
 from typing import Any, Self
 
 from holdfast.api.arguments import Question
@@ -16,18 +15,23 @@ from holdfast.api.consumers import MemberRequest, SeekTarget, StreamMessage
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import NewMessage, PublishRequest, Stored, StreamRequest
 from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
+from holdfast.api.sync.broker import Broker
+from holdfast.api.sync.group import Queue
 from holdfast.api.sync.ports import tell
 from holdfast.api.sync.producer import Producer
 from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
-from holdfast.broker.group import Compacted
+from holdfast.broker.group import Compacted, QueueGroup
 from holdfast.broker.locks import Decided, FolderLocks
+from holdfast.broker.samples import Samples
 from holdfast.broker.streams.offsets import PartitionLag, Reset, ResetEffect, To
 from holdfast.broker.tracing.log import TraceStats, TraceStep
 from holdfast.broker.waiters import ThreadWaiter
-from holdfast.local.broker import LocalBroker, search_in, stats_in
+from holdfast.broker.workers import Order, WorkerInfo
+from holdfast.local.broker import LocalBroker, samples_in, search_in, stats_in
 from holdfast.local.locks import LocalKeptLock, Patience, command_of, decided_document, granted_lock, info_of, lock_of
 from holdfast.local.member import StreamMember, member_of
+from holdfast.local.opening import open_broker_port
 from holdfast.local.publisher import LocalProducerPort, SpooledUpload
 from holdfast.local.sync.group import LocalGroupPort
 from holdfast.locking import Remove, Renew, ReplaceDocument
@@ -138,6 +142,11 @@ class LocalBrokerPort(LocalBroker):
         with self.engine.using(topic) as used:
             publisher = self.publisher(used)
             messages, durability, codec = request.messages, request.durability, request.codec
+            single = publisher.write_single(messages, durability, codec, request.partition)
+            if single is not None:
+                if single.held:
+                    publisher.log(single.number).wait(single.appended)
+                return [publisher.single_stored(single, began_ns)]
             if publisher.all_plain(messages, codec):
                 number = publisher.turn(request.partition)
                 appended = publisher.log(number).append(messages, durability=durability)  # type: ignore[arg-type]
@@ -160,6 +169,14 @@ class LocalBrokerPort(LocalBroker):
     def groups(self, topic: str | None) -> list[GroupInfo]:
         """Return the groups of one topic, or of all topics, in queue mode and in stream mode."""
         return self.groups_now(topic)
+
+    def workers(self) -> list[WorkerInfo]:
+        """Return the workers that report themselves, or did within the last hour."""
+        return self.engine.workers.all()
+
+    def order_worker(self, name: str, order: Order) -> list[str]:
+        """Tell the workers of this name, or the one with this id, what to do; return their ids."""
+        return self.engine.workers.order(name, order)
 
     def delete_group(self, name: str, topic: str | None) -> None:
         """Delete a group: in queue mode on one topic, or in stream mode as a whole."""
@@ -184,6 +201,10 @@ class LocalBrokerPort(LocalBroker):
     def trace_stats(self, question: Question) -> TraceStats:
         """Summarize the matching steps."""
         return stats_in(self.engine, question)
+
+    def samples(self, topic: str | None, group: str | None, span_ms: int) -> Samples:
+        """Return the samples of a group, of a topic, or of all topics together, up to now."""
+        return samples_in(self.engine, topic, group, span_ms)
 
     def sync(self) -> None:
         """Wait until everything done so far is on disk."""
@@ -365,3 +386,22 @@ class LocalLocksPort:
         """Wait until a decision is on disk: until then no caller may learn of it, refused or not."""
         if decided.appended is not None:
             locks.journal.log.wait(decided.appended)
+
+
+# What is in a folder, opened here, for threads.
+
+
+def queue_here(engine: BrokerEngine, group: QueueGroup, body_type: Any, *, alone: bool = False) -> Queue[Any]:
+    """A queue for threads on an engine in this process, which is closed with it where it is `alone` there."""
+    return Queue(LocalGroupPort(engine, group, Bodies(body_type), alone=alone))
+
+
+def open_broker(folder: str | PathLike[str] | None = None, **options: Any) -> Broker:
+    """Own the topics in a data folder; `holdfast.open_broker` says what the options mean."""
+    return _open_broker_aside(folder, options)
+
+
+def _open_broker_aside(folder: str | PathLike[str] | None, options: Mapping[str, Any]) -> Broker:
+    open_port = partial(open_broker_port, LocalBrokerPort, folder, **options)
+    port = open_port()
+    return Broker(port)

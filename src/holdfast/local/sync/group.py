@@ -17,8 +17,10 @@ from holdfast.broker.choose import give_way
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.leases import Delivered, Pending
+from holdfast.broker.samples import Samples
 from holdfast.broker.tracing.log import TraceStep
 from holdfast.broker.waiters import ThreadWaiter, Waiter
+from holdfast.broker.workers import Order, WorkerReport
 from holdfast.delivery.events import Receipt
 from holdfast.errors import LeaseLost
 from holdfast.local.dead_letters import LocalLetters
@@ -222,6 +224,22 @@ class LocalGroupPort(LocalGroup):
         """Return the number of messages in each phase, and more."""
         return self.stats_now()
 
+    def samples(self, span_ms: int) -> Samples:
+        """Return the samples of this group up to now."""
+        return self.samples_now(span_ms)
+
+    def pause_group(self, reason: str) -> bool:
+        """Pause the group. Returns False if it was paused already."""
+        return self.pause_group_now(reason)
+
+    def resume_group(self) -> bool:
+        """Resume the group. Returns False if it was not paused."""
+        return self.resume_group_now()
+
+    def report_worker(self, report: WorkerReport) -> Order | None:
+        """List a worker of this group, and return what it was told to do."""
+        return self.engine.workers.report("", self.topic, self.group, report)
+
     def purge(self) -> int:
         """Drop every message that is not in flight, and return how many."""
         return self.purge_now()
@@ -248,6 +266,13 @@ class LocalGroupPort(LocalGroup):
         """Store bodies or NewMessages. Of those that go to one partition, all are stored or none."""
         publisher = self.publisher
         began_ns = publisher.mono_ns()
+        if self.view_closed:
+            self.check_open()
+        single = publisher.write_single(messages, durability, codec)
+        if single is not None:
+            if single.held:
+                publisher.log(single.number).wait(single.appended)
+            return [publisher.single_stored(single, began_ns)]
         if publisher.all_plain(messages, codec):
             number = publisher.turn()
             appended = publisher.log(number).append(messages, durability=durability)  # type: ignore[arg-type]

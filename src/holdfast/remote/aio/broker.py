@@ -17,8 +17,10 @@ from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
 from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo, changes_to, check_partitions, topic_settings
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_topic_name, parse_lease
 from holdfast.broker.group import Compacted
+from holdfast.broker.samples import Samples
 from holdfast.broker.streams.offsets import Reset, ResetEffect, To, effect_of
 from holdfast.broker.tracing.log import TraceStats, TraceStep
+from holdfast.broker.workers import Order, WorkerInfo
 from holdfast.client.calling import Ask, path_of
 from holdfast.errors import (
     BadSettings,
@@ -39,14 +41,14 @@ from holdfast.producing.core import producer_settings
 from holdfast.protocol import locks as locks_wire
 from holdfast.protocol import topics as wire
 from holdfast.protocol import topics as wire_groups
-from holdfast.protocol.admin import Steps
 from holdfast.protocol.media import JSON
 from holdfast.protocol.messages import CreateQueue
+from holdfast.protocol.topics import Steps, WorkersOrdered, WorkersTold
 from holdfast.remote.aio.consumer import AsyncRemoteConsumerPort
 from holdfast.remote.aio.group import AsyncRemoteGroupPort
-from holdfast.remote.broker import MOST_READ, RemoteBroker, RemoteKeptLock, plain, reset_of, resets_told
+from holdfast.remote.broker import MOST_READ, RemoteBroker, RemoteKeptLock, plain, reset_of, resets_from
 from holdfast.remote.client import AsyncCalls, Client, RemoteProducerPort
-from holdfast.remote.records import contents_told, publish_stream
+from holdfast.remote.records import contents_from, publish_stream
 from holdfast.settings import ProducerSettings, TopicSettings
 from holdfast.storage.compaction import KeysCompacted
 from holdfast.storage.view import OnDamage
@@ -154,7 +156,7 @@ class AsyncRemoteBrokerPort(RemoteBroker):
                     f"the group {name} reads {topic} in stream mode; use `holdfast consume`, or choose another name"
                 )
             if name not in info.groups:
-                raise UnknownGroup(f"{topic} has no group {name}")
+                raise UnknownGroup(f"{topic} has no group {name}: open it with `group` to create it")
         return AsyncRemoteGroupPort(self.client, topic, name, bodies, topic_settings(settings))
 
     async def member(self, request: MemberRequest) -> AsyncRemoteConsumerPort:
@@ -264,7 +266,7 @@ class AsyncRemoteBrokerPort(RemoteBroker):
     ) -> list[Contents[Any]]:
         """Return messages of a partition from an offset on."""
         if type(partition) is not int or partition < 0:
-            raise UnknownTopic(f"topic {topic} has no partition {partition!r}")
+            raise UnknownTopic(f"topic {topic} has no partition {partition!r}: give a number from 0 on")
         found: list[Contents[Any]] = []
         while len(found) < limit:
             query: dict[str, Any] = {"offset": offset, "limit": min(limit - len(found), MOST_READ)}
@@ -277,7 +279,7 @@ class AsyncRemoteBrokerPort(RemoteBroker):
                 if found:
                     break  # return the messages before it first; the next read raises
                 raise
-            found += [contents_told(self.client, self.bodies, each) for each in some.messages]
+            found += [contents_from(self.client, self.bodies, each) for each in some.messages]
             if not some.messages or some.next_offset >= some.end:
                 break
             offset = some.next_offset
@@ -289,6 +291,16 @@ class AsyncRemoteBrokerPort(RemoteBroker):
         found: wire_groups.Groups = await self._ask("GET", path, wire_groups.Groups)
         return found.groups
 
+    async def workers(self) -> list[WorkerInfo]:
+        """Return the workers that report themselves, or did within the last hour."""
+        found: WorkersTold = await self._ask("GET", path_of("workers"), WorkersTold)
+        return found.workers
+
+    async def order_worker(self, name: str, order: Order) -> list[str]:
+        """Tell the workers of this name, or the one with this id, what to do; return their ids."""
+        told: WorkersOrdered = await self._ask("POST", path_of("workers", name, order), WorkersOrdered)
+        return told.ids
+
     async def delete_group(self, name: str, topic: str | None) -> None:
         """Delete a group: in queue mode on one topic, or in stream mode as a whole."""
         await self._ask("DELETE", path_of("groups", name, topic=topic), None, again=False)
@@ -298,7 +310,7 @@ class AsyncRemoteBrokerPort(RemoteBroker):
     ) -> list[Reset]:
         """Move the position of a group; with `dry_run`, only return what would change."""
         body = reset_of(topic, to, partition, dry_run=dry_run)
-        return resets_told(await self._ask("POST", path_of("groups", group, "reset"), wire_groups.ResetDone, body))
+        return resets_from(await self._ask("POST", path_of("groups", group, "reset"), wire_groups.ResetDone, body))
 
     async def effects(self, group: str, resets: Sequence[Reset]) -> list[ResetEffect]:
         """Return what resets would do, counted by offsets: only the server knows each message."""
@@ -329,6 +341,12 @@ class AsyncRemoteBrokerPort(RemoteBroker):
         """Summarize the matching steps."""
         stats: TraceStats = await self._ask("GET", path_of("traces", "stats", **self._searched(question)), TraceStats)
         return stats
+
+    async def samples(self, topic: str | None, group: str | None, span_ms: int) -> Samples:
+        """Return the samples of a group, of a topic, or of all topics together, up to now."""
+        parts = ("samples",) if topic is None else ("queues", topic, "samples")
+        found: Samples = await self._ask("GET", path_of(*parts, group=group, last=span_ms / 1000), Samples)
+        return found
 
     async def sync(self) -> None:
         """Wait until everything done so far is on disk."""

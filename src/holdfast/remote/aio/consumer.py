@@ -24,7 +24,7 @@ from holdfast.errors import Closed, Fenced, HoldfastError
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability
 from holdfast.protocol import topics as wire
-from holdfast.remote.broker import Heartbeats, member_settings, messages_told
+from holdfast.remote.broker import Heartbeats, member_settings, messages_from
 from holdfast.remote.client import AsyncCalls, Client
 
 logger = logging.getLogger(__name__)
@@ -204,8 +204,8 @@ class AsyncRemoteConsumerPort:
         await self.join()
 
     async def _is_taken(self) -> bool:
-        told: wire.GroupTold = await self._calls.ask("GET", path_of("groups", self.request.group), wire.GroupTold)
-        members = () if told.stream is None else told.stream.members
+        answer: wire.GroupTold = await self._calls.ask("GET", path_of("groups", self.request.group), wire.GroupTold)
+        members = () if answer.stream is None else answer.stream.members
         return any(member.instance_id == self.request.instance_id and member.id != self.member_id for member in members)
 
     async def _ask_once(self, count: int, wait_s: float) -> list[StreamMessage[Any]]:
@@ -232,7 +232,7 @@ class AsyncRemoteConsumerPort:
             if place in self.partitions and place not in refused:
                 self.partitions[place].kept = offset
         await self._follow(polled.assignment)
-        found = messages_told(self._client, self.request.bodies, self.partitions, polled.messages)
+        found = messages_from(self._client, self.request.bodies, self.partitions, polled.messages)
         first = self._first_of_each(found)
         for each in polled.assignment:
             place = each.topic, each.partition
@@ -269,8 +269,8 @@ class AsyncRemoteConsumerPort:
 
     async def _lags(self) -> dict[TopicPartition, PartitionLag]:
         path = path_of("groups", self.request.group, "offsets")
-        told: wire.GroupOffsets = await self._calls.ask("GET", path, wire.GroupOffsets)
-        return {(lag.topic, lag.partition): lag for lag in told.offsets}
+        answer: wire.GroupOffsets = await self._calls.ask("GET", path, wire.GroupOffsets)
+        return {(lag.topic, lag.partition): lag for lag in answer.offsets}
 
     def _uncommitted(self) -> dict[TopicPartition, int]:
         return {place: each.handled for place, each in self.partitions.items() if each.handled != each.kept}

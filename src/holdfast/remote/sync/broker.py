@@ -18,8 +18,10 @@ from holdfast.api.sync.producer import Producer
 from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo, changes_to, check_partitions, topic_settings
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_topic_name, parse_lease
 from holdfast.broker.group import Compacted
+from holdfast.broker.samples import Samples
 from holdfast.broker.streams.offsets import Reset, ResetEffect, To, effect_of
 from holdfast.broker.tracing.log import TraceStats, TraceStep
+from holdfast.broker.workers import Order, WorkerInfo
 from holdfast.client.calling import Ask, path_of
 from holdfast.errors import (
     BadSettings,
@@ -40,12 +42,12 @@ from holdfast.producing.core import producer_settings
 from holdfast.protocol import locks as locks_wire
 from holdfast.protocol import topics as wire
 from holdfast.protocol import topics as wire_groups
-from holdfast.protocol.admin import Steps
 from holdfast.protocol.media import JSON
 from holdfast.protocol.messages import CreateQueue
-from holdfast.remote.broker import MOST_READ, RemoteBroker, RemoteKeptLock, plain, reset_of, resets_told
+from holdfast.protocol.topics import Steps, WorkersOrdered, WorkersTold
+from holdfast.remote.broker import MOST_READ, RemoteBroker, RemoteKeptLock, plain, reset_of, resets_from
 from holdfast.remote.client import Calls, Client, RemoteProducerPort
-from holdfast.remote.records import contents_told, publish_stream
+from holdfast.remote.records import contents_from, publish_stream
 from holdfast.remote.sync.consumer import RemoteConsumerPort
 from holdfast.remote.sync.group import RemoteGroupPort
 from holdfast.settings import ProducerSettings, TopicSettings
@@ -153,7 +155,7 @@ class RemoteBrokerPort(RemoteBroker):
                     f"the group {name} reads {topic} in stream mode; use `holdfast consume`, or choose another name"
                 )
             if name not in info.groups:
-                raise UnknownGroup(f"{topic} has no group {name}")
+                raise UnknownGroup(f"{topic} has no group {name}: open it with `group` to create it")
         return RemoteGroupPort(self.client, topic, name, bodies, topic_settings(settings))
 
     def member(self, request: MemberRequest) -> RemoteConsumerPort:
@@ -263,7 +265,7 @@ class RemoteBrokerPort(RemoteBroker):
     ) -> list[Contents[Any]]:
         """Return messages of a partition from an offset on."""
         if type(partition) is not int or partition < 0:
-            raise UnknownTopic(f"topic {topic} has no partition {partition!r}")
+            raise UnknownTopic(f"topic {topic} has no partition {partition!r}: give a number from 0 on")
         found: list[Contents[Any]] = []
         while len(found) < limit:
             query: dict[str, Any] = {"offset": offset, "limit": min(limit - len(found), MOST_READ)}
@@ -276,7 +278,7 @@ class RemoteBrokerPort(RemoteBroker):
                 if found:
                     break  # return the messages before it first; the next read raises
                 raise
-            found += [contents_told(self.client, self.bodies, each) for each in some.messages]
+            found += [contents_from(self.client, self.bodies, each) for each in some.messages]
             if not some.messages or some.next_offset >= some.end:
                 break
             offset = some.next_offset
@@ -288,6 +290,16 @@ class RemoteBrokerPort(RemoteBroker):
         found: wire_groups.Groups = self._ask("GET", path, wire_groups.Groups)
         return found.groups
 
+    def workers(self) -> list[WorkerInfo]:
+        """Return the workers that report themselves, or did within the last hour."""
+        found: WorkersTold = self._ask("GET", path_of("workers"), WorkersTold)
+        return found.workers
+
+    def order_worker(self, name: str, order: Order) -> list[str]:
+        """Tell the workers of this name, or the one with this id, what to do; return their ids."""
+        told: WorkersOrdered = self._ask("POST", path_of("workers", name, order), WorkersOrdered)
+        return told.ids
+
     def delete_group(self, name: str, topic: str | None) -> None:
         """Delete a group: in queue mode on one topic, or in stream mode as a whole."""
         self._ask("DELETE", path_of("groups", name, topic=topic), None, again=False)
@@ -295,7 +307,7 @@ class RemoteBrokerPort(RemoteBroker):
     def reset_offsets(self, group: str, topic: str, to: To, partition: int | None, *, dry_run: bool) -> list[Reset]:
         """Move the position of a group; with `dry_run`, only return what would change."""
         body = reset_of(topic, to, partition, dry_run=dry_run)
-        return resets_told(self._ask("POST", path_of("groups", group, "reset"), wire_groups.ResetDone, body))
+        return resets_from(self._ask("POST", path_of("groups", group, "reset"), wire_groups.ResetDone, body))
 
     def effects(self, group: str, resets: Sequence[Reset]) -> list[ResetEffect]:
         """Return what resets would do, counted by offsets: only the server knows each message."""
@@ -326,6 +338,12 @@ class RemoteBrokerPort(RemoteBroker):
         """Summarize the matching steps."""
         stats: TraceStats = self._ask("GET", path_of("traces", "stats", **self._searched(question)), TraceStats)
         return stats
+
+    def samples(self, topic: str | None, group: str | None, span_ms: int) -> Samples:
+        """Return the samples of a group, of a topic, or of all topics together, up to now."""
+        parts = ("samples",) if topic is None else ("queues", topic, "samples")
+        found: Samples = self._ask("GET", path_of(*parts, group=group, last=span_ms / 1000), Samples)
+        return found
 
     def sync(self) -> None:
         """Wait until everything done so far is on disk."""

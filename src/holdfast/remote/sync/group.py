@@ -15,12 +15,15 @@ from holdfast.api.contents import Contents
 from holdfast.api.drafts import PublishRequest, Stored, StreamRequest
 from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Listed, Redriven, Where, grouped
 from holdfast.broker.group import Compacted, QueueStats
+from holdfast.broker.samples import Samples
 from holdfast.broker.tracing.log import TraceStep
+from holdfast.broker.workers import Order, WorkerReport
 from holdfast.client.calling import Ask, path_of
 from holdfast.errors import Conflict, HoldfastError, InvalidRequest, LeaseLost, NotFound
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.protocol import messages as queues
 from holdfast.protocol import messages as wire
+from holdfast.protocol.topics import WorkerOrder
 from holdfast.remote.client import Calls, Client
 from holdfast.remote.group import (
     MOST_WAIT_S,
@@ -35,7 +38,7 @@ from holdfast.remote.group import (
     parts,
     receipts_of,
 )
-from holdfast.remote.records import contents_told, listed_told, publish_stream
+from holdfast.remote.records import contents_from, listed_from, publish_stream
 from holdfast.settings import TopicSettings
 
 
@@ -82,8 +85,8 @@ class RemoteGroupPort(RemoteGroup):
 
     def resume(self, receipt: str) -> RemoteTaken:
         """Return the message of a receipt. Raises LeaseLost if its lease has ended."""
-        told: wire.Delivery = self._ask("GET", "inHand", wire.Delivery, receipt=receipt, group=self.group)
-        return self._in_flight(told, renew=False, detached=True)
+        answer: wire.Delivery = self._ask("GET", "inHand", wire.Delivery, receipt=receipt, group=self.group)
+        return self._in_flight(answer, renew=False, detached=True)
 
     def holds(self, receipt: str) -> bool:
         """Return whether the receipt is of a delivery of this group whose lease has not ended."""
@@ -214,7 +217,7 @@ class RemoteGroupPort(RemoteGroup):
         """Return the next messages without leasing them."""
         self._check_peek(count)
         found: queues.Messages = self._ask("GET", "peek", queues.Messages, count=count, group=self.group)
-        return [contents_told(self.client, self.bodies, each) for each in found.messages]
+        return [contents_from(self.client, self.bodies, each) for each in found.messages]
 
     def cancel(self, message_id: str) -> bool:
         """Cancel a ready or delayed message. Returns False if it is too late."""
@@ -255,19 +258,19 @@ class RemoteGroupPort(RemoteGroup):
     def look_up(self, message_id: str) -> Found | None:
         """Return everything known about a message; None if it does not exist (any more)."""
         try:
-            told: queues.Whole = self._look_up(message_id)
+            answer: queues.Whole = self._look_up(message_id)
         except NotFound:
             return None
         return Found(
-            listed_told(self.client, self.bodies, self.topic, self.group, told),
-            told.phase,
-            told.leased_at_ms,
-            told.lease_until_ms,
-            told.first_delivery_ms,
-            told.last_delivery_ms,
-            tuple(told.failures),
-            told.state,
-            told.history,
+            listed_from(self.client, self.bodies, self.topic, self.group, answer),
+            answer.phase,
+            answer.leased_at_ms,
+            answer.lease_until_ms,
+            answer.first_delivery_ms,
+            answer.last_delivery_ms,
+            tuple(answer.failures),
+            answer.state,
+            answer.history,
         )
 
     def oldest_ready_ns(self) -> int | None:
@@ -282,8 +285,8 @@ class RemoteGroupPort(RemoteGroup):
 
     def letter(self, letter_id: str) -> DeadLetter[Any]:
         """Return one dead letter."""
-        told: queues.Letter = self._ask("GET", f"dead/{letter_id}", queues.Letter, group=self.group)
-        letter: DeadLetter[Any] = listed_told(self.client, self.bodies, self.topic, self.group, told)  # type: ignore[assignment]
+        answer: queues.Letter = self._ask("GET", f"dead/{letter_id}", queues.Letter, group=self.group)
+        letter: DeadLetter[Any] = listed_from(self.client, self.bodies, self.topic, self.group, answer)  # type: ignore[assignment]
         return letter
 
     def letter_groups(self, where: Where) -> list[DeadGroup]:
@@ -315,8 +318,8 @@ class RemoteGroupPort(RemoteGroup):
         return {"where": where, "limit": limit}
 
     def _act(self, verb: str, body: Any, wait_s: float) -> Redriven:
-        told: queues.RedriveTold = self._ask("POST", verb, queues.RedriveTold, body, again=False, wait_s=wait_s)
-        return Redriven(matched=told.matched, done=told.done, ids=told.ids)
+        answer: queues.RedriveTold = self._ask("POST", verb, queues.RedriveTold, body, again=False, wait_s=wait_s)
+        return Redriven(matched=answer.matched, done=answer.done, ids=answer.ids)
 
     def qsize(self) -> int:
         """Return the number of ready messages."""
@@ -327,11 +330,32 @@ class RemoteGroupPort(RemoteGroup):
         stats: QueueStats = self._ask("GET", "stats", QueueStats, group=self.group)
         return stats
 
+    def samples(self, span_ms: int) -> Samples:
+        """Return the samples of this group up to now."""
+        samples: Samples = self._ask("GET", "samples", Samples, group=self.group, last=span_ms / 1000)
+        return samples
+
+    def pause_group(self, reason: str) -> bool:
+        """Pause the group. Returns False if it was paused already."""
+        body = queues.PauseGroup(reason=reason, group=self.group)
+        answer: queues.PauseTold = self._ask("POST", "pause", queues.PauseTold, body)
+        return answer.changed
+
+    def resume_group(self) -> bool:
+        """Resume the group. Returns False if it was not paused."""
+        answer: queues.PauseTold = self._ask("POST", "resume", queues.PauseTold, group=self.group)
+        return answer.changed
+
+    def report_worker(self, report: WorkerReport) -> Order | None:
+        """List a worker of this group, and return what it was told to do. Sent once: the next report says it all."""
+        told: WorkerOrder = self._ask("POST", "workers", WorkerOrder, report, group=self.group, again=False)
+        return told.order
+
     def purge(self) -> int:
         """Drop every message that is not in flight, and return how many."""
         # Sent once: a second call would drop messages that were put after the first.
-        told: queues.Purged = self._ask("POST", "purge", queues.Purged, group=self.group, again=False)
-        return told.purged
+        answer: queues.Purged = self._ask("POST", "purge", queues.Purged, group=self.group, again=False)
+        return answer.purged
 
     def compact(self) -> Compacted:
         """Delete messages that are done."""

@@ -1,1 +1,0 @@
-"""Traces for other systems: spans, their export, OpenTelemetry."""
