@@ -1,100 +1,217 @@
-"""The entry point of the command line: the list of commands, and how usage errors are reported."""
+"""The entry point of the command line: the list of commands, how one is found and run, and how errors are reported.
+
+Only the module of the command that runs is imported, which is why the summaries that `holdfast --help` prints stand
+here; a test keeps them equal to those in the commands' own docstrings.
+"""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
-from typing import Annotated, Any, Final
-
-import typer
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, NamedTuple
 
 from holdfast import __version__
-from holdfast.cli.output import INTERRUPTED, NOT_DONE, print_error
-from holdfast.cli.places import PLACE, CommandApp, option
-from holdfast.env.process import set_variable
+from holdfast.cli.output import INTERRUPTED, NOT_DONE, OK, exit_code, print_error
+from holdfast.cli.parsing import HELP_ROW, Command, Section, UsageError, argument, columns, nearest, paragraphs
 from holdfast.errors import HoldfastError
-from holdfast.storage.files import TRUST
 
-# The module of each command, in the order of the help. Only the module of the command that runs is imported.
-_COMMANDS: Final = {
-    "put": "use.put:put_command",
-    "get": "use.get:get_command",
-    "ack": "use.get:ack_command",
-    "nack": "use.get:nack_command",
-    "reject": "use.get:reject_command",
-    "defer": "use.get:defer_command",
-    "extend": "use.get:extend_command",
-    "produce": "use.put:produce_command",
-    "consume": "use.consume:consume_command",
-    "worker": "use.consume:worker_command",
-    "peek": "look.messages:peek_command",
-    "tail": "use.consume:tail_command",
-    "list": "look.messages:list_command",
-    "show": "look.messages:show_command",
-    "stats": "look.stats:stats_command",
-    "top": "look.stats:top_command",
-    "cancel": "operate.queue:cancel_command",
-    "seek": "operate.queue:seek_command",
-    "purge": "operate.queue:purge_command",
-    "compact": "operate.queue:compact_command",
-    "apply-retention": "operate.queue:apply_retention_command",
-    "settings": "operate.settings:settings_command",
-    "completion": "opening:completion_app",
-    "config": "operate.settings:settings_file_app",
-    "dead": "operate.queue:dead_app",
-    "group": "operate.topics:group_app",
-    "lock": "use.locks:lock_app",
-    "log": "look.log:app",
-    "pipeline": "pipeline:app",
-    "profile": "operate.settings:app",
-    "state": "use.locks:state_app",
-    "token": "operate.token:app",
-    "topic": "operate.topics:topic_app",
-    "trace": "look.trace:app",
-    "serve": "serve:serve_command",
-    "ui": "serve:ui_command",
-    "status": "serve:status_command",
-    "waiters": "serve:waiters_command",
-    "audit": "serve:audit_command",
-    "check": "operate.check:check_command",
-    "repair": "operate.check:repair_command",
-    "doctor": "operate.doctor:doctor_command",
+
+class Entry(NamedTuple):
+    """A command or a section of commands: where it is, and its summary."""
+
+    where: str
+    about: str
+
+
+COMMANDS: Final[dict[str, dict[str, Entry]]] = {
+    "Use queues": {
+        "put": Entry("use.put:put_command", "Put messages into a queue."),
+        "get": Entry("use.get:get_command", "Take the next message, or several."),
+        "ack": Entry("use.get:ack_command", "Confirm that messages are done."),
+        "nack": Entry("use.get:nack_command", "Report that messages failed, so that they are retried."),
+        "reject": Entry("use.get:reject_command", "Send messages straight to the dead letters."),
+        "defer": Entry("use.get:defer_command", "Return messages for later, without counting an attempt."),
+        "extend": Entry("use.get:extend_command", "Extend the lease of messages."),
+        "worker": Entry("use.consume:worker_command", "Run a Python function on each message."),
+        "produce": Entry("use.put:produce_command", "Publish messages to a topic, in batches."),
+        "consume": Entry("use.consume:consume_command", "Print the messages of a topic, alone or as a group."),
+        "lock": Entry("use.locks:lock_app", "Locks with leases and fencing numbers."),
+        "state": Entry("use.locks:state_app", "JSON documents with versions."),
+    },
+    "Look": {
+        "ls": Entry("look.messages:ls_command", "List messages: ready, leased, delayed, dead or done."),
+        "show": Entry("look.messages:show_command", "Show everything about one message."),
+        "peek": Entry("look.messages:peek_command", "Show the next messages without taking them."),
+        "tail": Entry("use.consume:tail_command", "Print the newest messages, and follow new ones."),
+        "stats": Entry("look.stats:stats_command", "Count the messages of a queue by state."),
+        "top": Entry("look.stats:top_command", "Watch all queues: how full they are, and how fast they move."),
+        "trace": Entry("look.trace:app", "What happened to messages, step by step."),
+        "log": Entry("look.log:app", "Look inside a log."),
+    },
+    "Operate": {
+        "dead": Entry("operate.queue:dead_app", "Dead letters: list, inspect, redrive and drop them."),
+        "cancel": Entry("operate.queue:cancel_command", "Cancel messages that nobody is working on."),
+        "pause": Entry("operate.queue:pause_command", "Stop handing out messages, while publishing goes on."),
+        "resume": Entry("operate.queue:resume_command", "Hand out messages again after `pause`."),
+        "workers": Entry("serve:workers_command", "List workers and what they do, or drain, stop or resume them."),
+        "purge": Entry("operate.queue:purge_command", "Drop every waiting message of a queue."),
+        "seek": Entry("operate.queue:seek_command", "Move a queue's position, to replay or to skip messages."),
+        "topic": Entry("operate.topics:topic_app", "Topics: create, inspect, change and delete them."),
+        "group": Entry("operate.topics:group_app", "Consumer groups: their lag, and their position."),
+        "settings": Entry("operate.settings:settings_command", "Show or change the settings of a queue."),
+        "config": Entry("operate.settings:settings_file_app", "The settings file, and the settings in force."),
+        "profile": Entry("operate.settings:app", "Named places and their credentials."),
+    },
+    "Serve": {
+        "serve": Entry("serve:serve_command", "Serve a data folder over HTTP, with the console at /ui."),
+        "ui": Entry("serve:ui_command", "Open the console of a data folder on this machine."),
+        "status": Entry("serve:status_command", "Show how a server is doing."),
+        "waiters": Entry("serve:waiters_command", "Show who is waiting for messages at a server."),
+        "audit": Entry("serve:audit_command", "Show who changed what at a server."),
+        "token": Entry("operate.token:app", "Who may call a server, and what each may do."),
+    },
+    "Pipelines": {
+        "pipeline": Entry("pipeline:app", "Pipelines from queues to tables and back, on Spark."),
+    },
+    "Maintain": {
+        "check": Entry("operate.check:check_command", "Check every byte of a queue or a log."),
+        "repair": Entry("operate.check:repair_command", "Repair a damaged queue or log."),
+        "compact": Entry("operate.queue:compact_command", "Free the disk space of messages that are done."),
+        "apply-retention": Entry("operate.queue:apply_retention_command", "Apply the retention settings now."),
+        "doctor": Entry("operate.measure:doctor_command", "Measure the disk under a folder, and warn of risks."),
+        "bench": Entry("operate.measure:bench_command", "Measure how fast this machine, folder or server is."),
+        "completion": Entry("opening:completion_command", "Print the script that completes commands in a shell."),
+        "help": Entry("main:help_command", "Explain a command or a topic."),
+    },
 }
+ENTRIES: Final = {name: entry for group in COMMANDS.values() for name, entry in group.items()}
+# Other names of commands: what people type who come from elsewhere.
+ALIASES: Final = {"list": "ls"}
+
 _COMPLETING: Final = "_HOLDFAST_COMPLETE"
-_WITH_VALUE: Final = ("--at", "--profile")
-_WITHOUT: Final = ("--trust-folder",)
-
-# Depending on its version, typer uses click or a vendored copy of it; this is the base class of its errors.
-_CallError: Final = next(
-    kind for kind in typer.BadParameter.__mro__ if issubclass(kind, Exception) and kind.__name__ == "ClickException"
+_ABOUT: Final = "Durable queues and topics, in a folder or on a server."
+_OPTIONS: Final = (
+    ("--at PLACE", "The place to work at, instead of the command's first argument."),
+    ("--profile NAME", "The place that this profile names."),
+    ("--trust-folder", "Use a folder even if other users own it or may write to it."),
+    ("--version", "Print the version."),
+    HELP_ROW,
 )
+COMMAND_NAMES: Final = tuple(ENTRIES)
+ROOT_OPTIONS: Final = ("--at", "--profile", "--trust-folder", "--version", "--help")
+_EXAMPLES: Final = """\
+Examples:
+  holdfast put jobs 'hello'          put a message into the queue in ./jobs
+  holdfast get jobs --ack            take the next message, and ack it
+  holdfast ls http://host:7700/jobs  list the messages of a queue on a server
+  holdfast help places               explain a topic: bodies, durability,
+                                     environment, json or places
+"""
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        sys.stdout.write(f"holdfast {__version__}\n")
-        raise typer.Exit
+TOPICS: Final = {
+    "places": """\
+Most commands work at a PLACE, their first argument. It is one of these:
+
+  ./data                          a data folder on this machine
+  http://127.0.0.1:7700           a server
+  https://host/jobs               a server, and a queue there
+  unix:/run/holdfast.sock         a server that listens on a Unix socket
+  @                               the default place
+
+The default place is $HOLDFAST_URL, or that of the profile chosen with `holdfast profile use`. If there is one, you can
+leave the place out, and a plain name such as `jobs` is a queue there; write ./jobs for a folder. Without a default
+place, `jobs` is the folder ./jobs.
+
+`--at PLACE` and `--profile NAME` name the place instead of the first argument.
+
+One process owns a folder at a time. If another process has it open, commands work through that process; if it does not
+listen, they wait for `--wait` and then fail. Commands that only look need no lock.
+""",
+    "durability": """\
+A message is stored when `put` returns. Which failures it survives, each program chooses: with `put --durability`, or
+with the setting `durability` in the settings file.
+
+  fsync      survives a power cut: each call waits for the disk
+  interval   survives kill -9; after a power cut, the last moments may be
+             missing (the setting sync_interval_ms)
+  os         survives kill -9; a power cut may lose what the system has not
+             written to the disk yet
+
+`holdfast doctor DIR` measures what fsync costs on your disk, and `holdfast bench DIR` how fast each of them is.
+""",
+    "bodies": """\
+A body is any sequence of bytes. `put` takes it from its arguments, from files (--file) or from stdin; with --lines,
+each line is a message, and with --jsonl, each line is a message as JSON.
+
+`get` prints the body after the facts about the message. `get --raw` prints only the body, byte for byte, and
+`get --out FILE` writes it to a file. Bodies that are not UTF-8 text are escaped in tables, and are in base64 in JSON,
+as `body_base64`.
+
+The `bodies` setting of a queue (bytes, text or json) says what its workers get.
+""",
+    "json": """\
+With --json, a command prints JSON: one object per line, in ASCII. Errors are objects on stderr:
+{"error": {"code": ..., "message": ...}}. Times are ISO 8601 in UTC; a name that ends in _ms is milliseconds since 1970.
+
+  holdfast ls jobs --json | jq -r .id
+
+The lines that `put --jsonl` reads have these names; only a body is required:
+
+  body, body_base64 or json       the content; `null` as body is a tombstone
+  key, priority, headers          headers are {"name": "value"}
+  delay, at, ttl                  as in --delay, --due and --ttl
+  dedup_id, correlation_id
+
+Exit codes: 0 done, 1 damage found, 2 not done, 3 nothing there, 130 interrupted.
+""",
+    "environment": """\
+  HOLDFAST_URL           the default place
+  HOLDFAST_TOKEN         the token to send to a server
+  HOLDFAST_TLS_CA        the certificates to trust
+  HOLDFAST_TLS_CERT      your client certificate
+  HOLDFAST_TLS_KEY       its key
+  HOLDFAST_CONFIG        the settings file
+  HOLDFAST_PROFILES      the file with the profiles
+  HOLDFAST_BROKER_TRUST_FOLDER
+                         use folders that other users may write to
+  HOLDFAST_TRACEBACK     print a traceback if there is a bug
+  NO_COLOR               print without colours
+  COLUMNS                the width of tables and help
+
+`holdfast get --export` sets HOLDFAST_QUEUE and HOLDFAST_RECEIPT, so that `ack`, `nack` and the others need no
+arguments. Every setting has a variable, too: see `holdfast config show`.
+""",
+}
 
 
-def _root(
-    context: typer.Context,
-    version: Annotated[bool, option("--version", "Print the version.", callback=_show_version, is_eager=True)] = False,
-    at: Annotated[
-        str | None, typer.Option("--at", metavar=PLACE, help="Where the command works, instead of its first argument.")
-    ] = None,
-    profile_name: Annotated[str | None, option("--profile NAME", "The same by the name of a profile.")] = None,
-    trust_folder: Annotated[
-        bool, option("--trust-folder", "Use a folder though other users may write to it, or have it.")
-    ] = False,
-) -> None:
-    if trust_folder:
-        set_variable(TRUST, "true")
-    if context.invoked_subcommand is None:
-        sys.stdout.write(context.get_help() + "\n")
-        raise typer.Exit(NOT_DONE)
+def help_command(
+    words: Annotated[list[str] | None, argument("TOPIC", "A command, such as `dead ls`, or a topic.")] = None,
+) -> int:
+    """Explain a command or a topic.
+
+    Topics: bodies, durability, environment, json, places.
+
+    Examples:
+        holdfast help put
+        holdfast help dead redrive
+        holdfast help places
+    """
+    if not words:
+        sys.stdout.write(root_help())
+    elif words[0] in TOPICS:
+        sys.stdout.write(paragraphs(TOPICS[words[0]].rstrip()) + "\n")
+    elif ALIASES.get(words[0], words[0]) not in ENTRIES:
+        known = [*TOPICS, *ENTRIES]
+        raise UsageError(f"there is no command and no topic {words[0]}{nearest(words[0], known)}")
+    else:
+        found, path, rest = find(words)
+        if rest:
+            raise UsageError(f"there is no command {' '.join(['holdfast', *words])}", path)
+        sys.stdout.write(found.help(path) if isinstance(found, Section) else found.help())
+    return OK
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -106,68 +223,108 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(_run(given))
 
 
-def app_of(names: Iterable[str]) -> CommandApp:
-    """Return the program with these commands."""
-    app = CommandApp(
-        name="holdfast",
-        help="Durable queues and topics, in a folder or at a server: put, get, look, check, repair. All speak JSON.",
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-        invoke_without_command=True,
-        context_settings={"help_option_names": ["--help", "-h"]},
-    )
-    app.callback()(_root)
-    for name in names:
-        module, _, attribute = _COMMANDS[name].partition(":")
-        found = getattr(importlib.import_module(f"holdfast.cli.{module}"), attribute)
-        if isinstance(found, typer.Typer):
-            app.add_typer(found, name=name)
-        else:
-            app.command(name)(found)
-    return app
-
-
-def __getattr__(name: str) -> Any:
-    if name == "app":
-        return app_of(_COMMANDS)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-@cache
-def _program(name: str | None) -> Callable[..., Any]:
-    """Return the program with one command, or with all. Cached: building it takes longer than most commands run."""
-    return typer.main.get_command(app_of(_COMMANDS if name is None else [name]))
-
-
-def _named(arguments: Sequence[str]) -> str | None:
-    """Return the command that is called; None if there is no such command, or if all of them are needed."""
-    if _COMPLETING in os.environ:
-        return None
-    words = iter(arguments)
-    for word in words:
-        if word in _WITH_VALUE:
-            next(words, None)
-        elif word in _WITHOUT:
-            continue
-        elif not word.startswith("-"):
-            return word if word in _COMMANDS else None
-        elif not word.startswith(tuple(f"{each}=" for each in _WITH_VALUE)):
-            return None
-    return None
-
-
-def _run(arguments: Sequence[str]) -> int:
+def _run(arguments: list[str]) -> int:
+    as_json = "--json" in arguments
     try:
-        code = _program(_named(arguments))(list(arguments), prog_name="holdfast", standalone_mode=False)
-    except _CallError as error:
-        context = getattr(error, "ctx", None)
-        path = context.command_path if context is not None else "holdfast"
-        message = error.format_message().rstrip(".").replace(": Value error, ", ": ")  # type: ignore[attr-defined]
-        print_error("usage", f"{message} (see `{path} --help`)", as_json="--json" in arguments)
+        if _COMPLETING in os.environ:
+            from holdfast.cli.opening import print_completions
+
+            return print_completions(os.environ[_COMPLETING])
+        return _run_command(arguments, as_json=as_json)
+    except UsageError as error:
+        print_error("usage", f"{error} (see `{error.path} --help`)", as_json=as_json)
         return NOT_DONE
     except HoldfastError as error:
-        print_error(error.code, str(error), as_json="--json" in arguments)
+        print_error(error.code, str(error), as_json=as_json)
         return NOT_DONE
-    except (typer.Abort, KeyboardInterrupt):
+    except KeyboardInterrupt:
         return INTERRUPTED
-    return code if isinstance(code, int) else 0
+
+
+def _run_command(arguments: list[str], *, as_json: bool) -> int:
+    root, rest = root_options(arguments)
+    if root.get("version"):
+        sys.stdout.write(f"holdfast {__version__}\n")
+        return OK
+    if root.get("help") or not rest:
+        sys.stdout.write(root_help())
+        return OK if root.get("help") else NOT_DONE
+    if root.get("trust_folder"):
+        from holdfast.env.process import set_variable
+        from holdfast.storage.files import TRUST
+
+        set_variable(TRUST, "true")
+    found, path, words = find(rest)
+    wants_help = _asks_for_help(words)
+    if isinstance(found, Section):
+        if words and not wants_help:
+            raise UsageError(f"there is no command {path} {words[0]}{nearest(words[0], found.functions)}", path)
+        sys.stdout.write(found.help(path))
+        return OK if wants_help else NOT_DONE
+    if wants_help:
+        sys.stdout.write(found.help())
+        return OK
+    values = found.values(found.parse(words, root))
+    return exit_code(lambda: found.call(values), as_json=bool(values.get("as_json")))
+
+
+def _asks_for_help(words: Sequence[str]) -> bool:
+    before = words[: words.index("--")] if "--" in words else words
+    return "--help" in before or "-h" in before
+
+
+def root_options(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the options before the command, and the rest."""
+    found: dict[str, Any] = {}
+    words = list(arguments)
+    while words and words[0].startswith("-"):
+        name, equals, value = words.pop(0).partition("=")
+        if name in ("--at", "--profile"):
+            if not equals and not words:
+                raise UsageError(f"{name} needs a value")
+            found["at" if name == "--at" else "profile_name"] = value if equals else words.pop(0)
+        elif name in ("--help", "-h", "--version", "--trust-folder") and not equals:
+            found["help" if name == "-h" else name.strip("-").replace("-", "_")] = True
+        else:
+            raise UsageError(f"there is no option {name} before a command{nearest(name, ROOT_OPTIONS)}")
+    return found, words
+
+
+def find(words: Sequence[str]) -> tuple[Command | Section, str, list[str]]:
+    """Return the command or section that these words name, its path, and the words after its name."""
+    name, *rest = words
+    name = ALIASES.get(name, name)
+    if name not in ENTRIES:
+        raise UsageError(f"there is no command {name}{nearest(name, [*ENTRIES, *ALIASES])}")
+    module, _, attribute = ENTRIES[name].where.partition(":")
+    found = getattr(importlib.import_module(f"holdfast.cli.{module}"), attribute)
+    path = f"holdfast {name}"
+    if isinstance(found, Section):
+        name = ALIASES.get(rest[0], rest[0]) if rest else ""
+        if name not in found.functions:
+            return found, path, rest
+        found, path, rest = found.functions[name], f"{path} {name}", rest[1:]
+    from holdfast.cli.places import PlacedCommand
+
+    return PlacedCommand(path, found), path, rest
+
+
+def tree() -> Mapping[str, Command | Section]:
+    """Return every command and section by the words that name it. Imports all of them."""
+    found: dict[str, Command | Section] = {}
+    for name in ENTRIES:
+        top = found[name] = find([name])[0]
+        if isinstance(top, Section):
+            found |= {f"{name} {child}": find([name, child])[0] for child in top.functions}
+    return found
+
+
+def root_help() -> str:
+    """Return the help of the whole program."""
+    label = max(map(len, ENTRIES))
+    parts = ["Usage: holdfast COMMAND [ARGUMENTS] [OPTIONS]", paragraphs(_ABOUT)]
+    for group, entries in COMMANDS.items():
+        parts.append(f"{group}:\n{columns([(name, entry.about) for name, entry in entries.items()], label)}")
+    parts.append(f"Options:\n{columns(_OPTIONS)}")
+    parts += [_EXAMPLES.rstrip(), paragraphs("`holdfast COMMAND --help` explains a command.")]
+    return "\n\n".join(parts) + "\n"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
-
-import typer
-from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
 import holdfast
 from holdfast.api.bodies import Bodies
@@ -33,14 +31,13 @@ from holdfast.broker.folder.layout import (
     topic_of_id,
     topics,
 )
-from holdfast.cli.output import OK, CommandSection
+from holdfast.cli.output import OK
+from holdfast.cli.parsing import Parameter, Section, Typed, UsageError, argument, option
 from holdfast.cli.places import (
     AT,
     PLACE,
     PROFILE,
-    argument,
     connected,
-    option,
     place_of,
     queue_of,
     said_or_usual,
@@ -57,30 +54,133 @@ from holdfast.local.sync.broker import LocalBrokerPort
 from holdfast.settings import TopicSettings
 from holdfast.storage.files import is_log, join, translated
 
-# Arguments shared by several commands, `holdfast completion`, and the names that a shell completes.
-
-
-completion_app = CommandSection("Completion of commands and names in a shell.")
+# `holdfast completion`, and the words that a shell completes.
 
 Shell: TypeAlias = Literal["bash", "zsh", "fish"]
-_VARIABLE: Final = "_HOLDFAST_COMPLETE"
+# What a shell calls to complete a line: it gets the line up to the cursor, and prints a word a line.
+_SCRIPTS: Final = {
+    "bash": """\
+_holdfast_complete() {
+    local IFS=$'\\n'
+    COMPREPLY=($(_HOLDFAST_COMPLETE=bash _HOLDFAST_LINE="${COMP_LINE:0:COMP_POINT}" "$1" 2>/dev/null))
+}
+complete -o default -o nosort -F _holdfast_complete holdfast
+""",
+    "zsh": """\
+#compdef holdfast
+_holdfast() {
+    local -a found
+    found=(${(f)"$(_HOLDFAST_COMPLETE=zsh _HOLDFAST_LINE="${LBUFFER}" holdfast 2>/dev/null)"})
+    if (( ${#found} )); then compadd -U -V holdfast -a found; else _files; fi
+}
+if [ "$funcstack[1]" = "_holdfast" ]; then _holdfast "$@"; else compdef _holdfast holdfast; fi
+""",
+    "fish": """\
+function __holdfast_complete
+    set -lx _HOLDFAST_COMPLETE fish
+    set -lx _HOLDFAST_LINE (commandline -cp)
+    holdfast 2>/dev/null
+end
+complete -c holdfast -a '(__holdfast_complete)'
+""",
+}
+_LINE: Final = "_HOLDFAST_LINE"
 
 
-@completion_app.command("show")
-def completion_show_command(shell: Annotated[Shell, argument("SHELL", "bash, zsh or fish.")]) -> int:
-    """Print the script that teaches a shell to complete: save it where the shell looks for such scripts."""
-    sys.stdout.write(get_completion_script(prog_name="holdfast", complete_var=_VARIABLE, shell=shell) + "\n")
+def completion_command(shell: Annotated[Shell, argument("SHELL", "bash, zsh or fish.")]) -> int:
+    """Print the script that completes commands in a shell.
+
+    It completes commands, options, and the names of topics and groups, in a folder or on a server.
+
+    Examples:
+        source <(holdfast completion bash)    # add this line to ~/.bashrc
+        source <(holdfast completion zsh)     # add this line to ~/.zshrc
+        holdfast completion fish > ~/.config/fish/completions/holdfast.fish
+    """
+    sys.stdout.write(_SCRIPTS[shell])
     return OK
 
 
-def topic_names(context: typer.Context, incomplete: str) -> list[str]:
+def print_completions(shell: str) -> int:
+    """Print what the last word of a line may become, a word a line."""
+    words = _words(os.environ.get(_LINE, ""))[1:] or [""]
+    incomplete = words[-1]
+    # Bash takes what follows a colon for a word of its own.
+    known = incomplete.rpartition(":")[0] + ":" if shell == "bash" and ":" in incomplete else ""
+    with suppress(OSError, HoldfastError, UsageError):  # a shell wants names, not errors
+        for found in completions(words[:-1], incomplete):
+            sys.stdout.write(f"{found.removeprefix(known)}\n")
+    return OK
+
+
+def _words(line: str) -> list[str]:
+    """Split a line as a shell does; its last word may be unfinished."""
+    import shlex
+
+    for end in ("", "'", '"'):
+        with suppress(ValueError):
+            return [*shlex.split(line + end), *([""] if not end and line.endswith((" ", "\t")) else [])]
+    return line.split()
+
+
+def completions(words: Sequence[str], incomplete: str) -> list[str]:
+    """Return what the last word may become, given the words before it."""
+    from holdfast.cli.main import COMMAND_NAMES, ROOT_OPTIONS, find, root_options
+
+    root, rest = root_options(words)
+    if not rest:
+        return _beginning(ROOT_OPTIONS if incomplete.startswith("-") else COMMAND_NAMES, incomplete)
+    command, _, rest = find(rest)
+    if isinstance(command, Section):
+        return _beginning(command.functions, incomplete)
+    if incomplete.startswith("-"):
+        return _beginning([*command.options, "--help"], incomplete)
+    waiting = command.options.get(rest[-1]) if rest else None
+    if waiting is not None and waiting.kind is not bool:
+        return _values(waiting, command.parse(rest[:-1], root), incomplete)
+    typed = command.parse(rest, root)
+    placed = PROFILE in {each.name for each in command.parameters}
+    if placed and (typed.options.get(AT) or typed.options.get(PROFILE) or root):
+        typed.words.insert(0, "")
+    if placed and not typed.words:
+        return _places(incomplete)
+    number = min(len(typed.words), len(command.arguments) - 1)
+    return _values(command.arguments[number], typed, incomplete) if number >= 0 else []
+
+
+def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _values(parameter: Parameter, typed: Typed, incomplete: str) -> list[str]:
+    if parameter.choices:
+        return _beginning(parameter.choices, incomplete)
+    complete = parameter.declared.complete
+    return [] if complete is None else complete(typed, incomplete)
+
+
+def _places(incomplete: str) -> list[str]:
+    """Return the queues of a server whose address is typed, or those of the default place."""
+    if is_address(incomplete):
+        server, slash, beginning = incomplete.rpartition("/")
+        if not slash or server.endswith("/"):
+            return []
+        return [f"{server}/{name}" for name in _matching((name for name, _ in _topics_of_server(server)), beginning)]
+    usual = usual_place()
+    if usual is None or "/" in incomplete:
+        return []
+    return _matching(_topics_at(usual), incomplete)
+
+
+def topic_names(typed: Typed, incomplete: str) -> list[str]:
     """Return the topics whose names begin with this."""
-    return _matching(_topics(context), incomplete)
+    place = _place(typed)
+    return [] if place is None else _matching(_topics_at(place), incomplete)
 
 
-def group_names(context: typer.Context, incomplete: str) -> list[str]:
+def group_names(typed: Typed, incomplete: str) -> list[str]:
     """Return the groups whose names begin with this: of the topic on the command line, or of all topics."""
-    return _matching(_groups(context), incomplete)
+    return _matching(_groups(typed), incomplete)
 
 
 def _matching(names: Iterator[str], incomplete: str) -> list[str]:
@@ -90,12 +190,11 @@ def _matching(names: Iterator[str], incomplete: str) -> list[str]:
     return sorted(found)
 
 
-def _topics(context: typer.Context) -> Iterator[str]:
-    folder = _folder(context)
-    if is_address(folder):
-        yield from (name for name, _ in _topics_of_server(str(folder)))
-    elif folder is not None:
-        yield from topics(real_world(), folder)
+def _topics_at(place: str) -> Iterator[str]:
+    if is_address(place):
+        yield from (name for name, _ in _topics_of_server(place))
+    else:
+        yield from topics(real_world(), place)
 
 
 def _topics_of_server(place: str) -> Iterator[tuple[str, list[str]]]:
@@ -106,61 +205,61 @@ def _topics_of_server(place: str) -> Iterator[tuple[str, list[str]]]:
         yield topic.name, [group.name for group in topic.groups]
 
 
-def _groups(context: typer.Context) -> Iterator[str]:
-    folder, chosen, world = _folder(context), context.params.get("topic"), real_world()
-    if folder is None:
+def _groups(typed: Typed) -> Iterator[str]:
+    place, chosen, world = _place(typed), typed.value("topic"), real_world()
+    if place is None:
         return
-    if is_address(folder):
-        for name, groups in _topics_of_server(folder):
+    if is_address(place):
+        for name, groups in _topics_of_server(place):
             yield from groups if chosen in (None, name) else ()
         return
-    catalog = Catalog(world, folder)
-    for topic in [chosen] if isinstance(chosen, str) else topics(world, folder):
-        yield from GroupNotes(world, topic_folder(folder, topic)).names(catalog.facts(topic).partitions)
-    yield from (name for name in names_in(world, join(folder, GROUPS)) if not name.startswith("."))
+    catalog = Catalog(world, place)
+    for topic in [chosen] if isinstance(chosen, str) else topics(world, place):
+        yield from GroupNotes(world, topic_folder(place, topic)).names(catalog.facts(topic).partitions)
+    yield from (name for name in names_in(world, join(place, GROUPS)) if not name.startswith("."))
 
 
-def _folder(context: typer.Context) -> str | None:
-    """Return the folder given by an option, or else by the first argument, or the default.
-
-    Arguments after an option whose value is still missing are not parsed.
-    """
-    named = context.params.get(PROFILE) or context.find_root().params.get(PROFILE)
+def _place(typed: Typed) -> str | None:
+    """Return the place given by an option, or else by the first argument, or the default."""
+    named = typed.options.get(PROFILE) or typed.root.get(PROFILE)
     if isinstance(named, str):
         return place_of(named)
-    said = context.params.get(AT) or context.find_root().params.get("at")
-    folder = said or context.params.get("folder") or next(iter(context.args), None) or usual_place()
-    return said_or_usual(folder) if isinstance(folder, str) else None
+    said = typed.options.get(AT) or typed.root.get("at") or next(iter(typed.words), None)
+    return said_or_usual(said) if said else usual_place()
 
 
 # Long enough for another command to finish, short enough to report an owner that stays.
 WAIT: Final = "1s"
 
-Folder: TypeAlias = Annotated[str, argument("DIR", "The folder of a queue, or of a log.")]
-DataFolder: TypeAlias = Annotated[str, argument(PLACE, "The data folder, or a server.")]
-QueueFolder: TypeAlias = Annotated[str, argument(PLACE, "The queue's folder, or a server.")]
+Folder: TypeAlias = Annotated[str, argument("DIR", "The folder of a queue or a log.")]
+DataFolder: TypeAlias = Annotated[str, argument(PLACE, "A data folder, or a server's URL.")]
+QueueFolder: TypeAlias = Annotated[
+    str, argument(PLACE, "A queue's folder, or a server's URL; see `holdfast help places`.")
+]
 Topic: TypeAlias = Annotated[
     str | None,
-    option("--topic NAME", "Which topic, where the folder has several.", autocompletion=topic_names),
+    option("--topic NAME", "The topic, if the place has several.", complete=topic_names),
 ]
 Group: TypeAlias = Annotated[
     str | None,
-    option("--group NAME", "Which group of the topic; `default` by default.", autocompletion=group_names),
+    option("--group NAME", "The group of the topic; `default` by default.", complete=group_names),
 ]
-PartitionNumber: TypeAlias = Annotated[int | None, option("--partition N", "Only this partition of the topic.", min=0)]
-AsJson: TypeAlias = Annotated[bool, option("--json", "Print JSON on stdout and nothing else there.")]
+PartitionNumber: TypeAlias = Annotated[
+    int | None, option("--partition N", "Only this partition of the topic.", least=0)
+]
+AsJson: TypeAlias = Annotated[bool, option("--json", "Print JSON, one object per line.")]
 Wait: TypeAlias = Annotated[
     str,
-    option("--wait TIME", "Wait so long for another process to let go of the folder."),
+    option("--wait TIME", "How long to wait if another process has locked the folder."),
 ]
 Where: TypeAlias = Annotated[
     str | None,
-    option("--where EXPR", "Only messages for which this holds: 'attempts > 2', 'key == \"a\"'."),
+    option("--where EXPR", "Only messages that match, such as 'attempts > 2' or 'key == \"a\"'."),
 ]
-Limit: TypeAlias = Annotated[int | None, option("--limit", "Stop after so many messages.", min=0)]
-TlsKey: TypeAlias = Annotated[str | None, option("--tls-key FILE", "Its key, where that is not in the same file.")]
-Yes: TypeAlias = Annotated[bool, option("--yes", "Do not ask.")]
-DryRun: TypeAlias = Annotated[bool, option("--dry-run", "Only say what would be done.")]
+Limit: TypeAlias = Annotated[int | None, option("--limit", "At most this many messages.", least=0)]
+TlsKey: TypeAlias = Annotated[str | None, option("--tls-key FILE", "Its key, if it is not in the same file.")]
+Yes: TypeAlias = Annotated[bool, option("--yes", "Do not ask for confirmation.")]
+DryRun: TypeAlias = Annotated[bool, option("--dry-run", "Show what would be done, and change nothing.")]
 
 
 _LOOK_EVERY_S: Final = 0.02

@@ -7,25 +7,16 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from functools import wraps
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, NamedTuple
 
-import typer
-
-from holdfast.cli.places import AT, PROFILE, CommandApp, unbundled, with_place
+from holdfast.cli.parsing import cells
 from holdfast.errors import BadSettings, HoldfastError, InvalidRequest
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.table import Table
-
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
 
 # Asking before an irreversible change.
 
@@ -45,7 +36,7 @@ def confirmed(question: str, what: str, *, yes: bool, as_json: bool) -> bool:
     sys.stderr.flush()
     answer = sys.stdin.readline().strip().lower() in ("y", "yes")
     if not answer:
-        stderr().print("Nothing was changed.")
+        note("Nothing was changed.")
     return answer
 
 
@@ -53,31 +44,7 @@ def somebody_answers() -> bool:
     return sys.stdin.isatty()
 
 
-# Groups of commands, such as `holdfast topic`.
-
-
-class CommandSection(CommandApp):
-    """A group of commands, such as `holdfast topic`; called without a command, it prints its help."""
-
-    def __init__(self, about: str) -> None:
-        super().__init__(help=about, rich_markup_mode=None)
-        self.callback(invoke_without_command=True)(_show_commands)
-
-    def command(self, name: str | None = None, **options: Any) -> Callable[[_Function], _Function]:
-        """Register a command: a function that returns its exit code."""
-        added = super().command(name, **options)
-
-        def add(function: _Function) -> _Function:
-            added(command(function))
-            return function
-
-        return add
-
-
-def _show_commands(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        say(context.get_help())
-        raise typer.Exit(NOT_DONE)
+# Exit codes, and how a command ends.
 
 
 OK: Final = 0
@@ -87,38 +54,31 @@ NOTHING_THERE: Final = 3
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 
-_P = ParamSpec("_P")
-
 
 def stdout() -> Console:
     """Return the console for results. Created at each call, since stdout may be replaced."""
-    return _console(stderr=False)
+    return Console(sys.stdout)
 
 
 def stderr() -> Console:
     """Return the console for everything that is not a result."""
-    return _console(stderr=True)
-
-
-def _console(*, stderr: bool) -> Console:
-    from holdfast.cli.console import OurConsole
-
-    return OurConsole(stderr=stderr)
+    return Console(sys.stderr)
 
 
 def say(text: str) -> None:
     """Print one line of the result. It is not wrapped, so that it can be copied."""
-    stdout().print(text, soft_wrap=True)
+    sys.stdout.write(f"{text}\n")
 
 
 def note(text: str) -> None:
     """Print one line to stderr."""
-    stderr().print(text, soft_wrap=True)
+    sys.stdout.flush()
+    sys.stderr.write(f"{text}\n")
 
 
-def json_text(document: Any, *, indent: int | None = None) -> str:
-    """Return JSON in plain ASCII, without control characters."""
-    return json.dumps(document, indent=indent)
+def json_text(document: Any) -> str:
+    """Return JSON on one line, in plain ASCII, without control characters."""
+    return json.dumps(document)
 
 
 def write_bytes(content: bytes) -> None:
@@ -134,15 +94,8 @@ def write_bytes(content: bytes) -> None:
 
 
 def print_json(document: Any) -> None:
-    """Print the JSON document that is a command's result."""
-    _write_ascii(json_text(document, indent=2) + "\n")
-
-
-def print_json_line(document: Any) -> None:
-    _write_ascii(json_text(document) + "\n")
-
-
-def _write_ascii(text: str) -> None:
+    """Print one JSON object on a line of its own."""
+    text = json_text(document) + "\n"
     if isinstance(getattr(sys.stdout, "buffer", None), io.RawIOBase):
         write_bytes(text.encode("ascii"))
     else:
@@ -161,24 +114,8 @@ def print_error(code: str, message: str, *, as_json: bool) -> None:
     sys.stderr.write(line + "\n")
 
 
-def command(function: Callable[_P, int]) -> Callable[_P, None]:
-    """Make a command of a function that returns an exit code. Errors become a line and a code, never a traceback."""
-
-    @wraps(function)
-    def run(*args: _P.args, **kwargs: _P.kwargs) -> None:
-        as_json = bool(kwargs.get("as_json"))
-        for name in (AT, PROFILE):  # their value has become the folder argument
-            kwargs.pop(name, None)
-        for name, kind in bundles.items():
-            kwargs[name] = kind(**{field: kwargs.pop(field) for field in kind._fields})
-        raise typer.Exit(_exit_code(lambda: function(*args, **kwargs), as_json=as_json))
-
-    signature, bundles = unbundled(function)
-    run.__signature__ = with_place(signature)  # type: ignore[attr-defined]
-    return run
-
-
-def _exit_code(call: Callable[[], int], *, as_json: bool) -> int:
+def exit_code(call: Callable[[], int], *, as_json: bool) -> int:
+    """Run a command and return its exit code. Errors become a line and a code, never a traceback."""
     try:
         code = call()
         sys.stdout.flush()
@@ -194,8 +131,6 @@ def _exit_code(call: Callable[[], int], *, as_json: bool) -> int:
         where = f"{error.filename}: " if error.filename else ""
         print_error("os_error", f"{where}{error.strerror or error}", as_json=as_json)
         return NOT_DONE
-    except (typer.Exit, typer.Abort):
-        raise
     except Exception as error:
         if os.environ.get("HOLDFAST_TRACEBACK"):
             raise
@@ -220,74 +155,323 @@ def hush() -> None:
         os.close(nowhere)
 
 
-# Consoles, progress bars and live screens. Rich is slow to import, so only commands that print for people use it.
+# Consoles, styles and tables. Drawn here rather than by a library, which takes longer to load than most commands run.
 
-# The columns of each kind of bar, and when the work is long enough to show one.
-_BARS: Final[dict[str, tuple[str, Callable[[int, int], bool]]]] = {
-    "count": ("Spinner Text MofNComplete TimeElapsed", lambda done, total: done >= 1_000),
-    "share": ("Bar Text MofNComplete TimeElapsed", lambda done, total: done > 0),
-    "bytes": ("Text Bar Download TimeRemaining", lambda done, total: total >= 256 * 1024 * 1024),
-}
+# The width for pipes, which need no line breaks.
+_PIPE_CELLS: Final = 1_000
+_CODES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+
+
+class Text:
+    """A line of text with styles such as `bold red`, which terminals show and files do not."""
+
+    def __init__(self, text: str = "", style: str = "") -> None:
+        self.parts = [(text, style)]
+
+    @classmethod
+    def assemble(cls, *parts: str | tuple[str, str]) -> Text:
+        """Return a text of several parts, plain or with a style."""
+        made = cls()
+        for part in parts:
+            made.append(*((part, "") if isinstance(part, str) else part))
+        return made
+
+    def append(self, text: str, style: str = "") -> None:
+        self.parts.append((text, style))
+
+    def stripped(self) -> Text:
+        """Drop the spaces at the end."""
+        while self.parts and not self.parts[-1][0].strip(" "):
+            self.parts.pop()
+        if self.parts:
+            text, style = self.parts.pop()
+            self.parts.append((text.rstrip(" "), style))
+        return self
+
+    @property
+    def plain(self) -> str:
+        return "".join(text for text, _ in self.parts)
+
+    @property
+    def cell_len(self) -> int:
+        return cell_len(self.plain)
+
+    def painted(self) -> str:
+        """Return the text with the codes that make a terminal show its styles."""
+        return "".join(
+            f"\x1b[{';'.join(_CODES[word] for word in style.split())}m{text}\x1b[0m" if style and text else text
+            for text, style in self.parts
+        )
+
+
+def cell_len(text: str) -> int:
+    """Return how many cells of a terminal the text takes."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width
+
+    return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def cut(text: str, most: int) -> str:
+    """Return the text, or as much of it as fits into so many cells."""
+    if cell_len(text) <= most:
+        return text
+    while text and cell_len(text) > most - 1:
+        text = text[:-1]
+    return f"{text}…" if most else ""
+
+
+class Console:
+    """Where a command prints: knows its width, and whether it shows styles."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.is_terminal = file.isatty()
+        self.styled = self.is_terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+        piped = file is sys.stdout and not self.is_terminal and not os.environ.get("COLUMNS")
+        self.width = _PIPE_CELLS if piped else cells()
+
+    def print(self, shown: str | Text | Table = "") -> None:
+        """Print a line or a table. Lines are not broken, so that they can be copied."""
+        self.file.write(self.painted(shown) + "\n")
+
+    def painted(self, shown: str | Text | Table) -> str:
+        """Return what would be printed."""
+        if isinstance(shown, Table):
+            return "\n".join(line.painted() if self.styled else line.plain for line in shown.lines(self.width)).rstrip()
+        return shown if isinstance(shown, str) else shown.painted() if self.styled else shown.plain
+
+
+class Column(NamedTuple):
+    """A column: cut at `cells` if it is set; if it is `wide`, its cells may be broken into several lines."""
+
+    title: str
+    right: bool = False
+    wide: bool = False
+    cells: int | None = None
+
+
+class Table:
+    """Rows of cells, of which some may have several lines. Names are never cut; a wide column gives way."""
+
+    def __init__(self, *columns: Column, titles: bool = True, ruled: bool = False, gap: int = 2) -> None:
+        self._columns = list(columns)
+        self._rows: list[list[str | Text]] = []
+        self._titles = titles
+        self._ruled = ruled
+        self._gap = " " * gap
+
+    def add_row(self, *texts: str | Text) -> None:
+        self._rows.append(list(texts))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def lines(self, room: int) -> Iterator[Text]:
+        """Yield the lines for a terminal of this width."""
+        widths = self._widths(room)
+        if self._titles:
+            yield from self._row([column.title for column in self._columns], widths)
+            if self._ruled:
+                yield Text("─" * min(sum(widths) + len(self._gap) * (len(widths) - 1), room))
+        for row in self._rows:
+            yield from self._row(row, widths)
+
+    def _widths(self, room: int) -> list[int]:
+        widths = []
+        for number, column in enumerate(self._columns):
+            texts = [_plain(row[number]) for row in self._rows] + ([column.title] if self._titles else [])
+            longest = max((cell_len(line) for text in texts for line in text.split("\n")), default=0)
+            widths.append(longest if column.cells is None else column.cells)
+        over = sum(widths) + len(self._gap) * (len(widths) - 1) - room
+        for number in sorted(range(len(widths)), key=lambda each: -widths[each]):
+            if over > 0 and self._columns[number].wide:
+                least = max(len(self._columns[number].title), min(widths[number], 16))
+                over, widths[number] = (
+                    over - (widths[number] - max(least, widths[number] - over)),
+                    max(least, widths[number] - over),
+                )
+        return widths
+
+    def _row(self, row: Sequence[str | Text], widths: Sequence[int]) -> Iterator[Text]:
+        folded = [self._cell(*each) for each in zip(row, self._columns, widths, strict=True)]
+        for number in range(max(len(each) for each in folded)):
+            line = Text()
+            for place, (column, width) in enumerate(zip(self._columns, widths, strict=True)):
+                part = folded[place][number] if number < len(folded[place]) else Text()
+                space = " " * max(width - part.cell_len, 0)
+                line.append(space if column.right else "")
+                line.parts += part.parts
+                line.append("" if column.right or place == len(widths) - 1 else space)
+                line.append(self._gap if place < len(widths) - 1 else "")
+            yield line.stripped()
+
+    def _cell(self, text: str | Text, column: Column, width: int) -> list[Text]:
+        if column.cells is not None:
+            return [Text(cut(_plain(text), width))]
+        if isinstance(text, Text):
+            return [text]
+        lines = [part for line in text.split("\n") for part in (_folded(line, width) if column.wide else [line])]
+        return [Text(line) for line in lines]
+
+
+def _plain(text: str | Text) -> str:
+    return text if isinstance(text, str) else text.plain
+
+
+def _folded(line: str, width: int) -> list[str]:
+    """Break a line between words, and a word that is too long anywhere."""
+    found = [""]
+    for word in line.split(" "):
+        fits = cell_len(found[-1]) + cell_len(word) + 1 <= width
+        if found[-1] and fits:
+            found[-1] += f" {word}"
+            continue
+        if found[-1]:
+            found.append("")
+        while cell_len(word) > width:
+            found[-1:] = [word[:width], ""]
+            word = word[width:]
+        found[-1] += word
+    return found
+
+
+def table(*titles: str, wide: str = "") -> Table:
+    """Return a table. A title ending in `>` is of a column of numbers; the `wide` column may be broken."""
+    names = [(title.removesuffix(">"), title.endswith(">")) for title in titles]
+    return Table(*(Column(name, right, wide=name == wide) for name, right in names))
+
+
+def facts_table() -> Table:
+    """Return a table of two columns without titles, a name and a fact, which may be broken."""
+    return Table(Column(""), Column("", wide=True), titles=False)
+
+
+def ruled_table(*titles: str) -> Table:
+    """Return a table with a line below its titles, whose cells may be broken."""
+    return Table(*(Column(title, wide=number > 0) for number, title in enumerate(titles)), ruled=True, gap=3)
+
+
+# Progress bars.
+
+
+_BAR_CELLS: Final = 24
+_BAR_AFTER_S: Final = 1.0  # shorter work needs none
+_BAR_EVERY_S: Final = 0.1
+_SPINNER: Final = "|/-\\"
+
+
+class _Bar:
+    """A line on the terminal that shows how far some work is. A thread draws it, so that it moves during long calls."""
+
+    def __init__(self, console: Console, what: str, kind: str) -> None:
+        self._console = console
+        self._what = what
+        self._as_text: Callable[[int], str] = size if kind == "bytes" else lambda count: f"{count:,}"
+        self._began_s = time.monotonic()
+        self._ended = threading.Event()
+        self._at = (0, 0)
+        self._thread = threading.Thread(target=self._draw, name="progress", daemon=True)
+        self._thread.start()
+
+    def update(self, done: int, total: int = 0) -> None:
+        self._at = (done, total)
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _draw(self) -> None:
+        if self._ended.wait(_BAR_AFTER_S):
+            return
+        turn = 0
+        while not self._ended.wait(_BAR_EVERY_S):
+            turn += 1
+            line = cut(self._line(_SPINNER[turn % len(_SPINNER)]), self._console.width - 1)
+            self._console.file.write(f"\r{line}\x1b[K")
+            self._console.file.flush()
+        self._console.file.write("\r\x1b[K")
+        self._console.file.flush()
+
+    def _line(self, spinner: str) -> str:
+        done, total = self._at
+        passed_s = time.monotonic() - self._began_s
+        clock = f"{int(passed_s) // 60}:{int(passed_s) % 60:02}"
+        if not done and not total:
+            return f"{spinner} {self._what}  {clock}"
+        rate = f"{self._as_text(round(done / passed_s))}/s"
+        if not total:
+            return f"{spinner} {self._what}  {self._as_text(done)}  {rate}  {clock}"
+        share = min(done / total, 1.0)
+        bar = "█" * round(share * _BAR_CELLS)
+        left_s = round(passed_s / share - passed_s) if share else 0
+        left = f"{left_s // 60}:{left_s % 60:02} left" if share else clock
+        counts = f"{self._as_text(done)} of {self._as_text(total)}"
+        return f"{self._what} {bar:░<{_BAR_CELLS}} {share:4.0%}  {counts}  {rate}  {left}"
 
 
 @contextmanager
-def progress(what: str, kind: str, *, shown: bool) -> Iterator[Callable[..., None]]:
-    """Yield a function to call with the amount done and the total; shows a bar on stderr if that is a terminal."""
-    console = stderr()
-    if not shown or not console.is_terminal:
+def progress(what: str, kind: str = "count", *, shown: bool) -> Iterator[Callable[..., None]]:
+    """Yield a function to call with the amount done and the total, of messages or of bytes.
+
+    If the work takes more than a moment and stderr is a terminal, a bar shows how far it is; without any call, a
+    spinner shows that it goes on.
+    """
+    if not shown or not sys.stderr.isatty():
         yield lambda done, total=0: None
         return
-    from rich import progress as rich_progress
-
-    columns, is_long = _BARS[kind]
-    options: dict[str, dict[str, Any]] = {"Text": {"text_format": what}, "Download": {"binary_units": True}}
-    made = [getattr(rich_progress, f"{name}Column")(**options.get(name, {})) for name in columns.split()]
-    bar = rich_progress.Progress(*made, console=console, transient=True)
-    task = bar.add_task(what, total=None)
-
-    def update(done: int, total: int = 0) -> None:
-        if is_long(done, total):
-            bar.start()
-            bar.update(task, completed=done, total=total or None)
-
+    bar = _Bar(stderr(), what, kind)
     try:
-        yield update
+        yield bar.update
     finally:
-        bar.stop()
+        bar.end()
 
 
 # Output that is refreshed: repainted on a terminal, appended elsewhere.
 
 
-class Screen(Protocol):
-    """Where refreshed output is shown."""
+class Screen:
+    """Where refreshed output is shown: in place on a terminal, or on all of it if `whole`; else one after the other."""
 
-    def update(self, shown: RenderableType, *, refresh: bool) -> None: ...
-
-
-class Plain:
-    """Replaces rich's Live without a terminal: prints one table after the other."""
-
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, painted: bool = True, whole: bool = False) -> None:
         self._console = console
+        self._painted = painted and console.is_terminal
+        self._whole = self._painted and whole
+        self._lines = 0
 
-    def __enter__(self) -> Plain:
+    def __enter__(self) -> Screen:
+        self._write("\x1b[?1049h\x1b[?25l" if self._whole else "\x1b[?25l" if self._painted else "")
         return self
 
     def __exit__(self, *exc: object) -> None:
-        pass
+        self._write("\x1b[?1049l\x1b[?25h" if self._whole else "\x1b[?25h" if self._painted else "")
 
-    def update(self, shown: RenderableType, *, refresh: bool) -> None:
-        self._console.print(shown)
+    def update(self, *shown: str | Text | Table) -> None:
+        """Show this instead of what was shown before."""
+        if self._painted:
+            self._console.width = cells()  # the window may have another size by now
+        lines = [line for each in shown for line in self._console.painted(each).split("\n")]
+        if not self._painted:
+            self._write("".join(f"{line}\n" for line in lines))
+            return
+        start = "\x1b[H" if self._whole else f"\x1b[{self._lines}F" if self._lines else ""
+        if self._whole:
+            lines = lines[: max(rows() - 1, 1)]
+        self._lines = len(lines)
+        self._write(start + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
+
+    def _write(self, text: str) -> None:
+        self._console.file.write(text)
+        self._console.file.flush()
 
 
-def screen(console: Console, *, painted: bool = True, whole: bool = False) -> Any:
-    """Return a context manager for refreshed output: on the terminal, full-screen if `whole`, or appended to a file."""
-    if console.is_terminal and painted:
-        from rich.live import Live
-
-        return Live(console=console, auto_refresh=False, screen=whole)
-    return Plain(console)
+def rows() -> int:
+    """Return the height of the terminal."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).lines
+    except (OSError, ValueError):
+        return 24
 
 
 # Making values safe to print: the content of a message must never control the terminal.
@@ -309,8 +493,6 @@ def safe_lines(text: str) -> str:
     lines = text.split("\n")
     if not any(line.strip(" ") == "^" for line in lines):
         return safe(text)  # line breaks in any other text come from user data
-    from rich.cells import cell_len
-
     shown: list[str] = []
     for i, line in enumerate(lines):
         if i and line.strip(" ") == "^":
@@ -388,56 +570,3 @@ def duration(microseconds: float) -> str:
     if microseconds < 1000:
         return f"{microseconds:,.0f} µs"
     return f"{microseconds / 1000:,.1f} ms" if microseconds < 1_000_000 else f"{microseconds / 1e6:,.1f} s"
-
-
-# Plain tables: numbers are right-aligned, names are never cut.
-
-
-def table(*titles: str, wide: str = "") -> Table:
-    """Return a table. A title ending in `>` is of a column of numbers; the `wide` column may wrap."""
-    from rich.table import Table
-
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
-    for title in titles:
-        name = title.removesuffix(">")
-        if name == wide:
-            made.add_column(name, overflow="fold", min_width=len(name))
-        else:
-            made.add_column(name, justify="right" if title.endswith(">") else "left", no_wrap=True)
-    return made
-
-
-def facts_table() -> Table:
-    """Return a table of two columns without titles, a name and a fact, which may wrap."""
-    from rich.table import Table
-
-    made = Table.grid(padding=(0, 2))
-    made.add_column(no_wrap=True)
-    made.add_column(overflow="fold")
-    return made
-
-
-def ruled_table(*titles: str) -> Table:
-    """Return a table with a line below its titles, whose cells may wrap."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    made = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
-    for title in titles:
-        made.add_column(title, overflow="fold")
-    return made
-
-
-def show_table(console: Console, shown: Table) -> None:
-    """Print a table; on a terminal that is too narrow, names overflow rather than being cut."""
-    from rich.cells import cell_len
-    from rich.measure import Measurement
-
-    for column in shown.columns:
-        if column.no_wrap:  # otherwise rich breaks it at a space
-            column.min_width = max(cell_len(str(text)) for text in (column.header, *column.cells))
-    needed = Measurement.get(console, console.options.update(max_width=10_000), shown).minimum
-    width = console.width
-    console.width = max(width, needed)
-    console.print(shown)
-    console.width = width

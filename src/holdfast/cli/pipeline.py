@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from holdfast.api.drafts import parse_duration
 from holdfast.cli.look.log import owner_of
@@ -20,8 +18,10 @@ from holdfast.cli.output import (
     INTERRUPTED,
     NOT_DONE,
     OK,
-    CommandSection,
+    Screen,
+    Table,
     confirmed,
+    facts_table,
     is_installed,
     note,
     print_error,
@@ -29,13 +29,12 @@ from holdfast.cli.output import (
     safe,
     say,
     short_time,
-    show_table,
     size,
     stderr,
     stdout,
     table,
 )
-from holdfast.cli.places import argument, option
+from holdfast.cli.parsing import Section, argument, option
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest, NotInstalled
 
@@ -48,29 +47,30 @@ if TYPE_CHECKING:
 
 @contextmanager
 def bars(names: Sequence[str], *, shown: bool) -> Iterator[Callable[[spec.Progress], None]]:
-    """Show a progress bar for each pipeline on stderr, if that is a terminal."""
+    """Show how far each pipeline is, on stderr if that is a terminal."""
     console = stderr()
     if not shown or not console.is_terminal:
         yield lambda progress: None
         return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.fields[pipeline]}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        tasks = {name: progress.add_task("waiting", pipeline=safe(name), total=None) for name in names}
+    lines = dict.fromkeys(names, "waiting")
 
-        def tell(news: spec.Progress) -> None:
-            if news.pipeline not in tasks:
-                return
-            total = None if news.lag is None else news.rows_in + news.lag
-            words = f"batch {news.batch}, {news.rows_in:,} rows in, {news.rows_out:,} out"
-            progress.update(tasks[news.pipeline], completed=news.rows_in, total=total, description=words)
+    def show() -> None:
+        shown = facts_table()
+        for name, line in lines.items():
+            shown.add_row(safe(name), line)
+        live.update(shown)
 
+    def tell(news: spec.Progress) -> None:
+        if news.pipeline in lines:
+            share = "" if not news.lag else f"{news.rows_in / (news.rows_in + news.lag):.0%}, "
+            words = f"{share}batch {news.batch}, {news.rows_in:,} rows in, {news.rows_out:,} out"
+            lines[news.pipeline] = words
+            show()
+
+    with Screen(console) as live:
+        show()
         yield tell
+        live.update()
 
 
 @contextmanager
@@ -83,7 +83,6 @@ def ending_in_order(runner: Runner) -> Iterator[None]:
 
     def end(number: int, frame: Any) -> None:
         runner.stop()
-        stderr().show_cursor(True)  # progress bars hide it, and may not get to show it again
         note("ending; the batch in hand is finished first")
         for each in former:
             signal.signal(each, signal.SIG_DFL)
@@ -130,7 +129,7 @@ def show_outcomes(outcomes: Sequence[spec.Outcome]) -> None:
         )
         lag = "" if each.lag is None else f"{each.lag:,}"
         shown.add_row(safe(each.pipeline), *(f"{count:,}" for count in counts), lag, f"{each.seconds:.1f}")
-    show_table(stdout(), shown)
+    stdout().print(shown)
     for each in summaries:
         for name, count in each.expectations.items():
             if count:
@@ -175,11 +174,11 @@ def standing_table(standings: Sequence[PipelineStatus], running: Mapping[str, in
     return shown
 
 
-app = CommandSection("Pipelines from queues to tables and back, on Spark.")
+app = Section("Pipelines from queues to tables and back, on Spark.")
 
-Names: TypeAlias = Annotated[list[str] | None, argument("[NAME]...", "Which pipelines.")]
-Declared: TypeAlias = Annotated[str, option("--config FILE", "The file that declares the pipelines, YAML or Python.")]
-All: TypeAlias = Annotated[bool, option("--all", "All pipelines of the file.")]
+Names: TypeAlias = Annotated[list[str] | None, argument("NAME", "The pipelines.")]
+Declared: TypeAlias = Annotated[str, option("--config FILE", "The file that declares the pipelines (YAML or Python).")]
+All: TypeAlias = Annotated[bool, option("--all", "All pipelines in the file.")]
 FILE = "pipelines.yaml"
 
 
@@ -187,16 +186,23 @@ FILE = "pipelines.yaml"
 def run_command(
     names: Names = None,
     declared: Declared = FILE,
-    follow: Annotated[bool, option("--follow", "Go on until Ctrl-C or SIGTERM.")] = False,
-    every: Annotated[str, option("--every TIME", "With --follow: look for news so often, from 100ms on.")] = "1s",
+    follow: Annotated[bool, option("--follow", "Keep running until Ctrl-C or SIGTERM.")] = False,
+    every: Annotated[
+        str, option("--every TIME", "With --follow, how often to look for new data (100ms or more).")
+    ] = "1s",
     everything: All = False,
     full_refresh: Annotated[
-        bool, option("--full-refresh", "Remove the tables and checkpoints first, and begin anew.")
+        bool, option("--full-refresh", "Delete the tables and checkpoints first, and start over.")
     ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> int:
-    """Run pipelines, each behind the one that it reads from, in one Spark application."""
+    """Run pipelines in one Spark application. Each runs after the one that it reads from.
+
+    Examples:
+        holdfast pipeline run --all
+        holdfast pipeline run orders --follow --every 5s
+    """
     project = _project(declared)
     wanted = _wanted(project, names, everything=everything)
     if full_refresh and not _may_forget(project, wanted, yes=yes, as_json=as_json):
@@ -227,7 +233,11 @@ def run_command(
 def plan_command(
     names: Names = None, declared: Declared = FILE, everything: All = False, as_json: AsJson = False
 ) -> int:
-    """Show what a run would read and write. Writes nothing."""
+    """Show what a run would read and write. Writes nothing.
+
+    Examples:
+        holdfast pipeline plan --all
+    """
     project = _project(declared)
     from holdfast.spark.pipelines.runner import Runner
 
@@ -242,7 +252,11 @@ def plan_command(
 
 @app.command("ls")
 def ls_command(declared: Declared = FILE, as_json: AsJson = False) -> int:
-    """List the pipelines that a file declares."""
+    """List the pipelines that a file declares.
+
+    Examples:
+        holdfast pipeline ls --config pipelines.yaml
+    """
     project = _project(declared)
     if as_json:
         listed = [
@@ -256,13 +270,17 @@ def ls_command(declared: Declared = FILE, as_json: AsJson = False) -> int:
         topics = getattr(spec.options, "topics", None) or ()
         reads = spec.options.source or ", ".join(topics) or getattr(spec.options, "pattern", None) or ""
         shown.add_row(safe(spec.name), spec.kind, safe(reads), safe(project.table(spec.name)))
-    show_table(stdout(), shown)
+    stdout().print(shown)
     return OK
 
 
 @app.command("status")
 def status_command(names: Names = None, declared: Declared = FILE, as_json: AsJson = False) -> int:
-    """Show how far pipelines are: batches, rows, lag, and who runs them. Needs neither Spark's JVM nor a lock."""
+    """Show the progress of pipelines: batches, rows, lag, and who runs them. Needs neither a JVM nor a lock.
+
+    Examples:
+        holdfast pipeline status
+    """
     project = _project(declared)
     from holdfast.spark.pipelines.checkpoint import status_of
 
@@ -274,18 +292,22 @@ def status_command(names: Names = None, declared: Declared = FILE, as_json: AsJs
         document = [{**msgspec.to_builtins(each), "running_pid": running.get(each.pipeline)} for each in standings]
         print_json({"lake": project.lake, "pipelines": document})
     else:
-        show_table(stdout(), standing_table(standings, running))
+        stdout().print(standing_table(standings, running))
     return OK
 
 
 @app.command("new")
 def new_command(
     name: Annotated[str, argument("NAME", "The name of the pipeline.")],
-    kind: Annotated[str, option("--kind KIND", "What it does.")] = "land",
-    python: Annotated[bool, option("--python", "A function of your own, in a Python file.")] = False,
+    kind: Annotated[str, option("--kind KIND", "What the pipeline does.")] = "land",
+    python: Annotated[bool, option("--python", "Write a Python file with a function of your own.")] = False,
     declared: Annotated[str | None, option("--config FILE", f"The file to write; {FILE} by default.")] = None,
 ) -> int:
-    """Write a commented file to begin with; where it is there already, print the entry to add to it."""
+    """Write a commented file to start from. If the file exists, prints the entry to add to it.
+
+    Examples:
+        holdfast pipeline new orders --kind land
+    """
     _need_spark()
     from holdfast.broker.folder.layout import check_name
     from holdfast.spark.pipelines.project import entry, python_template, yaml_template
@@ -300,7 +322,9 @@ def new_command(
             file.write(text)
     except FileExistsError:
         if python:
-            raise InvalidRequest(f"{path} is there already; nothing was written") from None
+            raise InvalidRequest(
+                f"{path} exists already; nothing was written. Choose another name, or remove it first"
+            ) from None
         note(f"{safe(str(path))} is there already; add this below its pipelines:")
         say(entry(name, kind).rstrip("\n"))
         return OK
@@ -310,11 +334,15 @@ def new_command(
 
 @app.command("export")
 def export_command(
-    folder: Annotated[str, option("--sdp DIR", "Where the project goes.")],
+    folder: Annotated[str, option("--sdp DIR", "Where to write the project.")],
     declared: Declared = FILE,
     as_json: AsJson = False,
 ) -> int:
-    """Write land, refine and aggregate as a project of Spark Declarative Pipelines."""
+    """Write land, refine and aggregate as a project of Spark Declarative Pipelines.
+
+    Examples:
+        holdfast pipeline export --sdp ./project
+    """
     project = _project(declared)
     from holdfast.spark.pipelines.sdp import export
 

@@ -8,20 +8,16 @@ import os
 import sys
 import time
 import tomllib
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import typer
-from typer.core import TyperCommand, TyperGroup
 
-from holdfast.client import network as trust
+from holdfast.broker.folder.layout import is_store
+from holdfast.cli.parsing import Command, Parameter, Typed, UsageError, option, parameter_of
 from holdfast.client.address import Address, is_address, parse_address, refuse_almost
-from holdfast.client.network import distrust, has_hung_up, strictness
 from holdfast.env.process import environment, set_variable
-from holdfast.env.sockets import connect_tcp, connect_unix
 from holdfast.errors import BadSettings, InvalidRequest, Unauthenticated, Unavailable
 
 if TYPE_CHECKING:
@@ -117,60 +113,6 @@ def _text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if str(value).isprintable() else json.dumps(value)
 
 
-# Arguments that are obviously valid are accepted without typer's validation.
-#
-# The library that typer validates arguments with takes longer to load than most commands take to run. It is only used
-# for arguments that are invalid or of a rarer kind, since it has the error messages.
-
-
-_MOST_DIGITS: Final = 18
-_UNSURE: Final = object()
-
-_Process: TypeAlias = Callable[[Any, Any], Any]
-
-
-class TakesPlain:
-    """Mixin for a command of typer's: its parameters accept obviously valid values by themselves."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for parameter in found:
-            described = getattr(parameter, "type_descriptor", None)  # older versions of typer do not use that library
-            if described is not None and "process_value" not in vars(parameter):
-                parameter.process_value = _quick(parameter, described, parameter.process_value)
-        return found
-
-
-def _quick(parameter: Any, described: Any, thorough: _Process) -> _Process:
-    def process_value(ctx: Any, value: Any) -> Any:
-        taken = _taken(parameter, described, value)
-        if taken is _UNSURE:
-            return thorough(ctx, value)
-        return taken if parameter.callback is None else parameter.callback(ctx, parameter, taken)
-
-    return process_value
-
-
-def _taken(parameter: Any, described: Any, value: Any) -> Any:
-    """Convert the value to its type if it is obviously valid."""
-    kind, limits = described.annotation, described.parameter_info
-    if limits.parser is not None:
-        return _UNSURE
-    if value is None and not parameter.required:
-        return () if parameter.multiple or parameter.nargs == -1 else None
-    if kind is str and isinstance(value, str):
-        return value
-    if kind == list[str] and isinstance(value, list | tuple) and value and all(isinstance(each, str) for each in value):
-        return list(value)
-    if kind is int and isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS:
-        value = int(value)
-    return value if kind is int and type(value) is int and _within(value, limits) else _UNSURE
-
-
-def _within(value: int, limits: Any) -> bool:
-    return (limits.min is None or value >= limits.min) and (limits.max is None or value <= limits.max)
-
-
 # The argument that means the default place.
 USUAL: Final = "@"
 URL: Final = "HOLDFAST_URL"
@@ -226,6 +168,8 @@ def _entry(place: str) -> Profile:
 
 def enter(place: str) -> None:
     """Set the credentials of a place's profile for the whole process, for code that connects by itself."""
+    from holdfast.client import network as trust
+
     entry = _entry(place)
     said = {TOKEN: entry.token, trust.CA: entry.tls_ca, trust.CERTIFICATE: entry.tls_cert, trust.KEY: entry.tls_key}
     if entry.tls_cert is not None:
@@ -237,6 +181,7 @@ def enter(place: str) -> None:
 
 def connected(place: str, wait_s: float) -> Broker:
     """Return the broker at an address that is known to answer."""
+    from holdfast.client import network as trust
     from holdfast.client.opening import connect
 
     entry, tls = _entry(place), None
@@ -253,6 +198,8 @@ def connected(place: str, wait_s: float) -> Broker:
 
 def _reach(address: Address, tls: Any, wait_s: float) -> None:
     """Check that the server answers: a regular call would be retried for longer than people want to wait."""
+    from holdfast.client.network import distrust, strictness
+
     give_up = time.monotonic() + wait_s
     while True:
         try:
@@ -268,6 +215,8 @@ def _reach(address: Address, tls: Any, wait_s: float) -> None:
 
 def _knock(address: Address, tls: Any) -> None:
     """Wait for the first byte of an answer: a server may accept a connection and close it without one."""
+    from holdfast.env.sockets import connect_tcp, connect_unix
+
     if address.socket is not None:
         connect_unix(address.socket, _CONNECT_S).close()
         return
@@ -279,6 +228,8 @@ def _knock(address: Address, tls: Any) -> None:
 
 
 def _not_trusted(address: Address, why: str, remedy: str) -> Unauthenticated:
+    from holdfast.client import network as trust
+
     if remedy:
         advice = remedy
     elif "mismatch" in why:
@@ -292,8 +243,10 @@ def _not_trusted(address: Address, why: str, remedy: str) -> Unauthenticated:
 
 
 def _unreachable(address: Address, error: Exception) -> Unavailable:
+    from holdfast.client import network as trust
+
     why = str(getattr(error, "strerror", None) or error)
-    hung_up = has_hung_up(error)
+    hung_up = trust.has_hung_up(error)
     if hung_up and address.secure:
         advice = (
             "So do servers that ask for a client's certificate, and get none that they trust: name one with "
@@ -308,12 +261,10 @@ def _unreachable(address: Address, error: Exception) -> Unavailable:
     return Unavailable(f"no server can be reached at {address.text}: {why}. {advice}")
 
 
-# Commands that take a place: DIR may be an address, an option or the default.
+# Commands that take a place: PLACE may be an address, an option or the default.
 
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-PLACE: Final = "DIR|URL"
+PLACE: Final = "PLACE"
 FOLDER: Final = "folder"
 TOPIC: Final = "topic"
 AT: Final = "at_place"
@@ -321,165 +272,128 @@ DUE: Final = "due"
 PROFILE: Final = "profile_name"
 
 
-def option(*words: str, **more: Any) -> Any:
-    """Declare an option: its names, the last one followed by the name of its value, then its help."""
-    *names, about = words
-    last, _, metavar = names.pop().partition(" ")
-    return typer.Option(*names, last, metavar=metavar or None, help=about, **more)
+class PlacedCommand(Command):
+    """A command that may work at a place, which then comes before its other arguments, unless an option names it."""
 
+    def read_parameters(self, signature: inspect.Signature) -> list[Parameter]:
+        """Return the parameters, with --at and --profile added if it takes a place."""
+        found = super().read_parameters(signature)
+        if not any(each.name == FOLDER and PLACE in each.metavar for each in found):
+            return found
+        at = option(f"--at {PLACE}", "The place, instead of the first argument.")
+        profile = option("--profile NAME", "The place that this profile names.")
+        return [*found, parameter_of(AT, str, at, None), parameter_of(PROFILE, str, profile, None)]
 
-def argument(metavar: str, about: str, **more: Any) -> Any:
-    """Declare an argument: its name and its help."""
-    return typer.Argument(metavar=metavar, help=about, **more)
-
-
-AtPlace: TypeAlias = Annotated[
-    str | None, typer.Option("--at", metavar=PLACE, help="Where, instead of the first argument.")
-]
-ProfileName: TypeAlias = Annotated[str | None, option("--profile NAME", "The same by the name of a profile.")]
-
-
-def unbundled(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
-    """Return a command's signature with each NamedTuple replaced by its fields, and these types by parameter.
-
-    The first field, the place, stays where the parameter was; the other fields become options at the end.
-    """
-    signature = inspect.signature(function, eval_str=True)
-    bundles = {
-        name: each.annotation for name, each in signature.parameters.items() if hasattr(each.annotation, "_fields")
-    }
-    first: list[inspect.Parameter] = []
-    last: list[inspect.Parameter] = []
-    for name, each in signature.parameters.items():
-        if name not in bundles:
-            first.append(each)
-            continue
-        hints, defaults = get_type_hints(each.annotation, include_extras=True), each.annotation._field_defaults
-        place, *others = (
-            inspect.Parameter(
-                field, each.kind, default=defaults.get(field, inspect.Parameter.empty), annotation=hints[field]
-            )
-            for field in each.annotation._fields
-        )
-        first.append(place)
-        last += others
-    return signature.replace(parameters=[*first, *last]), bundles
-
-
-def with_place(signature: inspect.Signature) -> inspect.Signature:
-    """Return the parameters of a command, with --at and --profile added if it takes a place."""
-    folder = signature.parameters.get(FOLDER)
-    if folder is None or not any(PLACE in (getattr(each, "metavar", "") or "") for each in _notes(folder)):
-        return signature
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in ((AT, AtPlace), (PROFILE, ProfileName))
-    ]
-    return signature.replace(parameters=[*signature.parameters.values(), *added])
-
-
-def _notes(parameter: inspect.Parameter) -> tuple[Any, ...]:
-    return getattr(parameter.annotation, "__metadata__", ())
-
-
-class PlacedCommand(TakesPlain, TyperCommand):
-    """Puts the place where the command expects it: before all other arguments."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        names = {each.name for each in self.params}
-        if ctx.resilient_parsing:
-            return super().parse_args(ctx, args)
+    def values(self, typed: Typed) -> dict[str, Any]:
+        """Return the function's arguments, with the place where the function expects it."""
+        names = {each.name for each in self.parameters}
         if FOLDER not in names:
-            return super().parse_args(ctx, self._by_option(ctx, args, names))
-        given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+            if self._said(typed) is not None:
+                raise InvalidRequest(f"`{self.path}` does not work at a place: leave out --at and --profile")
+            return super().values(typed)
         if PROFILE not in names:
-            return self._in_a_folder(ctx, args, given)
-        place = self._said(ctx, given)
-        if place is not None and given.get(FOLDER) == USUAL:
-            raise InvalidRequest(f"an option says where already: leave out {USUAL}, which stands for the usual place")
-        if place is None and self._needs_place() and self._lacks_place(given):
-            place = self._left_out(given)
-        rest = super().parse_args(ctx, args if place is None else [place, *args])
-        if isinstance(ctx.params.get(FOLDER), str):
+            return self._in_a_folder(typed)
+        self._thing_first(typed)
+        place, first = self._said(typed), typed.value(FOLDER)
+        if place is not None and first == USUAL:
+            raise InvalidRequest(f"an option already names the place: leave out {USUAL}, which is the default place")
+        if place is None and self._needs_place() and self._lacks_place(typed):
+            place = self._left_out(typed)
+        if place is not None:
+            typed.words.insert(0, place)
+        try:
+            values = super().values(typed)
+        except UsageError as error:
+            if place is None and self._needs_place() and self._lacks_place(typed):
+                hint = f"{PLACE} comes first; or name it with --at, or set {URL}"
+                raise UsageError(f"{error}: {hint}", self.path) from None
+            raise
+        if isinstance(values[FOLDER], str):
             if place is None:
-                self._name_is_queue(ctx)
-            ctx.params[FOLDER] = said_or_usual(ctx.params[FOLDER])
-            refuse_almost(ctx.params[FOLDER])
-        return rest
+                self._name_is_queue(values)
+            values[FOLDER] = _local(said_or_usual(values[FOLDER]))
+            refuse_almost(values[FOLDER])
+        return values
 
-    def _name_is_queue(self, ctx: Any) -> None:
+    def _thing_first(self, typed: Typed) -> None:
+        """Accept `trace show ID PLACE` and the like: some commands used to take the place last."""
+        if len(typed.words) == 2 and len(self.arguments) == 2 and not any(each.many for each in self.arguments):
+            first, second = typed.words
+            if _is_obvious(second) and not _is_obvious(first) and not os.path.isdir(first):
+                typed.words.reverse()
+
+    def _name_is_queue(self, values: dict[str, Any]) -> None:
         """With a default place, a plain name is a queue there: taken as a folder, it would be created here silently."""
-        name = ctx.params[FOLDER]
+        name = values[FOLDER]
         usual = None if not _is_plain(name) else usual_place()
         if usual is None:
             return
-        folder = f"for a folder here write ./{name}"
-        if not any(each.name == TOPIC and each.param_type_name == "option" for each in self.params):
+        folder = f"for a folder here, write ./{name}"
+        if not any(each.name == TOPIC and each.is_option for each in self.parameters):
             raise InvalidRequest(
-                f"{name} would be a queue at {usual}, the usual place, and `{ctx.command_path}` is for a whole place: "
+                f"{name} would be a queue at {usual}, the default place, but `{self.path}` is for a whole place: "
                 f"leave it out, or write {USUAL}; {folder}"
             )
-        if ctx.params.get(TOPIC) not in (None, name):
+        if values.get(TOPIC) not in (None, name):
             raise InvalidRequest(
-                f"{name} is a queue at {usual}, the usual place, and --topic says {ctx.params[TOPIC]}: give one of "
+                f"{name} is a queue at {usual}, the default place, but --topic says {values[TOPIC]}: give one of "
                 f"them; {folder}"
             )
-        ctx.params[FOLDER], ctx.params[TOPIC] = usual, name
-        if os.path.isdir(name) and not ctx.params.get("as_json"):
-            sys.stderr.write(f"note: {name} is the queue at {usual}, the usual place; {folder}\n")
+        values[FOLDER], values[TOPIC] = usual, name
+        if os.path.isdir(name) and not values.get("as_json"):
+            sys.stderr.write(f"note: {name} is the queue at {usual}, the default place; {folder}\n")
 
-    def _in_a_folder(self, ctx: Any, args: list[str], given: dict[str, Any]) -> list[str]:
-        if self._root(ctx, "at") or self._root(ctx, PROFILE) or is_address(given.get(FOLDER)):
-            raise InvalidRequest(
-                f"`{ctx.command_path}` works on files: name the data folder, on the machine that has it"
-            )
-        return super().parse_args(ctx, args)
+    def _in_a_folder(self, typed: Typed) -> dict[str, Any]:
+        if typed.root.get("at") or typed.root.get(PROFILE) or is_address(typed.value(FOLDER)):
+            raise InvalidRequest(f"`{self.path}` works on files: run it on the machine that has the data folder")
+        return super().values(typed)
 
-    def _by_option(self, ctx: Any, args: list[str], names: set[str]) -> list[str]:
-        """Handle a command that takes a place only by --at, or none."""
-        place = self._said(ctx, {})
-        if place is None:
-            return args
-        if "at" not in names:
-            raise InvalidRequest(f"`{ctx.command_path}` works at no place: leave out --at and --profile")
-        return ["--at", place, *args]
-
-    def _said(self, ctx: Any, given: dict[str, Any]) -> str | None:
+    def _said(self, typed: Typed) -> str | None:
         """Return the place given by an option, before or after the command."""
-        if DUE in {each.name for each in self.params}:
-            _refuse_time(given.get(AT))
-        places = [given.get(AT), self._root(ctx, "at")]
-        names = [given.get(PROFILE), self._root(ctx, PROFILE)]
-        said = [each for each in places if isinstance(each, str)]
-        named = [each for each in names if isinstance(each, str)]
+        if DUE in {each.name for each in self.parameters}:
+            _refuse_time(typed.options.get(AT))
+        said = [each for each in (typed.options.get(AT), typed.root.get("at")) if isinstance(each, str)]
+        named = [each for each in (typed.options.get(PROFILE), typed.root.get(PROFILE)) if isinstance(each, str)]
         if len(said) + len(named) > 1:
-            raise InvalidRequest("--at and --profile both say where; give one of them, once")
+            raise InvalidRequest("--at and --profile both name a place; give one of them, once")
         if said:
             return said_or_usual(said[0])
         return place_of(named[0]) if named else None
 
-    def _root(self, ctx: Any, name: str) -> str | None:
-        found = ctx.find_root().params.get(name)
-        return found if isinstance(found, str) else None
-
     def _needs_place(self) -> bool:
-        return any(each.name == FOLDER and each.required for each in self.params)
+        return any(each.name == FOLDER and each.required for each in self.parameters)
 
-    def _lacks_place(self, given: dict[str, Any]) -> bool:
+    def _lacks_place(self, typed: Typed) -> bool:
         """Whether no argument can be the place: there is none, or all are needed for something else."""
-        first = given.get(FOLDER)
+        first = typed.value(FOLDER)
         if not isinstance(first, str):
             return True
-        if first == USUAL or is_address(first) or os.sep in first:
+        if _is_obvious(first):
             return False
-        others = [each for each in self.params if each.param_type_name == "argument" and each.name != FOLDER]
-        return any(each.required and not isinstance(given.get(each.name or ""), str | list | tuple) for each in others)
+        return any(each.required and typed.value(each.name) is None for each in self.arguments if each.name != FOLDER)
 
-    def _left_out(self, given: dict[str, Any]) -> str | None:
+    def _left_out(self, typed: Typed) -> str | None:
         """Return the default place, or, for a command that settles a message, the place that it was taken from."""
-        if "receipts" in given and os.environ.get(EXPORTED_PLACE):
+        if any(each.name == "receipts" for each in self.arguments) and os.environ.get(EXPORTED_PLACE):
             return os.environ[EXPORTED_PLACE]
         return usual_place()
+
+
+def _local(place: str) -> str:
+    """Return a place to read: for one in a store, its local copy, brought up to date. Opening that opens the store."""
+    if not is_store(place):
+        return place
+    from holdfast.broker.folder.stored import refreshed_copy
+    from holdfast.config.settings_file import read_settings
+    from holdfast.env import real_world
+
+    world = real_world()
+    return refreshed_copy(place, read_settings(world, environment()).broker, world)
+
+
+def _is_obvious(word: str) -> bool:
+    """Whether this can be nothing but a place."""
+    return word == USUAL or is_address(word) or os.sep in word
 
 
 def _is_plain(name: str) -> bool:
@@ -497,19 +411,4 @@ def _refuse_time(place: object) -> None:
         parse_instant(place, 0)
     except InvalidRequest:
         return
-    raise InvalidRequest(f"--at says where, and {place} is a time: write --due {place}. Nothing was stored")
-
-
-class PlacedGroup(TakesPlain, TyperGroup):
-    """Accepts options before the command."""
-
-
-class CommandApp(typer.Typer):
-    """A group of commands, each of which may take a place."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(cls=PlacedGroup, **options)
-
-    def command(self, name: str | None = None, **options: Any) -> Callable[[_Function], _Function]:
-        options.setdefault("cls", PlacedCommand)
-        return super().command(name, **options)
+    raise InvalidRequest(f"--at names a place, and {place} is a time: write --due {place}. Nothing was stored")

@@ -399,9 +399,9 @@ class ServerStanding:
         query: dict[str, str | None] = {"topic": topic}
         with opened_broker(self._place) as broker:
             while query:
-                told = asked(broker, Standings, "standing", **query)
-                topics, delayed = topics + told.topics, delayed | told.delayed
-                query = {"after": told.next} if told.next else {}
+                answer = asked(broker, Standings, "standing", **query)
+                topics, delayed = topics + answer.topics, delayed | answer.delayed
+                query = {"after": answer.next} if answer.next else {}
         return topics, delayed
 
 

@@ -1,4 +1,4 @@
-"""`holdfast serve` and `holdfast ui`, and what a server reports about itself: `status`, `waiters`, `audit`."""
+"""`holdfast serve` and `holdfast ui`, and what a server tells: `status`, `waiters`, `workers`, `audit`."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
 
 from holdfast.api.drafts import parse_duration
-from holdfast.broker.folder.layout import OWNER_SOCKET
+from holdfast.broker.folder.layout import DEFAULT_GROUP, OWNER_SOCKET
 from holdfast.cli.opening import WAIT, AsJson, DataFolder, TlsKey, Wait, asked, opened_broker, topics_of, trusts_folders
 from holdfast.cli.output import (
     DAMAGED,
     OK,
-    command,
+    Table,
+    facts_table,
     is_installed,
     moment,
+    note,
     print_json,
-    print_json_line,
     safe,
+    say,
     seconds_text,
-    show_table,
     size,
-    stderr,
     stdout,
     table,
 )
-from holdfast.cli.places import argument, option
+from holdfast.cli.parsing import argument, option
 from holdfast.client.address import is_address
 from holdfast.config.settings_file import DEFAULT, Effective, Origin, read_settings
 from holdfast.env import real_world
@@ -43,7 +43,11 @@ from holdfast.env.process import environment, raise_descriptor_limit
 from holdfast.env.sockets import answers_at
 from holdfast.errors import Busy, InvalidRequest, NotInstalled
 from holdfast.settings import ServerSettings
+from holdfast.storage.checks.finding import count_of
 from holdfast.storage.files import join, require_own
+
+if TYPE_CHECKING:
+    from holdfast.broker.workers import WorkerInfo
 
 logger = logging.getLogger(__name__)
 
@@ -58,42 +62,51 @@ _CONNECTIONS: Final = "server.max_connections"
 _FILES: Final = "broker.open_files"
 _LOOPBACK: Final = {4: "127.0.0.1", 6: "[::1]"}
 
-TlsCert: TypeAlias = Annotated[str | None, option("--tls-cert FILE", "Speak HTTPS with this certificate (PEM).")]
+TlsCert: TypeAlias = Annotated[str | None, option("--tls-cert FILE", "Serve HTTPS with this certificate (PEM).")]
 TlsClientCa: TypeAlias = Annotated[
     str | None,
-    option("--tls-client-ca FILE", "Every client must show a certificate of these issuers."),
+    option("--tls-client-ca FILE", "Require client certificates of these issuers."),
 ]
 
 AllowedHosts: TypeAlias = Annotated[
     list[str] | None,
-    option("--allowed-host NAME", "Answer only under this name, besides localhost. Repeatable."),
+    option("--allowed-host NAME", "Answer only requests for this host name, besides localhost."),
 ]
 
 
-@command
 def serve_command(
-    folder: Annotated[str | None, argument("[DIR]", "The data folder; data_dir of the settings by default.")] = None,
-    config: Annotated[str | None, option("--config FILE", "A settings file; HOLDFAST_CONFIG by default.")] = None,
-    host: Annotated[str | None, option("--host HOST", "Where to listen; 127.0.0.1.")] = None,
-    port: Annotated[int | None, option("--port N", "7700; with 0 a free one.", min=0, max=65_535)] = None,
-    socket: Annotated[str | None, option("--socket PATH", "A Unix socket as well.")] = None,
-    tokens: Annotated[str | None, option("--tokens FILE", "Who may call; `holdfast token new` makes it.")] = None,
+    folder: Annotated[str | None, argument("DIR", "The data folder; the setting `data_dir` by default.")] = None,
+    config: Annotated[str | None, option("--config FILE", "A settings file; $HOLDFAST_CONFIG by default.")] = None,
+    host: Annotated[str | None, option("--host HOST", "The address to listen on; 127.0.0.1 by default.")] = None,
+    port: Annotated[
+        int | None, option("--port N", "The port; 7700 by default, 0 for a free one.", least=0, most=65_535)
+    ] = None,
+    socket: Annotated[str | None, option("--socket PATH", "Also listen on this Unix socket.")] = None,
+    tokens: Annotated[
+        str | None, option("--tokens FILE", "The tokens of those who may call; see `holdfast token new`.")
+    ] = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_client_ca: TlsClientCa = None,
     allow_anonymous_network: Annotated[
         bool,
-        option("--allow-anonymous-network", "Listen on other addresses than loopback, and ask nobody who they are."),
+        option("--allow-anonymous-network", "Allow everyone on the network to call, without a token."),
     ] = False,
     allowed_hosts: AllowedHosts = None,
-    read_only: Annotated[bool, option("--read-only", "Show, and change nothing.")] = False,
-    no_console: Annotated[bool, option("--no-console", "No pages at /ui.")] = False,
-    drain: Annotated[str | None, option("--drain TIME", "How long calls may take after SIGTERM; 30s.")] = None,
-    log_format: Annotated[str | None, option("--log-format text|json", "How the log is written, to stderr.")] = None,
+    read_only: Annotated[bool, option("--read-only", "Refuse all changes.")] = False,
+    no_console: Annotated[bool, option("--no-console", "Do not serve the console.")] = False,
+    drain: Annotated[
+        str | None, option("--drain TIME", "How long calls may take after SIGTERM; 30s by default.")
+    ] = None,
+    log_format: Annotated[str | None, option("--log-format text|json", "The format of the log on stderr.")] = None,
 ) -> int:
-    """Serve a data folder over HTTP, with the console at /ui. SIGTERM lets it finish what it has begun.
+    """Serve a data folder over HTTP, with the console at /ui. On SIGTERM it finishes the calls in progress.
 
-    Each option goes before the settings file; all other settings of a server stand there, in [server].
+    Options take precedence over the settings file; other settings of the server are in its [server] section.
+
+    Examples:
+        holdfast serve ./data
+        holdfast serve ./data --host 0.0.0.0 --tokens tokens.toml --tls-cert cert.pem --tls-key key.pem
     """
     effective = read_settings(real_world(), environment(), config)
     changes: dict[str, Any] = {
@@ -168,39 +181,39 @@ def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, 
         gc.enable()
         say(folder, addresses, settings)
 
-    async def until_told() -> bool:
+    async def until_stopped() -> bool:
         loop = asyncio.get_running_loop()
-        told_to_go = asyncio.Event()
-        go_when_told(told_to_go, loop)
+        stop_asked = asyncio.Event()
+        stop_on_signals(stop_asked, loop)
         return await serve(
             real_world(),
             folder,
             effective.broker,
             settings,
             ready=ready,
-            told_to_go=loop.create_task(told_to_go.wait()),
+            stop_asked=loop.create_task(stop_asked.wait()),
             opened=share if shares else None,
             effective=msgspec.structs.replace(effective, server=settings, data_dir=folder),
         )
 
     with asyncio.Runner(loop_factory=event_loop()) as runner:
-        return OK if runner.run(until_told()) else DAMAGED
+        return OK if runner.run(until_stopped()) else DAMAGED
 
 
-def go_when_told(told_to_go: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
+def stop_on_signals(stop_asked: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
     """Set the event when a signal asks the process to end."""
     for number in _SIGNALS:
-        loop.add_signal_handler(number, _go, told_to_go, loop)
+        loop.add_signal_handler(number, _ask_to_stop, stop_asked, loop)
 
 
-def _go(told_to_go: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
-    told_to_go.set()
+def _ask_to_stop(stop_asked: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
+    stop_asked.set()
     for number in _SIGNALS:  # the next signal ends the process
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_DFL)
 
 
-def told(folder: str, addresses: Sequence[str], settings: ServerSettings) -> list[str]:
+def announcement(folder: str, addresses: Sequence[str], settings: ServerSettings) -> list[str]:
     """Return the lines printed when the server listens, with addresses that can be opened on this machine."""
     usable, everywhere = [], []
     for address in addresses:
@@ -225,7 +238,7 @@ def _all_of(address: str) -> tuple[int | None, int | None]:
 
 
 def _say(folder: str, addresses: Sequence[str], settings: ServerSettings) -> None:
-    sys.stdout.write("\n".join(told(folder, addresses, settings)) + "\n")
+    sys.stdout.write("\n".join(announcement(folder, addresses, settings)) + "\n")
     sys.stdout.flush()
 
 
@@ -270,17 +283,19 @@ def _within_limits(effective: Effective, settings: ServerSettings) -> tuple[Effe
 # `holdfast ui`: the console of a folder in the browser, as long as the command runs.
 
 
-@command
 def ui_command(
     folder: Annotated[str, argument("DIR", "The data folder.")],
-    port: Annotated[int, option("--port N", "A free one by default.", min=0, max=65_535)] = 0,
-    read_only: Annotated[bool, option("--read-only", "Show, and change nothing.")] = False,
-    open_browser: Annotated[bool, option("--open", "Open it in the browser.")] = False,
+    port: Annotated[int, option("--port N", "The port; a free one by default.", least=0, most=65_535)] = 0,
+    read_only: Annotated[bool, option("--read-only", "Refuse all changes.")] = False,
+    open_browser: Annotated[bool, option("--open", "Open it in your browser.")] = False,
 ) -> int:
-    """Show the console of a data folder at a port of this machine, and print its address. Ctrl-C ends it.
+    """Open the console of a data folder on this machine. Prints its address, and runs until Ctrl-C.
 
-    Where another process owns the folder, it is asked through its socket; where none does, this command owns it, and
-    lets others in by the same way.
+    If another process owns the folder, the console works through it. Otherwise this command owns the folder, and other
+    processes work through it.
+
+    Examples:
+        holdfast ui ./data --open
     """
     topics_of(folder)
     settings = _settings(port, read_only=read_only)
@@ -315,18 +330,18 @@ def _beside(owner: str, settings: ServerSettings, ready: Any) -> int:
     from holdfast.server.console.relay import relay
     from holdfast.server.server import event_loop
 
-    async def until_told() -> None:
+    async def until_stopped() -> None:
         loop = asyncio.get_running_loop()
-        told_to_go = asyncio.Event()
-        go_when_told(told_to_go, loop)
-        await relay(owner, settings, ready=ready, told_to_go=told_to_go.wait())
+        stop_asked = asyncio.Event()
+        stop_on_signals(stop_asked, loop)
+        await relay(owner, settings, ready=ready, stop_asked=stop_asked.wait())
 
     with asyncio.Runner(loop_factory=event_loop()) as runner:
-        runner.run(until_told())
+        runner.run(until_stopped())
     return OK
 
 
-Most: TypeAlias = Annotated[int, option("--limit", "At most so many.", min=1, max=1_000)]
+Most: TypeAlias = Annotated[int, option("--limit", "At most this many.", least=1, most=1_000)]
 
 
 def _asked(place: str, wait: str, kind: Any, *path: str, **query: Any) -> Any:
@@ -334,18 +349,20 @@ def _asked(place: str, wait: str, kind: Any, *path: str, **query: Any) -> Any:
         return asked(broker, kind, *path, **query)
 
 
-@command
 def status_command(folder: DataFolder, wait: Wait = WAIT, as_json: AsJson = False) -> int:
-    """How a server does: since when, on which folder, with how many callers and how much room on its disk."""
-    from holdfast.protocol.admin import Status
+    """Show how a server is doing. That is its version and folder, its connections, and its free disk space.
+
+    Examples:
+        holdfast status http://127.0.0.1:7700
+    """
+    from holdfast.protocol.topics import Status
 
     status: Status = _asked(folder, wait, Status, "admin", "status")
     if as_json:
         found = {name: getattr(status, name) for name in status.__struct_fields__ if name != "started_at"}
         print_json({**found, **moment("started_at", status.started_at)})
         return OK
-    shown = table("", "")
-    shown.show_header = False
+    shown = facts_table()
     for title, text in (
         ("server", f"{safe(folder)}, version {safe(status.version)}{', going' if status.leaving else ''}"),
         ("folder", f"{safe(status.folder)}, {size(status.disk_free_bytes)} free"),
@@ -360,7 +377,7 @@ def status_command(folder: DataFolder, wait: Wait = WAIT, as_json: AsJson = Fals
         shown.add_row(title, text)
     if status.tokens_problem:
         shown.add_row("tokens", f"the file cannot be used, the last one holds: {safe(status.tokens_problem)}")
-    show_table(stdout(), shown)
+    stdout().print(shown)
     return OK
 
 
@@ -368,38 +385,105 @@ def _of_at_most(count: int, most: int) -> str:
     return f"{count:,} of at most {most:,}" if most else f"{count:,}"  # older servers report no limit
 
 
-@command
 def waiters_command(folder: DataFolder, limit: Most = 100, wait: Wait = WAIT, as_json: AsJson = False) -> int:
-    """Who waits for messages at a server, by topic and group; the longest lines first."""
-    from holdfast.protocol.admin import WaitersTold
+    """Show who is waiting for messages at a server. By topic and group; the longest queues come first.
+
+    Examples:
+        holdfast waiters http://127.0.0.1:7700
+    """
+    from holdfast.protocol.topics import WaitersTold
 
     found: WaitersTold = _asked(folder, wait, WaitersTold, "admin", "waiters", limit=limit)
     if as_json:
         lines = [{name: getattr(line, name) for name in line.__struct_fields__} for line in found.lines]
         print_json({"waiting": found.waiting, "max_waiters": found.max_waiters, "lines": lines})
     elif not found.lines:
-        stderr().print("nobody waits for messages")
+        note("nobody waits for messages")
     else:
         shown = table("topic", "group", "waiting>", "streams>")
         for line in found.lines:
             shown.add_row(safe(line.topic), safe(line.group), f"{line.waiters:,}", f"{line.streams:,}")
-        show_table(stdout(), shown)
+        stdout().print(shown)
     return OK
 
 
-@command
-def audit_command(folder: DataFolder, limit: Most = 20, wait: Wait = WAIT, as_json: AsJson = False) -> int:
-    """Who did what to which topic, and what became of it; the newest last. For administrators.
+def workers_command(
+    folder: DataFolder,
+    act: Annotated[str | None, argument("drain|stop|resume", "What to tell workers; else they are listed.")] = None,
+    names: Annotated[list[str] | None, argument("NAME", "Of workers, or their ids.")] = None,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """List workers and what they do, or drain, stop or resume them.
 
-    Calls that were refused come behind: they are kept apart, so that they cannot push out what was done.
+    A drained worker finishes what it is working on, takes no more, and stays idle. A stopped one finishes and exits.
+    Workers learn of it when they next report, within seconds.
+
+    Examples:
+        holdfast workers http://127.0.0.1:7700
+        holdfast workers ./data drain worker-1
+    """
+    if act is not None:
+        return _tell_workers(folder, act, names or [], wait, as_json=as_json)
+    with opened_broker(folder, wait=wait, keep=False) as broker:
+        found = broker.workers()
+    if as_json:
+        print_json({"workers": msgspec.to_builtins(found)})
+    elif not found:
+        note("no worker has reported itself within the last hour")
+    else:
+        stdout().print(_workers_table(found))
+    return OK
+
+
+def _tell_workers(place: str, act: str, names: list[str], wait: str, *, as_json: bool) -> int:
+    if act not in ("drain", "stop", "resume") or not names:
+        raise InvalidRequest(f"say what to tell which workers: `holdfast workers {safe(place)} drain NAME`")
+    with opened_broker(place, wait=wait, keep=False) as broker:
+        told = {name: broker.order_worker(name, act) for name in names}  # type: ignore[arg-type]  # as was looked at
+    if as_json:
+        print_json({"order": act, "workers": told})
+    for name, ids in () if as_json else told.items():
+        say(f"{safe(name)} learns when it next reports that it is to {act} ({count_of(len(ids), 'worker')})")
+    return OK
+
+
+def _workers_table(workers: list[WorkerInfo]) -> Table:
+    from holdfast.cli.look.trace import time_text
+
+    shown = table("worker", "state", "queues", "doing>", "longest>", "handled>", "failed>", "seen>", wide="queues")
+    for worker in workers:
+        queues = worker.queues
+        longest = max((message.seconds for queue in queues for message in queue.running), default=None)
+        names = [queue.topic if queue.group == DEFAULT_GROUP else f"{queue.topic}/{queue.group}" for queue in queues]
+        shown.add_row(
+            safe(worker.name),
+            worker.state if worker.order is None else f"{worker.state}, told to {worker.order}",
+            safe(", ".join(names)),
+            f"{sum(queue.running_count for queue in queues)}/{worker.concurrency}",
+            "" if longest is None else time_text(round(longest * 1e9)),
+            f"{worker.handled:,}",
+            f"{worker.failed:,}",
+            f"{time_text(round(worker.seen_seconds * 1e9))} ago",
+        )
+    return shown
+
+
+def audit_command(folder: DataFolder, limit: Most = 20, wait: Wait = WAIT, as_json: AsJson = False) -> int:
+    """Show who changed what at a server. The newest are last. Only administrators may see it.
+
+    Refused calls are listed separately, so that they cannot crowd out the others.
+
+    Examples:
+        holdfast audit http://127.0.0.1:7700 --limit 100
     """
     acts, refused = ([*reversed(newest)] for newest in _acts(folder, limit, wait))
     if as_json:
         for act in (*acts, *refused):
-            print_json_line(msgspec.to_builtins(act))
+            print_json(msgspec.to_builtins(act))
         return OK
     if not acts:
-        stderr().print("nothing was done by an administrator yet")
+        note("nothing was done by an administrator yet")
     else:
         _show_acts(acts)
     if refused:
@@ -413,8 +497,8 @@ def _acts(place: str, limit: int, wait: str) -> tuple[list[Any], list[Any]]:
     if is_address(place):
         from holdfast.server.api.admin import Acts
 
-        told: Acts = _asked(place, wait, Acts, "admin", "audit", limit=limit)
-        return told.acts, told.refused
+        announcement: Acts = _asked(place, wait, Acts, "admin", "audit", limit=limit)
+        return announcement.acts, announcement.refused
     from holdfast.server.audit import FILE, Audit
 
     topics_of(place)
@@ -427,4 +511,4 @@ def _show_acts(acts: list[Any]) -> None:
     shown = table("time (UTC)", "who", "what", "target", "outcome")
     for act in acts:
         shown.add_row(seconds_text(act.time), safe(act.principal), safe(act.route), safe(act.target), safe(act.outcome))
-    show_table(stdout(), shown)
+    stdout().print(shown)

@@ -19,11 +19,11 @@ import msgspec
 
 from holdfast.broker.folder.layout import TOPICS
 from holdfast.env import World
-from holdfast.env.disk import File
+from holdfast.env.disk import File, write_fully
 from holdfast.errors import BadSettings, DiskFull, Forbidden, HoldfastError, Unauthenticated, Unavailable
 from holdfast.server.service import Call
 from holdfast.settings import ServerSettings
-from holdfast.storage.files import join, read_file, write_fully
+from holdfast.storage.files import join, read_file
 
 __all__ = ["BEGUN", "DONE", "FILE", "Act", "Audit", "open_audit", "refused_path"]
 
@@ -58,7 +58,7 @@ class AuditFile:
                     file.sync()
             except OSError:
                 # After a failed sync the contents of the disk are unknown, so the next append opens the file again.
-                self._let_go()
+                self._close_file()
                 raise
             self._end += len(line)
 
@@ -71,11 +71,11 @@ class AuditFile:
 
     def close(self) -> None:
         with self._lock:
-            self._let_go()
+            self._close_file()
 
     def _opened(self, wanted: int) -> File:
         if self._file is not None and self._end and self._end + wanted > self._most_bytes:
-            self._let_go()
+            self._close_file()
             self._put_aside()
         if self._file is None:
             self._file = self._world.disk.open(self.path, write=True, create=True)
@@ -97,7 +97,7 @@ class AuditFile:
     def _name(self, number: int) -> str:
         return f"{self.path}.{number}" if number else self.path
 
-    def _let_go(self) -> None:
+    def _close_file(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -153,6 +153,61 @@ def act_of(
         parameters=_without_secrets(parameters or {}),
         correlation_id=correlation_id[:MOST_TEXT],
     )
+
+
+# What each act did, in words: {n} is how many, {target} the queue, topic, group or lock.
+_WORDS: Final = dict(
+    line.split(": ", 1)
+    for line in """\
+PUT /v1/queues/{queue}: created or changed the queue {target}
+POST /v1/topics: created the topic {target}
+PATCH /v1/topics/{topic}: changed settings of {target}
+PATCH /v1/topics/{topic}/settings: changed settings of {target}
+POST /v1/topics/{topic}/partitions: added partitions to {target}
+DELETE /v1/topics/{topic}: deleted {target}
+PUT /v1/topics/{topic}/groups/{group}: created or changed the group {group} of {target}
+DELETE /v1/groups/{group}: deleted the group {group}
+POST /v1/groups/{group}/reset: moved the group {group} ({n})
+POST /v1/queues/{queue}/seek: moved the position of {target}
+POST /v1/queues/{queue}/purge: purged {n} of {target}
+POST /v1/queues/{queue}/compact: compacted {target}
+POST /v1/topics/{topic}/compact: compacted {target}
+POST /v1/topics/{topic}/apply-retention: applied retention to {target}
+POST /v1/queues/{queue}/dead/redrive: redrove {n} of {target}
+POST /v1/queues/{queue}/dead/purge: purged {n} of the dead letters of {target}
+DELETE /v1/queues/{queue}/messages/{id}: cancelled {id}
+DELETE /v1/topics/{topic}/delayed/{id}: cancelled {id}
+POST /v1/queues/{queue}/messages/{id}/takeBack: took back {id} from its worker
+POST /v1/queues/{queue}/messages/{id}/runNow: ran {id} now
+DELETE /v1/locks/{name}: released the lock {target} by force
+POST /v1/admin/sync: synced everything to disk
+POST /v1/queues/{queue}/pause: paused {target}
+POST /v1/queues/{queue}/resume: resumed {target}
+""".splitlines()
+)
+_VERBS: Final = {"redrove": "redrive", "moved": "move", "purged": "purge"}
+
+
+def words_of(act: Act) -> str:
+    """What an act did, in words; its route if there are none."""
+    number = "some messages" if act.count is None else "1 message" if act.count == 1 else f"{act.count:,} messages"
+    facts = {name: str(value) for name, value in act.parameters.items()}
+    facts |= {"n": number, "target": act.target or facts.get("queue", "") or facts.get("topic", "")}
+    try:
+        said = _WORDS.get(act.route, act.route).format_map(facts)
+    except (KeyError, ValueError, IndexError):
+        return f"{act.route} {act.target}".strip()
+    if act.parameters.get("dry_run") is True:
+        verb = said.partition(" ")[0]
+        return f"looked what it would do to {_VERBS.get(verb, verb)}{said[len(verb) :]}"
+    to = act.parameters.get("to")
+    return f"{said} into {to}" if to and "redrove" in said else said
+
+
+def is_routine(act: Act) -> bool:
+    """Whether an act changed nothing: a worker that starts makes sure of its queue, and a dry run only looks."""
+    is_start = act.route == "PUT /v1/queues/{queue}" and act.count == 0
+    return act.outcome in (DONE, BEGUN) and (is_start or act.parameters.get("dry_run") is True)
 
 
 def now(world: World) -> datetime:
@@ -308,7 +363,7 @@ class Refusals:
         self._file = AuditFile(world, path, most_bytes=most_bytes, files=FILES)
         self._lock = threading.Lock()
         self._windows: dict[str, _Window] = {}
-        self._untold: dict[str, int] = {}  # calls left out, by caller, in windows that have ended
+        self._unreported: dict[str, int] = {}  # calls left out, by caller, in windows that have ended
 
     @property
     def path(self) -> str:
@@ -339,9 +394,9 @@ class Refusals:
             for caller, window in list(self._windows.items()):
                 if not ended or window.is_over(now_ns):
                     self._end(caller, window)
-            untold, self._untold = self._untold, {}
+            unreported, self._unreported = self._unreported, {}
             left = any(window.left_out for window in self._windows.values())
-        for caller, count in untold.items():
+        for caller, count in unreported.items():
             self._append(_rest(self._world, caller, count))
         return left
 
@@ -376,7 +431,7 @@ class Refusals:
     def _end(self, caller: str, window: _Window) -> None:
         del self._windows[caller]
         if window.left_out:
-            self._untold[caller] = self._untold.get(caller, 0) + window.left_out
+            self._unreported[caller] = self._unreported.get(caller, 0) + window.left_out
 
     def _append(self, act: Act) -> None:
         try:

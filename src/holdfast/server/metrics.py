@@ -19,14 +19,14 @@ import holdfast
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.metrics import Counter, Histogram, Metrics, Times, edge
-from holdfast.broker.streams.offsets import lag_of
+from holdfast.broker.sampler import Ages
 from holdfast.broker.streams.queries import query_gauges
 from holdfast.broker.topic import Topic
 from holdfast.errors import HoldfastError, NotInstalled
+from holdfast.otel import TraceExport
 from holdfast.server.http.connection import Meter
 from holdfast.server.http.messages import close_chunks
 from holdfast.storage.log import Log
-from holdfast.telemetry.export import TraceExport
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -146,9 +146,11 @@ GAUGES: Final = {
     "leased_messages": ("Messages in somebody's hands.", "topic", "group"),
     "delayed_messages": ("Messages that are not due yet.", "topic", "group"),
     "waiters": ("Consumers that wait for a message.", "topic", "group"),
+    "group_paused": ("1 while the group is paused, otherwise 0.", "topic", "group"),
     "lag_messages": ("Messages that the group has not handled.", "topic", "group", "mode"),
     "lag_seconds": ("Age of the oldest message not handled.", "topic", "group", "mode"),
     "group_members": ("Members of a group in stream mode.", "group"),
+    "workers": ("Workers that report themselves, or did within the last hour.", "state"),
     "topics": ("Topics in the folder, open or not.",),
     "open_topics": ("Topics that are open.",),
     "open_partitions": ("Partitions that are open.",),
@@ -192,15 +194,12 @@ class EngineMetrics:
     def __init__(self, engine: BrokerEngine, most_groups: int) -> None:
         self._engine = engine
         self._most_groups = most_groups
-        # When each group's oldest unhandled message was published. That never changes, so it is read once per message.
-        self._published_ns: dict[tuple[str, int, int, int], int] = {}
-        self._seen: dict[tuple[str, int, int, int], int] = {}
-        self._told = ""
+        self._ages = Ages(engine.world.clock)
+        self._logged_error = ""
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of the engine."""
         families, engine = _Families(), self._engine
-        self._seen = {}
         topics = engine.open_topics()
         (shown, left_out), failed = self._shown(topics), 0
         for topic in shown.values():
@@ -210,7 +209,7 @@ class EngineMetrics:
                 failed += not topic.closed
                 self._tell(topic, error)
         self._streams(families, shown)
-        self._published_ns = self._seen
+        self._ages.end_round()
         families.set(
             [],
             topics=len(engine.topics()),
@@ -219,6 +218,8 @@ class EngineMetrics:
             metrics_left_out_groups=left_out,
             metrics_failed_topics=failed,
         )
+        for state, count in engine.workers.states().items():
+            families.set([state], workers=count)
         with suppress(OSError):
             families.set([], disk_free_bytes=engine.world.disk.free_bytes(engine.folder))
         yield from families
@@ -272,9 +273,8 @@ class EngineMetrics:
                 delayed += len(state.waiting) + (0 if store is None else len(store))
                 lag += ready_here + len(state.leases) + len(state.waiting) + len(state.burials)
             age_s = max(age_s, self._age_s(topic, delivery.number, log, floor))
-        families.set(
-            labels, ready_messages=ready, leased_messages=leased, delayed_messages=delayed, waiters=len(group.waiters)
-        )
+        families.set(labels, ready_messages=ready, leased_messages=leased, delayed_messages=delayed)
+        families.set(labels, waiters=len(group.waiters), group_paused=group.paused is not None)
         families.set([*labels, "queue"], lag_messages=lag, lag_seconds=age_s)
 
     @staticmethod
@@ -313,19 +313,11 @@ class EngineMetrics:
                 families.set([name, group.name, "stream"], lag_messages=messages, lag_seconds=age_s)
 
     def _age_s(self, topic: Topic, number: int, log: Log, offset: int) -> float:
-        """The age of the first message at or after the offset; 0 if there is none."""
-        if offset >= log.end:
-            return 0.0
-        key, now_ns = (topic.name, topic.id, number, offset), self._engine.world.clock.now_ns()
-        known = self._published_ns.get(key)
-        if known is None:
-            known = now_ns - round(lag_of(log, (topic.name, number), offset, now_ns).seconds * 1e9)
-        self._seen[key] = known
-        return max(now_ns - known, 0) / 1e9
+        return self._ages.age_s(log, (topic.name, number), topic.id, offset)
 
     def _tell(self, topic: Topic, error: Exception) -> None:
-        if not topic.closed and str(error) != self._told:  # once, not on every scrape
-            self._told = str(error)
+        if not topic.closed and str(error) != self._logged_error:  # once, not on every scrape
+            self._logged_error = str(error)
             logger.warning("metrics of a topic cannot be read", extra={"topic": topic.name, "error": str(error)})
 
 

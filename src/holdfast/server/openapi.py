@@ -23,6 +23,7 @@ EXAMPLES: Final[dict[str, Any]] = {
     "name": "orders",
     "group": "billing",
     "member": "billing-5f3a91c2",
+    "worker": "mailer-1",
     "partition": 0,
     "id": "orders-0-17",
     "message_id": "orders-0-17",

@@ -204,10 +204,10 @@ def receipts_of(taken: Taken) -> Leased:
 def _extent(taken: Taken) -> tuple[int, int]:
     """The number of messages, and their approximate size in an answer."""
     count = sum(len(delivered) for _, delivered in taken)
-    return count, sum(told_bytes(delivery, each) for delivery, delivered in taken for each in delivered)
+    return count, sum(answer_bytes(delivery, each) for delivery, delivered in taken for each in delivered)
 
 
-def told_bytes(delivery: PartitionDelivery, delivered: Delivered) -> int:
+def answer_bytes(delivery: PartitionDelivery, delivered: Delivered) -> int:
     """The approximate size of a message in an answer. Bodies too large to be sent inline do not count."""
     record = delivered.record
     document = delivery.group.documents.get(record.offset)
@@ -223,7 +223,7 @@ def within(found: Taken) -> tuple[Taken, Taken, int]:
     for delivery, taken in found:
         count = 0
         for each in taken if not left else ():
-            more = told_bytes(delivery, each)
+            more = answer_bytes(delivery, each)
             if size and size + more > _MOST_BYTES:
                 break
             size += more

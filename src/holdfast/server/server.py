@@ -1,39 +1,57 @@
-"""The server: how it starts and stops, and the process that runs it."""
+"""The server: how it starts and stops, the process that runs it, and what every call goes through.
+
+That is routing, authentication, decoding, the handler, the answer, audit and metrics.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import logging
+import re
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from typing import Any, Final, Protocol, TypeAlias
 
 from holdfast.broker.engine import BrokerEngine
+from holdfast.codec.tracecontext import TraceContext, parse_traceparent
 from holdfast.config.settings_file import Effective
 from holdfast.env import World
 from holdfast.env.disk import replaceable
 from holdfast.env.process import environment
 from holdfast.env.sockets import listen_unix
-from holdfast.errors import BadSettings, HoldfastError, Unavailable
-from holdfast.local.aio.broker import AsyncLocalBrokerPort
-from holdfast.local.aio.opening import open_broker_port_async
-from holdfast.server.access.callers import Access, check_listening, tls_context
-from holdfast.server.api import admin, dead, enqueue, groups, locks, queues, streams, topics
+from holdfast.errors import (
+    BadSettings,
+    Closed,
+    HoldfastError,
+    TooManyWaiters,
+    Unauthenticated,
+    Unavailable,
+    UnknownGroup,
+    UnknownTopic,
+)
+from holdfast.local.aio.broker import AsyncLocalBrokerPort, open_broker_port_async
+from holdfast.otel import ENDPOINT, TRACES_ENDPOINT, TraceExport, export
+from holdfast.protocol.media import JSON, MSGPACK, SMALL_BYTES, ErrorAnswer, Fault, encode, fault_of
+from holdfast.server.access.callers import CHALLENGES, Access, Revocation, check_fetch, check_listening, tls_context
+from holdfast.server.access.tokens import Principal
+from holdfast.server.api import admin, dead, enqueue, groups, locks, queues, search, streams, topics
 from holdfast.server.api.admin import audit_routes, description_routes, metrics_routes
-from holdfast.server.app import Auditor, ServerApp
 from holdfast.server.audit import Audit, CallAuditor, open_audit
-from holdfast.server.console.pages import console_routes
+from holdfast.server.console import console_routes
 from holdfast.server.console.rendering import error_page
-from holdfast.server.http.connection import HttpServer, Meter
+from holdfast.server.http.connection import Answer, HttpServer, Meter
+from holdfast.server.http.messages import Refused, Request, Response, StreamResponse, close_chunks, header_text, no_room
 from holdfast.server.limits import ConnectionLimits
 from holdfast.server.metrics import ServerMetrics
-from holdfast.server.routing import Routes
-from holdfast.server.service import Service
-from holdfast.server.turns import FairThreads
+from holdfast.server.routing import Route, Routes, RouteTable, retry_after_of, status_of
+from holdfast.server.service import Call, Service
+from holdfast.server.turns import CALLER, CallTurns, FairThreads
 from holdfast.settings import BrokerSettings, ServerSettings
-from holdfast.telemetry.export import TraceExport
-from holdfast.telemetry.otel import ENDPOINT, TRACES_ENDPOINT, export
+from holdfast.storage.files import ran_out, shortage
 
 # The routes of every server. Metrics, console and audit log are added where they are enabled.
 API: Final[Sequence[Routes]] = (
@@ -42,14 +60,18 @@ API: Final[Sequence[Routes]] = (
     queues.payload_routes,
     streams.routes,
     dead.routes,
+    search.routes,
     topics.routes,
     dead.delayed_routes,
     enqueue.producer_routes,
     groups.routes,
+    groups.pause_routes,
     locks.routes,
+    admin.sample_routes,
     admin.trace_routes,
     admin.settings_routes,
     admin.routes,
+    admin.workers_routes,
     admin.health_routes,
 )
 
@@ -169,11 +191,11 @@ async def serve(
     settings: ServerSettings,
     *,
     ready: Callable[[Sequence[str]], None],
-    told_to_go: Awaitable[object],
+    stop_asked: Awaitable[object],
     opened: Callable[[BrokerEngine, Audit, Callable[[], str]], None] | None = None,
     effective: Effective | None = None,
 ) -> bool:
-    """Open a folder and serve it until `told_to_go` is done, then drain and close it.
+    """Open a folder and serve it until `stop_asked` is done, then drain and close it.
 
     Returns whether all calls in progress were finished.
     """
@@ -194,7 +216,7 @@ async def serve(
         raise
     ready(addresses)
     try:
-        await told_to_go
+        await stop_asked
         logger.info(
             "going", extra={"connections": len(server.http.connections), "waiting": server.service.waits.waiting}
         )
@@ -262,3 +284,339 @@ def start_export(engine: BrokerEngine, endpoint: str | None, environment: Mappin
     except BadSettings as error:
         logger.warning("traces are not exported", extra={"error": str(error)})
         return None
+
+
+# Every call goes through here: routing, authentication, decoding, the handler, the answer, audit and metrics.
+
+
+_ID: Final = re.compile(r"[!-~]{1,128}")  # correlation ids that can be sent back in a header
+HEALTH: Final = frozenset({"/healthz", "/readyz"})
+_INTERNAL: Final = "something went wrong inside the server; its log says what, under this correlation id"
+
+
+# Returns an error as a page if the request was for one, otherwise None.
+ErrorPage: TypeAlias = Callable[[Request, int, Fault, Callable[[Request], Principal | None]], Response | None]
+
+
+class Auditor(Protocol):
+    """Writes administrative acts to the audit log."""
+
+    async def begin(self, call: Call) -> None:
+        """Write that an act is about to start. If this raises, the act must not be carried out."""
+
+    async def end(self, call: Call, error: HoldfastError | None, *, failed: bool = False) -> None:
+        """Write the outcome of an act."""
+
+
+class ServerApp:
+    """Answers requests."""
+
+    def __init__(
+        self, service: Service, access: Access, routes: Iterable[Routes], meter: Meter, auditor: Auditor | None = None
+    ) -> None:
+        self.service = service
+        self.access = access
+        self.router = RouteTable()
+        for each in routes:
+            self.router.include(each)
+        self._meter = meter
+        self._auditor = auditor
+        self.error_page: ErrorPage | None = None
+        self._prefix = f"{service.world.ids.random_u32():08x}"
+        self._numbers = count(1)
+        self.revocation = Revocation(access.confirm)
+        self._turns = CallTurns()
+
+    async def handle(self, request: Request) -> Answer:
+        """Answer a request. Never raises."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        given = request.headers.get("x-correlation-id")
+        correlation_id = (
+            given if given is not None and _ID.fullmatch(given) else f"{self._prefix}-{next(self._numbers):x}"
+        )
+        route: Route | None = None
+        call: Call | None = None
+        error: HoldfastError | None = None
+        failed = False
+        answer: Answer
+        try:
+            route, path = self.router.find(request.method, request.path)
+            call = Call(self.service, request, route, path, correlation_id)
+            answer = await self._while_allowed(call)
+        except HoldfastError as caught:
+            error = caught
+            answer = self._fault(request, caught, correlation_id)
+        except Exception:
+            logger.exception("call failed", extra={"path": request.path, "correlation_id": correlation_id})
+            fault = Fault(code="internal", message=_INTERNAL, retryable=False, correlation_id=correlation_id)
+            answer = self._answer(request, 500, fault)
+            failed = True
+        if call is not None and self._auditor is not None and (call.route.act or call.act is not None):
+            if isinstance(answer, StreamResponse):
+                answer.chunks = _noted(self._auditor, call, answer.chunks)
+            else:
+                await self._auditor.end(call, error, failed=failed)
+        if call is not None and isinstance(answer, Response) and len(answer.body) > SMALL_BYTES:
+            answer = await self._in_room(call, answer)
+        self._tell(answer, call, correlation_id)
+        if isinstance(answer, StreamResponse) and call is not None:
+            if call.task is not None:
+                answer.chunks = self._while_listed(call, answer.chunks)
+            answer.chunks = self._meter.counted(call.route.pattern, answer.chunks)
+        self._meter.request_done(
+            "" if route is None else route.pattern,
+            request.method,
+            answer.status,
+            loop.time() - began,
+            request.received,
+            len(answer.body) if isinstance(answer, Response) else 0,
+        )
+        error = None  # its traceback keeps this frame alive, and with it the request's body
+        return answer
+
+    async def _while_allowed(self, call: Call) -> Answer:
+        """Run the call; ends with an error as soon as the caller's token is revoked."""
+        if call.route.action != "open":
+            call.principal = principal = self.access.principal(call.request)
+            if principal.entry is not None:
+                call.confirm = partial(self.access.confirm, principal)
+                call.task = asyncio.current_task()
+                if not call.request.complete:  # if the token is revoked before the body ends, the call has no effect
+                    call.request.on_end = call.confirm
+                    call.request.ask_room = call.ask_room
+                self.revocation.add(call)
+        try:
+            if call.request.in_reserve:
+                _check_reserve(call)
+            if call.task is not None:
+                CALLER.set(call.principal.name)
+                turn = self._turns.begin(call.principal.name)
+                if turn is not None:
+                    await turn
+            answer = await self._called(call)
+        except asyncio.CancelledError:
+            ended = call.why_ended()
+            if ended is None:
+                call.task = None  # the task keeps the error alive, and the error the call
+                raise
+            raise ended from None
+        finally:
+            if call.task is not None:
+                self.revocation.remove(call)
+            call.request.ask_room = None  # a bound method, which keeps the call alive
+            if call.room:
+                self.service.room.give_back(call.principal.name, call.room)
+        if call.ended is not None:  # the handler finished despite the cancellation
+            call.why_ended()
+            await _withdrawn(answer)
+            raise call.ended
+        return answer
+
+    async def _in_room(self, call: Call, answer: Response) -> Response:
+        """The answer; or an error if the caller has too many unread answers already."""
+        if call.task is None:  # callers without a token share one name, so there is no limit for each of them
+            return answer
+        answers, caller = self.service.answers, call.principal.name
+        # The caller must learn of a change that cannot be undone.
+        must_send = call.request.method != "GET" and answer.undelivered is None
+        taken = answers.try_take(caller, len(answer.body), always=must_send)
+        if taken is None:
+            await _withdrawn(answer)
+            error = TooManyWaiters(
+                f"answers that {caller} has not read yet fill {answers.used(caller)} bytes of memory, of "
+                f"{answers.each_bytes} for one caller; nothing was taken. Read them, then try again, with fewer calls "
+                "at a time"
+            )
+            return self._fault(call.request, error, call.correlation_id)
+        answer.release = partial(answers.give_back, caller, taken)
+        return answer
+
+    async def _while_listed(self, call: Call, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield the chunks of an answer. Ends it when the caller's token is revoked."""
+        self.revocation.add(call)
+        try:
+            async for chunk in chunks:
+                yield chunk
+        finally:
+            self.revocation.remove(call)
+            await close_chunks(chunks)
+
+    async def _called(self, call: Call) -> Answer:
+        route, request = call.route, call.request
+        if "sec-fetch-site" in request.headers:
+            check_fetch(request, page=route.hidden)
+        if route.action != "open" and (route.also is not None or route.action not in call.principal.everywhere):
+            _check_right(call)
+        if "traceparent" in request.headers:
+            call.trace = parse_traceparent(request.headers["traceparent"])
+        await call.decode()
+        if route.action != "open":
+            if call.principal.queue_groups is not None:
+                _check_group(call)
+            if route.allowed is not None:
+                await route.allowed(call)
+        if self._auditor is not None:
+            call.write_down = self._auditor.begin
+            if route.act and not route.looks_first:
+                await call.begin_act()
+        found = await _handled(call)
+        if isinstance(found, Response | StreamResponse):
+            return found
+        if found is None:
+            return Response(204)
+        return call.answer(found)
+
+    def _tell(self, answer: Answer, call: Call | None, correlation_id: str) -> None:
+        """Add the headers that every answer has."""
+        if call is not None:
+            if call.correlation_id is not correlation_id:  # a message's id, which may contain any characters
+                correlation_id = header_text(call.correlation_id)
+            if call.trace is not None:
+                answer.headers.append(("traceparent", self._child(call.trace).traceparent))
+        answer.headers.append(("x-correlation-id", correlation_id))
+
+    def _child(self, trace: TraceContext) -> TraceContext:
+        random = self.service.world.ids.random_u32
+        return trace.child(f"{random():08x}{random():08x}")
+
+    def _fault(self, request: Request, error: HoldfastError, correlation_id: str) -> Response:
+        status = status_of(error)
+        if status >= 500:
+            logger.error(
+                "call answered with an error",
+                extra={"path": request.path, "error": str(error), "code": error.code, "correlation_id": correlation_id},
+            )
+        retry_after = retry_after_of(status)
+        answer = self._answer(request, status, fault_of(error, retry_after=retry_after, correlation_id=correlation_id))
+        if retry_after is not None:
+            answer.headers.append(("retry-after", f"{retry_after:.0f}"))
+        if isinstance(error, Unauthenticated):
+            answer.headers += [("www-authenticate", challenge) for challenge in CHALLENGES]
+        if isinstance(error, Refused):
+            answer.headers += error.headers
+        return answer
+
+    def _answer(self, request: Request, status: int, fault: Fault) -> Response:
+        page = None if self.error_page is None else self.error_page(request, status, fault, self._known)
+        if page is not None:
+            return page
+        media = MSGPACK if MSGPACK in request.headers.get("accept", "") else JSON
+        body: Any = ErrorAnswer(error=fault)
+        return Response(status, encode(body, media), media)
+
+    def _known(self, request: Request) -> Principal | None:
+        """The caller, for a page that only shows an error; None if the caller is not known."""
+        try:
+            return self.access.principal(request)
+        except HoldfastError:
+            return None
+
+    def refuse(self, refused: Refused) -> Response:
+        """The answer to something that is not a valid request."""
+        fault = fault_of(refused, retry_after=retry_after_of(refused.status))
+        answer = Response(refused.status, encode(ErrorAnswer(error=fault), JSON), JSON)
+        answer.headers += refused.headers
+        return answer
+
+
+async def _handled(call: Call) -> Any:
+    path = call.path
+    name = path.get("queue") or path.get("topic")
+    try:
+        if name is not None and not call.service.engine.is_open(name):
+            await _open_topic(call, name)
+        return await call.route.handler(call)
+    except Closed as error:
+        raise await _why_closed(call, error) from error
+    except (UnknownTopic, UnknownGroup) as error:
+        raise _shown(call, error) from None
+    except OSError as error:
+        if ran_out(error):  # disk or descriptors: the server recovers as soon as there is enough again
+            raise shortage("the call could not be finished", error, "Nothing else is changed by that") from error
+        raise
+
+
+def _shown(call: Call, error: UnknownTopic | UnknownGroup) -> HoldfastError:
+    """The error, without names of topics and groups if the caller may not see all of them."""
+    principal = call.principal
+    if not error.brief or (principal.topics.everything and principal.groups.everything):
+        return error
+    return type(error)(error.brief)
+
+
+async def _open_topic(call: Call, name: str) -> None:
+    """Open the topic of the path on its own thread, so that handlers need not wait for that."""
+    if call.request.method == "DELETE":
+        return
+    port = call.service.port
+    with suppress(HoldfastError):  # the handler will report it
+        await port.at(name).aside(_open_if_there, port.engine, name)
+
+
+def _open_if_there(engine: BrokerEngine, name: str) -> None:
+    if name in engine.catalog:
+        engine.topic(name)
+
+
+def _check_reserve(call: Call) -> None:
+    """The reserved connections are for health checks and admins, and not for calls that wait."""
+    route = call.route
+    if route.action == "open":
+        allowed = route.pattern in HEALTH
+    else:
+        allowed = call.principal.may("admin") and "too_many_waiters" not in route.errors
+    if not allowed:
+        raise no_room()
+
+
+async def _why_closed(call: Call, error: Closed) -> HoldfastError:
+    """The error for a topic that was closed during a call: unknown if deleted, retryable if it is there again."""
+    name = call.path.get("queue") or call.path.get("topic")
+    if type(error) is not Closed or name is None or call.service.port.closed or call.service.leaving:
+        return error
+    try:
+        await call.service.port.at(name).aside(call.service.engine.topic, name)  # after a deletion in progress
+    except UnknownTopic as gone:
+        return _shown(call, gone)
+    return Unavailable(f"{error}. It is there again: try again")
+
+
+async def _noted(auditor: Auditor, call: Call, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the chunks of an answer, and write the outcome of the act when they end."""
+    whole = False
+    try:
+        async for chunk in chunks:
+            yield chunk
+        whole = True
+    finally:
+        await close_chunks(chunks)
+        gone = None if whole else Unavailable("the caller went away before the end")
+        await auditor.end(call, call.error or call.ended or gone)
+
+
+async def _withdrawn(answer: Answer) -> None:
+    """Discard an answer and give back the messages in it."""
+    if isinstance(answer, StreamResponse):
+        await close_chunks(answer.chunks)
+    elif answer.undelivered is not None:
+        await answer.undelivered()
+
+
+def _check_right(call: Call) -> None:
+    """Raise Forbidden unless the caller may do this to what the path names."""
+    route, principal = call.route, call.principal
+    if route.named is not None:
+        principal.check(route.action, call.path[route.named])
+    elif route.scope == "any":
+        principal.check_any(route.action)
+    else:
+        principal.check(route.action)
+    if route.also is not None:
+        principal.check_any(route.also)
+
+
+def _check_group(call: Call) -> None:
+    """Check that the token allows the queue group that the call names."""
+    for given in (call.query, call.body):
+        call.principal.check_queue_group(getattr(given, "group", None))

@@ -94,14 +94,14 @@ class Service:
                 await group.close()
                 return raced
             self._groups[topic, name] = group
-            await self._let_go()
+            await self._close_idle_groups()
         return group
 
     def check_group(self, engine: BrokerEngine, topic: Topic, name: str) -> None:
         """Refuse a group beyond the limit. Runs on the topic's own thread, where groups are created one by one."""
         check_new_group(engine, topic, name, self.settings.max_groups)
 
-    async def _let_go(self) -> None:
+    async def _close_idle_groups(self) -> None:
         """Close the least recently used groups that nobody waits for, so that their topics can be closed."""
         parts = {place: len(group.deliveries) for place, group in self._groups.items()}
         extra = sum(parts.values()) - self.port.settings.open_partitions

@@ -10,10 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from holdfast.broker.check.folder import parts_of
 from holdfast.broker.folder.contents import Catalog
@@ -22,13 +18,14 @@ from holdfast.cli.opening import AsJson, Folder, Topic, chosen_topic, is_queue, 
 from holdfast.cli.output import (
     DAMAGED,
     OK,
-    CommandSection,
+    Column,
+    Console,
+    Table,
     facts_table,
     iso_time,
     note,
     preview,
     print_json,
-    print_json_line,
     safe,
     short_time,
     size,
@@ -36,7 +33,7 @@ from holdfast.cli.output import (
     time_ns_of,
 )
 from holdfast.cli.output import as_json as value_as_json
-from holdfast.cli.places import option
+from holdfast.cli.parsing import Section, option
 from holdfast.cli.reading import check_has_log
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import World, real_world
@@ -206,7 +203,7 @@ def _disk_use(folder: str) -> tuple[int, int]:
 
 def show_info(console: Console, info: dict[str, Any]) -> None:
     """Print the facts as text."""
-    console.print(safe(info["folder"]), soft_wrap=True)
+    console.print(safe(info["folder"]))
     facts = facts_table()
     facts.add_row("log", f"{info['log_id']}, epoch {info['epoch']}")
     facts.add_row("messages", _messages(info))
@@ -240,11 +237,8 @@ def _add_owner(facts: Table, info: dict[str, Any]) -> None:
 def _show_segments(console: Console, segments: list[dict[str, Any]]) -> None:
     if not segments:
         return
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
-    for name in ("segment", "next offset", "bytes"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("first message (UTC)", no_wrap=True)
-    table.add_column("last message (UTC)", no_wrap=True)
+    numbers = (Column(name, right=True) for name in ("segment", "next offset", "bytes"))
+    table = Table(*numbers, Column("first message (UTC)"), Column("last message (UTC)"), ruled=True)
     hidden = len(segments) - _MOST_ROWS if len(segments) > _MOST_ROWS + 1 else 0
     for number, segment in enumerate(segments):
         if hidden and number == _MOST_ROWS // 2:
@@ -295,7 +289,7 @@ class Dump:
         """Print up to `limit` messages; return whether none of them was damaged."""
         for kind, record in islice(self._records(start), limit):
             if self._as_json:
-                print_json_line(_document(kind, record))
+                print_json(_document(kind, record))
                 continue
             self._page.append((kind, record))
             if len(self._page) == _PAGE_ROWS:
@@ -334,7 +328,7 @@ class Dump:
         self._show_page()
         if self._as_json:
             document = {"first_offset": first, "next_offset": next_offset, "reason": reason}
-            print_json_line({"damaged": {**document, "messages": next_offset - first}})
+            print_json({"damaged": {**document, "messages": next_offset - first}})
         lost = f"damaged: {count_of(next_offset - first, 'message')} ({offsets(first, next_offset)}): {safe(reason)}"
         note(lost)
 
@@ -363,9 +357,7 @@ def _table(console: Console, page: list[tuple[Kind, Record]], *, keys: bool, hea
     taken = sum(cells + _SPACE for _, cells, _ in columns)
     value_cells = max(_VALUE_CELLS, console.width - taken)
     columns.append(("value", value_cells, "left"))
-    table = Table(box=None, show_header=titles, pad_edge=False, padding=(0, _SPACE, 0, 0), collapse_padding=True)
-    for title, cells, justify in columns:
-        table.add_column(title, justify=justify, width=cells, no_wrap=True, overflow="ellipsis")
+    table = Table(*(Column(title, justify == "right", cells=cells) for title, cells, justify in columns), titles=titles)
     for kind, record in page:
         row = [str(record.offset), short_time(record.timestamp_ns)]
         if keys:
@@ -374,7 +366,7 @@ def _table(console: Console, page: list[tuple[Kind, Record]], *, keys: bool, hea
             row.append(_headers(record))
         value = preview(bytes(record.value), value_cells)
         row += [f"{len(record.value):,}", value if kind == Kind.DATA else f"({kind.name.lower()}) {value}"]
-        table.add_row(*map(Text, row))
+        table.add_row(*row)
     return table
 
 
@@ -400,12 +392,16 @@ def _document(kind: Kind, record: Record) -> dict[str, Any]:
     }
 
 
-app = CommandSection("Look into a log.")
+app = Section("Look inside a log.")
 
 
 @app.command("info")
 def info_command(folder: Folder, as_json: AsJson = False) -> int:
-    """Show a log's offsets, times, segments, owner and disk use; of a queue: those of each of its logs."""
+    """Show a log's offsets, times, segments, owner and disk space. For a queue, shows each of its logs.
+
+    Examples:
+        holdfast log info jobs
+    """
     if not is_queue(folder):
         info = info_of(folder)
         if as_json:
@@ -428,19 +424,23 @@ def info_command(folder: Folder, as_json: AsJson = False) -> int:
 @app.command("dump")
 def dump_command(
     folder: Folder,
-    offset: Annotated[int | None, option("--offset", "Begin here, not at the start.", min=0)] = None,
-    limit: Annotated[int | None, option("--limit", "Stop after so many messages.", min=0)] = None,
+    offset: Annotated[int | None, option("--offset", "Begin at this offset instead of the start.", least=0)] = None,
+    limit: Annotated[int | None, option("--limit", "At most this many messages.", least=0)] = None,
     from_time: Annotated[
         str | None,
         option("--from-time ISO", "Begin with the first message of this time (UTC) or later."),
     ] = None,
     topic: Topic = None,
-    partition: Annotated[int, option("--partition N", "Of the topic; 0 by default.", min=0)] = 0,
+    partition: Annotated[int, option("--partition N", "The partition of the topic.", least=0)] = 0,
     as_json: AsJson = False,
 ) -> int:
-    """Print messages of a log, or of a queue's own log: a table, or one JSON object a line.
+    """Print the messages of a log. The log is that of a folder, or of a queue's partition.
 
-    Damaged messages are named and passed over; the exit code is then 1.
+    Damaged messages are reported and skipped; the exit code is then 1.
+
+    Examples:
+        holdfast log dump jobs --offset 100 --limit 10
+        holdfast log dump jobs --from-time 2026-01-31T12:00:00 --json
     """
     if offset is not None and from_time is not None:
         raise InvalidRequest("--offset and --from-time both say where to begin; give one of them")

@@ -9,10 +9,6 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import to_builtins
-from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 import holdfast
 from holdfast.api.bodies import Bodies
@@ -27,21 +23,23 @@ from holdfast.cli.look.trace import life_line
 from holdfast.cli.opening import Limit, QueueAt, Where
 from holdfast.cli.output import (
     OK,
+    Column,
+    Console,
+    Table,
     as_json,
-    command,
+    cell_len,
     facts_table,
     iso_time,
     moment,
+    note,
     preview,
     print_json,
-    print_json_line,
     safe,
     seconds_text,
     short_time,
-    stderr,
     stdout,
 )
-from holdfast.cli.places import argument, option
+from holdfast.cli.parsing import argument, option
 from holdfast.delivery.group import Failure
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest
@@ -56,8 +54,8 @@ _MOST_BODY_CELLS: Final = 200
 _MOST_ERROR_CELLS: Final = 200
 # If there is too little room: the columns to shrink, in order, and down to how many cells. Ids are never shrunk.
 _GIVE_WAY: Final = (
-    (_BODY, 16), ("error", 24), (_BODY, 8), ("headers", 8), ("error", 16), ("holder", 8), ("key", 4), ("reason", 8),
-    (_BODY, 4), ("error", 10),
+    (_BODY, 16), ("error", 60), (_BODY, 8), ("headers", 8), ("holder", 8), ("key", 4), (_BODY, 4), ("error", 24),
+    ("reason", 8), ("error", 10),
 )  # fmt: skip
 _MOST_SHOWN_BYTES: Final = 4_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -201,14 +199,10 @@ class Pages:
         bodies = [preview(message.raw, _MOST_BODY_CELLS) for message in self._page]
         shown = [*used, MessageColumn(_BODY, max(len(_BODY), *map(cell_len, bodies)), lambda _: "")]
         cells = _fitting({column.title: column.cells for column in shown}, self._room)
-        # Rich would cut all columns, including ids. Let lines that still do not fit overflow instead.
-        self._console.width = max(self._room, sum(cells.values()) + _SPACE * len(cells))
-        table = Table(box=None, show_header=titles, pad_edge=False, padding=(0, _SPACE, 0, 0), collapse_padding=True)
-        for column in shown:
-            width = cells[column.title]
-            table.add_column(column.title, justify=column.justify, width=width, no_wrap=True, overflow="ellipsis")
+        columns = [Column(each.title, each.justify == "right", cells=cells[each.title]) for each in shown]
+        table = Table(*columns, titles=titles)
         for row, body in zip(rows, bodies, strict=True):
-            table.add_row(*(Text(row[i]) for i in places), Text(body))
+            table.add_row(*(row[i] for i in places), body)
         self._console.print(table)
         self._page.clear()
 
@@ -322,8 +316,8 @@ def _show(console: Console, found: Everything) -> None:
     facts.add_row("body", f"{message.size:,} bytes")
     console.print(facts)
     for line in life_line(found.history, width=console.width, now_ns=real_world().clock.now_ns()):
-        console.print(line, soft_wrap=True)
-    console.print(body_text(message.raw), soft_wrap=True)
+        console.print(line)
+    console.print(body_text(message.raw))
 
 
 def _rows(message: AnyMessage, known: dict[str, Any]) -> list[tuple[str, str]]:
@@ -366,25 +360,37 @@ def _at(ms: int | None) -> datetime | None:
 DEAD: Final = (ID, TIME, KEY, ATTEMPTS, REASON, ERROR)
 
 
-@command
 def peek_command(
     at: QueueAt,
-    count: Annotated[int, option("--count", "So many messages.", min=1, max=100_000)] = 10,
+    count: Annotated[int, option("--count", "How many messages.", least=1, most=100_000)] = 10,
 ) -> int:
-    """Show the messages that would come next, in their order, without taking them."""
+    """Show the next messages without taking them. They are in the order in which `get` would return them.
+
+    Examples:
+        holdfast peek jobs
+        holdfast peek jobs --count 100 --json
+    """
     with at.opened() as queue:
         show_messages(queue.peek(count), USUAL, "no message is ready", as_json=at.as_json)
     return OK
 
 
-@command
-def list_command(
+def ls_command(
     at: QueueAt,
-    phase: Annotated[PhaseName, argument("PHASE", "ready, leased, delayed or dead.")] = "ready",
+    phase: Annotated[PhaseName, argument("PHASE", "ready, leased, delayed, dead or done.")] = "ready",
     where: Where = None,
     limit: Limit = None,
 ) -> int:
-    """List the messages that are ready, leased, delayed or dead."""
+    """List messages: ready, leased, delayed, dead or done.
+
+    Done messages are listed newest first, as long as the log still holds them.
+
+    Examples:
+        holdfast ls jobs
+        holdfast ls jobs leased
+        holdfast ls jobs done --limit 20
+        holdfast ls jobs dead --where 'attempts > 2' --json
+    """
     with at.opened() as queue:
         messages = queue.messages(phase, where=where, limit=limit)
         nothing = f"no message is {phase}" if where is None else f"no message that is {phase} is chosen by --where"
@@ -393,17 +399,21 @@ def list_command(
             "leased": (ID, _until(queue), HOLDER, KEY, ATTEMPTS, SIZE),
             "delayed": (ID, DUE, KEY, HEADERS, PRIORITY, ATTEMPTS, SIZE),
             "dead": DEAD,
+            "done": USUAL,
         }
         show_messages(messages, columns[phase], nothing, as_json=at.as_json, leases_of=queue)
     return OK
 
 
-@command
 def show_command(
     at: QueueAt,
-    message_id: Annotated[str, argument("ID", "Of a message or a dead letter.")],
+    message_id: Annotated[str, argument("ID", "The id of a message or a dead letter.")],
 ) -> int:
-    """Show everything about one message: where it stands, what it holds, what went wrong."""
+    """Show everything about one message. That is its state, its content, its history and its errors.
+
+    Examples:
+        holdfast show jobs jobs-0-17
+    """
     with at.of(message_id).opened() as queue:
         show_everything(everything_about(queue, message_id), as_json=at.as_json)
     return OK
@@ -420,9 +430,9 @@ def show_messages(
     """Print messages as a table, or as one JSON object per line."""
     if as_json:
         for message in messages:
-            print_json_line(document(message, **_lease(leases_of, message)))
+            print_json(document(message, **_lease(leases_of, message)))
     elif not Pages(stdout(), columns).show(messages):
-        stderr().print(safe(nothing))
+        note(safe(nothing))
 
 
 def _lease(queue: holdfast.Group[Any] | None, message: AnyMessage) -> dict[str, Any]:

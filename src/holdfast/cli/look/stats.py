@@ -1,45 +1,47 @@
-"""`holdfast stats` and `holdfast top`: how many messages are in which state, and how fast they move."""
+"""`holdfast stats` and `holdfast top`: how many messages are in which state, and how fast they move or did lately."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
-from rich.console import Group as Lines
-from rich.table import Table
-from rich.text import Text
 
 from holdfast.api.drafts import parse_duration, to_datetime
 from holdfast.api.ports import port_of
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.inspect.status import GroupStanding, TopicStanding
+from holdfast.broker.samples import Line, Samples, line_of, peak_of, squeezed, top_of
 from holdfast.cli.look.log import owner_of
-from holdfast.cli.opening import AsJson, DataFolder, QueueAt, Topic, topics_of, unknown_topic
+from holdfast.cli.opening import AsJson, DataFolder, QueueAt, Topic, opened_broker, topics_of, unknown_topic
+from holdfast.cli.operate.queue import pause_text
 from holdfast.cli.operate.topics import topics_document, topics_table
 from holdfast.cli.output import (
     OK,
     Screen,
-    command,
+    Table,
+    cut,
     facts_table,
     moment,
     print_json,
-    print_json_line,
     safe,
-    screen,
     seconds_text,
-    show_table,
     size,
     stdout,
     table,
 )
-from holdfast.cli.places import option, queue_of
+from holdfast.cli.parsing import option
+from holdfast.cli.places import queue_of
 from holdfast.cli.reading import standing_of, standing_with_delayed
 from holdfast.client.address import is_address
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
+from holdfast.model import Pause
 from holdfast.storage.checks.finding import count_of
 
 
@@ -53,6 +55,7 @@ class GroupLoad(msgspec.Struct, frozen=True, kw_only=True):
     retries: int
     oldest_seconds: float
     settled: int
+    paused: bool = False
 
 
 class TopicLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,51 +123,166 @@ def _group_load(group: GroupStanding) -> GroupLoad:
         retries=retries,
         oldest_seconds=round(group.lag_seconds, 3),
         settled=sum(each.end - each.lag for each in group.partitions),
+        paused=group.paused is not None,
     )
 
 
-@command
+Sort: TypeAlias = Literal["name", "ready", "leased", "delayed", "dead", "oldest", "in", "out", "disk"]
+_SORTS: Final = get_args(Sort)
+# The first rates are measured over this time, so that nobody waits for a whole interval to see any.
+_FIRST_S: Final = 0.5
+
+
 def top_command(
     folder: DataFolder,
-    interval: Annotated[str, option("--interval TIME", "How often to look.")] = "2s",
-    once: Annotated[bool, option("--once", "Look once, without rates, and end.")] = False,
+    interval: Annotated[str, option("--interval TIME", "How often to refresh.")] = "2s",
+    sort: Annotated[Sort, option("--sort", "Sort by this column; numbers in descending order.")] = "name",
+    matching: Annotated[str, option("--filter PATTERN", "Only topics whose name matches, such as 'orders*'.")] = "",
+    once: Annotated[bool, option("--once", "Print one table and exit.")] = False,
     topic: Topic = None,
     as_json: AsJson = False,
 ) -> int:
-    """Show all queues, how full they are and how fast they move, until Ctrl-C.
+    """Watch all queues: how full they are, and how fast they move.
 
-    Needs no lock: works beside a process that owns the folder.
+    Refreshes until you press q or Ctrl-C. While it runs, s chooses the column to sort by, r reverses the order, / asks
+    for a filter, and the space bar pauses. Needs no lock, so it works while another process owns the folder.
+
+    Examples:
+        holdfast top ./data
+        holdfast top http://127.0.0.1:7700 --sort in --filter 'orders*'
+        holdfast top ./data --once --json
     """
     interval_s = parse_duration(interval, "--interval")
     if interval_s < 0.1:
-        raise InvalidRequest(f"--interval {interval} is too often; give 100ms or more")
-    source = LoadSource(folder, topic)
+        raise InvalidRequest(f"--interval {interval} is too short; use 100ms or more")
+    source, view = LoadSource(folder, topic), View(sort, matching)
+    before = source.look()  # an error now is raised; later ones are shown
+    time.sleep(min(interval_s, _FIRST_S))
     if not once:
-        _watch(source, interval_s, as_json=as_json)
+        _watch(source, view, before, interval_s, as_json=as_json)
     load = source.look()
-    if as_json:
-        print_json(document(source.name, load, None))
-    else:
-        show_table(stdout(), load_table(load, None))
+    if once and as_json:
+        print_json(document(source.name, load, before, view))
+    elif once:
+        stdout().print(load_table(load, before, view))
     return OK
 
 
-def _watch(source: LoadSource, interval_s: float, *, as_json: bool) -> None:
-    """Show samples until interrupted. An error in the first sample is raised; later ones are shown."""
-    console, before = stdout(), source.look()
-    load: Load | None = before
-    with screen(console, painted=not as_json, whole=True) as live:
+class View:
+    """Which rows are shown, and in which order."""
+
+    def __init__(self, sort: str = "name", matching: str = "") -> None:
+        self.sort = sort
+        self.matching = matching
+        self.reverse = False
+
+    def next_sort(self) -> None:
+        self.sort = _SORTS[(_SORTS.index(self.sort) + 1) % len(_SORTS)]
+
+    def rows(self, load: Load, rates: _Rates) -> list[tuple[TopicLoad, GroupLoad]]:
+        """Return a row for each group, and one for each topic without groups."""
+        pattern = self.matching if any(sign in self.matching for sign in "*?[") else f"*{self.matching}*"
+        topics = [topic for topic in load.topics if fnmatchcase(topic.name, pattern)]
+        rows = [(topic, group) for topic in topics for group in topic.groups or [_nobody(topic)]]
+        if self.sort != "name":
+            rows.sort(key=lambda row: self._number(row[0], row[1], rates), reverse=True)
+        return rows[::-1] if self.reverse else rows
+
+    def _number(self, topic: TopicLoad, group: GroupLoad, rates: _Rates) -> float:
+        found: dict[str, float | None] = {
+            "ready": group.ready,
+            "leased": group.leased,
+            "delayed": topic.delayed + group.retries,
+            "dead": topic.dead,
+            "oldest": group.oldest_seconds,
+            "in": rates.of_topic(topic),
+            "out": rates.of_group(topic, group),
+            "disk": topic.bytes,
+        }
+        return found[self.sort] or 0.0
+
+
+def _watch(source: LoadSource, view: View, before: Load, interval_s: float, *, as_json: bool) -> None:
+    """Show samples until interrupted, or until somebody presses q."""
+    console = stdout()
+    with Keys(shown=not as_json) as keys, Screen(console, painted=not as_json, whole=True) as live:
         while True:
-            if load is not None:
-                shown_before = None if load is before else before
-                if as_json:
-                    print_json_line(document(source.name, load, shown_before))
-                else:
-                    live.update(Lines(_caption(source, load), load_table(load, shown_before)), refresh=True)
-                before = load
-            console.file.flush()
-            time.sleep(interval_s)
             load = _looked(source, live, as_json=as_json)
+            if load is not None and as_json:
+                print_json(document(source.name, load, before, view))
+            elif load is not None:
+                live.update(*_frame(source, load, before, view))
+            console.file.flush()
+            shown = before
+            before = load or before
+            until = time.monotonic() + interval_s
+            while (left := until - time.monotonic()) > 0:
+                key = keys.pressed(left)
+                if key == "q":
+                    return
+                if key == " ":
+                    while (key := keys.pressed(60)) not in (" ", "q"):
+                        pass
+                    if key == "q":
+                        return
+                if key and load is not None:
+                    _obey(key, view, keys, live)
+                    live.update(*_frame(source, load, shown, view))
+
+
+def _obey(key: str, view: View, keys: Keys, live: Screen) -> None:
+    """Change what is shown, as a key asks."""
+    if key == "s":
+        view.next_sort()
+    elif key == "r":
+        view.reverse = not view.reverse
+    elif key == "/":
+        typed = ""
+        while key not in ("\r", "\n"):
+            live.update(f"Show topics whose name contains: {typed}_")
+            key = keys.pressed(60)
+            typed = typed[:-1] if key in ("\x7f", "\b") else typed + key if key.isprintable() else typed
+        view.matching = typed
+
+
+def _frame(source: LoadSource, load: Load, before: Load, view: View) -> list[str | Table]:
+    chosen = f"sorted by {view.sort}{', reversed' if view.reverse else ''}"
+    chosen += f", filter {safe(view.matching)}" if view.matching else ""
+    keys = f"\n{chosen}   q quit  s sort  r reverse  / filter  space pause" if stdout().is_terminal else ""
+    return [_caption(source, load), load_table(load, before, view), *([keys] if keys else [])]
+
+
+class Keys:
+    """Reads single keys from a terminal; elsewhere it only waits."""
+
+    def __init__(self, *, shown: bool) -> None:
+        self._reads = shown and sys.stdin.isatty() and sys.stdout.isatty()
+        self._before: Any = None
+
+    def __enter__(self) -> Keys:
+        if self._reads:
+            import termios
+            import tty
+
+            self._before = termios.tcgetattr(sys.stdin)
+            tty.setcbreak(sys.stdin)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._reads:
+            import termios
+
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
+
+    def pressed(self, wait_s: float) -> str:
+        """Return the next key; nothing if none is pressed in this time."""
+        if not self._reads:
+            time.sleep(wait_s)
+            return ""
+        import select
+
+        ready, _, _ = select.select([sys.stdin], [], [], wait_s)
+        return os.read(sys.stdin.fileno(), 1).decode("utf-8", "replace") if ready else ""
 
 
 def _looked(source: LoadSource, live: Screen, *, as_json: bool) -> Load | None:
@@ -172,15 +290,16 @@ def _looked(source: LoadSource, live: Screen, *, as_json: bool) -> Load | None:
         return source.look()
     except HoldfastError as error:  # an owner that is changing much, or a deleted topic
         if as_json:
-            print_json_line({"error": {"code": error.code, "message": str(error)}})
+            print_json({"error": {"code": error.code, "message": str(error)}})
         else:
-            live.update(Text(safe(str(error))), refresh=True)
+            live.update(safe(str(error)))
         return None
 
 
-def document(name: str, load: Load, before: Load | None) -> dict[str, Any]:
-    """Return a sample as a JSON document; rates are null in the first."""
+def document(name: str, load: Load, before: Load, view: View) -> dict[str, Any]:
+    """Return a sample as a JSON document; the rates of what is new since the last one are null."""
     rates = _Rates(load, before)
+    shown = list({topic.name: topic for topic, _ in view.rows(load, rates)}.values())
     return {
         "folder": name,
         "topics": [
@@ -192,30 +311,29 @@ def document(name: str, load: Load, before: Load | None) -> dict[str, Any]:
                     for group in topic.groups
                 ],
             }
-            for topic in load.topics
+            for topic in shown
         ],
     }
 
 
-def load_table(load: Load, before: Load | None) -> Table:
+def load_table(load: Load, before: Load, view: View) -> Table:
     """Return a table with a row for each group, and one for each topic without groups."""
     rates = _Rates(load, before)
     titles = ("topic", "group", "ready>", "leased>", "delayed>", "dead>", "oldest>", "in/s>", "out/s>", "disk>")
     shown = table(*titles)
-    for topic in load.topics:
-        for group in topic.groups or [_nobody(topic)]:
-            shown.add_row(
-                safe(topic.name),
-                safe(group.name),
-                f"{group.ready:,}",
-                f"{group.leased:,}",
-                f"{topic.delayed + group.retries:,}",
-                f"{topic.dead:,}",
-                _age(group.oldest_seconds) if group.oldest_seconds else "-",
-                _rate(rates.of_topic(topic)),
-                _rate(rates.of_group(topic, group)),
-                size(topic.bytes),
-            )
+    for topic, group in view.rows(load, rates):
+        shown.add_row(
+            safe(topic.name),
+            f"{safe(group.name)}{' (paused)' if group.paused else ''}",
+            f"{group.ready:,}",
+            f"{group.leased:,}",
+            f"{topic.delayed + group.retries:,}",
+            f"{topic.dead:,}",
+            _age(group.oldest_seconds) if group.oldest_seconds else "-",
+            _rate(rates.of_topic(topic)),
+            _rate(rates.of_group(topic, group)),
+            size(topic.bytes),
+        )
     return shown
 
 
@@ -224,20 +342,20 @@ def _nobody(topic: TopicLoad) -> GroupLoad:
     return GroupLoad(name="-", mode="", ready=topic.messages, leased=0, retries=0, oldest_seconds=0.0, settled=0)
 
 
-def _caption(source: LoadSource, load: Load) -> Text:
+def _caption(source: LoadSource, load: Load) -> str:
     groups = sum(len(topic.groups) for topic in load.topics)
     counts = f"{count_of(len(load.topics), 'topic')}, {count_of(groups, 'group')}"
     now = datetime.fromtimestamp(real_world().clock.now_ns() / 1e9, UTC)
     line = safe(f"{now:%H:%M:%S} UTC  {counts}  {source.name}, {source.owner()}")
-    return Text(f"{line}\n", no_wrap=True, overflow="ellipsis")
+    return f"{cut(line, stdout().width)}\n"
 
 
 class _Rates:
     """How many messages went in and out per second since the previous sample."""
 
-    def __init__(self, load: Load, before: Load | None) -> None:
-        self._seconds = 0.0 if before is None else load.at_s - before.at_s
-        self._topics = {} if before is None else _by_name(before.topics)
+    def __init__(self, load: Load, before: Load) -> None:
+        self._seconds = load.at_s - before.at_s
+        self._topics = _by_name(before.topics)
 
     def of_topic(self, topic: TopicLoad) -> float | None:
         before = self._topics.get(topic.name)
@@ -274,23 +392,32 @@ def _age(seconds: float) -> str:
     return f"{minutes}m{whole % 60:02}s" if whole >= 60 else f"{seconds:.1f}s" if seconds < 10 else f"{whole}s"
 
 
-@command
 def stats_command(
     at: QueueAt,
-    watch: Annotated[bool, option("--watch", "Look again and again, until Ctrl-C.")] = False,
-    every: Annotated[str, option("--every TIME", "How often to look, with --watch.")] = "2s",
+    watch: Annotated[bool, option("--watch", "Refresh until Ctrl-C.")] = False,
+    every: Annotated[str, option("--every TIME", "How often to refresh, with --watch.")] = "2s",
+    history: Annotated[str | None, option("--history TIME", "How it fared over so long, up to 7d: 15m, 6h.")] = None,
 ) -> int:
-    """Count the messages that are ready, leased, delayed and dead, and tell what they take.
+    """Count the messages of a queue by state. Also shows its oldest message and the disk space that it takes.
 
-    Of a folder with several topics it tells what each holds, and how far behind its groups are.
+    In a folder with several topics, each topic is a row, with the lag of its groups.
+
+    Examples:
+        holdfast stats jobs
+        holdfast stats ./data --watch --every 5s
+        holdfast stats jobs --history 6h
     """
+    if history is not None:
+        if watch:
+            raise InvalidRequest("give --history or --watch, not both")
+        return show_history(at, parse_duration(history, "--history"))
     looking = _Looking(at)
     if not watch:
         found, shown = looking.look()
         if at.as_json:
             print_json(found)
         else:
-            show_table(stdout(), shown)
+            stdout().print(shown)
         return OK
     every_s = parse_duration(every, "--every")
     if every_s < 0.1:
@@ -319,34 +446,36 @@ class _Looking:
         for own in ("metrics", "waiters", "durability"):
             del found[own]  # these describe only this process
         found |= moment("oldest_ready", None if oldest_ns is None else to_datetime(oldest_ns))
-        return found, _stats_table(found)
+        return found, _stats_table(found, stats.paused)
 
 
 def _watch_stats(looking: _Looking, every_s: float, *, as_json: bool) -> None:
     """Print the counts repeatedly. The folder is free between two samples; while it is busy, say so."""
     looking.look()  # an error now is raised; later ones are shown
     console = stdout()
-    with screen(console, painted=not as_json) as live:
+    with Screen(console, painted=not as_json) as live:
         while True:
             try:
                 found, shown = looking.look()
                 if as_json:
-                    print_json_line(found)
+                    print_json(found)
                 else:
-                    live.update(shown, refresh=True)
+                    live.update(shown)
             except Unavailable as busy:
                 if as_json:
-                    print_json_line({"busy": str(busy)})
+                    print_json({"busy": str(busy)})
                 else:
-                    live.update(Text(safe(str(busy))), refresh=True)
+                    live.update(safe(str(busy)))
             console.file.flush()
             time.sleep(every_s)
 
 
-def _stats_table(found: dict[str, Any]) -> Table:
+def _stats_table(found: dict[str, Any], paused: Pause | None) -> Table:
     facts = facts_table()
     of_group = "" if found["group"] == DEFAULT_GROUP else f", group {safe(found['group'])}"
     facts.add_row("queue", f"{safe(found['name'])} in {safe(found['folder'])}{of_group}")
+    if paused is not None:
+        facts.add_row("paused", f"{pause_text(paused)}; `holdfast resume` ends it")
     for phase in ("ready", "leased", "delayed", "dead"):
         facts.add_row(phase, f"{found[phase]:,}")
     if found["damaged"]:
@@ -367,3 +496,93 @@ def _stats_table(found: dict[str, Any]) -> Table:
 def _age_of(ms: int) -> str:
     now_ms = real_world().clock.now_ns() // 1_000_000
     return str(timedelta(seconds=max(0, now_ms - ms) // 1000))
+
+
+# The past, from the samples that the owner of a folder takes.
+
+
+_BARS: Final = "▁▂▃▄▅▆▇█"
+_BURST: Final = "▲"  # above the scale
+_NONE: Final = " "
+_MOST_COLUMNS: Final = 60
+
+
+def _rate_text(value: float) -> str:
+    return f"{value:,.0f}/s" if value >= 10 else f"{value:.2g}/s"
+
+
+def _count_text(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _time_text(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms" if seconds else "0 s"
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+_SAMPLED: Final[tuple[tuple[str, str, Callable[[float], str]], ...]] = (
+    ("published", "published_rate", _rate_text),
+    ("handled", "handled_rate", _rate_text),
+    ("failed", "failed_rate", _rate_text),
+    ("ready", "ready", _count_text),
+    ("dead", "dead", _count_text),
+    ("oldest", "oldest_seconds", _time_text),
+    ("handling, median", "handle_p50_seconds", _time_text),
+    ("handling, 99%", "handle_p99_seconds", _time_text),
+)
+
+
+def show_history(at: QueueAt, span_s: float) -> int:
+    """Print the samples of a queue; of a folder with several topics, those of all together."""
+    place = at.folder
+    if not (at.topic or at.group or queue_of(place)) and len(topics_of(place)) > 1:
+        with opened_broker(place) as broker:
+            samples = broker.samples(last=span_s)
+    else:
+        with at.opened() as queue:
+            samples = queue.samples(last=span_s)
+    if at.as_json:
+        print_json(msgspec.to_builtins(samples))
+        return OK
+    stdout().print(_history_title(samples))
+    if samples.samples:
+        stdout().print(history_table(samples))
+    return OK
+
+
+def _history_title(samples: Samples) -> str:
+    name = f"{safe(samples.topic)}, group {safe(samples.group)}" if samples.topic else "all topics"
+    span = f"{seconds_text(samples.since)} to {seconds_text(samples.until)} UTC"
+    if not samples.samples:
+        return f"{name}: no samples from {span}. The owner of the folder takes one every 5 seconds while it is open."
+    return f"{name}, {span}, in steps of {_time_text(samples.step_seconds)}"
+
+
+def history_table(samples: Samples) -> Table:
+    """Return a table with a sparkline for each thing that is sampled."""
+    shown = table("", "last>", "peak>", "")
+    for name, field, text in _SAMPLED:
+        line = line_of(samples, field)
+        known = [value for value in line if value is not None]
+        if known:
+            shown.add_row(name, text(known[-1]), text(peak_of(line)), sparkline(line))
+    return shown
+
+
+def sparkline(line: Line) -> str:
+    """Return a line as text, one character for each column; what is above the scale is a triangle."""
+    columns = squeezed(line, _MOST_COLUMNS)
+    top = top_of(columns)
+    return "".join(_bar(value, top) for value in columns)
+
+
+def _bar(value: float | None, top: float) -> str:
+    if value is None:
+        return _NONE
+    if value > top:
+        return _BURST
+    return _BARS[min(int(value / top * len(_BARS)), len(_BARS) - 1)] if top else _BARS[0]

@@ -7,9 +7,6 @@ from itertools import islice
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
-from rich.cells import cell_len
-from rich.table import Table
-from rich.text import Text
 
 from holdfast.api.drafts import instant_ns, parse_instant, to_datetime
 from holdfast.broker.folder.layout import partition_folder, topic_of_id
@@ -41,20 +38,22 @@ from holdfast.broker.tracing.log import (
     stats,
     trace,
 )
-from holdfast.cli.opening import AsJson, QueueFolder, is_queue, opened_broker, topics_of
+from holdfast.cli.opening import AsJson, QueueFolder, opened_broker, topics_of
 from holdfast.cli.output import (
     OK,
-    CommandSection,
+    Table,
+    Text,
+    cut,
     facts_table,
     iso_time,
+    note,
     print_json,
-    print_json_line,
     safe,
     short_time,
-    stderr,
     stdout,
+    table,
 )
-from holdfast.cli.places import argument, option
+from holdfast.cli.parsing import Section, argument, option
 from holdfast.client.address import is_address
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest, NotAQueue
@@ -111,7 +110,7 @@ def life_line(steps: Sequence[TraceStep], *, width: int, now_ns: int) -> Iterato
     of_many = len({step.id for step in steps}) > 1
     for i, step in enumerate(steps):
         if of_many and (i == 0 or steps[i - 1].id != step.id):
-            yield Text(safe(step.id), style="bold")
+            yield Text(safe(step.id), "bold")
         yield from drawing.lines(i, step)
 
 
@@ -141,19 +140,15 @@ class _Drawing:
 
     def lines(self, i: int, step: TraceStep) -> Iterator[Text]:
         time = time_text(step.at_ns - self._begin_ns)
-        line = Text(f"{time:>{_TIME_CELLS}}  ", no_wrap=True, overflow="ignore")
-        line.append(self._bar(i, step), style=_STYLES.get(step.step, ""))
+        line = Text(f"{time:>{_TIME_CELLS}}  ")
+        line.append(self._bar(i, step), _STYLES.get(step.step, ""))
         line.append("  ")
-        line.append(f"{safe(step.step):{_NAME_CELLS}}", style=_STYLES.get(step.step, ""))
+        line.append(f"{safe(step.step):{_NAME_CELLS}}", _STYLES.get(step.step, ""))
         line.append(safe(", ".join(self._facts(step))))
-        line.rstrip()
-        yield line
+        yield line.stripped()
         error = step.error.strip().split("\n", 1)[0]
         if error:
-            shown = safe(error)
-            if cell_len(shown) > _MOST_ERROR_CELLS:
-                shown = shown[: _MOST_ERROR_CELLS - 1] + "…"
-            yield Text(" " * self._indent + shown, style="red", no_wrap=True, overflow="ignore")
+            yield Text(" " * self._indent + cut(safe(error), _MOST_ERROR_CELLS), "red")
 
     def _bar(self, i: int, step: TraceStep) -> str:
         row = [" "] * self._cells
@@ -217,27 +212,33 @@ class _Drawing:
         return "+" + time_text(max(at_ms * 1_000_000 - self._begin_ns, 0))
 
 
-app = CommandSection("Traces: what became of messages, step by step.")
+app = Section("What happened to messages, step by step.")
 
 _SHORT_ID: Final = 12
 # The list tracks this many messages at a time; the ones with the oldest last step are dropped first.
 _MOST_LIVES: Final = 100_000
-_MOST_TOLD: Final = 10_000
+_MOST_STEPS: Final = 10_000
 
-_Topic: TypeAlias = Annotated[str | None, option("--topic", "Only of this topic.")]
-_Group: TypeAlias = Annotated[str | None, option("--group", "Only of this group.")]
-_Since: TypeAlias = Annotated[str | None, option("--since TIME", "From then on: -1h, 2026-11-16T10:00:00Z.")]
-_Until: TypeAlias = Annotated[str | None, option("--until TIME", "Up to then.")]
+_Topic: TypeAlias = Annotated[str | None, option("--topic", "Only this topic.")]
+_Group: TypeAlias = Annotated[str | None, option("--group", "Only this group.")]
+_Since: TypeAlias = Annotated[
+    str | None, option("--since TIME", "Only from this time on, such as -1h or 2026-11-16T10:00:00Z.")
+]
+_Until: TypeAlias = Annotated[str | None, option("--until TIME", "Only up to this time.")]
 
 
 @app.command("show")
 def show_command(
-    message_id: Annotated[str, argument("ID", "Of a message, such as orders-0-42.")],
     folder: QueueFolder,
+    message_id: Annotated[str, argument("ID", "The id of a message, such as orders-0-42.")],
     as_json: AsJson = False,
 ) -> int:
-    """Draw the life of one message, from its publication on, through redrives and all."""
-    if is_address(message_id) or is_queue(message_id):  # all other commands take the folder first
+    """Draw the life of one message. It begins when the message is published, and includes redrives.
+
+    Examples:
+        holdfast trace show ./data orders-0-42
+    """
+    if not _is_id(message_id) and _is_id(folder):  # the place used to come last
         message_id, folder = folder, message_id
     topic_of_id(message_id)  # raises for an invalid id
     if is_address(folder):
@@ -254,11 +255,18 @@ def show_command(
         print_json({"id": message_id, "steps": [_document(step) for step in steps]})
         return OK
     console = stdout()
-    console.print(_summary(message_id, steps), soft_wrap=True)
+    console.print(_summary(message_id, steps))
     console.print()
     for line in life_line(steps, width=min(console.width, 200), now_ns=real_world().clock.now_ns()):
-        console.print(line, soft_wrap=True)
+        console.print(line)
     return OK
+
+
+def _is_id(text: str) -> bool:
+    try:
+        return bool(topic_of_id(text))
+    except InvalidRequest:
+        return False
 
 
 @app.command("search")
@@ -266,23 +274,28 @@ def search_command(
     folder: QueueFolder,
     topic: _Topic = None,
     group: _Group = None,
-    event: Annotated[str | None, option("--event", "Only this step: leased, nacked, buried, ...")] = None,
-    holder: Annotated[str | None, option("--holder", "Only of this holder.")] = None,
-    error: Annotated[str | None, option("--error TEXT", "Only errors with this in them.")] = None,
+    event: Annotated[str | None, option("--event", "Only this event, such as leased, nacked or buried.")] = None,
+    holder: Annotated[str | None, option("--holder", "Only this holder.")] = None,
+    error: Annotated[str | None, option("--error TEXT", "Only errors that contain this text.")] = None,
     since: _Since = None,
     until: _Until = None,
-    limit: Annotated[int, option("--limit", "At most so many steps.", min=1, max=1_000_000)] = 100,
-    last: Annotated[bool, option("--last", "The newest ones instead of the oldest.")] = False,
+    limit: Annotated[int, option("--limit", "At most this many steps.", least=1, most=1_000_000)] = 100,
+    last: Annotated[bool, option("--last", "The newest steps instead of the oldest.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Find steps by topic, group, event, holder, error and time; oldest first."""
+    """Find steps by topic, group, event, holder, error and time. The oldest come first.
+
+    Examples:
+        holdfast trace search ./data --event nacked --since -1h
+        holdfast trace search ./data --error 'connection refused' --last --limit 10
+    """
     wanted = _search(topic, group, since, until, event=event, holder=holder, error=error)
     steps = _steps(folder, wanted, limit, last=last)
     if as_json:
         for step in steps:
-            print_json_line(_document(step))
+            print_json(_document(step))
     elif not _show_steps(steps):
-        stderr().print("no such step was traced")
+        note("no such step was traced")
     return OK
 
 
@@ -291,17 +304,21 @@ def ls_command(
     folder: QueueFolder,
     topic: _Topic = None,
     since: _Since = None,
-    limit: Annotated[int, option("--limit", "At most so many messages.", min=1, max=100_000)] = 20,
+    limit: Annotated[int, option("--limit", "At most this many messages.", least=1, most=100_000)] = 20,
     as_json: AsJson = False,
 ) -> int:
-    """List the messages that were traced last, and how they stand; the newest are last."""
+    """List the messages that were traced most recently. The newest are last.
+
+    Examples:
+        holdfast trace ls ./data --topic orders
+    """
     lives = _lives(_all_steps(folder, _search(topic, None, since, None)))
     chosen = lives[-limit:]
     if as_json:
         for life in chosen:
-            print_json_line(life.document)
+            print_json(life.document)
     elif not chosen:
-        stderr().print("no message was traced")
+        note("no message was traced")
     else:
         stdout().print(_lives_table(chosen))
     return OK
@@ -316,7 +333,11 @@ def stats_command(
     until: _Until = None,
     as_json: AsJson = False,
 ) -> int:
-    """Count the steps, and tell how long messages waited and were worked on."""
+    """Count the steps, and show how long messages waited and how long they were handled.
+
+    Examples:
+        holdfast trace stats ./data --since -1h
+    """
     wanted = _search(topic, None, since, until)
     found = stats(step for step in _all_steps(folder, wanted) if group is None or step.group in ("", group))
     if as_json:
@@ -336,7 +357,7 @@ def _steps(place: str, wanted: Search, limit: int, *, last: bool) -> Iterable[Tr
 
 def _all_steps(place: str, wanted: Search) -> Iterator[TraceStep]:
     """Yield all matching steps; from a server, as many of the newest as one answer holds."""
-    return iter(_steps(place, wanted, _MOST_TOLD, last=True)) if is_address(place) else search(_log(place), wanted)
+    return iter(_steps(place, wanted, _MOST_STEPS, last=True)) if is_address(place) else search(_log(place), wanted)
 
 
 def _question(wanted: Search) -> dict[str, Any]:
@@ -388,7 +409,7 @@ def _show_steps(steps: Iterable[TraceStep]) -> bool:
         error = step.error.split("\n", 1)[0]
         text = ", ".join(fact for fact in facts if fact) + (f": {error}" if error else "")
         when = (iso_time(step.at_ns) or "-")[:23].replace("T", " ")
-        console.print(safe(f"{when}  {step.id:24}  {step.step:9}  {text}".rstrip()), soft_wrap=True)
+        console.print(safe(f"{when}  {step.id:24}  {step.step:9}  {text}".rstrip()))
         shown = True
     return shown
 
@@ -440,11 +461,9 @@ def _lives(steps: Iterator[TraceStep]) -> list[_TracedMessage]:
 
 
 def _lives_table(lives: list[_TracedMessage]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
-    for title in ("id", "begun (UTC)", "took", "taken", "last", "trace", "error"):
-        table.add_column(title, no_wrap=True, overflow="ellipsis" if title == "error" else "ignore")
+    shown = table("id", "begun (UTC)", "took", "taken", "last", "trace", "error", wide="error")
     for life in lives:
-        table.add_row(
+        shown.add_row(
             safe(life.first.id),
             short_time(life.first.at_ns),
             time_text(life.ns),
@@ -453,7 +472,7 @@ def _lives_table(lives: list[_TracedMessage]) -> Table:
             safe(life.first.trace_id[:_SHORT_ID]),
             safe(life.error),
         )
-    return table
+    return shown
 
 
 def _stats_table(found: TraceStats) -> Table:

@@ -9,10 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
-from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
 
 from holdfast.broker.check import FolderPlan, FolderStep, PartReport, check_folder, plan_folder_repair, repair_folder
 from holdfast.broker.folder.layout import topics
@@ -22,8 +18,12 @@ from holdfast.cli.output import (
     DAMAGED,
     NOT_DONE,
     OK,
-    command,
+    Column,
+    Console,
+    Table,
+    Text,
     confirmed,
+    facts_table,
     print_json,
     progress,
     safe,
@@ -32,7 +32,7 @@ from holdfast.cli.output import (
     size,
     stdout,
 )
-from holdfast.cli.places import option
+from holdfast.cli.parsing import option
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest
 from holdfast.storage.checks.check import check
@@ -60,7 +60,7 @@ def show_report(console: Console, report: CheckReport, *, owned: bool = False) -
     log_id = "unknown" if report.log_id is None else f"{report.log_id:08x}"
     counts = report.counts
     held = f" ({offsets(report.start, report.end)})" if report.end > report.start else ""
-    console.print(f"{safe(report.folder)}: log {log_id}, epoch {report.epoch}", soft_wrap=True)
+    console.print(f"{safe(report.folder)}: log {log_id}, epoch {report.epoch}")
     console.print(
         f"checked {count_of(counts.segments, 'segment')}, {count_of(counts.frames, 'frame')}, "
         f"{count_of(counts.messages, 'message')}{held}, {size(counts.bytes)}"
@@ -71,20 +71,24 @@ def show_report(console: Console, report: CheckReport, *, owned: bool = False) -
         show_findings(console, [finding for finding in report.findings if finding.severity == severity])
     _show_quarantine(console, report)
     console.print()
-    console.print(_verdict(report), soft_wrap=True)  # keeps a command to copy on one line
+    console.print(_verdict(report))  # keeps a command to copy on one line
 
 
 def show_findings(console: Console, findings: Sequence[Finding]) -> None:
     """Print one block for each finding; only the first ones if there are very many."""
     for finding in findings[:_MOST_SHOWN]:
-        block = Table.grid(padding=(0, 2))
-        block.add_column(width=6)
-        block.add_column(overflow="fold")
-        block.add_row(Text(finding.severity, style=STYLES[finding.severity]), Text("\n".join(_lines(finding))))
+        block = facts_table()
+        severity = f"{finding.severity:6}"
+        block.add_row(Text(severity, STYLES[finding.severity]), "\n".join(_lines(finding)))
         console.print()
         console.print(block)
     if len(findings) > _MOST_SHOWN:
-        console.print(Padding(f"and {len(findings) - _MOST_SHOWN:,} more; --json lists them all", (1, 0, 0, 8)))
+        console.print(f"\n        and {len(findings) - _MOST_SHOWN:,} more; --json lists them all")
+
+
+def steps_table() -> Table:
+    """Return a table of numbered steps."""
+    return Table(Column("", right=True), Column("", wide=True), titles=False)
 
 
 def _lines(finding: Finding) -> Iterator[str]:
@@ -103,7 +107,7 @@ def _show_quarantine(console: Console, report: CheckReport) -> None:
     console.print(f"\nin quarantine: {count_of(len(report.quarantine), 'file')}")
     for kept in report.quarantine[:_MOST_SHOWN]:
         when = "" if kept.at_ns is None else f", {short_time(kept.at_ns)}"
-        console.print(Padding(f"{safe(kept.file)} ({size(kept.bytes)}{when}): {safe(kept.reason or '')}", (0, 0, 0, 2)))
+        console.print(f"  {safe(kept.file)} ({size(kept.bytes)}{when}): {safe(kept.reason or '')}")
     if len(report.quarantine) > _MOST_SHOWN:
         console.print(f"  and {len(report.quarantine) - _MOST_SHOWN:,} more")
 
@@ -138,13 +142,11 @@ def document(plan: RepairPlan, result: RepairResult | None) -> dict[str, Any]:
 
 def show_plan(console: Console, plan: RepairPlan) -> None:
     if not plan.steps and not plan.left:
-        console.print(f"{safe(plan.folder)}: nothing to repair", soft_wrap=True)
+        console.print(f"{safe(plan.folder)}: nothing to repair")
         return
     if plan.steps:
-        console.print(f"{safe(plan.folder)}: a repair would", soft_wrap=True)
-        steps = Table.grid(padding=(0, 2))
-        steps.add_column(justify="right")
-        steps.add_column(overflow="fold")
+        console.print(f"{safe(plan.folder)}: a repair would")
+        steps = steps_table()
         steps.add_row("1.", f"copy every file that changes into a backup ({size(plan.backup_bytes)})")
         for number, step in enumerate(plan.steps, start=2):
             steps.add_row(f"{number}.", f"{safe(step.file)}: {safe(step.what)}\ncost: {safe(step.cost)}")
@@ -158,7 +160,7 @@ def show_plan(console: Console, plan: RepairPlan) -> None:
 def show_result(console: Console, result: RepairResult) -> None:
     console.print()
     if result.changed:
-        console.print(f"repaired; the originals are in {safe(result.backup or '')}", soft_wrap=True)
+        console.print(f"repaired; the originals are in {safe(result.backup or '')}")
     after = result.after
     if after.ok:
         console.print(
@@ -214,12 +216,8 @@ def _show(
     count = len(topics(real_world(), folder))
     logs = count_of(len(found), "log")
     what = f"a queue of {logs}" if count == 1 else f"{count_of(count, 'topic')}, {logs} in all"
-    console.print(f"{safe(folder)}: {what}", soft_wrap=True)
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), collapse_padding=True)
-    table.add_column(overflow="fold")
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True)
+    console.print(f"{safe(folder)}: {what}")
+    table = Table(Column("", wide=True), Column("", right=True), Column("", right=True), Column(""), titles=False)
     shown = found if len(found) <= _MOST_ROWS else [report for report in found if not report.ok]
     for report in shown:
         counts = report.log.counts
@@ -235,7 +233,7 @@ def _show(
         console.print("A process owns this queue; only what it has published was checked.")
     for report in found:
         if report.log.findings or report.wrong:
-            console.print(f"\n{safe(report.part.name)}", soft_wrap=True)
+            console.print(f"\n{safe(report.part.name)}")
             show_findings(console, report.log.findings)
             for what in report.wrong:
                 _show_damage(console, what)
@@ -244,7 +242,7 @@ def _show(
     for what in missing:
         _show_damage(console, what)
     for what in notes:
-        console.print(Text.assemble(("note", STYLES["note"]), f"    {safe(what)}"), soft_wrap=True)
+        console.print(Text.assemble(("note", STYLES["note"]), f"    {safe(what)}"))
     console.print()
     if not missing and all(report.ok for report in found):
         messages = sum(report.log.counts.messages for report in found if report.part.kind == "messages")
@@ -253,11 +251,11 @@ def _show(
     mends = any(not report.log.ok or (report.wrong and report.part.kind not in _COPIED) for report in found)
     mends = mends or bool(missing)  # a repair makes the queue usable without it
     text = f"\nto see what can be done: holdfast repair {shlex.quote(folder)} --dry-run" if mends else ""
-    console.print(Text.assemble(("damaged", STYLES["damage"]), text), soft_wrap=True)
+    console.print(Text.assemble(("damaged", STYLES["damage"]), text))
 
 
 def _show_damage(console: Console, what: str) -> None:
-    console.print(Text.assemble(("damage", STYLES["damage"]), f"  {safe(what)}"), soft_wrap=True)
+    console.print(Text.assemble(("damage", STYLES["damage"]), f"  {safe(what)}"))
 
 
 def repair_queue(folder: str, *, part: str | None, dry_run: bool, backup: str | None, yes: bool, as_json: bool) -> int:
@@ -296,27 +294,27 @@ def _show_folder_plan(console: Console, plan: FolderPlan) -> None:
         show_plan(console, log)
     _show_steps(console, plan.folder, plan.steps)
     if not plan.logs and not plan.steps:
-        console.print(f"{safe(plan.folder)}: nothing to repair", soft_wrap=True)
+        console.print(f"{safe(plan.folder)}: nothing to repair")
 
 
 def _show_steps(console: Console, folder: str, steps: Sequence[FolderStep]) -> None:
     """Print what a repair would do beyond single logs."""
     if not steps:
         return
-    console.print(f"{safe(folder)}: beyond the logs, a repair would", soft_wrap=True)
-    table = Table.grid(padding=(0, 2))
-    table.add_column(justify="right")
-    table.add_column(overflow="fold")
+    console.print(f"{safe(folder)}: beyond the logs, a repair would")
+    table = steps_table()
     for number, step in enumerate(steps, start=1):
         table.add_row(f"{number}.", f"{safe(step.part)}: {safe(step.what)}\ncost: {safe(step.cost)}")
     console.print(table)
 
 
-@command
 def check_command(folder: Folder, as_json: AsJson = False) -> int:
     """Check every byte of a queue or a log. Takes no lock and changes nothing.
 
-    Exit code: 0 nothing is damaged, 1 damage was found, 2 it cannot be looked at.
+    Exit code: 0 if nothing is damaged, 1 if there is damage, 2 if it cannot be read.
+
+    Examples:
+        holdfast check jobs
     """
     if is_queue(folder):
         return check_queue(folder, as_json=as_json)
@@ -334,25 +332,28 @@ def check_command(folder: Folder, as_json: AsJson = False) -> int:
 # `holdfast repair`: repair what `check` found, after showing what that costs.
 
 
-@command
 def repair_command(
     folder: Folder,
     dry_run: DryRun = False,
     backup: Annotated[
         str | None,
-        option("--backup DIR", "Where the originals go; a new folder inside the log's by default."),
+        option("--backup DIR", "Where to copy the originals; a new folder inside the log by default."),
     ] = None,
     part: Annotated[
         str | None,
-        option("--part PART", "Only this part of a queue, by the name that `check` gives it."),
+        option("--part PART", "Only this part of a queue, as named by `check`."),
     ] = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> int:
-    """Mend a damaged log, or all logs of a queue: mark what is lost, keep everything else, throw nothing away.
+    """Repair a damaged queue or log. Marks what is lost, keeps everything else, and deletes nothing.
 
-    Every file that changes is copied first. Nobody may own the log meanwhile.
-    Exit code: 0 done or nothing to do, 1 damage is left, 2 not done.
+    Every file that changes is copied first. No process may own the log meanwhile. Exit code: 0 if it is repaired or
+    there was nothing to do, 1 if damage is left, 2 if nothing was done.
+
+    Examples:
+        holdfast repair jobs --dry-run
+        holdfast repair jobs --backup /backups/jobs --yes
     """
     if is_queue(folder):
         return repair_queue(folder, dry_run=dry_run, backup=backup, yes=yes, as_json=as_json, part=part)

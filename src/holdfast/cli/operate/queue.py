@@ -1,4 +1,4 @@
-"""`holdfast cancel`, `seek`, `purge`, `compact`, `apply-retention` and `dead`: operations on a queue."""
+"""`holdfast cancel`, `seek`, `pause`, `resume`, `purge`, `compact`, `apply-retention` and `dead`: operate a queue."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from datetime import datetime
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
-from rich.console import Console
 
 import holdfast
 from holdfast.api.drafts import parse_instant
 from holdfast.api.listing import DeadGroup
 from holdfast.api.ports import port_of
-from holdfast.api.sync.group import DeadLetters
+from holdfast.api.sync.message import DeadLetters
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_name
 from holdfast.broker.group import Compacted
 from holdfast.broker.streams.offsets import ResetEffect
@@ -48,27 +47,25 @@ from holdfast.cli.opening import (
 from holdfast.cli.output import (
     NOT_DONE,
     OK,
-    CommandSection,
-    command,
+    Console,
     confirmed,
     moment,
+    note,
     print_error,
     print_json,
-    print_json_line,
     progress,
     safe,
     say,
     seconds_text,
-    show_table,
     size,
-    stderr,
     stdout,
     table,
 )
-from holdfast.cli.places import argument, option
+from holdfast.cli.parsing import Section, argument, option
 from holdfast.env import real_world
 from holdfast.errors import Busy, HoldfastError, InvalidRequest, OffsetOutOfRange
 from holdfast.local.dead_letters import LettersBeside
+from holdfast.model import Pause, Retained
 from holdfast.storage.checks.finding import count_of
 
 
@@ -82,20 +79,22 @@ def show_moves(console: Console, moves: Sequence[ResetEffect]) -> None:
             before = "new" if move.before is None else f"{move.before:,}"
             numbers = (before, *(f"{number:,}" for number in (move.after, move.again, move.passed_over)))
             shown.add_row(safe(move.topic), str(move.partition), *numbers)
-        show_table(console, shown)
+        console.print(shown)
     console.print(
         f"going on with {where}: {count_of(again, 'handled message')} will come again, "
-        f"{count_of(passed, 'message')} will be passed over",
-        soft_wrap=True,
+        f"{count_of(passed, 'message')} will be passed over"
     )
 
 
-@command
 def cancel_command(
     at: QueueAt,
-    ids: Annotated[list[str], argument("ID", "What `put` printed.")],
+    ids: Annotated[list[str], argument("ID", "The id of a message, as `put` printed it.")],
 ) -> int:
-    """Take back messages that nobody works on: ready or delayed ones."""
+    """Cancel messages that nobody is working on. They must be ready or delayed.
+
+    Examples:
+        holdfast cancel jobs jobs-0-17 jobs-0-18
+    """
     code = OK
     with opened_broker(at.folder, wait=at.wait) as broker:
         views = Views(broker, at)
@@ -110,18 +109,17 @@ def cancel_command(
                 code = NOT_DONE
                 continue
             if at.as_json:
-                print_json_line({"done": "cancelled", "id": message_id})
+                print_json({"done": "cancelled", "id": message_id})
             else:
                 say(f"cancelled {safe(message_id)}")
     return code
 
 
-@command
 def seek_command(
     folder: QueueFolder,
-    to: Annotated[str | None, argument("start|end", "Where to go on.")] = None,
-    offset: Annotated[int | None, option("--offset", "Go on with this message.", min=0)] = None,
-    when: Annotated[str | None, option("--time ISO", "Go on with the first message of this time, or -1h.")] = None,
+    to: Annotated[str | None, argument("start|end", "Move to the start or the end.")] = None,
+    offset: Annotated[int | None, option("--offset", "Move to this offset.", least=0)] = None,
+    when: Annotated[str | None, option("--time ISO", "Move to the first message of this time, such as -1h.")] = None,
     topic: Topic = None,
     group: Group = None,
     partition: PartitionNumber = None,
@@ -130,7 +128,15 @@ def seek_command(
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Go on elsewhere: all before is passed over, all behind comes again. The one way that done messages come back."""
+    """Move a queue's position, to replay or to skip messages. Earlier messages are skipped; later ones come again.
+
+    This is the only way to receive messages again that are done. Asks before it changes anything.
+
+    Examples:
+        holdfast seek jobs start --dry-run
+        holdfast seek jobs --time -1h --yes
+        holdfast seek jobs end
+    """
     if sum(given is not None for given in (to, offset, when)) != 1 or to not in (None, "start", "end"):
         raise InvalidRequest("seek goes to one place: start, end, --offset N or --time ISO")
     name = chosen_topic(folder, topic)
@@ -187,7 +193,58 @@ def moves_of(
     return effects
 
 
-@command
+def pause_command(
+    at: QueueAt,
+    reason: Annotated[str, option("--reason TEXT", "Why, for everybody who looks at the queue.")] = "",
+) -> int:
+    """Stop handing out messages, while publishing goes on. It lasts until `holdfast resume`, also over a restart.
+
+    Messages in flight can be settled as usual. Consumers wait as they do at an empty queue.
+
+    Examples:
+        holdfast pause jobs --reason 'the bank is down'
+    """
+    with at.opened() as queue:
+        changed = queue.pause(reason=reason)
+        stats = queue.stats()
+    if at.as_json:
+        _print_pause(queue.name, queue.group, stats.paused, changed=changed)
+    elif stats.paused is not None:  # else somebody has resumed it in this moment
+        already = "is paused" if changed else "was already paused"
+        say(f"{_named_group(queue.name, queue.group)} {already} {pause_text(stats.paused)}; {stats.leased:,} in hand")
+    return OK
+
+
+def resume_command(at: QueueAt) -> int:
+    """Hand out messages again after `pause`.
+
+    Examples:
+        holdfast resume jobs
+    """
+    with at.opened() as queue:
+        changed = queue.resume()
+        stats = queue.stats()
+    if at.as_json:
+        _print_pause(queue.name, queue.group, stats.paused, changed=changed)
+    else:
+        now = "is resumed" if changed else "was not paused"
+        say(f"{_named_group(queue.name, queue.group)} {now}; {stats.ready:,} ready")
+    return OK
+
+
+def pause_text(pause: Pause) -> str:
+    """Return since when a group is paused, and why."""
+    return f"since {seconds_text(pause.since)} UTC{f': {safe(pause.reason)}' if pause.reason else ''}"
+
+
+def _named_group(queue: str, group: str) -> str:
+    return f"{safe(queue)}, group {safe(group)},"
+
+
+def _print_pause(queue: str, group: str, paused: Pause | None, *, changed: bool) -> None:
+    print_json({"queue": queue, "group": group, "changed": changed, "paused": msgspec.to_builtins(paused)})
+
+
 def purge_command(
     folder: QueueFolder,
     topic: Topic = None,
@@ -197,7 +254,14 @@ def purge_command(
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Drop every message that is not in flight, including delayed ones unless other groups read the topic."""
+    """Drop every waiting message of a queue. Messages in flight stay, and so do dead letters.
+
+    Delayed messages are dropped, too, unless other groups read the topic. Asks before it changes anything.
+
+    Examples:
+        holdfast purge jobs --dry-run
+        holdfast purge jobs --yes
+    """
     name = chosen_topic(folder, topic)
     with opened_broker(folder, wait=wait) as broker:
         queue = view(broker, name, group)
@@ -208,7 +272,8 @@ def purge_command(
         if not dry_run:
             if not confirmed("Drop all that are not in flight?", "purge", yes=yes, as_json=as_json):
                 return NOT_DONE
-            purged = queue.purge()
+            with progress("dropping messages", shown=not as_json):
+                purged = queue.purge()
     if as_json:
         print_json({"ready": stats.ready, "delayed": stats.delayed, "leased": stats.leased, "purged": purged})
     elif not dry_run:
@@ -216,11 +281,14 @@ def purge_command(
     return OK
 
 
-@command
 def compact_command(folder: QueueFolder, topic: Topic = None, wait: Wait = WAIT, as_json: AsJson = False) -> int:
-    """Let go of all messages that are done, whatever retention says; they cannot be replayed any more."""
+    """Free the disk space of messages that are done. Retention is ignored; these messages cannot be replayed.
+
+    Examples:
+        holdfast compact jobs
+    """
     name = chosen_topic(folder, topic)
-    with opened_broker(folder, wait=wait) as broker:
+    with opened_broker(folder, wait=wait) as broker, progress("compacting", shown=not as_json):
         freed: Compacted = port_of(broker).compact_groups(name)
     if as_json:
         print_json(msgspec.to_builtins(freed))
@@ -233,14 +301,21 @@ def compact_command(folder: QueueFolder, topic: Topic = None, wait: Wait = WAIT,
     return OK
 
 
-@command
 def apply_retention_command(
     folder: QueueFolder, topic: Topic = None, wait: Wait = WAIT, as_json: AsJson = False
 ) -> int:
-    """Apply the retention settings now, to one topic or to all, instead of waiting for the regular upkeep."""
-    with opened_broker(folder, wait=wait) as broker:
+    """Apply the retention settings now. By default the regular upkeep does that, after a while.
+
+    Examples:
+        holdfast apply-retention ./data
+        holdfast apply-retention ./data --topic orders
+    """
+    gone: dict[str, Retained] = {}
+    with opened_broker(folder, wait=wait) as broker, progress("applying retention", shown=not as_json) as advance:
         names = sorted(broker.topics()) if topic is None else [topic]
-        gone = {name: broker.apply_retention(name) for name in names}
+        for number, name in enumerate(names):
+            advance(number, len(names))
+            gone[name] = broker.apply_retention(name)
     if as_json:
         print_json({"topics": [{"topic": name, **msgspec.to_builtins(each)} for name, each in gone.items()]})
         return OK
@@ -252,23 +327,29 @@ def apply_retention_command(
     return OK
 
 
-dead_app = CommandSection("Dead letters: look at them, put them back, drop them.")
+dead_app = Section("Dead letters: list, inspect, redrive and drop them.")
 
 _AT_ONCE: Final = 500
 _COUNT_CELLS: Final = 7
 
-_Ids: TypeAlias = Annotated[list[str] | None, argument("ID", "Of dead letters; all of them by default.")]
+_Ids: TypeAlias = Annotated[list[str] | None, argument("ID", "The id of a dead letter; all of them by default.")]
 _Do: TypeAlias = Callable[[Sequence[str]], int]
 
 
 @dead_app.command("ls")
 def dead_ls_command(
     at: QueueAt,
-    by_error: Annotated[bool, option("--by-error", "Count them by reason and kind of error.")] = False,
+    by_error: Annotated[bool, option("--by-error", "Count them by reason and error.")] = False,
     where: Where = None,
     limit: Limit = None,
 ) -> int:
-    """List the dead letters, oldest first."""
+    """List the dead letters, oldest first.
+
+    Examples:
+        holdfast dead ls jobs
+        holdfast dead ls jobs --by-error
+        holdfast dead ls jobs --where 'key == "alice"' --limit 20
+    """
     with _looking(at) as (_, letters):
         if by_error:
             _show_groups(letters.groups(where=where)[:limit], as_json=at.as_json)
@@ -280,9 +361,13 @@ def dead_ls_command(
 @dead_app.command("show")
 def dead_show_command(
     at: QueueAt,
-    letter_id: Annotated[str, argument("ID", "Of a dead letter, or the message's own.")],
+    letter_id: Annotated[str, argument("ID", "The id of a dead letter, or of the original message.")],
 ) -> int:
-    """Show everything about one dead letter: every error, and where it came from."""
+    """Show everything about one dead letter, with every error.
+
+    Examples:
+        holdfast dead show jobs jobs.dlq-0-3
+    """
     with _looking(at.of(letter_id)) as (queue, letters):
         if queue is None:
             found = everything_about_letter(letters.show(letter_id))
@@ -312,12 +397,18 @@ def dead_redrive_command(
     ids: _Ids = None,
     where: Where = None,
     limit: Limit = None,
-    rate: Annotated[float | None, option("--rate", "At most so many messages a second.")] = None,
-    to: Annotated[str | None, option("--to TOPIC", "Make them new messages of another topic instead.")] = None,
+    rate: Annotated[float | None, option("--rate", "At most this many messages per second.")] = None,
+    to: Annotated[str | None, option("--to TOPIC", "Publish them to this topic instead.")] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> int:
-    """Put dead letters back into the queue, in their original order, each once; or into another one."""
+    """Put dead letters back into the queue. They keep their original order; or send them to another topic.
+
+    Examples:
+        holdfast dead redrive jobs --dry-run
+        holdfast dead redrive jobs jobs.dlq-0-3
+        holdfast dead redrive jobs --where 'attempts > 2' --rate 50 --yes
+    """
     if rate is not None and not rate > 0:
         raise InvalidRequest(f"--rate {rate:g} cannot be used: give messages a second, above 0")
     size = _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / 10)))
@@ -338,7 +429,12 @@ def dead_purge_command(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> int:
-    """Drop dead letters for good."""
+    """Drop dead letters for good.
+
+    Examples:
+        holdfast dead purge jobs jobs.dlq-0-3
+        holdfast dead purge jobs --where 'reason == "expired"' --yes
+    """
     with at.of(ids[0] if ids else None).opened() as queue:
         chosen = queue.dead.purge(_given(ids), where=where, limit=limit, dry_run=True).ids
         moving = _Moving("purge", "dropped for good", chosen, _AT_ONCE, 0, as_json=at.as_json)
@@ -365,7 +461,7 @@ class _Moving:
         if not dry_run and ids:
             if not confirmed("Go on?", f"dead {self._verb}", yes=yes, as_json=self._as_json):
                 return NOT_DONE
-            with progress(self._verb, "share", shown=not self._as_json and len(ids) > _AT_ONCE) as advance:
+            with progress(self._verb, shown=not self._as_json) as advance:
                 for i in range(0, len(ids), self._size):
                     if i and self._pause_s:
                         time.sleep(self._pause_s)
@@ -386,16 +482,16 @@ def _show_groups(groups: Sequence[DeadGroup], *, as_json: bool) -> None:
     if as_json:
         for group in groups:
             times = moment("first", group.first) | moment("last", group.last)
-            print_json_line({**msgspec.structs.asdict(group), **times})
+            print_json({**msgspec.structs.asdict(group), **times})
         return
     if not groups:
-        stderr().print("no dead letters")
+        note("no dead letters")
         return
     console = stdout()
     reasons = max(len("reason"), *(len(safe(group.reason)) for group in groups))
-    console.print(f"{'count':>{_COUNT_CELLS}}  {'reason':{reasons}}  {'last (UTC)':19}  example, error", soft_wrap=True)
+    console.print(f"{'count':>{_COUNT_CELLS}}  {'reason':{reasons}}  {'last (UTC)':19}  example, error")
     for group in groups:
         facts = f"{safe(group.reason):{reasons}}  {seconds_text(group.last):19}  {safe(group.example)}"
-        console.print(f"{group.count:>{_COUNT_CELLS},}  {facts}", soft_wrap=True)
+        console.print(f"{group.count:>{_COUNT_CELLS},}  {facts}")
         if group.error:
-            console.print(f"{'':{_COUNT_CELLS}}  {safe(group.error)}", soft_wrap=True)
+            console.print(f"{'':{_COUNT_CELLS}}  {safe(group.error)}")

@@ -28,18 +28,16 @@ from holdfast.cli.opening import (
 )
 from holdfast.cli.output import (
     OK,
-    CommandSection,
-    command,
     note,
     print_json,
     ruled_table,
     safe,
     say,
-    show_table,
     stdout,
     table,
 )
-from holdfast.cli.places import PLACE, argument, option
+from holdfast.cli.parsing import Section, argument, option
+from holdfast.cli.places import PLACE
 from holdfast.client.address import is_address, parse_address
 from holdfast.config.settings_file import FILE_VARIABLE, Effective, Origin, Setting, read_settings
 from holdfast.delivery.where import seconds_of
@@ -52,21 +50,25 @@ _SIZE: Final = re.compile(r"([0-9]+)\s*([KMG])(?:i?B)?", re.IGNORECASE)
 _FACTORS: Final = {"K": 1024, "M": 1024**2, "G": 1024**3}
 
 
-@command
 def settings_command(
     folder: QueueFolder,
     changes: Annotated[
-        list[str] | None, argument("NAME=VALUE", "Such as max_attempts=3, or max_attempts=default.")
+        list[str] | None, argument("NAME=VALUE", "A setting, such as max_attempts=3 or max_attempts=default.")
     ] = None,
-    create: Annotated[bool, option("--create", "Make the queue where there is none.")] = False,
-    every: Annotated[bool, option("--all", "Show those that have their default value, too.")] = False,
+    create: Annotated[bool, option("--create", "Create the queue if there is none.")] = False,
+    every: Annotated[bool, option("--all", "Show all settings, including those at their default.")] = False,
     topic: Topic = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Show the settings of a queue that differ from the defaults, or change some; they are kept with the queue.
+    """Show or change the settings of a queue. Without changes, prints those that differ from the defaults.
 
-    Times may be written as 30s or 1h30m, sizes as 64MiB, and `none` stands for no such limit.
+    Settings are kept with the queue. Write times as 30s or 1h30m, sizes as 64MiB, and `none` for no limit.
+
+    Examples:
+        holdfast settings jobs
+        holdfast settings jobs max_attempts=3 lease_ms=5m
+        holdfast settings jobs max_attempts=default
     """
     wanted = changes_of(changes or [])
     name = chosen_topic(folder, topic, create=create)
@@ -168,7 +170,7 @@ def _value_text(value: Any) -> str:
     return "none" if value is None else safe(str(value))
 
 
-settings_file_app = CommandSection("The settings file, and what is in force.")
+settings_file_app = Section("The settings file, and the settings in force.")
 
 _TIMES: Final = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
 _SIZES: Final = (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024))
@@ -178,14 +180,19 @@ _SIZES: Final = (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024))
 def settings_file_show_command(
     folder: Annotated[
         str | None,
-        argument(f"[{PLACE}]", "A data folder, whose topics keep settings too; or a server."),
+        argument(PLACE, "A data folder, whose topics have settings, too, or a server's URL."),
     ] = None,
     settings_file: Annotated[
         str | None, option("--config FILE", f"The settings file; {FILE_VARIABLE} by default.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Show every setting that is in force and where it comes from; a mistake in any of them is an error."""
+    """Show every setting in force, and where it comes from. A mistake in any of them is an error.
+
+    Examples:
+        holdfast config show
+        holdfast config show ./data --config holdfast.toml
+    """
     if folder is not None and is_address(folder):
         if settings_file is not None:
             raise InvalidRequest("a server has its own settings file; leave out --config")
@@ -232,14 +239,14 @@ def _server_settings(place: str) -> tuple[list[Setting], dict[str, list[Setting]
     return _as_settings(whole), {name: _as_settings(each) for name, each in topics.items()}
 
 
-def _as_settings(told: Any) -> list[Setting]:
+def _as_settings(answer: Any) -> list[Setting]:
     return [
         Setting(
             each.name,
             tuple(each.value) if isinstance(each.value, list) else each.value,
             _ServerOrigin(each.kind, "" if each.kind == "default" else each.origin),
         )
-        for each in told.settings
+        for each in answer.settings
     ]
 
 
@@ -305,14 +312,18 @@ def _duration(ms: int) -> str:
 # `holdfast profile`: named places, for people who work with several.
 
 
-app = CommandSection("Places with a name, and what it takes to get in there.")
+app = Section("Named places and their credentials.")
 
-Name: TypeAlias = Annotated[str, argument("NAME", "The profile's name.")]
+Name: TypeAlias = Annotated[str, argument("NAME", "The name of the profile.")]
 
 
 @app.command("ls")
 def ls_command(as_json: AsJson = False) -> int:
-    """List the profiles; tokens are not shown."""
+    """List the profiles. Tokens are not shown.
+
+    Examples:
+        holdfast profile ls
+    """
     known = places.read()
     if as_json:
         found = [_document(name, each, known.use) for name, each in sorted(known.profiles.items())]
@@ -324,29 +335,34 @@ def ls_command(as_json: AsJson = False) -> int:
         for name, each in sorted(known.profiles.items()):
             token, used = "yes" if each.token else "", "yes" if name == known.use else ""
             shown.add_row(safe(name), safe(each.place), safe(each.queue or ""), token, used)
-        show_table(stdout(), shown)
+        stdout().print(shown)
     return OK
 
 
 @app.command("add")
 def add_command(
     name: Name,
-    place: Annotated[str, argument(PLACE, "The data folder, or the address of a server.")],
+    place: Annotated[str, argument(PLACE, "A data folder, or a server's URL.")],
     token_file: Annotated[
         str | None,
-        option("--token-file FILE", "Holds the token that says who you are; `-` is stdin."),
+        option("--token-file FILE", "The file with your token; `-` reads it from stdin."),
     ] = None,
-    tls_ca: Annotated[str | None, option("--tls-ca FILE", "Certificates to trust, for https://.")] = None,
+    tls_ca: Annotated[str | None, option("--tls-ca FILE", "The certificates to trust, for https://.")] = None,
     tls_cert: Annotated[
         str | None,
-        option("--tls-cert FILE", "A certificate of your own, where one is asked for."),
+        option("--tls-cert FILE", "Your client certificate, if the server asks for one."),
     ] = None,
     tls_key: TlsKey = None,
-    queue: Annotated[str | None, option("--queue NAME", "The queue that is meant.")] = None,
-    use: Annotated[bool, option("--use", "It is the one that is meant where nobody names a place.")] = False,
+    queue: Annotated[str | None, option("--queue NAME", "The queue to use by default.")] = None,
+    use: Annotated[bool, option("--use", "Use this profile when no place is given.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Add a profile, or replace it. The file with the profiles can be read by you only."""
+    """Add or replace a profile. Only you can read the file that keeps the profiles.
+
+    Examples:
+        holdfast profile add work https://queues.example.com --token-file token.txt --use
+        holdfast profile add local ./data --queue jobs
+    """
     check_name(name, "profile")
     _check_tls(place, tls_ca, tls_cert, tls_key)
     if is_address(place):
@@ -373,7 +389,11 @@ def add_command(
 
 @app.command("rm")
 def rm_command(name: Name, as_json: AsJson = False) -> int:
-    """Forget a profile."""
+    """Delete a profile.
+
+    Examples:
+        holdfast profile rm work
+    """
     known = places.read()
     known.named(name)
     left = {each: profile for each, profile in known.profiles.items() if each != name}
@@ -384,10 +404,14 @@ def rm_command(name: Name, as_json: AsJson = False) -> int:
 
 @app.command("use")
 def use_command(
-    name: Annotated[str | None, argument("[NAME]", "The profile; none to use none.")] = None,
+    name: Annotated[str | None, argument("NAME", "The name of the profile.")] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Say which profile is meant where nobody names a place; without a name: none."""
+    """Choose the profile to use when no place is given. Without a name, none is used.
+
+    Examples:
+        holdfast profile use work
+    """
     known = places.read()
     place = None if name is None else known.named(name).place
     places.write(msgspec.structs.replace(known, use=name))

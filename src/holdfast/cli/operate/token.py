@@ -13,8 +13,16 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from holdfast.api.drafts import parse_instant, to_datetime
 from holdfast.cli.opening import AsJson
-from holdfast.cli.output import OK, CommandSection, note, print_json, ruled_table, safe, say, stdout
-from holdfast.cli.places import argument, option
+from holdfast.cli.output import (
+    OK,
+    note,
+    print_json,
+    ruled_table,
+    safe,
+    say,
+    stdout,
+)
+from holdfast.cli.parsing import Section, argument, option
 from holdfast.config.settings_file import read_settings
 from holdfast.delivery.where import seconds_of
 from holdfast.env import real_world
@@ -34,7 +42,7 @@ from holdfast.server.access.tokens import (
     without_entry,
 )
 
-app = CommandSection("Who may call a server, and what each may do.")
+app = Section("Who may call a server, and what each may do.")
 
 # People and scanners recognize a leaked token by this prefix.
 _PREFIX: Final = "holdfast_"
@@ -42,36 +50,36 @@ _RANDOM_BYTES: Final = 32
 
 TokensFile: TypeAlias = Annotated[
     str | None,
-    option("--file FILE", "The tokens file; that of the settings (tokens_file) by default."),
+    option("--file FILE", "The tokens file; the setting `tokens_file` by default."),
 ]
 
 Topics: TypeAlias = Annotated[
     list[str] | None,
-    option("--topics PATTERN", "Only these, such as 'orders.*'. Repeatable."),
+    option("--topics PATTERN", "Only these topics, such as 'orders.*'."),
 ]
 Locks: TypeAlias = Annotated[
     list[str] | None,
-    option("--locks PATTERN", "Only these locks; as --topics by default. Repeatable."),
+    option("--locks PATTERN", "Only these locks; the same as --topics by default."),
 ]
 Groups: TypeAlias = Annotated[
     list[str] | None,
-    option("--groups PATTERN", "Only these groups; as --topics by default. Repeatable."),
+    option("--groups PATTERN", "Only these groups; the same as --topics by default."),
 ]
 Producers: TypeAlias = Annotated[
     list[str] | None,
-    option("--producers PATTERN", "Only these names of producers; as --topics by default. Repeatable."),
+    option("--producers PATTERN", "Only these producer names; the same as --topics by default."),
 ]
 CreateGroups: TypeAlias = Annotated[
-    bool, option("--create-groups", "It may make groups by consuming; an admin may anyway.")
+    bool, option("--create-groups", "Allow it to create groups by consuming; an admin always may.")
 ]
 
 
 @app.command("new")
 def new_command(
-    name: Annotated[str, argument("NAME", "Whose it is, as logs and the audit log say it.")],
+    name: Annotated[str, argument("NAME", "Who it is for, as shown in the logs and the audit log.")],
     role: Annotated[
         str,
-        option("--role ROLE", f"One of {', '.join(ROLES)}; or actions, such as publish,lock."),
+        option("--role ROLE", f"{', '.join(ROLES)}; or a list of actions, such as publish,lock."),
     ],
     topics: Topics = None,
     locks: Locks = None,
@@ -80,16 +88,21 @@ def new_command(
     create_groups: CreateGroups = False,
     expires: Annotated[
         str | None,
-        option("--expires TIME", "In 90d, or at 2027-01-31T00:00:00Z; never by default."),
+        option("--expires TIME", "When it expires, such as 90d or 2027-01-31T00:00:00Z; never by default."),
     ] = None,
     certificate: Annotated[
         str | None,
-        option("--certificate NAME", "No token: whoever has a client certificate of this name."),
+        option("--certificate NAME", "Create no token, but let in clients with a certificate of this name."),
     ] = None,
     file: TokensFile = None,
     as_json: AsJson = False,
 ) -> int:
-    """Let somebody in. Prints the token, this once: the file keeps only its hash."""
+    """Create a token. It is printed once: the file keeps only its hash.
+
+    Examples:
+        holdfast token new shop --role producer --topics 'orders.*' --file tokens.toml
+        holdfast token new admin --role admin --expires 90d --file tokens.toml
+    """
     path = _path(file)
     token = None if certificate else _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
     entry = entry_of(
@@ -123,7 +136,11 @@ def new_command(
 
 @app.command("ls")
 def list_command(file: TokensFile = None, as_json: AsJson = False) -> int:
-    """List who may call, and what each may do; never the tokens themselves, which nobody has."""
+    """List who may call the server, and what each may do. The tokens themselves are stored nowhere.
+
+    Examples:
+        holdfast token ls --file tokens.toml
+    """
     entries = _tokens(_path(file)).entries
     if as_json:
         print_json([_document(entry) for entry in entries])
@@ -134,7 +151,11 @@ def list_command(file: TokensFile = None, as_json: AsJson = False) -> int:
 
 @app.command("check")
 def check_command(file: TokensFile = None, as_json: AsJson = False) -> int:
-    """Read the tokens file as a server would: say what is wrong with it (exit code 2), or who may do what."""
+    """Check the tokens file as a server would. Exit code: 2 if something is wrong with it.
+
+    Examples:
+        holdfast token check --file tokens.toml
+    """
     path = _path(file)
     entries = _tokens(path).entries
     now_ns = real_world().clock.now_ns()
@@ -163,11 +184,15 @@ def _show(entries: Sequence[TokenEntry]) -> None:
 
 @app.command("rm")
 def remove_command(
-    name: Annotated[str, argument("NAME", "Whose token.")],
+    name: Annotated[str, argument("NAME", "The name of the token.")],
     file: TokensFile = None,
     as_json: AsJson = False,
 ) -> int:
-    """Take a token back. A running server notices within a second or so."""
+    """Revoke a token. A running server notices within about a second.
+
+    Examples:
+        holdfast token rm shop --file tokens.toml
+    """
     path = _path(file)
     before = _tokens(path)
     if all(entry.name != name for entry in before.entries):

@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
-from rich.table import Table
 
 import holdfast
 from holdfast.api.drafts import to_datetime
@@ -34,25 +33,25 @@ from holdfast.cli.opening import (
     topics_of,
     unknown_topic,
 )
-from holdfast.cli.operate.queue import moves_of, show_moves
+from holdfast.cli.operate.queue import moves_of, pause_text, show_moves
 from holdfast.cli.operate.settings import changes_of, show_settings
 from holdfast.cli.output import (
     NOT_DONE,
     OK,
-    CommandSection,
+    Table,
     confirmed,
+    facts_table,
     note,
     print_json,
     progress,
     safe,
     say,
     short_time,
-    show_table,
     size,
     stdout,
     table,
 )
-from holdfast.cli.places import argument, option
+from holdfast.cli.parsing import Section, argument, option
 from holdfast.cli.reading import standing_of, time_of
 from holdfast.client.address import is_address
 from holdfast.env import real_world
@@ -60,14 +59,18 @@ from holdfast.errors import BadSettings, InvalidRequest, TopicExists, UnknownGro
 from holdfast.storage.checks.finding import count_of
 from holdfast.storage.compaction import KeysCompacted
 
-group_app = CommandSection("Groups: how far they are, and how to let one go on elsewhere.")
+group_app = Section("Consumer groups: their lag, and their position.")
 
-GroupName: TypeAlias = Annotated[str, argument("GROUP", "The group's name.")]
+GroupName: TypeAlias = Annotated[str, argument("GROUP", "The name of the group.")]
 
 
 @group_app.command("ls")
 def group_ls_command(folder: DataFolder, topic: Topic = None, as_json: AsJson = False) -> int:
-    """List the groups and how far behind they are, in messages and in time. Needs no lock."""
+    """List the groups and their lag, in messages and in time. Needs no lock.
+
+    Examples:
+        holdfast group ls ./data
+    """
     topics_of(folder)
     found = standing_of(folder).groups(None if topic is None else chosen_topic(folder, topic))
     queries = [] if is_address(folder) else list_queries(real_world(), folder)
@@ -78,7 +81,7 @@ def group_ls_command(folder: DataFolder, topic: Topic = None, as_json: AsJson = 
     elif not found:
         note(f"no groups {'in' if topic is None else f'on {safe(topic)} in'} {safe(folder)}")
     else:
-        show_table(stdout(), groups_table(found))
+        stdout().print(groups_table(found))
         _tell_of_damage(folder, found)
     for query in () if as_json else unreadable:
         place = f"{safe(folder)}/{QUERIES}/{safe(query.file)}"
@@ -96,7 +99,7 @@ def groups_table(groups: Sequence[GroupStanding]) -> Table:
         shown.add_row(
             safe(group.name),
             safe(group.topic),
-            group.mode,
+            f"{group.mode}, paused" if group.paused else group.mode,
             f"{group.lag:,}",
             _age(group.lag_seconds),
             f"{group.leased:,}" if group.mode == "queue" else "",
@@ -124,7 +127,11 @@ def _age(seconds: float) -> str:
 
 @group_app.command("show")
 def group_show_command(folder: DataFolder, name: GroupName, topic: Topic = None, as_json: AsJson = False) -> int:
-    """Show how far one group is in each partition. Needs no lock."""
+    """Show the position of one group in each partition. Needs no lock.
+
+    Examples:
+        holdfast group show ./data billing
+    """
     found = _groups(folder, name, topic)
     if as_json:
         print_json({"name": name, "topics": [group.document for group in found]})
@@ -133,8 +140,8 @@ def group_show_command(folder: DataFolder, name: GroupName, topic: Topic = None,
     for number, group in enumerate(found):
         if number:
             console.print()
-        console.print(_sentence(group), soft_wrap=True)
-        show_table(console, _lags_table(group))
+        console.print(_sentence(group))
+        console.print(_lags_table(group))
     _tell_of_damage(folder, found)
     return OK
 
@@ -154,7 +161,8 @@ def _sentence(group: GroupStanding) -> str:
     if group.query is not None:
         renewed, timeout = _renewed(group)
         query = f"; renewed {renewed} by {safe(group.query.holder)}, time-out {timeout}"
-    return f"{safe(group.name)} on {safe(group.topic)}, {group.mode} mode: {behind}{members}{query}"
+    paused = "" if group.paused is None else f"; paused {pause_text(group.paused)}"
+    return f"{safe(group.name)} on {safe(group.topic)}, {group.mode} mode: {behind}{members}{query}{paused}"
 
 
 def _lags_table(group: GroupStanding) -> Table:
@@ -207,7 +215,7 @@ def _one_group(folder: str, name: str, topic: str | None) -> GroupStanding:
 def group_reset_command(
     folder: DataFolder,
     name: GroupName,
-    to: Annotated[str, option("--to WHERE", "earliest, latest, an offset, or a time such as -1h.")],
+    to: Annotated[str, option("--to WHERE", "The new position: earliest, latest, an offset, or a time such as -1h.")],
     topic: Topic = None,
     partition: PartitionNumber = None,
     dry_run: DryRun = False,
@@ -215,7 +223,12 @@ def group_reset_command(
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Let a group go on elsewhere: what lies before is passed over, what lies behind comes (again)."""
+    """Move a group's position. Earlier messages are skipped; later ones are delivered, even if they were before.
+
+    Examples:
+        holdfast group reset ./data billing --to earliest --dry-run
+        holdfast group reset ./data billing --to -1h --topic orders --yes
+    """
     target = _target(to)
     group = _one_group(folder, name, topic)
     with opened_broker(folder, wait=wait) as broker:
@@ -252,9 +265,14 @@ def group_delete_command(
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Forget a group and how far it came; the messages stay for the others. In stream mode on all its topics.
+    """Delete a group and its position. The messages stay for other groups.
 
-    A query of another process loses only its hold on old messages; if it still runs, it takes it again.
+    A group in stream mode is deleted on all its topics.
+
+    A query of another process only loses its hold on old messages; if it is still running, it takes it again.
+
+    Examples:
+        holdfast group delete ./data statistics --yes
     """
     found = _groups(folder, name, topic)
     if any(group.mode == "queue" for group in found):
@@ -282,11 +300,11 @@ def _delete(folder: str, group: GroupStanding, wait: str) -> None:
         broker.delete_group(group.name, group.topic if group.mode == "queue" else None)
 
 
-topic_app = CommandSection("Topics: make them, look at them, change them, take them away.")
+topic_app = Section("Topics: create, inspect, change and delete them.")
 
-TopicName: TypeAlias = Annotated[str, argument("TOPIC", "The topic's name.", autocompletion=topic_names)]
+TopicName: TypeAlias = Annotated[str, argument("TOPIC", "The name of the topic.", complete=topic_names)]
 _Changes: TypeAlias = Annotated[
-    list[str] | None, argument("NAME=VALUE", "Settings, such as retention_ms=7d cleanup=compact.")
+    list[str] | None, argument("NAME=VALUE", "Settings, such as retention_ms=7d or cleanup=compact.")
 ]
 
 
@@ -295,12 +313,17 @@ def topic_create_command(
     folder: DataFolder,
     name: TopicName,
     changes: _Changes = None,
-    partitions: Annotated[int | None, option("--partitions N", "How many.", min=1)] = None,
-    exist_ok: Annotated[bool, option("--exist-ok", "A topic that is there already is no error.")] = False,
+    partitions: Annotated[int | None, option("--partitions N", "The number of partitions.", least=1)] = None,
+    exist_ok: Annotated[bool, option("--exist-ok", "Do not fail if the topic exists.")] = False,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Make a topic; the data folder, too, where there is none."""
+    """Create a topic, and the data folder if there is none.
+
+    Examples:
+        holdfast topic create ./data orders
+        holdfast topic create ./data clicks --partitions 8 retention_ms=7d
+    """
     check_topic_name(name)
     wanted = changes_of(changes or [])
     if partitions is not None:
@@ -325,7 +348,12 @@ def topic_create_command(
 
 @topic_app.command("ls")
 def topic_ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
-    """List the topics: what they hold, and how far behind their groups are. Needs no lock."""
+    """List the topics, their messages, and the lag of their groups. Needs no lock.
+
+    Examples:
+        holdfast topic ls ./data
+        holdfast topic ls http://127.0.0.1:7700 --json
+    """
     topics_of(folder)
     found = list(standing_of(folder).topics())
     if as_json:
@@ -333,7 +361,7 @@ def topic_ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
     elif not found:
         note(f"no topics in {safe(folder)}")
     else:
-        show_table(stdout(), topics_table(found))
+        stdout().print(topics_table(found))
     return OK
 
 
@@ -368,7 +396,9 @@ def topics_table(found: list[TopicStanding]) -> Table:
         wide="groups (messages behind)",
     )
     for topic in found:
-        groups = ", ".join(f"{safe(group.name)} {group.lag:,}" for group in topic.groups)
+        groups = ", ".join(
+            f"{safe(group.name)} {group.lag:,}{' (paused)' if group.paused else ''}" for group in topic.groups
+        )
         shown.add_row(
             safe(topic.name),
             f"{len(topic.partitions):,}",
@@ -382,13 +412,17 @@ def topics_table(found: list[TopicStanding]) -> Table:
 
 @topic_app.command("show")
 def topic_show_command(folder: DataFolder, name: TopicName, as_json: AsJson = False) -> int:
-    """Show all of one topic: partitions, groups, settings. Needs no lock."""
+    """Show the partitions, groups and settings of one topic. Needs no lock.
+
+    Examples:
+        holdfast topic show ./data orders
+    """
     topic = _standing(folder, name)
     if as_json:
         print_json(_document(topic))
         return OK
     console = stdout()
-    facts = Table.grid(padding=(0, 2))
+    facts = facts_table()
     facts.add_row("topic", safe(topic.name))
     facts.add_row(
         "made", f"{short_time(topic.created_ms * 1_000_000)} UTC" if topic.created_ms else "by an early release"
@@ -397,13 +431,13 @@ def topic_show_command(folder: DataFolder, name: TopicName, as_json: AsJson = Fa
     facts.add_row("dead letters", f"{topic.dead:,}")
     console.print(facts)
     console.print()
-    show_table(console, _partitions_table(topic))
+    console.print(_partitions_table(topic))
     for each in topic.partitions:
         if each.problem:
             console.print(f"partition {each.number} stands still: {safe(each.problem)}")
     console.print()
     if topic.groups:
-        show_table(console, groups_table(topic.groups))
+        console.print(groups_table(topic.groups))
     else:
         console.print("no groups")
     if topic.settings:
@@ -433,11 +467,16 @@ def _partitions_table(topic: TopicStanding) -> Table:
 def topic_alter_command(
     folder: DataFolder,
     name: TopicName,
-    changes: Annotated[list[str], argument("NAME=VALUE", "Such as max_attempts=3, or max_attempts=default.")],
+    changes: Annotated[list[str], argument("NAME=VALUE", "A setting, such as max_attempts=3 or max_attempts=default.")],
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Change settings of a topic; they count at once, and are kept."""
+    """Change settings of a topic. They take effect at once, and are kept with the topic.
+
+    Examples:
+        holdfast topic alter ./data orders max_attempts=3 lease_ms=5m
+        holdfast topic alter ./data orders max_attempts=default
+    """
     wanted = changes_of(changes)
     if "partitions" in wanted:
         raise BadSettings(f"partitions are added with `holdfast topic partitions {folder} {name} --add N`")
@@ -457,12 +496,17 @@ def topic_alter_command(
 def topic_partitions_command(
     folder: DataFolder,
     name: TopicName,
-    add: Annotated[int | None, option("--add N", "Add so many.", min=1)] = None,
+    add: Annotated[int | None, option("--add N", "Add this many partitions.", least=1)] = None,
     yes: Yes = False,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Show the partitions of a topic, or add some. They are never taken away."""
+    """Show the partitions of a topic, or add some. Partitions are never removed.
+
+    Examples:
+        holdfast topic partitions ./data orders
+        holdfast topic partitions ./data orders --add 4
+    """
     topic = _standing(folder, name)
     if add is not None:
         if not as_json:
@@ -479,7 +523,7 @@ def topic_partitions_command(
     if as_json:
         print_json({"topic": name, "partitions": msgspec.to_builtins(topic.partitions)})
     else:
-        show_table(stdout(), _partitions_table(topic))
+        stdout().print(_partitions_table(topic))
     return OK
 
 
@@ -492,7 +536,12 @@ def topic_delete_command(
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Take a topic away for good, with all its messages, groups and dead letters."""
+    """Delete a topic with all its messages, groups and dead letters. This cannot be undone.
+
+    Examples:
+        holdfast topic delete ./data orders --dry-run
+        holdfast topic delete ./data orders --yes
+    """
     topic = _standing(folder, name)
     behind = sum(group.lag for group in topic.groups)
     found = {
@@ -528,7 +577,11 @@ def _loss(topic: TopicStanding, behind: int, will: str) -> str:
 
 @topic_app.command("compact")
 def topic_compact_command(folder: DataFolder, name: TopicName, wait: Wait = WAIT, as_json: AsJson = False) -> int:
-    """Keep the last message of each key now, as cleanup=compact does in time; offsets never change."""
+    """Keep only the last message of each key, now. With cleanup=compact this happens over time. Offsets never change.
+
+    Examples:
+        holdfast topic compact ./data prices
+    """
     _standing(folder, name)
     # Without the upkeep threads: they compact as well, and their work would not be counted.
     with opened_broker(folder, wait=wait, keep=False) as broker:
@@ -554,5 +607,5 @@ def _compacted(broker: holdfast.Broker, name: str, *, as_json: bool) -> KeysComp
                 f"`holdfast compact {broker.folder} --topic {name}`"
             )
         engine_of(broker).tick()
-        with progress("compacting", "share", shown=not as_json) as advance:
+        with progress("compacting", shown=not as_json) as advance:
             return topic.compact_keys(advance, roll=True)

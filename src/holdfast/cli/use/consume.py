@@ -36,8 +36,17 @@ from holdfast.cli.opening import (
     topic_names,
     topics_of,
 )
-from holdfast.cli.output import NOTHING_THERE, OK, command, note, print_json_line, safe, stdout, write_bytes
-from holdfast.cli.places import argument, enter, option, queue_of, said_or_usual, usual_place
+from holdfast.cli.output import (
+    NOTHING_THERE,
+    OK,
+    note,
+    print_json,
+    safe,
+    stdout,
+    write_bytes,
+)
+from holdfast.cli.parsing import argument, option
+from holdfast.cli.places import enter, queue_of
 from holdfast.cli.reading import OpeningTurns, TopicReading, time_of
 from holdfast.cli.use.put import separator_of
 from holdfast.client.address import is_address
@@ -51,24 +60,30 @@ _COLUMNS: Final = (ID, TIME, KEY, HEADERS, PRIORITY, SIZE)
 _LAST: Final = 10
 
 
-@command
 def tail_command(
     folder: QueueFolder,
-    follow: Annotated[bool, option("--follow", "-f", "Go on with what comes, until Ctrl-C.")] = False,
+    follow: Annotated[bool, option("--follow", "-f", "Keep printing new messages, until Ctrl-C.")] = False,
     begin: Annotated[
         str | None,
-        option("--from WHERE", "start, end, an offset, or a time such as -10m; else the last 10."),
+        option(
+            "--from WHERE", "Where to begin: start, end, an offset, or a time such as -10m. By default, the last 10."
+        ),
     ] = None,
     where: Where = None,
     limit: Limit = None,
-    raw: Annotated[bool, option("--raw", "Print bodies only, each with a newline behind it.")] = False,
+    raw: Annotated[bool, option("--raw", "Print only the bodies, one per line.")] = False,
     topic: Topic = None,
     partition: PartitionNumber = None,
     as_json: AsJson = False,
 ) -> int:
-    """Print messages as they stand in the log, whether they are handled or not; nothing is taken.
+    """Print the newest messages, and follow new ones. Shows what the log holds, done or not, and takes nothing.
 
-    Delayed messages show up when they are due. Needs no lock: works beside a process that owns the queue.
+    Delayed messages appear when they are due. Needs no lock, so it works while another process owns the queue.
+
+    Examples:
+        holdfast tail jobs
+        holdfast tail jobs --follow --where 'priority > 5'
+        holdfast tail jobs --from -1h --raw
     """
     if raw and as_json:
         raise InvalidRequest("--raw and --json both say what is printed; give one of them")
@@ -98,7 +113,7 @@ class Showing:
         """Print messages, and flush them."""
         if self._as_json:
             for message in messages:
-                print_json_line(document(message))
+                print_json(document(message))
         elif self._raw:
             write_bytes(b"".join(map(self._line, messages)))
         else:
@@ -118,33 +133,37 @@ _AT_ONCE: Final = 100
 _WAIT_S: Final = 10.0
 
 
-@command
 def consume_command(
     folder: DataFolder,
-    topic: Annotated[str, argument("TOPIC", "What to read.", autocompletion=topic_names)],
-    group: Annotated[str | None, option("--group NAME", "Read as this group: what is printed is handled.")] = None,
+    topic: Annotated[str, argument("TOPIC", "The topic to read.", complete=topic_names)],
+    group: Annotated[str | None, option("--group NAME", "Read as this group; printed messages count as done.")] = None,
     mode: Annotated[
-        Mode | None, option("--mode", "How the group reads; as it does, or `stream` for a new one.")
+        Mode | None, option("--mode", "How the group reads. A new group reads as `stream` by default.")
     ] = None,
     begin: Annotated[
         str | None,
-        option("--from WHERE", "earliest (by default), latest, an offset, or a time as -10m."),
+        option("--from WHERE", "Where to begin: earliest (the default), latest, an offset, or a time such as -10m."),
     ] = None,
     partition: PartitionNumber = None,
-    count: Annotated[int | None, option("-n", "--count N", "Stop after so many messages.", min=1)] = None,
-    follow: Annotated[bool, option("--follow", "-f", "Go on with what comes, until Ctrl-C.")] = False,
-    timeout: Annotated[str | None, option("--timeout TIME", "Wait so long for the next message.")] = None,
-    raw: Annotated[bool, option("--raw", "Print bodies only, each with a newline behind it.")] = False,
+    count: Annotated[int | None, option("-n", "--count N", "At most this many messages.", least=1)] = None,
+    follow: Annotated[bool, option("--follow", "-f", "Keep printing new messages, until Ctrl-C.")] = False,
+    timeout: Annotated[str | None, option("--timeout TIME", "How long to wait for the next message.")] = None,
+    raw: Annotated[bool, option("--raw", "Print only the bodies, one per line.")] = False,
     key_separator: Annotated[
-        str | None, option("--key-separator TEXT", "With --raw: print the key and this before.")
+        str | None, option("--key-separator TEXT", "With --raw, print the key and this text before the body.")
     ] = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Print the messages of a topic. Without a group nothing changes and no lock is needed.
+    """Print the messages of a topic, alone or as a group. Without a group nothing changes, and no lock is needed.
 
-    With a group they count as handled once they are printed, and the next call goes on behind them.
-    Exit code: 3 where a group has no message.
+    With a group, messages count as done once they are printed, and the next call continues after them. Exit code: 3 if
+    the group has no message.
+
+    Examples:
+        holdfast consume ./data clicks --from -10m --raw
+        holdfast consume ./data clicks --group statistics --count 100 --json
+        holdfast consume http://127.0.0.1:7700 clicks --follow
     """
     showing = _showing(raw, key_separator, as_json=as_json)
     if follow and timeout is not None:
@@ -303,43 +322,49 @@ logger = logging.getLogger(__name__)
 _FORM: Final = "write module:function, such as shop.orders:handle"
 
 
-@command
 def worker_command(
-    handler: Annotated[str, argument("MODULE:HANDLER", "A function that takes a message.")],
-    at: Annotated[str | None, option("--at DIR|URL", "The data folder, or the server; $HOLDFAST_URL.")] = None,
+    folder: DataFolder,
+    handler: Annotated[str, argument("MODULE:HANDLER", "The function to call with each message.")],
     queue: Annotated[
         list[str] | None,
-        option("--queue NAME", "Which queue; several times for several."),
+        option("--queue NAME", "The queue to work on, if the place has several."),
     ] = None,
-    group: Annotated[str | None, option("--group NAME", "Which group of each; `default` by default.")] = None,
+    group: Annotated[str | None, option("--group NAME", "The group of each queue; `default` by default.")] = None,
+    name: Annotated[
+        str | None, option("--name TEXT", "What `holdfast workers` calls it; by default, its host and process id.")
+    ] = None,
     body_type: Annotated[
         BodyKind | None,
-        option("--body-type", "What a body is for the handler; else as the queue says: `bodies`."),
+        option("--body-type", "The type of the body that the handler gets; the queue's `bodies` setting by default."),
     ] = None,
-    concurrency: Annotated[int, option("--concurrency", "So many handlers at once.", min=1)] = 8,
-    lease: Annotated[str | None, option("--lease TIME", "Each time for so long; else as the queue says.")] = None,
-    time_limit: Annotated[str | None, option("--time-limit TIME", "A handler may run for so long.")] = None,
-    drain: Annotated[str, option("--drain TIME", "At the end, wait so long for handlers.")] = "25s",
-    health: Annotated[int | None, option("--health PORT", "Say at http://127.0.0.1:PORT/healthz how it is.")] = None,
+    concurrency: Annotated[int, option("--concurrency", "How many handlers may run at the same time.", least=1)] = 8,
+    lease: Annotated[
+        str | None, option("--lease TIME", "How long a message is leased; the queue's setting by default.")
+    ] = None,
+    time_limit: Annotated[str | None, option("--time-limit TIME", "How long a handler may run.")] = None,
+    drain: Annotated[str, option("--drain TIME", "On shutdown, how long to wait for running handlers.")] = "25s",
+    health: Annotated[int | None, option("--health PORT", "Report health at http://127.0.0.1:PORT/healthz.")] = None,
     exit_after_silence: Annotated[
         str | None,
-        option("--exit-after-silence TIME", "End with 4 when no queue could be asked for so long."),
+        option("--exit-after-silence TIME", "Exit with code 4 if no queue could be reached for this long."),
     ] = None,
-    as_json: Annotated[bool, option("--json", "Write the log, on stderr, as JSON.")] = False,
+    as_json: Annotated[bool, option("--json", "Write the log on stderr as JSON.")] = False,
 ) -> int:
-    """Give messages to a function: ack when it returns, nack with the error when it raises.
+    """Run a Python function on each message. If it returns, the message is acked; if it raises, the message is retried.
 
-    Plain functions run in threads, async ones as tasks. SIGTERM and Ctrl-C let what runs finish; a second one ends
-    the process at once.
+    Plain functions run in threads, async functions as tasks. On SIGTERM or Ctrl-C the worker finishes what it is
+    running and exits; a second signal ends it at once.
+
+    Examples:
+        holdfast worker jobs shop.orders:handle
+        holdfast worker http://127.0.0.1:7700 shop.orders:handle --queue orders --queue mails --concurrency 32
     """
-    at = usual_place() if at is None else said_or_usual(at)
-    if at is None:
-        raise InvalidRequest("say where with --at, a folder or the address of a server, or set HOLDFAST_URL")
-    enter(at)
+    enter(folder)
     worker = holdfast.Worker(
         named(handler),
-        queue=_names(at, queue or []),
-        at=at,
+        queue=_names(folder, queue or []),
+        name=name,
+        at=folder,
         group=group,
         body_type=type_of(body_type),
         concurrency=concurrency,

@@ -11,7 +11,6 @@ from contextlib import closing, contextmanager
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
-from rich.console import Console
 
 import holdfast
 from holdfast.api.drafts import parse_duration, to_datetime
@@ -23,21 +22,21 @@ from holdfast.cli.output import (
     NOT_DONE,
     NOTHING_THERE,
     OK,
-    command,
+    Console,
     facts_table,
     json_text,
     moment,
     note,
     preview,
     print_error,
-    print_json_line,
+    print_json,
     safe,
     say,
     seconds_text,
     stdout,
     write_bytes,
 )
-from holdfast.cli.places import argument, option
+from holdfast.cli.parsing import argument, option
 from holdfast.cli.reading import OpeningTurns
 from holdfast.client.address import is_address
 from holdfast.env import real_world
@@ -129,23 +128,29 @@ _EVER_S: Final = 10 * 365 * 86_400.0
 _Taken = Callable[[holdfast.Group[bytes], "list[holdfast.Message[bytes]]"], None]
 
 
-@command
 def get_command(
     at: QueueAt,
-    count: Annotated[int, option("--count", "Up to so many messages.", min=1, max=100_000)] = 1,
-    timeout: Annotated[str, option("--timeout TIME", "Wait so long for a message.")] = "0",
-    block: Annotated[bool, option("--block", "Wait for a message for as long as it takes.")] = False,
-    lease: Annotated[str | None, option("--lease TIME", "They are yours so long; the queue's own by default.")] = None,
-    holder: Annotated[str | None, option("--holder", "--owner NAME", "Who works on them.")] = None,
-    ack: Annotated[bool, option("--ack", "Ack them as soon as they are printed.")] = False,
-    raw: Annotated[bool, option("--raw", "Print the body and nothing else, byte for byte.")] = False,
+    count: Annotated[int, option("--count", "At most this many messages.", least=1, most=100_000)] = 1,
+    timeout: Annotated[str, option("--timeout TIME", "How long to wait for a message.")] = "0",
+    block: Annotated[bool, option("--block", "Wait for a message as long as it takes.")] = False,
+    lease: Annotated[
+        str | None, option("--lease TIME", "How long the messages are yours; the queue's setting by default.")
+    ] = None,
+    holder: Annotated[str | None, option("--holder", "--owner NAME", "Who is working on them.")] = None,
+    ack: Annotated[bool, option("--ack", "Ack the messages as soon as they are printed.")] = False,
+    raw: Annotated[bool, option("--raw", "Print only the body, byte for byte.")] = False,
     out: Annotated[str | None, option("--out", "--payload-out FILE", "Write the body to a file.")] = None,
-    stateful: Annotated[bool, option("--stateful", "Tell the document that goes with the message.")] = False,
-    export: Annotated[bool, option("--export", "Print shell variables, for eval.")] = False,
+    stateful: Annotated[bool, option("--stateful", "Also print the message's state document.")] = False,
+    export: Annotated[bool, option("--export", "Print shell variables, for `eval`.")] = False,
 ) -> int:
-    """Take the next message, or several. Ack it with its receipt when it is handled; else it comes back.
+    """Take the next message, or several. Ack it with its receipt when you are done; otherwise it comes back.
 
-    Exit code: 3 where no message is ready.
+    Exit code: 3 if no message is ready.
+
+    Examples:
+        holdfast get jobs
+        holdfast get jobs --count 10 --timeout 30s --json
+        eval "$(holdfast get jobs --export)" && process "$HOLDFAST_BODY" && holdfast ack
     """
     _check_call(count, out, raw=raw, export=export, as_json=at.as_json)
     lease_s = None if lease is None else parse_duration(lease, "--lease")
@@ -250,7 +255,7 @@ class _Showing:
             for message in messages:
                 more: dict[str, Any] = moment("lease_until", lease_end(self._queue, message))
                 more |= {"state": message.state.load()} if self._stateful else {}
-                print_json_line(document(message, **more, acked=self._acked))
+                print_json(document(message, **more, acked=self._acked))
         elif export:
             state = messages[0].state.load() if self._stateful else None
             write_bytes(variables(self._folder, self._queue.group, messages[0], self._out, state).encode())
@@ -299,35 +304,43 @@ class _Showing:
             facts.add_row("body", f"{message.size:,} bytes")
         console.print(facts)
         if self._out is None:
-            console.print(body_text(message.raw), soft_wrap=True)
+            console.print(body_text(message.raw))
 
 
 RECEIPT = "HOLDFAST_RECEIPT"
 GROUP = "HOLDFAST_GROUP"
 
 Receipts: TypeAlias = Annotated[list[str] | None, argument("RECEIPT", f"From `get`; by default ${RECEIPT}.")]
-StateOption: TypeAlias = Annotated[str | None, option("--state JSON", "First keep this document with the messages.")]
+StateOption: TypeAlias = Annotated[str | None, option("--state JSON", "Save this document with the messages first.")]
 _Message: TypeAlias = holdfast.Message[bytes]
 
 
-@command
 def ack_command(
     at: QueueAt,
     receipts: Receipts = None,
 ) -> int:
-    """Messages are handled: they never come back."""
+    """Confirm that messages are done. They never come back.
+
+    Examples:
+        holdfast ack jobs jobs-0-17@1
+        holdfast ack                    # after eval "$(holdfast get jobs --export)"
+    """
     return _settled(at, receipts, "acked", lambda message: message.ack())
 
 
-@command
 def nack_command(
     at: QueueAt,
     receipts: Receipts = None,
-    delay: Annotated[str | None, option("--delay TIME", "Again after this time; by default the queue's.")] = None,
-    error: Annotated[str | None, option("--error TEXT", "What went wrong.")] = None,
+    delay: Annotated[str | None, option("--delay TIME", "When to retry; the queue's setting by default.")] = None,
+    error: Annotated[str | None, option("--error TEXT", "The error.")] = None,
     state: StateOption = None,
 ) -> int:
-    """Messages failed: they come back after a while, or go to the dead letters after the last attempt."""
+    """Report that messages failed, so that they are retried. After the last attempt they become dead letters.
+
+    Examples:
+        holdfast nack jobs jobs-0-17@1 --error 'connection refused'
+        holdfast nack jobs jobs-0-17@1 --delay 5m
+    """
     delay_s = None if delay is None else parse_duration(delay, "--delay")
 
     def nack(message: _Message) -> None:
@@ -336,24 +349,30 @@ def nack_command(
     return _settled(at, receipts, "nacked", _with_state(state, nack))
 
 
-@command
 def reject_command(
     at: QueueAt,
     receipts: Receipts = None,
-    reason: Annotated[str, option("--reason TEXT", "Why.")] = "",
+    reason: Annotated[str, option("--reason TEXT", "The reason.")] = "",
 ) -> int:
-    """Messages can never be handled: straight to the dead letters."""
+    """Send messages straight to the dead letters. For messages that no retry can help.
+
+    Examples:
+        holdfast reject jobs jobs-0-17@1 --reason 'not valid JSON'
+    """
     return _settled(at, receipts, "rejected", lambda message: message.reject(reason))
 
 
-@command
 def defer_command(
     at: QueueAt,
     receipts: Receipts = None,
-    delay: Annotated[str, option("--delay TIME", "Again after this time.")] = "0",
+    delay: Annotated[str, option("--delay TIME", "When they are ready again.")] = "0",
     state: StateOption = None,
 ) -> int:
-    """Not now: messages come back, and this does not count as an attempt."""
+    """Return messages for later, without counting an attempt.
+
+    Examples:
+        holdfast defer jobs jobs-0-17@1 --delay 1h
+    """
     delay_s = parse_duration(delay, "--delay")
 
     def defer(message: _Message) -> None:
@@ -362,14 +381,19 @@ def defer_command(
     return _settled(at, receipts, "deferred", _with_state(state, defer))
 
 
-@command
 def extend_command(
     at: QueueAt,
     receipts: Receipts = None,
-    lease: Annotated[str | None, option("--lease TIME", "So long from now; by default the queue's.")] = None,
+    lease: Annotated[
+        str | None, option("--lease TIME", "The new lease, from now; the queue's setting by default.")
+    ] = None,
     state: StateOption = None,
 ) -> int:
-    """More time for messages in hand."""
+    """Extend the lease of messages. Use it while the work takes longer than expected.
+
+    Examples:
+        holdfast extend jobs jobs-0-17@1 --lease 10m
+    """
     lease_s = None if lease is None else parse_duration(lease, "--lease")
     return _settled(at, receipts, "extended", _with_state(state, lambda message: message.extend(lease_s)))
 
@@ -408,7 +432,7 @@ def _settled(at: QueueAt, receipts: list[str] | None, verb: str, settle: Callabl
                 continue
             facts = _after(view, message, verb)
             if at.as_json:
-                print_json_line(facts)
+                print_json(facts)
             else:
                 say(_sentence(facts))
     return code

@@ -20,7 +20,6 @@ from holdfast.cli.output import (
     NOT_DONE,
     NOTHING_THERE,
     OK,
-    CommandSection,
     json_text,
     moment,
     note,
@@ -28,11 +27,10 @@ from holdfast.cli.output import (
     safe,
     say,
     seconds_text,
-    show_table,
     stdout,
     table,
 )
-from holdfast.cli.places import argument, option
+from holdfast.cli.parsing import Section, argument, option
 from holdfast.cli.reading import OpeningTurns
 from holdfast.cli.use.get import default_holder, nothing_exported
 from holdfast.client.address import is_address
@@ -41,7 +39,7 @@ from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest, LockHeld
 from holdfast.local.locks import document_from, info_of
 
-lock_app = CommandSection("Locks with leases and fencing numbers.")
+lock_app = Section("Locks with leases and fencing numbers.")
 
 LEASE_ID: Final = "HOLDFAST_LEASE_ID"
 _NAMES: Final = ("HOLDFAST_LOCK", LEASE_ID, "HOLDFAST_FENCE")
@@ -54,17 +52,22 @@ LeaseIdArgument: TypeAlias = Annotated[str | None, argument("LEASE", f"From `acq
 def acquire_command(
     folder: DataFolder,
     name: LockName,
-    owner: Annotated[str | None, option("--owner NAME", "Who has it; this shell.")] = None,
-    lease: Annotated[str, option("--lease TIME", "It is yours so long.")] = "30s",
-    timeout: Annotated[str, option("--timeout TIME", "Wait so long for the lock.")] = "0",
+    owner: Annotated[str | None, option("--owner NAME", "Who holds it; this shell by default.")] = None,
+    lease: Annotated[str, option("--lease TIME", "How long it is yours.")] = "30s",
+    timeout: Annotated[str, option("--timeout TIME", "How long to wait for the lock.")] = "0",
     if_not_exists: Annotated[
-        bool, option("--if-not-exists", "Only where there is no lock and no document of that name.")
+        bool, option("--if-not-exists", "Fail if there is a lock or a document of that name.")
     ] = False,
-    export: Annotated[bool, option("--export", "Print shell variables, for eval.")] = False,
+    export: Annotated[bool, option("--export", "Print shell variables, for `eval`.")] = False,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Take a lock for a time. Exit code: 3 where somebody else has it."""
+    """Acquire a lock for some time. Exit code: 3 if somebody else has it.
+
+    Examples:
+        holdfast lock acquire ./data nightly --lease 5m
+        eval "$(holdfast lock acquire ./data nightly --timeout 1m --export)"
+    """
     if export and as_json:
         raise InvalidRequest("--export and --json both say what is printed; give one of them")
     options: dict[str, Any] = {
@@ -106,11 +109,17 @@ def _acquired(folder: str, name: str, options: dict[str, Any], timeout_s: float,
 def keepalive_command(
     folder: DataFolder,
     lease_id: LeaseIdArgument = None,
-    lease: Annotated[str | None, option("--lease TIME", "So long from now; as long as before by default.")] = None,
+    lease: Annotated[
+        str | None, option("--lease TIME", "The new lease, from now; the previous length by default.")
+    ] = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Let a lease go on."""
+    """Renew the lease of a lock.
+
+    Examples:
+        holdfast lock keepalive ./data "$HOLDFAST_LEASE_ID" --lease 5m
+    """
     lease_s = None if lease is None else parse_duration(lease, "--lease")
     with opened_broker(folder, wait=wait) as broker:
         _show_lock(broker.locks.keepalive(_lease_id(lease_id), lease_s), as_json=as_json)
@@ -121,11 +130,16 @@ def keepalive_command(
 def release_command(
     folder: DataFolder,
     lease_id: LeaseIdArgument = None,
-    force: Annotated[str | None, option("--force NAME", "Take this lock from whoever has it.")] = None,
+    force: Annotated[str | None, option("--force NAME", "Release this lock, whoever holds it.")] = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Give a lock back; or take one from its holder, by name. Exit code: 3 where nobody has that."""
+    """Release a lock, or take it from its holder by name. Exit code: 3 if nobody has it.
+
+    Examples:
+        holdfast lock release ./data "$HOLDFAST_LEASE_ID"
+        holdfast lock release ./data --force nightly
+    """
     if force is not None and lease_id is not None:
         raise InvalidRequest("a lease and --force both say what is released; give one of them")
     given = _lease_id(lease_id) if force is None else check_name(force, "lock")
@@ -144,7 +158,11 @@ def release_command(
 
 @lock_app.command("show")
 def lock_show_command(folder: DataFolder, name: LockName, as_json: AsJson = False) -> int:
-    """Who has a lock, since and until when. Takes no lock of the folder."""
+    """Show who has a lock, since when and until when. Does not lock the folder.
+
+    Examples:
+        holdfast lock show ./data nightly
+    """
     info = _infos(folder, check_name(name, "lock"))[0]
     if as_json:
         print_json(_lock_document(info))
@@ -160,7 +178,11 @@ def lock_show_command(folder: DataFolder, name: LockName, as_json: AsJson = Fals
 
 @lock_app.command("ls")
 def lock_ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
-    """List the locks that somebody has. Takes no lock of the folder."""
+    """List the locks that are held. Does not lock the folder.
+
+    Examples:
+        holdfast lock ls ./data
+    """
     infos = _infos(folder)
     if as_json:
         print_json({"folder": folder, "locks": [_lock_document(info) for info in infos]})
@@ -171,7 +193,7 @@ def lock_ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
         for info in infos:
             since, until = _seconds_or_dash(info.acquired_at), _seconds_or_dash(info.expires_at)
             shown.add_row(safe(info.name), safe(info.owner or ""), since, until, str(info.fence))
-        show_table(stdout(), shown)
+        stdout().print(shown)
     return OK
 
 
@@ -232,18 +254,24 @@ def _seconds_or_dash(when: datetime | None) -> str:
     return "-" if when is None else seconds_text(when)
 
 
-state_app = CommandSection("State documents: JSON values with versions.")
+state_app = Section("JSON documents with versions.")
 
 DocumentName: TypeAlias = Annotated[str, argument("NAME", "The document's name.")]
 Version: TypeAlias = Annotated[
-    int | None, option("--version N", "Only if it has this version; 0: if there is none.", min=0)
+    int | None, option("--version N", "Only if this is its current version; 0 if it must not exist.", least=0)
 ]
-LeaseIdOption: TypeAlias = Annotated[str | None, option("--lease-id LEASE", "Only while this lease of a lock is good.")]
+LeaseIdOption: TypeAlias = Annotated[
+    str | None, option("--lease-id LEASE", "Only while this lease of a lock is valid.")
+]
 
 
 @state_app.command("get")
 def state_get_command(folder: DataFolder, name: DocumentName, as_json: AsJson = False) -> int:
-    """Print a document as JSON. Takes no lock of the folder. Exit code: 3 where there is none."""
+    """Print a document as JSON. Does not lock the folder. Exit code: 3 if there is none.
+
+    Examples:
+        holdfast state get ./data cursor
+    """
     document = _document(folder, check_name(name, "document"))
     if document is None:
         note(f"there is no document {safe(name)} in {safe(folder)}")
@@ -251,7 +279,7 @@ def state_get_command(folder: DataFolder, name: DocumentName, as_json: AsJson = 
     if as_json:
         print_json(_document_facts(document, value=document.value))
     else:
-        sys.stdout.write(json_text(document.value, indent=2) + "\n")
+        sys.stdout.write(json_text(document.value) + "\n")
     return OK
 
 
@@ -259,13 +287,18 @@ def state_get_command(folder: DataFolder, name: DocumentName, as_json: AsJson = 
 def state_put_command(
     folder: DataFolder,
     name: DocumentName,
-    value: Annotated[str | None, argument("JSON", "The value; stdin by default.")] = None,
+    value: Annotated[str | None, argument("JSON", "The value; read from stdin by default.")] = None,
     version: Version = None,
     lease_id: LeaseIdOption = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Make or replace a document."""
+    """Create or replace a document.
+
+    Examples:
+        holdfast state put ./data cursor '{"page": 17}'
+        holdfast state put ./data cursor '{"page": 18}' --version 1
+    """
     content = sys.stdin.buffer.read() if value is None else value.encode("utf-8", "surrogateescape")
     try:
         decoded = msgspec.json.decode(content)
@@ -289,7 +322,11 @@ def state_rm_command(
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Take a document away. Exit code: 3 where there is none."""
+    """Delete a document. Exit code: 3 if there is none.
+
+    Examples:
+        holdfast state rm ./data cursor
+    """
     with opened_broker(folder, wait=wait) as broker:
         removed = broker.documents.remove(name, version=version, lock=lease_id)
     if as_json:
@@ -301,7 +338,11 @@ def state_rm_command(
 
 @state_app.command("ls")
 def state_ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
-    """List the documents. Takes no lock of the folder."""
+    """List the documents. Does not lock the folder.
+
+    Examples:
+        holdfast state ls ./data
+    """
     found = _documents(folder)
     if as_json:
         print_json({"folder": folder, "documents": [_document_facts(document) for document, _ in found]})
@@ -311,7 +352,7 @@ def state_ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
         shown = table("document", "version>", "bytes>")
         for document, size in found:
             shown.add_row(safe(document.name), str(document.version), f"{size:,}")
-        show_table(stdout(), shown)
+        stdout().print(shown)
     return OK
 
 

@@ -36,18 +36,15 @@ from holdfast.cli.opening import (
 from holdfast.cli.operate.settings import size_of
 from holdfast.cli.output import (
     OK,
-    command,
     note,
     print_json,
-    print_json_line,
     progress,
     safe,
     say,
     size,
-    stderr,
     stdout,
 )
-from holdfast.cli.places import argument, option
+from holdfast.cli.parsing import argument, option
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.model import CodecName, Durability
@@ -243,35 +240,47 @@ _BATCH_MESSAGES: Final = 1_000
 _BATCH_BYTES: Final = 4 * 1024 * 1024
 
 
-@command
 def put_command(
     folder: QueueFolder,
-    bodies: Annotated[list[str] | None, argument("BODY", "A message each; `-` is stdin.")] = None,
-    files: Annotated[list[str] | None, option("--file FILE", "A message each.")] = None,
-    lines: Annotated[bool, option("--lines", "A message for each line of stdin or of the files.")] = False,
-    jsonl: Annotated[
-        bool, option("--jsonl", "A message for each line, as JSON: body, body_base64 or json; key, ...")
-    ] = False,
-    key: Annotated[str | None, option("--key", "The messages' key.")] = None,
-    headers: Annotated[list[str] | None, option("--header NAME=VALUE", "May be repeated.")] = None,
-    priority: Annotated[int, option("--priority", "9 is the most urgent.", min=0, max=9)] = 0,
-    delay: Annotated[str | None, option("--delay TIME", "Ready after 30s, 1h30m, 7d.")] = None,
-    due: Annotated[str | None, option("--due ISO", "Ready at 2026-01-31T12:00:00Z, +1h.")] = None,
-    ttl: Annotated[str | None, option("--ttl TIME", "Of no use after this time.")] = None,
-    dedup_id: Annotated[str | None, option("--dedup-id", "Store it once, however often it is put.")] = None,
-    correlation_id: Annotated[str | None, option("--correlation-id", "What it belongs to.")] = None,
-    durability: Annotated[Durability | None, option("--durability", "What it must survive.")] = None,
-    codec: Annotated[CodecName | None, option("--codec", "How it is packed.")] = None,
-    no_create: Annotated[bool, option("--no-create", "The queue must be there.")] = False,
+    bodies: Annotated[list[str] | None, argument("BODY", "The body of a message; `-` reads it from stdin.")] = None,
+    files: Annotated[list[str] | None, option("--file FILE", "Put the content of this file as a message.")] = None,
+    lines: Annotated[bool, option("--lines", "Put each line of stdin, or of the files, as a message.")] = False,
+    jsonl: Annotated[bool, option("--jsonl", "Each line is a message as JSON; see `holdfast help json`.")] = False,
+    key: Annotated[str | None, option("--key", "The key of the messages.")] = None,
+    headers: Annotated[list[str] | None, option("--header NAME=VALUE", "Add a header.")] = None,
+    priority: Annotated[
+        int, option("--priority", "The priority; 9 is the most urgent, 0 the default.", least=0, most=9)
+    ] = 0,
+    delay: Annotated[str | None, option("--delay TIME", "Deliver after this time, such as 30s, 1h30m or 7d.")] = None,
+    due: Annotated[
+        str | None, option("--due ISO", "Deliver at this time, such as 2026-01-31T12:00:00Z or +1h.")
+    ] = None,
+    ttl: Annotated[
+        str | None, option("--ttl TIME", "Drop the messages if nobody has taken them after this time.")
+    ] = None,
+    dedup_id: Annotated[
+        str | None, option("--dedup-id", "Store the message only once, however often it is put.")
+    ] = None,
+    correlation_id: Annotated[str | None, option("--correlation-id", "An id that related messages share.")] = None,
+    durability: Annotated[
+        Durability | None, option("--durability", "Which failures it must survive; see `holdfast help durability`.")
+    ] = None,
+    codec: Annotated[CodecName | None, option("--codec", "How to compress it.")] = None,
+    no_create: Annotated[bool, option("--no-create", "Fail if there is no such queue.")] = False,
     topic: Topic = None,
-    quiet: Annotated[bool, option("--quiet", "Do not print ids.")] = False,
+    quiet: Annotated[bool, option("--quiet", "Do not print the ids.")] = False,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Put messages into a queue, which is made where there is none. Prints their ids.
+    """Put messages into a queue. Creates the queue if there is none, and prints the id of each message.
 
-    Bodies are arguments, files, or stdin where neither is given. A large input is stored in batches of 1,000, each
-    wholly or not at all.
+    Bodies come from the arguments, from files, or from stdin if there are neither. A large input is stored in batches
+    of 1,000; each batch is stored completely or not at all.
+
+    Examples:
+        holdfast put jobs 'resize photo 17'
+        holdfast put jobs --lines < urls.txt
+        holdfast put http://127.0.0.1:7700/jobs --file order.json --priority 9 --delay 10m
     """
     given = (bodies or [], files or [])
     _check_put(*given, dedup_id, lines=lines, jsonl=jsonl)
@@ -288,16 +297,7 @@ def put_command(
     intake = PutInput(defaults, real_world().clock.now_ns() // 1_000_000, lines=lines, jsonl=jsonl)
     name = chosen_topic(folder, topic, create=not no_create)
     putting = _Putting(name, durability, codec, as_json=as_json, quiet=quiet)
-    try:
-        # Read the first messages before creating the queue: a usage error must not leave an empty queue behind.
-        batches = _batches(intake.items(*given))
-        first = list(islice(batches, 1))
-        with opened_broker(folder, wait=wait, create=not no_create) as broker:
-            see_to_queue(broker, name, create=not no_create)
-            putting.put_all(broker, chain(first, batches))
-    except InvalidRequest as error:
-        raise putting.with_count(error) from None
-    putting.summary()
+    putting.run(folder, _batches(intake.items(*given)), wait, create=not no_create)
     return OK
 
 
@@ -325,12 +325,24 @@ class _Putting:
         self.stored = 0
         self.duplicates = 0
 
+    def run(self, folder: str, batches: Iterator[list[Item]], wait: str, *, create: bool) -> None:
+        """Put everything, and print a summary."""
+        try:
+            # Read the first messages before creating the queue: a usage error must not leave an empty queue behind.
+            first = list(islice(batches, 1))
+            with opened_broker(folder, wait=wait, create=create) as broker:
+                see_to_queue(broker, self._topic, create=create)
+                self.put_all(broker, chain(first, batches))
+        except InvalidRequest as error:
+            raise self.with_count(error) from None
+        self.summary()
+
     def put_all(self, broker: holdfast.Broker, batches: Iterable[list[Item]]) -> None:
         """Put one batch after the other, with a progress bar at a terminal."""
-        with progress("putting", "count", shown=not self._as_json) as told:
+        with progress("putting", "count", shown=not self._as_json) as report:
             for batch in batches:
                 self.put(broker, batch)
-                told(self.stored)
+                report(self.stored)
 
     def put(self, broker: holdfast.Broker, batch: list[Item]) -> None:
         """Put a batch, all or nothing per partition."""
@@ -346,7 +358,7 @@ class _Putting:
             self.duplicates += stored.duplicate
             self._kept = stored.durability
             if self._as_json:
-                print_json_line(
+                print_json(
                     {
                         "id": stored.id,
                         "offset": stored.offset,
@@ -364,7 +376,7 @@ class _Putting:
         again = f", {self.duplicates:,} of them known before" if self.duplicates else ""
         sys.stdout.flush()
         durability = f" ({self._kept})" if self._kept else ""
-        stderr().print(f"{count_of(self.stored, 'message')}{again}{durability}")
+        note(f"{count_of(self.stored, 'message')}{again}{durability}")
 
     def with_count(self, error: InvalidRequest) -> InvalidRequest:
         """Return the error with the number of messages stored before it."""
@@ -398,47 +410,54 @@ _MOST_UNANSWERED: Final = 20_000
 _TELL_EVERY: Final = 1_000
 
 
-@command
 def produce_command(
     folder: DataFolder,
-    topic: Annotated[str, argument("TOPIC", "Where the messages go.", autocompletion=topic_names)],
-    bodies: Annotated[list[str] | None, option("-m", "--message BODY", "A message.")] = None,
-    files: Annotated[list[str] | None, option("--file FILE", "A message for each line.")] = None,
-    jsonl: Annotated[bool, option("--jsonl", "Each line is a message as JSON, as for `holdfast put`.")] = False,
-    whole: Annotated[bool, option("--whole", "Each file, or stdin, is one message.")] = False,
-    key: Annotated[str | None, option("--key", "The messages' key.")] = None,
+    topic: Annotated[str, argument("TOPIC", "The topic to publish to.", complete=topic_names)],
+    bodies: Annotated[list[str] | None, option("-m", "--message BODY", "Publish this message.")] = None,
+    files: Annotated[list[str] | None, option("--file FILE", "Publish each line of this file as a message.")] = None,
+    jsonl: Annotated[bool, option("--jsonl", "Each line is a message as JSON; see `holdfast help json`.")] = False,
+    whole: Annotated[bool, option("--whole", "Publish each file, or stdin, as one message.")] = False,
+    key: Annotated[str | None, option("--key", "The key of the messages.")] = None,
     key_separator: Annotated[
-        str | None, option("--key-separator TEXT", r"What stands before it in a line is the key.")
+        str | None, option("--key-separator TEXT", r"Split each line here: the key, then the body.")
     ] = None,
-    headers: Annotated[list[str] | None, option("--header NAME=VALUE", "May be repeated.")] = None,
-    priority: Annotated[int, option("--priority", "9 is the most urgent.", min=0, max=9)] = 0,
+    headers: Annotated[list[str] | None, option("--header NAME=VALUE", "Add a header.")] = None,
+    priority: Annotated[
+        int, option("--priority", "The priority; 9 is the most urgent, 0 the default.", least=0, most=9)
+    ] = 0,
     partition: PartitionNumber = None,
     acks: Annotated[
         Literal["none", "leader", "all"] | None,
-        option("--acks", "What is waited for: nothing, kill -9 (leader) or a power cut (all)."),
+        option("--acks", "Wait for nothing (none), until it survives kill -9 (leader) or a power cut (all)."),
     ] = None,
-    linger: Annotated[str | None, option("--linger TIME", "How long a batch waits to be full.")] = None,
-    batch_messages: Annotated[int | None, option("--batch-messages", "How many are a batch.", min=1)] = None,
-    batch_bytes: Annotated[str | None, option("--batch-bytes SIZE", "How many bytes are one, such as 64KiB.")] = None,
-    name: Annotated[str | None, option("--name", "The producer's name: a new one of it fences the one before.")] = None,
+    linger: Annotated[str | None, option("--linger TIME", "How long to wait for a batch to fill.")] = None,
+    batch_messages: Annotated[int | None, option("--batch-messages", "The most messages in a batch.", least=1)] = None,
+    batch_bytes: Annotated[
+        str | None, option("--batch-bytes SIZE", "The most bytes in a batch, such as 64KiB.")
+    ] = None,
+    name: Annotated[
+        str | None, option("--name", "The producer's name. A new producer of this name fences the old one.")
+    ] = None,
     resume: Annotated[
-        bool, option("--resume", "Given the same messages again, store those that are not stored yet.")
+        bool, option("--resume", "Store only those messages that an earlier call did not store.")
     ] = False,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Send messages to a topic: the lines of stdin or of files, or those given with -m. Says how many, and how fast.
+    """Publish messages to a topic, in batches. Prints how many there were, and how fast.
 
-    They are gathered into batches. With --name and --resume the same call may be made again after a crash, and each
-    message is stored once.
+    Messages are the lines of stdin or of files, or those given with -m. With --name and --resume you can repeat the
+    same call after a crash, and each message is stored once.
+
+    Examples:
+        holdfast produce ./data clicks < clicks.log
+        holdfast produce ./data clicks --key-separator '\\t' --file clicks.tsv
+        holdfast produce ./data clicks --name import-1 --resume --file clicks.log
     """
     _check_produce(bodies, files, name, resume=resume, jsonl=jsonl, whole=whole)
     separator = None if key_separator is None else _separator(key_separator, key, jsonl=jsonl)
-    defaults = Defaults(
-        key=None if key is None else text_or_bytes(key),
-        headers=header_pairs(headers or []),
-        priority=priority,
-    )
+    key_bytes = None if key is None else text_or_bytes(key)
+    defaults = Defaults(key=key_bytes, headers=header_pairs(headers or []), priority=priority)
     changes = _producer_changes(acks, linger, batch_messages, batch_bytes)
     intake = PutInput(defaults, real_world().clock.now_ns() // 1_000_000, lines=not whole and not jsonl, jsonl=jsonl)
     chosen = chosen_topic(folder, topic)
@@ -519,11 +538,11 @@ class _Producing:
         """Send all messages and wait for their answers; an error says how many were stored before it."""
         began = time.monotonic()
         try:
-            with progress("producing", "count", shown=shown) as told:
+            with progress("producing", "count", shown=shown) as report:
                 for place, message in items:
                     self._send(place, message)
                     if not self.sent % _TELL_EVERY:
-                        told(self.sent)
+                        report(self.sent)
                 self._answered(0)
         except HoldfastError as error:
             self._end()

@@ -113,7 +113,7 @@ def _host_place(host: str) -> tuple[str, int | None] | None:
 CHALLENGES: Final = ('Basic realm="holdfast", charset="UTF-8"', 'Bearer realm="holdfast"')
 
 _EVERY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})
-_HOW: Final = 'send "Authorization: Bearer TOKEN", or the token as the password of any user'
+_HOW: Final = 'set HOLDFAST_TOKEN, or send "Authorization: Bearer TOKEN", or send the token as the password of any user'
 
 
 def check_listening(settings: ServerSettings) -> list[str]:
@@ -226,7 +226,10 @@ class Access:
         if authorization:
             entry = tokens.of_token(_token_in(authorization))
             if entry is None:
-                raise Unauthenticated("the token is not known here; ask for a new one, `holdfast token new` makes it")
+                raise Unauthenticated(
+                    "the token is not known here: check HOLDFAST_TOKEN, or ask for a new one (`holdfast token new` "
+                    "makes it)"
+                )
             return entry
         entry = tokens.of_certificate(certificate_names)
         if entry is not None:

@@ -1,4 +1,4 @@
-"""Health, status, settings, metrics, traces and the audit log of the server."""
+"""Health, status, settings, metrics, traces, samples and the audit log of the server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -18,29 +18,41 @@ from holdfast.api.topics import check_changes
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.contents import kept_settings
 from holdfast.broker.folder.layout import SETTINGS, TOPICS, topic_folder, topic_of_id
+from holdfast.broker.samples import Samples
 from holdfast.broker.tracing.log import Tallied, TraceStats, TraceStep
+from holdfast.broker.workers import Order, WorkerInfo, WorkerReport
 from holdfast.config.settings_file import DEFAULT, Effective, Origin, Setting
 from holdfast.env.process import descriptor_limit, open_descriptors
 from holdfast.errors import Unavailable
-from holdfast.local.broker import places_in, steps_in
-from holdfast.protocol.admin import (
+from holdfast.local.broker import places_in, samples_in, steps_in
+from holdfast.protocol.media import JSON
+from holdfast.protocol.messages import InGroup, ServerValue, Wire
+from holdfast.protocol.topics import (
+    AlterTopic,
+    GroupSamplesQuery,
     LimitQuery,
+    SamplesQuery,
+    SettingsTold,
+    SettingTold,
     StatsQuery,
     Status,
     Steps,
+    TopicSettingsQuery,
     TraceQuery,
     TracesQuery,
     WaitersAt,
     WaitersTold,
+    WorkerOrder,
+    WorkersOrdered,
+    WorkersTold,
 )
-from holdfast.protocol.media import JSON
-from holdfast.protocol.messages import Told, Wire
-from holdfast.protocol.topics import AlterTopic, SettingsTold, SettingTold, TopicSettingsQuery
+from holdfast.server.api.queues import existing_group
 from holdfast.server.audit import Act, Audit
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Route, Routes
 from holdfast.server.service import Call, Service
 from holdfast.server.turns import Full, Scan
+from holdfast.server.waiting import caller_of
 
 # Health, readiness and metrics.
 
@@ -48,7 +60,7 @@ from holdfast.server.turns import Full, Scan
 health_routes = Routes("health")
 
 
-class Health(Told, kw_only=True):
+class Health(ServerValue, kw_only=True):
     """That the server lives."""
 
     status: str
@@ -93,13 +105,7 @@ def metrics_routes(render: Callable[[str], tuple[bytes, str]], *, asks: bool) ->
     """The route of the metrics; with `asks` it needs a token."""
     found = Routes("health")
 
-    @found.add(
-        "GET",
-        "/metrics",
-        action="read" if asks else "open",
-        query=MetricsQuery,
-        gives=("text/plain",),
-    )
+    @found.add("GET", "/metrics", action="read" if asks else "open", query=MetricsQuery, gives=("text/plain",))
     async def metrics(call: Call) -> Response:
         """What is counted and timed, for Prometheus."""
         body, media = await asyncio.to_thread(render, call.request.header("accept"))
@@ -169,6 +175,87 @@ def waiters_by_group(call: Call) -> list[WaitersAt]:
     return [line for line in lines if line.waiters or line.streams]
 
 
+# Workers that report themselves, and what operators tell them.
+
+
+workers_routes = Routes("workers")
+
+
+@workers_routes.add(
+    "POST",
+    "/v1/queues/{queue}/workers",
+    action="consume",
+    query=InGroup,
+    body=WorkerReport,
+    answers=WorkerOrder,
+    errors=("unknown_group",),
+)
+async def report_worker(call: Call) -> WorkerOrder:
+    """A worker of the queue says what it is doing, every few seconds; the answer says what it was told to do."""
+    group = await existing_group(call)
+    workers = call.service.engine.workers
+    return WorkerOrder(order=workers.report(caller_of(call.principal), group.topic, group.group, call.body))
+
+
+@workers_routes.add("GET", "/v1/workers", action="read", scope="any", answers=WorkersTold)
+async def workers(call: Call) -> WorkersTold:
+    """The workers that report themselves, or did within the last hour, as far as the caller may see their queues."""
+    return WorkersTold(workers=workers_shown(call))
+
+
+def workers_shown(call: Call) -> list[WorkerInfo]:
+    """The workers on queues that the caller may see."""
+    principal = call.principal
+    return call.service.engine.workers.all(
+        lambda topic, group: principal.sees(topic) and principal.may_use_queue_group(group)
+    )
+
+
+async def _may_order(call: Call) -> None:
+    call.target = call.path["worker"]
+    for topic, group in sorted(call.service.engine.workers.queues(call.path["worker"])):
+        _check_order(call, topic, group)
+
+
+def _check_order(call: Call, topic: str, group: str) -> None:
+    """Raise Forbidden unless the caller may tell workers of this queue what to do."""
+    call.principal.check("admin", topic)
+    call.principal.check_queue_group(group)
+
+
+_ORDER: Final[dict[str, Any]] = {
+    "action": "admin",
+    "scope": "any",
+    "allowed": _may_order,
+    "answers": WorkersOrdered,
+    "act": True,
+    "errors": ("not_found",),
+}
+
+
+def _ordered(call: Call, order: Order) -> WorkersOrdered:
+    workers = call.service.engine.workers
+    return WorkersOrdered(ids=workers.order(call.path["worker"], order, partial(_check_order, call)))
+
+
+@workers_routes.add("POST", "/v1/workers/{worker}/drain", **_ORDER)
+async def drain_worker(call: Call) -> WorkersOrdered:
+    """Let the workers of this name finish what they work on, and then stay idle; they learn of it when they report."""
+    return _ordered(call, "drain")
+
+
+@workers_routes.add("POST", "/v1/workers/{worker}/resume", **_ORDER)
+async def resume_worker(call: Call) -> WorkersOrdered:
+    """Let drained workers of this name take messages again."""
+    return _ordered(call, "resume")
+
+
+@workers_routes.add("POST", "/v1/workers/{worker}/stop", **_ORDER)
+async def stop_worker(call: Call) -> WorkersOrdered:
+    """Let the workers of this name finish what they work on, and end."""
+    return _ordered(call, "stop")
+
+
 # The settings in force with their origins, and changes to topics' settings.
 
 
@@ -185,20 +272,16 @@ def effective_of(service: Service) -> Effective:
 @settings_routes.add("GET", "/v1/settings", action="read", answers=SettingsTold)
 async def settings(call: Call) -> SettingsTold:
     """Every setting of server and broker that is in force, and where it comes from."""
-    return _told(effective_of(call.service).settings())
+    return _settings_answer(effective_of(call.service).settings())
 
 
 @settings_routes.add(
-    "GET",
-    "/v1/topics/{topic}/settings",
-    action="read",
-    query=TopicSettingsQuery,
-    answers=SettingsTold,
+    "GET", "/v1/topics/{topic}/settings", action="read", query=TopicSettingsQuery, answers=SettingsTold
 )
 async def topic_settings(call: Call) -> SettingsTold:
     """The settings that a topic follows, and where each comes from."""
     query: TopicSettingsQuery = call.query
-    return _told(await asyncio.to_thread(_topic_settings, call, every=query.all))
+    return _settings_answer(await asyncio.to_thread(_topic_settings, call, every=query.all))
 
 
 @settings_routes.add(
@@ -214,7 +297,7 @@ async def alter_settings(call: Call) -> SettingsTold:
     """Change settings of a topic; they count at once, and are kept."""
     given: AlterTopic = call.body
     await call.service.port.alter_topic(call.path["topic"], check_changes(given.settings))
-    return _told(await asyncio.to_thread(_topic_settings, call, every=True))
+    return _settings_answer(await asyncio.to_thread(_topic_settings, call, every=True))
 
 
 def _topic_settings(call: Call, *, every: bool) -> list[Setting]:
@@ -234,7 +317,7 @@ def _all(own: dict[str, Setting], followed: dict[str, object]) -> Iterator[Setti
         yield own.get(name) or Setting(name, value, DEFAULT)
 
 
-def _told(found: Iterable[Setting]) -> SettingsTold:
+def _settings_answer(found: Iterable[Setting]) -> SettingsTold:
     return SettingsTold(
         settings=[
             SettingTold(name=each.name, value=each.value, origin=str(each.origin), kind=each.origin.kind)
@@ -252,7 +335,7 @@ class AuditQuery(Wire, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=1_000)] = 100
 
 
-class Acts(Told, kw_only=True):
+class Acts(ServerValue, kw_only=True):
     """Administrative acts, the newest first; one whose outcome is "begun" runs, or was cut short by a crash.
 
     `refused` are calls that nobody was allowed to make; they stand apart, so that they cannot push out what was done.
@@ -309,9 +392,9 @@ async def trace(call: Call) -> Steps:
 
     while await call.scan(some):
         pass
-    told = int(query.after or 0)
-    stop = told + query.limit
-    return Steps(steps=found[told:stop], next=str(stop) if stop < len(found) else "")
+    first = int(query.after or 0)
+    stop = first + query.limit
+    return Steps(steps=found[first:stop], next=str(stop) if stop < len(found) else "")
 
 
 def is_shown(call: Call, step: TraceStep) -> bool:
@@ -394,6 +477,46 @@ async def stats(call: Call) -> TraceStats:
     while await call.scan(some):
         pass
     return tallied.stats()
+
+
+# Samples: how queues fared over the last days.
+
+
+sample_routes = Routes("samples")
+
+
+@sample_routes.add("GET", "/v1/samples", action="read", query=SamplesQuery, answers=Samples)
+async def total_samples(call: Call) -> Samples:
+    """Rates, backlog and handling times of all topics together, over time."""
+    query: SamplesQuery = call.query
+    return await asyncio.to_thread(samples_in, call.service.engine, None, None, round(query.last * 1000))
+
+
+@sample_routes.add(
+    "GET",
+    "/v1/queues/{queue}/samples",
+    action="read",
+    query=GroupSamplesQuery,
+    answers=Samples,
+    errors=("unknown_group",),
+)
+async def samples_of_group(call: Call) -> Samples:
+    """Rates, backlog and handling times of one group of a topic, over time."""
+    query: GroupSamplesQuery = call.query
+    return await asyncio.to_thread(group_samples, call, call.path["queue"], query.group, query.last)
+
+
+def group_samples(call: Call, topic: str, group: str | None, span_s: float) -> Samples:
+    """The samples of a group. Raises Forbidden if the caller may not use it."""
+    principal = call.principal
+    if group is not None and not principal.may_use_group(group):
+        principal.check_queue_group(group)  # first: what there is in neither mode is nobody's business either
+    found = samples_in(call.service.engine, topic, group, round(span_s * 1000))
+    if found.mode == "stream":
+        principal.check_group(found.group)
+    elif found.mode == "queue":
+        principal.check_queue_group(found.group)
+    return found
 
 
 # The API's own description is made when somebody first asks for it, so that a server listens sooner.

@@ -1,20 +1,29 @@
-"""Dead letters of a queue: list, group, redrive and purge them. Also delayed messages of a topic."""
+"""Dead letters of a queue: list, group, count, redrive and purge them. Also delayed messages, and acts on one."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
-from typing import Any, Final, TypeAlias
+from operator import itemgetter
+from typing import Any, Final, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
 
 import msgspec
+from pyroaring import BitMap64
 
 from holdfast.api.arguments import chosen_ids
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import PartitionHome
-from holdfast.api.listing import DeadKinds, DeadLetter, Listed, Waiting, note_of
-from holdfast.broker.folder.layout import check_topic_name, parse_message_id
+from holdfast.api.drafts import to_datetime
+from holdfast.api.listing import DeadGroup, DeadKinds, DeadLetter, Listed, Waiting, fingerprint, note_of
+from holdfast.broker.dead_letters import DeadLetterLog
+from holdfast.broker.dead_letters import note_of as note_in
+from holdfast.broker.delivery import Delivery
+from holdfast.broker.folder.layout import DEAD_SUFFIX, check_topic_name, message_id, parse_message_id
+from holdfast.broker.group import QueueGroup
 from holdfast.broker.partition import Partition
 from holdfast.env.world import checkpoint
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
@@ -31,11 +40,12 @@ from holdfast.protocol.messages import (
     Letter,
     Letters,
     ListedMessages,
+    MessageChanged,
     Purge,
     Redrive,
     RedriveTold,
 )
-from holdfast.server.api.queues import BodyAllowance, existing_group, page, told
+from holdfast.server.api.queues import BodyAllowance, as_listed, existing_group, page
 from holdfast.server.http.messages import StreamResponse
 from holdfast.server.routing import Routes
 from holdfast.server.served import ServedGroup
@@ -49,13 +59,7 @@ _STEP_S = 1.0
 _AT_ONCE = 1_000  # dead letters purged at a time
 
 
-@routes.add(
-    "GET",
-    "/v1/queues/{queue}/dead",
-    action="read",
-    query=DeadQuery,
-    answers=Letters,
-)
+@routes.add("GET", "/v1/queues/{queue}/dead", action="read", query=DeadQuery, answers=Letters)
 async def list_dead(call: Call) -> Letters:
     """Dead letters that the condition chooses, oldest first; page by page with `after`."""
     query: DeadQuery = call.query
@@ -111,7 +115,7 @@ async def _chosen(call: Call, group: ServedGroup) -> list[ChosenLetter]:
 
 def _letter(letter: DeadLetter[bytes], *, bodies: bool = True) -> Letter:
     note = note_of(letter)
-    facts = msgspec.structs.asdict(told(letter, bodies=bodies))
+    facts = msgspec.structs.asdict(as_listed(letter, bodies=bodies))
     facts |= {"original_id": letter.original_id, "expires_at_ms": note.expires_at_ms, "due_at_ms": note.due_at_ms}
     return Letter(
         **facts,
@@ -125,20 +129,22 @@ def _letter(letter: DeadLetter[bytes], *, bodies: bool = True) -> Letter:
     )
 
 
-@routes.add(
-    "GET",
-    "/v1/queues/{queue}/dead/groups",
-    action="read",
-    query=DeadGroupsQuery,
-    answers=DeadGroups,
-)
+@routes.add("GET", "/v1/queues/{queue}/dead/groups", action="read", query=DeadGroupsQuery, answers=DeadGroups)
 async def dead_groups(call: Call) -> DeadGroups:
     """Dead letters by reason and kind of error, the most frequent first."""
     query: DeadGroupsQuery = call.query
     group = await existing_group(call)
-    kinds = DeadKinds()
-    await each_letter(call, group, query.where, None, kinds.add)
-    return DeadGroups(groups=kinds.groups()[: query.limit])
+    if query.where is not None:
+        kinds = DeadKinds()
+        await each_letter(call, group, query.where, None, kinds.add)
+        return DeadGroups(groups=kinds.groups()[: query.limit])
+    counted = kinds_of(group)
+    async with counted.turn:
+        while await call.scan(counted.count):
+            pass
+        now_ms = call.service.world.clock.now_ns() // 1_000_000
+        found = await call.scan(counted.counts, query.limit, now_ms)
+    return DeadGroups(groups=found.groups)
 
 
 @routes.add(
@@ -180,13 +186,13 @@ async def redrive(call: Call) -> RedriveTold | StreamResponse:
     letters = await asyncio.to_thread(in_order, await _chosen(call, group))
     call.count = len(letters) if wanted.dry_run else 0
     if wanted.dry_run:
-        return _told(letters, 0)
+        return _redrive_answer(letters, 0)
     if LINES in call.request.header("accept"):
         return StreamResponse(_lines(call, group, letters), LINES)
     done = 0
     async for done in _redriven(call, group, letters):
         call.count = done  # also if the call is cut short
-    return _told(letters, done)
+    return _redrive_answer(letters, done)
 
 
 async def _redriven(call: Call, group: ServedGroup, letters: list[ChosenLetter]) -> AsyncIterator[int]:
@@ -222,17 +228,10 @@ async def _lines(call: Call, group: ServedGroup, letters: list[ChosenLetter]) ->
         call.error = error
         yield framed(ErrorAnswer(error=fault_of(error, correlation_id=call.correlation_id)), LINES)
     else:
-        yield framed(_told(letters, done), LINES)
+        yield framed(_redrive_answer(letters, done), LINES)
 
 
-@routes.add(
-    "POST",
-    "/v1/queues/{queue}/dead/purge",
-    action="admin",
-    body=Purge,
-    answers=RedriveTold,
-    act=True,
-)
+@routes.add("POST", "/v1/queues/{queue}/dead/purge", action="admin", body=Purge, answers=RedriveTold, act=True)
 async def purge(call: Call) -> RedriveTold:
     """Drop dead letters for good."""
     wanted: Purge = call.body
@@ -242,10 +241,10 @@ async def purge(call: Call) -> RedriveTold:
     for i in range(0, 0 if wanted.dry_run else len(letters), _AT_ONCE):
         done += await asyncio.to_thread(drop, letters[i : i + _AT_ONCE])
         call.count = done  # also if the call is cut short
-    return _told(letters, done)
+    return _redrive_answer(letters, done)
 
 
-def _told(letters: list[ChosenLetter], done: int) -> RedriveTold:
+def _redrive_answer(letters: list[ChosenLetter], done: int) -> RedriveTold:
     return RedriveTold(matched=len(letters), done=done, ids=[letter.id for letter in letters[:_MOST_IDS]])
 
 
@@ -260,13 +259,7 @@ _Line: TypeAlias = tuple[int, int, int, Any]  # due time, partition, number, mes
 _LAST: Final = 2**62  # beyond any number
 
 
-@delayed_routes.add(
-    "GET",
-    "/v1/topics/{topic}/delayed",
-    action="read",
-    query=DelayedQuery,
-    answers=ListedMessages,
-)
+@delayed_routes.add("GET", "/v1/topics/{topic}/delayed", action="read", query=DelayedQuery, answers=ListedMessages)
 async def list_delayed(call: Call) -> ListedMessages:
     """Messages that wait for their time, the next one first; page by page with `after`."""
     return await call.scan(_delayed, call)
@@ -281,7 +274,7 @@ def _delayed(_scan: Scan, call: Call) -> ListedMessages:
         for _, number, _, message in islice(merge(*lines), query.limit):
             home = PartitionHome(topic.name, number)
             waiting: Waiting[bytes] = Waiting(home, _BYTES, message.record, message.due_at_ms)
-            found.append(room.use(told(waiting, bodies=room.left > 0)))
+            found.append(room.use(as_listed(waiting, bodies=room.left > 0)))
             if len(found) == query.limit:
                 more = mark_of(waiting).text
         return ListedMessages(messages=found, next=more, scanned=len(found))
@@ -330,3 +323,216 @@ def _cancel(call: Call, *, only_look: bool = False) -> bool:
         if only_look:
             return partition.delayed is not None and partition.delayed.get(place.delayed_id) is not None
         return partition.cancel_delayed(place.delayed_id)
+
+
+# Acts on one message.
+
+_MESSAGE: Final = "/v1/queues/{queue}/messages/{id}"
+
+
+@routes.add("POST", f"{_MESSAGE}/takeBack", action="admin", query=InGroup, answers=MessageChanged, act=True)
+async def take_back(call: Call) -> MessageChanged:
+    """End the lease of a message, whoever holds it: it is ready at once, and the attempt does not count."""
+    return await _changed(call, QueueGroup.take_back)
+
+
+@routes.add("POST", f"{_MESSAGE}/runNow", action="admin", query=InGroup, answers=MessageChanged, act=True)
+async def run_now(call: Call) -> MessageChanged:
+    """End the delay of a message, or its wait for a retry: it is ready at once."""
+    return await _changed(call, QueueGroup.run_now)
+
+
+async def _changed(call: Call, change: Callable[[QueueGroup, str], bool]) -> MessageChanged:
+    group = await existing_group(call)
+    changed = await asyncio.to_thread(change, group.queue_group, call.path["id"])
+    call.count = int(changed)
+    return MessageChanged(changed=changed)
+
+
+# Kinds of dead letters, counted once: a page or a call reads only the letters that came since the last one.
+#
+#     kind                      letters of one partition                 what is left of them
+#     (reason, error) --------> offsets in the log of the letters -----> offsets that are neither redriven nor purged
+#
+# The log of the dead letters is only ever appended to, so each letter is read once and its offset put into the set of
+# its kind. What happened to it since is known in memory, by the delivery of the letters: the letters of a kind that are
+# left are a difference of two sets. Letters are appended in the order in which messages died, so a few known times give
+# the letters that died in any span.
+
+Kind: TypeAlias = tuple[str, str]  # reason and error
+
+MOST_KINDS: Final = 10_000  # kept for one partition; errors beyond that many are one kind
+OTHERS: Final = "(other errors)"
+_TIME_STEP_MS: Final = 1_000
+_MOST_TIMES: Final = 20_000
+_NS_IN_MS: Final = 1_000_000
+
+
+class KindCounts(NamedTuple):
+    """The kinds, the most frequent first, and how many letters were counted of how many there are."""
+
+    groups: list[DeadGroup]
+    kinds: int
+    letters: int
+    of: int
+    over_time: list[list[int]] = []  # noqa: RUF012  # for each group, letters in equal spans from `since_ms` to now
+    since_ms: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        return self.letters >= self.of
+
+
+class _PartitionKinds:
+    """The kinds of the dead letters of one group on one partition."""
+
+    def __init__(self, dead_log: DeadLetterLog) -> None:
+        self.dead_log = dead_log
+        self.reached = 0  # letters below this offset are counted
+        self.offsets: dict[Kind, BitMap64] = {}
+        self._times: list[tuple[int, int]] = []  # (time of death, offset), one for each second or more
+        self._step_ms = _TIME_STEP_MS
+
+    def count(self, group: str, look: Callable[[int], None]) -> None:
+        """Read on from where the last call ended. `look` is called with each offset, and may raise."""
+        log = self.dead_log.target.log
+        start = min(max(self.dead_log.letters.group.floor, log.start, self.reached), log.end)
+        for record in log.records(start, on_damage="skip", whole=False):
+            look(record.offset)
+            note = note_in(record)
+            if note is not None and note.group == group:
+                self._add((note.reason, fingerprint(note.error)), record.offset, note.dead_at_ms)
+            self.reached = record.offset + 1
+        self.reached = max(self.reached, log.end)
+
+    def _add(self, kind: Kind, offset: int, at_ms: int) -> None:
+        if kind not in self.offsets and len(self.offsets) >= MOST_KINDS:
+            kind = kind[0], OTHERS
+        self.offsets.setdefault(kind, BitMap64()).add(offset)
+        if not self._times or at_ms >= self._times[-1][0] + self._step_ms:
+            self._times.append((at_ms, offset))
+            if len(self._times) > _MOST_TIMES:
+                del self._times[1::2]
+                self._step_ms *= 2
+
+    def left(self) -> dict[Kind, BitMap64]:
+        """The letters of each kind that are neither redriven nor purged; forgets the others."""
+        state, log = self.dead_log.letters.group, self.dead_log.target.log
+        with self.dead_log.letters.lock:
+            gone = state.done | BitMap64(state.leases) | BitMap64(state.waiting) | BitMap64(state.burials)
+            first = max(state.floor, log.start)
+        found = {}
+        for kind, offsets in list(self.offsets.items()):
+            offsets.remove_range(0, first)
+            if not offsets:
+                del self.offsets[kind]
+                continue
+            left = offsets - gone
+            if left:
+                found[kind] = left
+        return found
+
+    @property
+    def uncounted(self) -> int:
+        log = self.dead_log.target.log
+        return max(log.end - max(self.reached, log.start), 0)
+
+    def offset_at(self, ms: int) -> int:
+        """About the first letter that died at this time or later."""
+        at = bisect_left(self._times, ms, key=itemgetter(0))
+        return self._times[at][1] if at < len(self._times) else self.reached
+
+
+class CountedKinds:
+    """The kinds of the dead letters of one group. One caller at a time may use it."""
+
+    def __init__(self, deliveries: Sequence[Delivery]) -> None:
+        self._deliveries = deliveries
+        self._parts: dict[int, _PartitionKinds] = {}
+        self.turn = asyncio.Lock()
+
+    def count(self, scan: Scan, is_late: Callable[[], bool] | None = None) -> bool:
+        """Count letters that came since; whether some are left, as the scan is full or `is_late` says so."""
+
+        def look(number: int, offset: int) -> None:
+            if is_late is not None and scan.looked and not scan.looked % 64 and is_late():
+                raise Full
+            scan.look(number, offset)
+
+        try:
+            for delivery, part in self._each():
+                part.count(delivery.name, lambda offset, number=delivery.number: look(number, offset))  # type: ignore[misc]
+        except Full:
+            return True
+        return False
+
+    def _each(self) -> Iterator[tuple[Delivery, _PartitionKinds]]:
+        for delivery in self._deliveries:
+            delivery.check_open()
+            delivery.dead.store_dead()
+            dead_log = delivery.dead.dead_log
+            if dead_log is not None:
+                part = self._parts.get(delivery.number)
+                if part is None or part.dead_log is not dead_log:  # the topic was closed and opened since
+                    part = self._parts[delivery.number] = _PartitionKinds(dead_log)
+                yield delivery, part
+
+    def counts(self, _scan: Scan, limit: int, now_ms: int, spans: int = 0) -> KindCounts:
+        """The most frequent kinds, as far as they are counted."""
+        found: dict[Kind, list[tuple[Delivery, _PartitionKinds, BitMap64]]] = {}
+        uncounted = 0
+        for delivery, part in self._each():
+            uncounted += part.uncounted
+            for kind, left in part.left().items():
+                found.setdefault(kind, []).append((delivery, part, left))
+        sizes = {kind: sum(len(left) for _, _, left in places) for kind, places in found.items()}
+        most = sorted(found, key=lambda kind: (-sizes[kind], kind[1]))[:limit]
+        groups = [(kind, made) for kind in most if (made := _kind_group(kind, sizes[kind], found[kind])) is not None]
+        since_ms = min([round(made.first.timestamp() * 1000) for _, made in groups], default=now_ms)
+        over_time = [_over_time(found[kind], since_ms, now_ms, spans) for kind, _ in groups] if spans else []
+        letters = sum(sizes.values())
+        return KindCounts([made for _, made in groups], len(sizes), letters, letters + uncounted, over_time, since_ms)
+
+
+def _kind_group(kind: Kind, size: int, places: list[tuple[Delivery, _PartitionKinds, BitMap64]]) -> DeadGroup | None:
+    """A kind with its first and last letter, which are read anew; None if all of them are gone by now."""
+    first_ms, last = 0, (0, "")
+    for delivery, _, left in places:
+        for offset in dict.fromkeys((left.min(), left.max())):
+            letter = delivery.dead.letter(offset)
+            if letter is None:
+                continue
+            at_ms = letter.note.dead_at_ms
+            first_ms = min(first_ms or at_ms, at_ms)
+            last = max(last, (at_ms, message_id(delivery.topic + DEAD_SUFFIX, delivery.number, offset, None)))
+    if not first_ms:
+        return None
+    return DeadGroup(
+        reason=kind[0],
+        error=kind[1],
+        count=size,
+        first=to_datetime(first_ms * _NS_IN_MS),
+        last=to_datetime(last[0] * _NS_IN_MS),
+        example=last[1],
+    )
+
+
+def _over_time(
+    places: list[tuple[Delivery, _PartitionKinds, BitMap64]], since_ms: int, now_ms: int, spans: int
+) -> list[int]:
+    bounds = [since_ms + (now_ms + 1 - since_ms) * i // spans for i in range(1, spans)]
+    counts = [0] * spans
+    for _, part, left in places:
+        edges = [0, *(part.offset_at(ms) for ms in bounds), 2**62]
+        for i in range(spans):
+            if edges[i] < edges[i + 1]:
+                counts[i] += left.range_cardinality(edges[i], edges[i + 1])
+    return counts
+
+
+_kept: Final[WeakKeyDictionary[ServedGroup, CountedKinds]] = WeakKeyDictionary()
+
+
+def kinds_of(group: ServedGroup) -> CountedKinds:
+    """The counted kinds of a group, for as long as the server keeps the group."""
+    return _kept.setdefault(group, CountedKinds(group.deliveries))

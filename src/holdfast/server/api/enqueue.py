@@ -356,16 +356,18 @@ async def _made(call: Call, topic: str, query: Placing, store: Callable[[], Awai
     return await store()
 
 
+# What all routes that store a batch of messages have in common.
+BATCH_FACTS: Final[dict[str, Any]] = {
+    "query": Placing,
+    "answers": StoredBatch,
+    "status": 201,
+    "takes": (JSON, MSGPACK, LINES),
+    "content": Batch,
+}
+
+
 @routes.add(
-    "POST",
-    "/v1/queues/{queue}/batch",
-    action="publish",
-    query=Placing,
-    answers=StoredBatch,
-    status=201,
-    takes=(JSON, MSGPACK, LINES),
-    content=Batch,
-    errors=("message_too_large", "disk_full"),
+    "POST", "/v1/queues/{queue}/batch", action="publish", **BATCH_FACTS, errors=("message_too_large", "disk_full")
 )
 async def enqueue_batch(call: Call) -> Response:
     """Store many messages: those of one partition all or not at all. JSON, MessagePack, or one object a line."""

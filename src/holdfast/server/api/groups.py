@@ -1,4 +1,4 @@
-"""Groups of both modes: list, describe, delete and reset them; members of stream groups."""
+"""Groups of both modes: list, describe, delete and reset them; members of stream groups; pauses of queue groups."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Callable
 from datetime import datetime
 
+from holdfast.api.arguments import check_reason
 from holdfast.api.consumers import StreamMessage
 from holdfast.api.contents import home_of, record_of
 from holdfast.api.topics import GroupInfo, to_of
 from holdfast.broker.folder.layout import check_name, check_topic_name
 from holdfast.broker.streams.offsets import GroupFacts, PartitionLag, lag_of
 from holdfast.errors import InvalidRequest, UnknownGroup
+from holdfast.protocol.messages import InGroup, PauseGroup, PauseTold
 from holdfast.protocol.topics import (
     At,
     Beat,
@@ -31,6 +33,7 @@ from holdfast.protocol.topics import (
     ResetOffsets,
     ResetTold,
 )
+from holdfast.server.api.queues import existing_group
 from holdfast.server.http.messages import Response
 from holdfast.server.limits import check_new_member
 from holdfast.server.members import Found, Messages, ServedMember, Waiting
@@ -42,13 +45,7 @@ routes = Routes("groups")
 
 
 @routes.add(
-    "GET",
-    "/v1/groups",
-    action="read",
-    scope="any",
-    query=GroupsQuery,
-    answers=Groups,
-    errors=("unknown_topic",),
+    "GET", "/v1/groups", action="read", scope="any", query=GroupsQuery, answers=Groups, errors=("unknown_topic",)
 )
 async def list_groups(call: Call) -> Groups:
     """The groups of a topic, or of all that the caller may see, in both modes."""
@@ -73,14 +70,14 @@ async def describe_group(call: Call) -> GroupTold:
     stream = await asyncio.to_thread(_facts, call)
     if not topics and stream is None:
         call.principal.check_group(name)
-        raise UnknownGroup(f"there is no group {name}")
+        raise UnknownGroup(f"there is no group {name}: GET /v1/groups lists those there are")
     return GroupTold(name=name, topics=topics, stream=stream)
 
 
 def _facts(call: Call) -> GroupFacts | None:
     """The stream group, if the caller may use it and see all topics that it reads; otherwise None."""
     streams, name = call.service.engine.streams, call.path["group"]
-    if name not in streams.names() or name in streams.spoiled or not call.principal.may_use_group(name):
+    if name not in streams.names() or name in streams.damaged or not call.principal.may_use_group(name):
         return None
     facts = streams.group(name).describe()
     topics = {lag.topic for lag in facts.lag} | {topic for member in facts.members for topic in member.topics}
@@ -128,7 +125,7 @@ def _topics(call: Call) -> set[str]:
     if name not in engine.streams.names():
         infos = call.service.port.groups_now(None)
         return {info.topic for info in infos if info.name == name and info.mode == "query"}
-    if name in engine.streams.spoiled:
+    if name in engine.streams.damaged:
         return set(engine.topics())  # damaged: it may have read any topic
     return engine.streams.group(name).topics()
 
@@ -158,7 +155,7 @@ def _offsets(call: Call, wanted: str | None) -> list[PartitionLag]:
     known = False
     if name in engine.streams.names() and call.principal.may_use_group(name):
         known = True
-        if name not in engine.streams.spoiled:  # the positions of a damaged group are unknown
+        if name not in engine.streams.damaged:  # the positions of a damaged group are unknown
             found += [lag for lag in engine.streams.group(name).lag() if wanted in (None, lag.topic)]
     for info in call.service.port.groups_now(wanted):
         if info.name == name and info.mode == "queue" and is_shown(call, info):
@@ -216,11 +213,7 @@ async def reset(call: Call) -> ResetDone:
     call.count = len(found)
     partitions = [
         ResetTold(
-            topic=each.topic,
-            partition=each.partition,
-            before=each.before,
-            after=each.after,
-            messages=each.messages,
+            topic=each.topic, partition=each.partition, before=each.before, after=each.after, messages=each.messages
         )
         for each in found
     ]
@@ -330,11 +323,11 @@ async def poll(call: Call) -> Response:
             refused=[At(topic=topic, partition=partition) for topic, partition in refused],
         )
         if len(found) <= _FEW:
-            return _told(call, polled, found)
-        return await service.pool.run(lambda _: _told(call, polled, found))
+            return _poll_answer(call, polled, found)
+        return await service.pool.run(lambda _: _poll_answer(call, polled, found))
 
 
-def _told(call: Call, polled: Polled, found: Found) -> Response:
+def _poll_answer(call: Call, polled: Polled, found: Found) -> Response:
     polled.messages = [call.encoded(said(home_of(each), record_of(each))) for each in found]
     return call.answer(polled)
 
@@ -378,3 +371,27 @@ async def leave(call: Call) -> None:
     """Leave the group; others take over at once. A static member keeps its place until its session ends."""
     _member(call)
     await call.service.members.leave(call.path["group"], call.path["member"])
+
+
+# Pausing a group in queue mode.
+
+
+pause_routes = Routes("queues")
+
+
+@pause_routes.add("POST", "/v1/queues/{queue}/pause", action="admin", body=PauseGroup, answers=PauseTold, act=True)
+async def pause(call: Call) -> PauseTold:
+    """Hand out no messages of the group until it is resumed; those in flight can be settled, and publishing goes on."""
+    given: PauseGroup = call.body
+    check_reason(given.reason)
+    group = await existing_group(call)
+    changed = await group.port.pause_group(given.reason)
+    return PauseTold(changed=changed, paused=group.queue_group.paused)
+
+
+@pause_routes.add("POST", "/v1/queues/{queue}/resume", action="admin", query=InGroup, answers=PauseTold, act=True)
+async def resume(call: Call) -> PauseTold:
+    """Hand out messages again, to those who wait as well."""
+    group = await existing_group(call)
+    changed = await group.port.resume_group()
+    return PauseTold(changed=changed, paused=group.queue_group.paused)

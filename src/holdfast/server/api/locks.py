@@ -124,8 +124,8 @@ async def get_document(call: Call) -> Response:
     name = check_name(call.path["name"], "document")
     document = await call.service.locks.document(name)
     if document is None:
-        raise NotFound(f"there is no document {name}")
-    return _told(call, document)
+        raise NotFound(f"there is no document {name}: GET /v1/state lists those there are")
+    return _document_answer(call, document)
 
 
 @routes.add(
@@ -144,11 +144,11 @@ async def update_document(call: Call) -> Response:
     name, pool = check_name(call.path["name"], "document"), call.service.pool
     if call.request.received <= SMALL_BYTES and not call.request.packed:
         content = document_content(name, given.value)
-        return _told(call, await call.service.locks.update_document(name, content, version, lease_id))
+        return _document_answer(call, await call.service.locks.update_document(name, content, version, lease_id))
     # A large document is encoded, checked and put into the answer on a thread; the port stores it on one too.
     content = await pool.run(lambda _: document_content(name, given.value))
     document = await call.service.locks.update_document(name, content, version, lease_id)
-    return await pool.run(lambda _: _told(call, document))
+    return await pool.run(lambda _: _document_answer(call, document))
 
 
 @routes.add(
@@ -166,7 +166,7 @@ async def remove_document(call: Call) -> DocumentRemoved:
     return DocumentRemoved(removed=await call.service.locks.remove_document(name, version, lease_id))
 
 
-def _told(call: Call, document: Document) -> Response:
+def _document_answer(call: Call, document: Document) -> Response:
     return call.answer(document, headers=[("etag", f'"{document.version}"')])
 
 

@@ -57,7 +57,7 @@ from holdfast.protocol.messages import (
     Whole,
     Wire,
 )
-from holdfast.server.api.topics import altered, described, told_topic
+from holdfast.server.api.topics import altered, described, visible_topic
 from holdfast.server.http.messages import ANSWER_BYTES, Response, StreamResponse, Undelivered, payload
 from holdfast.server.limits import check_partitions
 from holdfast.server.routing import Routes
@@ -81,7 +81,7 @@ routes = Routes("queues")
 
 _CANCELLABLE = frozenset({"ready", "delayed"})
 
-_Told = TypeVar("_Told", bound=Said)
+_SaidT = TypeVar("_SaidT", bound=Said)
 
 _FEW = 100  # messages that are read and encoded on the event loop; more go to a thread
 _MANY = 200
@@ -119,7 +119,7 @@ async def existing_group(call: Call) -> ServedGroup:
         return known
     info = await call.service.port.describe_topic(check_readable_name(queue))
     if group not in info.groups:
-        there = ", ".join(told_topic(call, info).groups) or "none"
+        there = ", ".join(visible_topic(call, info).groups) or "none"
         raise UnknownGroup(f"{queue} has no group {group} in queue mode; there are: {there}")
     return await call.service.group(queue, group)
 
@@ -135,6 +135,8 @@ async def create_queue(call: Call) -> TopicInfo:
     if name in await port.topics():
         if changes:
             await altered(call, name, changes)
+        else:
+            call.count = 0  # a worker that starts: the audit log says that nothing was changed
     else:
         check_partitions(changes.get("partitions"), 0, call.service.settings.max_partitions)
         await port.create_topic(name, None, changes, exist_ok=True)
@@ -222,14 +224,14 @@ def _long_answer(
     call: Call, group: ServedGroup, found: Taken, undelivered: Undelivered | None, *, state: bool
 ) -> Response:
     """An answer with many messages, encoded one by one, so that no step holds the interpreter lock for long."""
-    told: list[Delivery] = []
+    as_listed: list[Delivery] = []
     for partition, taken in found:
         for each in taken:
             delivery = group.delivery(partition, each, state=state or call.body.state)
-            if not told:
+            if not as_listed:
                 _correlate(call, delivery)
-            told.append(call.encoded(delivery))
-    return call.answer(Deliveries(messages=told), undelivered=undelivered)
+            as_listed.append(call.encoded(delivery))
+    return call.answer(Deliveries(messages=as_listed), undelivered=undelivered)
 
 
 def _correlate(call: Call, first: Delivery) -> None:
@@ -389,7 +391,7 @@ async def peek(call: Call) -> Response:
 
 @routes.add("GET", "/v1/queues/{queue}/messages", action="read", query=ListQuery, answers=ListedMessages)
 async def messages(call: Call) -> ListedMessages:
-    """What is ready, leased, delayed or dead, without taking it; page by page with `after`."""
+    """What is ready, leased, delayed, dead or done, without taking it; page by page with `after`."""
     query: ListQuery = call.query
     group = await existing_group(call)
     return await call.scan(_look, group, query)
@@ -397,16 +399,16 @@ async def messages(call: Call) -> ListedMessages:
 
 def _look(scan: Scan, group: ServedGroup, query: ListQuery) -> ListedMessages:
     room = BodyAllowance(bodies=query.bodies)
-    found, more = page(scan, group, query.phase, query, lambda each: room.use(told(each, bodies=room.left > 0)))
+    found, more = page(scan, group, query.phase, query, lambda each: room.use(as_listed(each, bodies=room.left > 0)))
     return ListedMessages(messages=found, next=more, scanned=scan.looked, damaged=scan.damaged)
 
 
 def page(
-    scan: Scan, group: ServedGroup, phase: str, query: ListQuery | DeadQuery, tell: Callable[[Found[Any]], _Told]
-) -> tuple[list[_Told], str]:
+    scan: Scan, group: ServedGroup, phase: str, query: ListQuery | DeadQuery, tell: Callable[[Found[Any]], _SaidT]
+) -> tuple[list[_SaidT], str]:
     """One page of messages in a phase, and the mark to continue from. Holds only messages of the page in memory."""
     after = None if query.after is None else parse_mark(query.after)
-    answers: list[_Told] = []
+    answers: list[_SaidT] = []
     try:
         for each in listed(group.port, phase, query.where, query.limit, after=after, look=scan.look, lost=scan.lost):
             answers.append(tell(each))
@@ -423,13 +425,13 @@ class BodyAllowance:
     def __init__(self, *, bodies: bool) -> None:
         self.left = ANSWER_BYTES if bodies else 0
 
-    def use(self, message: _Told) -> _Told:
+    def use(self, message: _SaidT) -> _SaidT:
         """Count the body of a message, and return the message."""
         self.left -= len(message.body)
         return message
 
 
-def told(found: Found[Any], *, bodies: bool = True) -> Listed:
+def as_listed(found: Found[Any], *, bodies: bool = True) -> Listed:
     """A message from a listing, as it is sent."""
     facts = _said(found, record_of(found)) | {"offset": found.offset}
     if not bodies:
@@ -541,19 +543,14 @@ def find(_scan: Scan, group: ServedGroup, message_id: str) -> Listed | None:
         return None  # not an id of this queue
     if found is None or found.phase == "done" or found.message.id != message_id:
         return None
-    return told(found.message)
+    return as_listed(found.message)
 
 
 # Messages in flight by receipt, for a client that continues where another process stopped.
 
 
 @routes.add(
-    "GET",
-    "/v1/queues/{queue}/inHand",
-    action="consume",
-    query=InHand,
-    answers=Delivery,
-    errors=("lease_lost",),
+    "GET", "/v1/queues/{queue}/inHand", action="consume", query=InHand, answers=Delivery, errors=("lease_lost",)
 )
 async def in_hand(call: Call) -> Delivery:
     """The message that a receipt stands for, as it was delivered; `lease_lost` if it is no longer held."""
@@ -566,14 +563,7 @@ async def in_hand(call: Call) -> Delivery:
 # Everything that is known of one message, by its id.
 
 
-@routes.add(
-    "GET",
-    "/v1/queues/{queue}/lookup",
-    action="read",
-    query=LookupQuery,
-    answers=Whole,
-    errors=("not_found",),
-)
+@routes.add("GET", "/v1/queues/{queue}/lookup", action="read", query=LookupQuery, answers=Whole, errors=("not_found",))
 async def lookup(call: Call) -> Whole:
     """One message, living, done or dead, with its lease, its document, and all that became of it step by step."""
     query: LookupQuery = call.query
@@ -589,7 +579,7 @@ def _whole(_scan: Scan, group: ServedGroup, message_id: str) -> Whole | None:
     if found is None:
         return None
     message, phase, *_ = found
-    facts = msgspec.structs.asdict(told(message)) | {"phase": phase}
+    facts = msgspec.structs.asdict(as_listed(message)) | {"phase": phase}
     return Whole(
         **{**facts, "lease_until_ms": found.lease_until_ms},
         leased_at_ms=found.leased_at_ms,
@@ -616,12 +606,7 @@ class AtOffset(Wire, kw_only=True):
 
 
 @payload_routes.add(
-    "GET",
-    "/v1/queues/{queue}/payload",
-    action="consume",
-    query=InHand,
-    gives=(RAW,),
-    errors=("lease_lost",),
+    "GET", "/v1/queues/{queue}/payload", action="consume", query=InHand, gives=(RAW,), errors=("lease_lost",)
 )
 async def payload_in_hand(call: Call) -> Answer:
     """The body of a message in hand, byte for byte."""
@@ -632,12 +617,7 @@ async def payload_in_hand(call: Call) -> Answer:
 
 
 @payload_routes.add(
-    "GET",
-    "/v1/queues/{queue}/messages/{id}/payload",
-    action="read",
-    query=InGroup,
-    gives=(RAW,),
-    errors=("not_found",),
+    "GET", "/v1/queues/{queue}/messages/{id}/payload", action="read", query=InGroup, gives=(RAW,), errors=("not_found",)
 )
 async def payload_of(call: Call) -> Answer:
     """The body of a message or a dead letter, whoever has it."""

@@ -73,23 +73,27 @@ async def _deliveries(
                 for delivery, taken in found:
                     for each in taken:
                         window.add(delivery, each.receipt)
-                told = partial(_told, group, found, media, state=state)
-                content = told() if size <= _LARGE_BYTES else await service.pool.run(lambda _, told=told: told())
+                reported_s = partial(_encoded, group, found, media, state=state)
+                content = (
+                    reported_s()
+                    if size <= _LARGE_BYTES
+                    else await service.pool.run(lambda _, reported_s=reported_s: reported_s())
+                )
                 yield content or framed({}, media)
             except (GeneratorExit, asyncio.CancelledError):
                 await group.give_back(receipts_of(found))  # they were not sent
                 raise
 
 
-def _told(group: ServedGroup, found: Taken, media: str, *, state: bool) -> bytes:
+def _encoded(group: ServedGroup, found: Taken, media: str, *, state: bool) -> bytes:
     return b"".join(
         framed(group.delivery(delivery, each, state=state), media) for delivery, taken in found for each in taken
     )
 
 
-@routes.add(
+_subscription = partial(
+    routes.add,
     "POST",
-    "/v1/queues/{queue}/subscribe",
     action="consume",
     body=Subscribe,
     answers=Delivery,
@@ -97,6 +101,9 @@ def _told(group: ServedGroup, found: Taken, media: str, *, state: bool) -> bytes
     plain=False,
     errors=("too_many_waiters",),
 )
+
+
+@_subscription("/v1/queues/{queue}/subscribe")
 async def subscribe(call: Call) -> StreamResponse:
     """Messages as they come, one JSON object a line; `{}` now and then says that the stream is alive.
 
@@ -105,16 +112,7 @@ async def subscribe(call: Call) -> StreamResponse:
     return await _subscribed(call, state=False)
 
 
-@routes.add(
-    "POST",
-    "/v1/queues/{queue}/subscribeWithState",
-    action="consume",
-    body=Subscribe,
-    answers=Delivery,
-    gives=(LINES, FRAMES),
-    plain=False,
-    errors=("too_many_waiters",),
-)
+@_subscription("/v1/queues/{queue}/subscribeWithState")
 async def subscribe_with_state(call: Call) -> StreamResponse:
     """The same, with the document that goes with each message."""
     return await _subscribed(call, state=True)
@@ -141,7 +139,7 @@ async def _events(call: Call, group: ServedGroup, query: WatchQuery) -> AsyncIte
         waiter = TaskWaiter(service.world.clock)
         yield _event("stats", await group.port.stats())
         loop = asyncio.get_running_loop()
-        told = loop.time()
+        reported_s = loop.time()
         while not service.leaving and not group.closed:
             every_s = _beat_s(call, max(query.stats, _LEAST_STATS_S)) if query.stats else 0
             try:
@@ -150,7 +148,7 @@ async def _events(call: Call, group: ServedGroup, query: WatchQuery) -> AsyncIte
                     if not fresh:
                         await service.wait(call, waiter.wait(min(every_s or 15, 15)), None)
                 call.confirm()
-                due = every_s and loop.time() - told >= every_s
+                due = every_s and loop.time() - reported_s >= every_s
                 stats = await group.port.stats() if due else None
             except HoldfastError as error:
                 yield _event("error", ErrorAnswer(error=fault_of(error, correlation_id=call.correlation_id)))
@@ -158,7 +156,7 @@ async def _events(call: Call, group: ServedGroup, query: WatchQuery) -> AsyncIte
             for message in fresh:
                 yield _event("message", message)
             if stats is not None:
-                told = loop.time()
+                reported_s = loop.time()
                 yield _event("stats", stats)
             elif not fresh:
                 yield _KEEP_ALIVE

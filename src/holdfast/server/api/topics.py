@@ -22,8 +22,7 @@ from holdfast.broker.waiters import TaskWaiter, Waiters
 from holdfast.errors import UnknownTopic
 from holdfast.local.aio.group import AsyncLocalGroupPort
 from holdfast.model import Retained, extra_bytes
-from holdfast.protocol.media import JSON, LINES, MSGPACK
-from holdfast.protocol.messages import Batch, Said, StoredBatch
+from holdfast.protocol.messages import Said
 from holdfast.protocol.topics import (
     AddPartitions,
     AlterTopic,
@@ -37,7 +36,7 @@ from holdfast.protocol.topics import (
     Topics,
     TopicsQuery,
 )
-from holdfast.server.api.enqueue import Placing, drafts, publish, stored_batch
+from holdfast.server.api.enqueue import BATCH_FACTS, drafts, publish, stored_batch
 from holdfast.server.http.messages import ANSWER_BYTES, Response
 from holdfast.server.limits import check_partitions
 from holdfast.server.routing import Routes
@@ -62,7 +61,7 @@ async def list_topics(call: Call) -> Topics:
     found = []
     for name in names[: query.limit]:
         try:
-            found.append(told_topic(call, await port.describe_topic(name)))
+            found.append(visible_topic(call, await port.describe_topic(name)))
         except UnknownTopic:
             continue  # deleted meanwhile
     return Topics(topics=found, more=len(names) > query.limit)
@@ -70,10 +69,10 @@ async def list_topics(call: Call) -> Topics:
 
 async def described(call: Call, topic: str) -> TopicInfo:
     """What a topic, or its dead letters, is and holds, as the caller may see it."""
-    return told_topic(call, await call.service.port.describe_topic(check_readable_name(topic)))
+    return visible_topic(call, await call.service.port.describe_topic(check_readable_name(topic)))
 
 
-def told_topic(call: Call, info: TopicInfo) -> TopicInfo:
+def visible_topic(call: Call, info: TopicInfo) -> TopicInfo:
     """The topic, with only those of its groups that the caller may use."""
     principal = call.principal
     return msgspec.structs.replace(
@@ -109,7 +108,7 @@ async def create_topic(call: Call) -> TopicInfo:
         changes["partitions"] = wanted.partitions
     check_partitions(changes.get("partitions"), 0, call.service.settings.max_partitions)
     info = await call.service.port.create_topic(wanted.name, None, changes, exist_ok=wanted.exist_ok)
-    return told_topic(call, info)
+    return visible_topic(call, info)
 
 
 @routes.add("GET", "/v1/topics/{topic}", action="read", answers=TopicInfo)
@@ -130,7 +129,7 @@ async def describe_topic(call: Call) -> TopicInfo:
 async def alter_topic(call: Call) -> TopicInfo:
     """Change settings of a topic; they count at once, and are kept."""
     given: AlterTopic = call.body
-    return told_topic(call, await altered(call, call.path["topic"], given.settings))
+    return visible_topic(call, await altered(call, call.path["topic"], given.settings))
 
 
 async def altered(call: Call, topic: str, changes: Mapping[str, Any]) -> TopicInfo:
@@ -162,7 +161,7 @@ async def add_partitions(call: Call) -> TopicInfo:
     topic = call.path["topic"]
     known = len((await described(call, topic)).partitions)
     check_partitions(known + given.count, known, call.service.settings.max_partitions)
-    return told_topic(call, await call.service.port.add_partitions(topic, given.count))
+    return visible_topic(call, await call.service.port.add_partitions(topic, given.count))
 
 
 @routes.add("POST", "/v1/topics/{topic}/compact", action="admin", answers=KeysCompacted, act=True)
@@ -209,11 +208,7 @@ async def create_group(call: Call) -> GroupSettings:
     "POST",
     "/v1/topics/{topic}/messages",
     action="publish",
-    query=Placing,
-    answers=StoredBatch,
-    status=201,
-    takes=(JSON, MSGPACK, LINES),
-    content=Batch,
+    **BATCH_FACTS,
     errors=("message_too_large", "queue_full", "disk_full"),
 )
 async def publish_messages(call: Call) -> Response:
@@ -250,11 +245,11 @@ async def read_messages(call: Call) -> Response:
                 found = await service.wait(call, _arrived(call, partition, offset, wait_s), [])
             call.confirm()
         if len(found) <= _FEW:
-            return _told(call, found, offset, log)
-        return await service.pool.run(lambda _: _told(call, found, offset, log))
+            return _read_answer(call, found, offset, log)
+        return await service.pool.run(lambda _: _read_answer(call, found, offset, log))
 
 
-def _told(call: Call, found: list[Contents[bytes]], offset: int, log: Log) -> Response:
+def _read_answer(call: Call, found: list[Contents[bytes]], offset: int, log: Log) -> Response:
     query: ReadQuery = call.query
     messages: list[Said] = []
     next_offset = max(offset, log.end)  # skips messages that are gone or damaged
@@ -333,16 +328,16 @@ def _look(scan: Scan, call: Call) -> Standings:
     query: StandingQuery = call.query
     found = FolderStatus(call.service.world, call.service.folder)
     if query.topic is not None:
-        return _told_standing(call, [found.topic(query.topic)])
+        return _standing_answer(call, [found.topic(query.topic)])
     names = [name for name in found.names() if name > (query.after or "") and call.principal.sees(name)]
     topics: list[TopicStanding] = []
     for name in names[: query.limit]:
         scan.step()
         topics += found.if_there(name)
-    return _told_standing(call, topics, names[query.limit - 1] if len(names) > query.limit > 0 else "")
+    return _standing_answer(call, topics, names[query.limit - 1] if len(names) > query.limit > 0 else "")
 
 
-def _told_standing(call: Call, topics: list[TopicStanding], following: str = "") -> Standings:
+def _standing_answer(call: Call, topics: list[TopicStanding], following: str = "") -> Standings:
     seen = [_shown(call, topic) for topic in topics]
     return Standings(topics=seen, delayed={topic.name: _delayed(call, topic) for topic in seen}, next=following)
 

@@ -13,11 +13,12 @@ from msgspec import Meta
 from holdfast.api.topics import GroupInfo
 from holdfast.broker.folder.layout import check_name
 from holdfast.broker.streams.offsets import GroupFacts, MemberFacts
+from holdfast.broker.workers import WorkerInfo
 from holdfast.local.listing import until_ms
 from holdfast.protocol.messages import Wire
-from holdfast.server.api.admin import waiters_by_group
+from holdfast.server.api.admin import waiters_by_group, workers_shown
 from holdfast.server.api.groups import _facts, _offsets, is_shown
-from holdfast.server.console.overview import OLD_S
+from holdfast.server.console.attention import OLD_S
 from holdfast.server.console.rendering import SHOWN_BYTES, render
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
@@ -109,6 +110,9 @@ async def workers(call: Call) -> Response:
     return render(
         call,
         "workers.html",
+        workers=(reported := workers_shown(call))[:_MOST],
+        workers_left_out=max(len(reported) - _MOST, 0),
+        may_order=orderable(call, reported),
         holders=holders[:_MOST],
         left_out=max(len(holders) - _MOST, 0),
         members=members[:_MOST],
@@ -116,6 +120,15 @@ async def workers(call: Call) -> Response:
         waiting=service.waits.waiting,
         most=service.waits.most,
     )
+
+
+def orderable(call: Call, workers: list[WorkerInfo]) -> dict[str, bool]:
+    """The workers by id that the caller may drain and stop."""
+    may = call.principal.may
+    return {
+        worker.id: worker.state not in ("lost", "stopped") and all(may("admin", queue.topic) for queue in worker.queues)
+        for worker in workers
+    }
 
 
 def _at_work(call: Call) -> tuple[list[Holder], list[MemberRow]]:

@@ -1,4 +1,4 @@
-"""The page of a message, with its body and history; and the page of dead letters, grouped by error."""
+"""The page of a message, with its body and history; and the search for messages in all queues."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from msgspec import Meta
 
 from holdfast.api.contents import home_of, record_of
 from holdfast.api.drafts import to_datetime
-from holdfast.api.listing import DeadGroup, DeadKinds, DeadLetter, Listed, note_of
+from holdfast.api.listing import DeadLetter, Listed, note_of
 from holdfast.broker.tracing import log
 from holdfast.broker.tracing.log import LEASED, TraceStep
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 from holdfast.local.listing import history_of
 from holdfast.protocol.media import RAW
-from holdfast.protocol.messages import InGroup
+from holdfast.protocol.messages import InGroup, Wire
 from holdfast.server.api.admin import is_shown
-from holdfast.server.api.dead import each_letter
-from holdfast.server.console.overview import QueueRates
+from holdfast.server.api.search import Hit, search
+from holdfast.server.console.charts import QueueRates
 from holdfast.server.console.queues import MessageRow, find, group_for, head_of, letter_of, row_of
 from holdfast.server.console.rendering import SAFE, ShownPayload, View, as_text, beginning, payload, plain, render
 from holdfast.server.http.messages import Response, StreamResponse
@@ -139,6 +139,83 @@ def _time(ms: int) -> str:
     return f"{to_datetime(ms * _MS):%H:%M:%S}Z"
 
 
+class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One delivery of a message: to whom, for how long, how it ended; `same_as` is the row that has the same error."""
+
+    number: int
+    message: str
+    holder: str
+    at_ns: int
+    ended_ns: int = 0  # 0 while it is being worked on
+    outcome: str = ""
+    tone: str = ""
+    error: str = ""
+    same_as: int = 0
+
+
+_OUTCOMES: Final = {
+    log.ACKED: "done",
+    log.NACKED: "failed, tried again",
+    log.BURIED: "failed, moved to the dead letters",
+    log.EXPIRED: "expired",
+    log.LOST: "lost",
+}
+_RETURNS: Final = {
+    "lease ended": "lease ended before it was acked, delivered again",
+    "holder gone": "worker disappeared, delivered again",
+    "dropped unhandled": "worker dropped it without acking, delivered again",
+} | {"deferred": "put back by the worker", "taken back": "lease taken back by an administrator"}
+
+
+def attempts_of(steps: Sequence[TraceStep]) -> list[AttemptRow]:
+    """The deliveries of a message and of those it was redriven from or into, in order."""
+    found: list[AttemptRow] = []
+    open_at: dict[tuple[str, str], int] = {}
+    seen: dict[str, int] = {}
+    for step in steps:
+        place = step.id, step.group
+        if step.step == LEASED:
+            open_at[place] = len(found)
+            found.append(AttemptRow(number=step.attempt or 1, message=step.id, holder=step.holder, at_ns=step.at_ns))
+        elif place in open_at and step.step in (*_OUTCOMES, log.RETURNED):
+            at = open_at.pop(place)
+            error = without_own_frames(step.error)
+            found[at] = msgspec.structs.replace(
+                found[at],
+                ended_ns=step.at_ns,
+                outcome=_RETURNS.get(step.why, step.why) if step.step == log.RETURNED else _OUTCOMES[step.step],
+                tone="good" if step.step in _GOOD else "bad",
+                error=error,
+                same_as=seen.get(error, 0) if error else 0,
+            )
+            if error:
+                seen.setdefault(error, at + 1)
+    return found
+
+
+_OWN_FILE: Final = re.compile(r"""[/\\]holdfast[/\\](?:worker|api|local|remote|client|cli|testing)[/\\.]""")
+
+
+def without_own_frames(error: str) -> str:
+    """A traceback without the frames of Holdfast itself, which say nothing about the handler's bug."""
+    kept, is_own = [], False
+    for line in error.split("\n"):
+        if line.startswith('  File "'):
+            is_own = _OWN_FILE.search(line) is not None
+        elif not line.startswith("    "):  # the code of a frame is indented further
+            is_own = False
+        if not is_own:
+            kept.append(line)
+    return "\n".join(kept)
+
+
+def lives_of(steps: Sequence[TraceStep], letter: str) -> list[str]:
+    """The ids under which a message lived: as a message, as what it was redriven into, and as a dead letter now."""
+    ids = dict.fromkeys(step.id for step in steps)
+    ids |= dict.fromkeys(filter(None, [*(step.related for step in steps), letter]))
+    return list(ids) if len(ids) > 1 else []
+
+
 class MessageQuery(InGroup, kw_only=True):
     """How to show the body."""
 
@@ -156,6 +233,9 @@ class MessageShown(msgspec.Struct, frozen=True, kw_only=True):
     headers: list[tuple[str, str]]
     payload: ShownPayload
     life: list[Step]
+    attempts: list[AttemptRow]
+    lives: list[str]
+    error: str
     traced: bool
     state: str
     letter: str
@@ -216,6 +296,9 @@ def _shown(_scan: Scan, call: Call, group: ServedGroup) -> MessageShown:
         headers=[(name, plain(value)) for name, value in found.headers.pairs],
         payload=payload(record_of(found).value, query.view),
         life=life_of(traced or steps),
+        attempts=attempts_of(steps),
+        lives=lives_of(steps, found.id if isinstance(found, DeadLetter) else letter),
+        error=without_own_frames(found.error),
         traced=bool(traced),
         state=_state(found),
         letter=letter,
@@ -250,79 +333,43 @@ def _state(found: Listed[Any]) -> str:
     return "" if content is None else msgspec.json.format(content, indent=2).decode("utf-8", "replace")
 
 
-# Dead letters grouped by error, so that they can be redriven or purged together.
+# The search page: one box over all queues and phases.
 
-_MOST_GROUPS: Final = 200
-_CUT: Final = 200  # an error of this length was cut
-_DETAIL: Final = r"""(?:0x[0-9a-fA-F]+|'[^']*'|"[^"]*"|[0-9]+|…)"""
-_MOST_PARTS: Final = 12  # keeps conditions short: errors that differ only after this many parts count as the same
+search_routes = Routes("console")
 
-
-class DeadPageQuery(InGroup, kw_only=True):
-    """The dead letters to group."""
-
-    where: Annotated[str, Meta(max_length=10_000)] = ""
+_LIMIT = 50
 
 
-class DeadKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Dead letters with the same error, and the condition that matches them."""
+class SearchPageQuery(Wire, kw_only=True):
+    """What was typed, and where to go on."""
 
-    group: DeadGroup
-    where: str
+    q: Annotated[str, Meta(max_length=1_000)] = ""
+    after: Annotated[str, Meta(max_length=1_000)] = ""
 
 
-def dead_routes(rates: QueueRates) -> Routes:
-    """The page of a queue's dead letters."""
-    routes = Routes("console")
+class HitRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that was found. `group` is empty for the default group, as in addresses of pages."""
 
-    @routes.add("GET", "/ui/queues/{queue}/dead", action="read", query=DeadPageQuery, hidden=True)
-    async def dead(call: Call) -> Response:
-        """Dead letters by kind of error, the most frequent first."""
-        query: DeadPageQuery = call.query
-        group = await group_for(call, query.group)
-        if group is None:
-            raise NotFound(f"{call.path['queue']} has no group in queue mode, so it has no dead letters")
-        where, problem, found = query.where.strip(), "", []
+    queue: str
+    group: str
+    row: MessageRow
+
+
+@search_routes.add("GET", "/ui/search", action="read", scope="any", query=SearchPageQuery, hidden=True)
+async def search_page(call: Call) -> Response:
+    """Messages in all queues that match what was typed, and what was searched for them."""
+    query: SearchPageQuery = call.query
+    found, problem, rows = None, "", []
+    if query.q.strip():
         try:
-            grouping = DeadKinds()
-            await each_letter(call, group, where or None, None, grouping.add)
-            found = grouping.groups()
+            found = await search(call, query.q, _LIMIT, query.after)
+            rows = await call.scan(lambda _scan: list(map(_hit_row, found.found)))
         except InvalidRequest as error:
             problem = str(error)
-        kinds = [DeadKind(group=each, where=both(where, where_of(each))) for each in found[:_MOST_GROUPS]]
-        return render(
-            call,
-            "dead.html",
-            status=400 if problem else 200,
-            section="dead",
-            query=query,
-            kinds=kinds,
-            letters=sum(each.count for each in found),
-            left_out=max(len(found) - _MOST_GROUPS, 0),
-            problem=problem,
-            **await head_of(call, rates, group),
-        )
-
-    return routes
+    facts: dict[str, Any] = {"query": query, "found": found, "rows": rows, "problem": problem}
+    return render(call, "search.html", status=400 if problem else 200, searched_text=query.q, **facts)
 
 
-def where_of(kind: DeadGroup) -> str:
-    """A condition that matches the dead letters of one kind. People read and edit it."""
-    reason = f'reason == "{kind.reason}"'
-    if not kind.error:
-        return f'{reason} and error == ""'
-    parts = kind.error.split("…")
-    pattern = "^" + _DETAIL.join(map(re.escape, parts[:_MOST_PARTS]))
-    if len(kind.error) < _CUT and len(parts) <= _MOST_PARTS:
-        pattern += r"(?:\n|$)"
-    return f"{reason} and error ~ {_quoted(pattern)}"
-
-
-def both(one: str, other: str) -> str:
-    """The conjunction of two conditions, of which the first may be empty."""
-    return f"({one}) and {other}" if one else other
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
+def _hit_row(hit: Hit) -> HitRow:
+    row = msgspec.structs.replace(row_of(hit.message), phase=hit.phase)
+    return HitRow(queue=hit.message.topic, group="" if hit.group == "default" else hit.group, row=row)

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Iterator
-from itertools import islice, pairwise
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 
-from holdfast.broker.engine import BrokerEngine
+from holdfast.api.topics import GroupInfo
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.streams.offsets import lag_of
 from holdfast.broker.topic import Topic
 from holdfast.config.settings_file import DEFAULT, Effective, Origin, Setting
 from holdfast.env.process import descriptor_limit, open_descriptors
 from holdfast.errors import HoldfastError
+from holdfast.local.broker import samples_in, streams_on
 from holdfast.protocol.messages import Wire
 from holdfast.server.api.admin import effective_of
-from holdfast.server.audit import Audit
+from holdfast.server.api.groups import is_shown
+from holdfast.server.audit import Act, Audit, is_routine, words_of
+from holdfast.server.console.attention import MOST_SHOWN, OLD_S, QueueRow, concerns, disk_concern, is_stalled
+from holdfast.server.console.charts import NO_FLOW, RANGES, QueueRates, Range, charts_of, spark_of
 from holdfast.server.console.rendering import render
 from holdfast.server.http.messages import Response
 from holdfast.server.metrics import sync_times
@@ -28,158 +30,14 @@ from holdfast.server.routing import Routes
 from holdfast.server.service import Call, Service
 from holdfast.settings import BrokerSettings
 
-# Recent rates, from samples of the engine's counters that are kept in memory.
-
-EVERY_S: Final = 5.0
-KEPT: Final = 121  # samples: ten minutes
-MOST: Final = 500  # groups in a sample
-
-WIDTH: Final = 120  # of a sparkline, in SVG units
-HEIGHT: Final = 24
-
-Key: TypeAlias = tuple[str, str]
-Counts: TypeAlias = tuple[int, int, int]
-
-_NONE: Final[Counts] = (0, 0, 0)
-
-
-class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """The rates into and out of a group over time, in messages per second; `buried` is the total number."""
-
-    into: list[float]
-    out: list[float]
-    buried: int
-
-    @property
-    def into_now(self) -> float:
-        return _lately(self.into)
-
-    @property
-    def out_now(self) -> float:
-        return _lately(self.out)
-
-
-class QueueRates:
-    """The latest samples of the counters of all open topics."""
-
-    def __init__(self, engine: BrokerEngine) -> None:
-        self._engine = engine
-        self._samples: deque[tuple[float, dict[Key, Counts]]] = deque(maxlen=KEPT)
-        self.since_ns = 0
-
-    def begin(self) -> None:
-        """Start sampling, now and every few seconds, unless it has started. Call it on the event loop."""
-        if not self.since_ns:
-            self.since_ns = self._engine.world.clock.now_ns()
-            self._go_on(asyncio.get_running_loop())
-
-    def _go_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._engine.closed:
-            self.sample(loop.time())
-            loop.call_later(EVERY_S, self._go_on, loop)
-
-    def sample(self, at_s: float) -> None:
-        """Take a sample. Reads no files."""
-        found: dict[Key, Counts] = {}
-        for topic in self._engine.open_topics():
-            published = topic.metrics.published.value
-            found[topic.name, ""] = published, 0, 0
-            for group in list(topic.groups.values()):
-                found[topic.name, group.name] = published, group.metrics.acked.value, group.metrics.buried.value
-            if len(found) > MOST:
-                break
-        self._samples.append((at_s, dict(islice(found.items(), MOST))))
-
-    @property
-    def seconds(self) -> float:
-        """The time that the samples cover."""
-        return self._samples[-1][0] - self._samples[0][0] if self._samples else 0.0
-
-    def of(self, topic: str, group: str = "") -> Flow:
-        """The rates of a group; without a group, those into the topic."""
-        key, into, out, buried = (topic, group), [], [], 0
-        for (before_s, before), (after_s, after) in pairwise(list(self._samples)):
-            passed_s = max(after_s - before_s, 0.001)
-            grown = [_growth(old, new) for old, new in zip(before.get(key, _NONE), after.get(key, _NONE), strict=True)]
-            into.append(grown[0] / passed_s)
-            out.append(grown[1] / passed_s)
-            buried += grown[2]
-        return Flow(into=into, out=out, buried=buried)
-
-
-def _growth(before: int, after: int) -> int:
-    """The growth of a counter. A smaller value means that it restarted at 0, when its topic was opened again."""
-    return after - before if after >= before else after
-
-
-def _lately(line: list[float]) -> float:
-    last = line[-3:]
-    return sum(last) / len(last) if last else 0.0
-
-
-def points(line: list[float], most: float) -> str:
-    """The points of an SVG polyline for a line of values, with the newest at the right edge."""
-    return " ".join(
-        f"{_across(i, line):.1f},{HEIGHT - 1 - (HEIGHT - 2) * (value / most if most else 0):.1f}"
-        for i, value in enumerate(line)
-    )
-
-
-def area(line: list[float], most: float) -> str:
-    """The points of an SVG polygon for the area under a line of values."""
-    if not line:
-        return ""
-    return f"{_across(0, line):.1f},{HEIGHT} {points(line, most)} {WIDTH},{HEIGHT}"
-
-
-def _across(i: int, line: list[float]) -> float:
-    return WIDTH - WIDTH / (KEPT - 2) * (len(line) - 1 - i)
-
-
-OLD_S: Final = 15 * 60  # the age from which a message is shown in red
-
 
 class OverviewQuery(Wire, kw_only=True):
     """The queues to show: those with this text in their names, from this number on."""
 
     name: Annotated[str, Meta(max_length=200)] = ""
+    range: Range = "15m"
     start: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
     limit: Annotated[int, Meta(ge=1, le=1_000)] = 100
-
-
-class Spark(msgspec.Struct, frozen=True, kw_only=True):
-    """A sparkline: messages in as an area, messages out as a line, and both current rates."""
-
-    into: str
-    out: str
-    into_now: float
-    out_now: float
-
-
-class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One queue group of one topic. A topic without one has a row with an empty group."""
-
-    topic: str
-    group: str = ""
-    messages: int = 0
-    ready: int = 0
-    leased: int = 0
-    delayed: int = 0
-    dead: int = 0
-    age_s: float = 0.0
-    waiters: int = 0
-    spark: Spark
-    buried: int = 0
-    damaged: int = 0
-    problem: str = ""
-
-    @property
-    def is_old(self) -> bool:
-        return self.age_s >= OLD_S
-
-    @property
-    def dead_grows(self) -> bool:
-        return self.dead > 0 and self.buried > 0
 
 
 def overview_routes(rates: QueueRates) -> Routes:
@@ -188,57 +46,105 @@ def overview_routes(rates: QueueRates) -> Routes:
 
     @routes.add("GET", "/ui", action="read", scope="any", query=OverviewQuery, hidden=True)
     async def overview(call: Call) -> Response:
-        """All queues with their counts and rates."""
+        """What needs attention, how everything fared, and all queues with their counts and rates."""
         query: OverviewQuery = call.query
-        rates.begin()
         known = [name for name in await call.service.port.topics() if call.principal.sees(name)]
         wanted = [name for name in known if query.name.lower() in name.lower()]
         some = wanted[query.start : query.start + query.limit]
-        rows = await asyncio.to_thread(_rows, call, rates, some)
+        rows, groups = await asyncio.to_thread(_rows, call, rates, some)
+        found = concerns(rows, groups)
+        everything = await asyncio.to_thread(_everything, call, query.range) if call.principal.may("read") else {}
+        found = everything.pop("concerns", []) + found
         return render(
             call,
             "overview.html",
             rows=rows,
+            groups=groups[:_MOST_GROUPS],
+            more_groups=max(len(groups) - _MOST_GROUPS, 0),
+            concerns=found[:MOST_SHOWN],
+            more_concerns=max(len(found) - MOST_SHOWN, 0),
             query=query,
             known=len(known),
             wanted=len(wanted),
-            totals=_totals(rows),
+            shown=len(some),
+            totals=totals_of(rows),
             folder=call.service.folder,
-            since_ns=rates.since_ns,
-            seconds=rates.seconds,
+            seconds=max((row.spark.seconds for row in rows), default=0.0),
+            ranges=RANGES,
             old_s=OLD_S,
+            **{"charts": None, "free_bytes": None} | everything,
         )
 
     return routes
 
 
-def _totals(rows: list[QueueRow]) -> dict[str, int]:
-    return {name: sum(getattr(row, name) for row in rows) for name in ("ready", "leased", "delayed", "dead")}
+_MOST_GROUPS: Final = 20
 
 
-def _rows(call: Call, rates: QueueRates, topics: list[str]) -> list[QueueRow]:
+def _everything(call: Call, chosen: Range) -> dict[str, Any]:
+    """What only those see who may read all topics: the total over time, and the disk."""
+    engine = call.service.engine
+    free_bytes = engine.world.disk.free_bytes(engine.folder)
+    return {
+        "charts": charts_of(samples_in(engine, None, None, RANGES[chosen] * 1000), chosen, most=2),
+        "free_bytes": free_bytes,
+        "concerns": disk_concern(engine, free_bytes),
+    }
+
+
+def totals_of(rows: list[QueueRow]) -> dict[str, int]:
+    """The counts of all topics. What several groups read counts once, as the group has it that is behind most."""
+    worst: dict[str, QueueRow] = {}
+    for row in rows:
+        before = worst.get(row.topic)
+        if before is None or _unhandled(row) > _unhandled(before):
+            worst[row.topic] = row
+    totals = {name: sum(getattr(row, name) for row in worst.values()) for name in ("ready", "leased", "delayed")}
+    return {**totals, "dead": sum(row.dead for row in rows)}
+
+
+def _unhandled(row: QueueRow) -> int:
+    return row.ready + row.leased + row.delayed
+
+
+def _rows(call: Call, rates: QueueRates, topics: list[str]) -> tuple[list[QueueRow], list[GroupInfo]]:
+    """The queues, and the groups that read them as streams, furthest behind first."""
     engine = call.service.engine
     rows: list[QueueRow] = []
+    streams: list[GroupInfo] = []
     for name in topics:
         try:
             with engine.using(name) as topic:
                 groups = [each for each in topic.groups.values() if call.principal.may_use_queue_group(each.name)]
-                messages = sum(partition.log.end - partition.log.start for partition in topic.partitions)
+                streams += [info for info in streams_on(engine, topic) if is_shown(call, info)]
                 if not groups:
-                    problem = _problem(topic)
-                    rows.append(
-                        QueueRow(topic=name, messages=messages, spark=spark_of(rates.of(name)), problem=problem)
-                    )
+                    rows.append(_bare_row(topic, rates))
                 rows += [row_of(topic, group, rates, engine.world.clock.now_ns()) for group in groups]
         except HoldfastError as error:  # a topic that cannot be opened must not hide the others
-            rows.append(QueueRow(topic=name, spark=spark_of(rates.of(name)), problem=str(error)))
-    return rows
+            rows.append(QueueRow(topic=name, spark=spark_of(NO_FLOW), problem=str(error)))
+    streams.sort(key=lambda info: (-info.lag_seconds, -info.lag, info.topic, info.name))
+    return rows, streams
+
+
+def _bare_row(topic: Topic, rates: QueueRates) -> QueueRow:
+    return QueueRow(
+        topic=topic.name,
+        messages=sum(partition.log.end - partition.log.start for partition in topic.partitions),
+        spark=spark_of(rates.of(topic.name, topic.id)),
+        damaged=sum(len(partition.log.damaged()) for partition in topic.partitions),
+        problem=_problem(topic),
+        upkeep_error=topic.logged_error,
+    )
 
 
 def row_of(topic: Topic, group: QueueGroup, rates: QueueRates, now_ns: int) -> QueueRow:
     """The row of a group."""
     stats = group.stats()
-    flow = rates.of(topic.name, group.name)
+    flow = rates.of(topic.name, topic.id, group.name)
+    age_s = max(
+        lag_of(delivery.partition.log, (topic.name, delivery.number), delivery.group.floor, now_ns).seconds
+        for delivery in group.deliveries
+    )
     return QueueRow(
         topic=topic.name,
         group=group.name,
@@ -247,32 +153,21 @@ def row_of(topic: Topic, group: QueueGroup, rates: QueueRates, now_ns: int) -> Q
         leased=stats.leased,
         delayed=stats.delayed,
         dead=stats.dead,
-        age_s=max(
-            lag_of(delivery.partition.log, (topic.name, delivery.number), delivery.group.floor, now_ns).seconds
-            for delivery in group.deliveries
-        ),
+        age_s=age_s,
         waiters=stats.waiters,
         spark=spark_of(flow),
         buried=flow.buried,
         damaged=stats.damaged,
+        stalled=stats.paused is None and is_stalled(flow, stats.ready, age_s),
         problem=_problem(topic),
+        upkeep_error=topic.logged_error,
+        paused=stats.paused,
     )
 
 
 def _problem(topic: Topic) -> str:
     """The partitions of a topic that are stopped, and why; empty if there are none."""
     return "; ".join(f"partition {number} stands still: {error}" for number, error in topic.lost.items())
-
-
-def spark_of(flow: Flow) -> Spark:
-    """A sparkline with both lines on the same scale."""
-    most = max([*flow.into, *flow.out], default=0.0)
-    return Spark(
-        into=area(flow.into, most),
-        out=points(flow.out, most),
-        into_now=flow.into_now,
-        out_now=flow.out_now,
-    )
 
 
 # Health of the server and its folder, and the audit log.
@@ -287,9 +182,11 @@ class HealthQuery(Wire, kw_only=True):
 
 
 class AuditPageQuery(Wire, kw_only=True):
-    """The number of latest acts to show."""
+    """The number of latest acts to look at, and which of them to show: with this text, and routine ones too."""
 
-    limit: Annotated[int, Meta(ge=1, le=1_000)] = 100
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
+    text: Annotated[str, Meta(max_length=200)] = ""
+    routine: bool = False
 
 
 health_routes = Routes("console")
@@ -346,6 +243,20 @@ def _disk(call: Call) -> dict[str, Any]:
     }
 
 
+_MOST_ACTS: Final = 500
+
+
+def _with_text(acts: list[tuple[Act, str]], text: str) -> list[tuple[Act, str]]:
+    """The acts with all words of the text in who did what, to what, and with which outcome."""
+    words = text.lower().split()
+
+    def has_all(act: Act, said: str) -> bool:
+        line = f"{act.principal} {act.peer} {said} {act.target} {act.outcome} {act.route}".lower()
+        return all(word in line for word in words)
+
+    return [(act, said) for act, said in acts if has_all(act, said)]
+
+
 def audit_page_routes(audit: Audit | None) -> Routes:
     """The routes of the audit page, which also says so if there is no audit log."""
     routes = Routes("console")
@@ -353,9 +264,19 @@ def audit_page_routes(audit: Audit | None) -> Routes:
     @routes.add("GET", "/ui/audit", action="admin", query=AuditPageQuery, hidden=True)
     async def acts(call: Call) -> Response:
         """The latest administrative acts and refused calls."""
-        limit = call.query.limit
-        found = None if audit is None else await asyncio.to_thread(audit.last, limit)
-        refused = [] if audit is None else await asyncio.to_thread(audit.refusals.last, limit)
-        return render(call, "audit.html", acts=found, refused=refused, query=call.query)
+        query: AuditPageQuery = call.query
+        found = [] if audit is None else await asyncio.to_thread(audit.last, query.limit)
+        refused = [] if audit is None else await asyncio.to_thread(audit.refusals.last, query.limit)
+        meant = [(act, words_of(act)) for act in found if query.routine or not is_routine(act)]
+        return render(
+            call,
+            "audit.html",
+            kept=audit is not None,
+            acts=_with_text(meant, query.text)[:_MOST_ACTS],
+            refused=_with_text([(act, words_of(act)) for act in refused], query.text)[:_MOST_ACTS],
+            routine=len(found) - len(meant),
+            looked=len(found),
+            query=query,
+        )
 
     return routes

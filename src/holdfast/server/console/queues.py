@@ -1,31 +1,36 @@
-"""The pages of a queue: its messages by phase with a filter, its settings, its tail, and a form to send."""
+"""The pages of a queue: its messages by phase, its dead letters by error, its tail, and a form to send."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import re
+from collections import Counter, deque
 from collections.abc import Iterator
-from itertools import islice
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 import msgspec
 from msgspec import Meta
 
 from holdfast.api.contents import home_of, record_of
-from holdfast.api.listing import DeadLetter, Listed, PhaseName, Waiting, chosen
+from holdfast.api.listing import DeadGroup, DeadKinds, DeadLetter, Listed, PhaseName, Waiting, chosen, fingerprint
 from holdfast.api.topics import TopicInfo
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.folder.contents import differing_settings
 from holdfast.broker.folder.layout import DEAD_SUFFIX, DEFAULT_GROUP, message_id, parse_message_id, topic_of_id
+from holdfast.broker.history import history_of_letter
+from holdfast.broker.tracing.log import ACKED, BURIED, LEASED, NACKED, PUBLISHED, REDRIVEN, RELEASED, RETURNED
 from holdfast.delivery.events import Phase
 from holdfast.env.world import checkpoint
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 from holdfast.local.dead_letters import LocalLetters
-from holdfast.local.listing import listed, parse_mark, seen, until_ms
+from holdfast.local.listing import Mark, find_message, listed, parse_mark, seen, until_ms
 from holdfast.model import Record
 from holdfast.protocol.messages import InGroup, Name
+from holdfast.server.api.admin import group_samples
+from holdfast.server.api.dead import OTHERS, KindCounts, kinds_of
 from holdfast.server.api.topics import described
-from holdfast.server.console.overview import OLD_S, QueueRates, QueueRow, spark_of
+from holdfast.server.console.attention import OLD_S, QueueRow
+from holdfast.server.console.charts import RANGES, ChartQuery, QueueRates, charts_of, spark_of
 from holdfast.server.console.overview import row_of as queue_row_of
 from holdfast.server.console.rendering import plain, preview, render
 from holdfast.server.http.messages import Response
@@ -67,12 +72,11 @@ class SendQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 async def head_of(call: Call, rates: QueueRates, group: ServedGroup | None) -> dict[str, Any]:
     """The facts for the head of every page of a queue."""
-    rates.begin()
     info = await described(call, call.path["queue"])
     name = call.path["queue"]
     if group is None:
         messages = info.messages
-        row = QueueRow(topic=name, messages=messages, spark=spark_of(rates.of(name)))
+        row = QueueRow(topic=name, messages=messages, spark=spark_of(rates.of(name, info.id)))
     else:
         now_ns = call.service.world.clock.now_ns()
         row = await asyncio.to_thread(queue_row_of, group.queue_group.topic, group.queue_group, rates, now_ns)
@@ -90,15 +94,15 @@ async def head_of(call: Call, rates: QueueRates, group: ServedGroup | None) -> d
 def policy_of(info: TopicInfo, group: ServedGroup | None) -> list[tuple[str, str, bool]]:
     """The most important settings, and all that were changed, as (name, value, changed)."""
     if group is None:
-        return [(name, _told(name, value), True) for name, value in info.settings.items()]
+        return [(name, _setting_text(name, value), True) for name, value in info.settings.items()]
     settings = group.settings
     changed = differing_settings(settings, TopicSettings())
     known = msgspec.structs.asdict(settings)
     names = [name for name in _POLICY if name in known] + [name for name in changed if name not in _POLICY]
-    return [(name, _told(name, known[name]), name in changed) for name in names]
+    return [(name, _setting_text(name, known[name]), name in changed) for name in names]
 
 
-def _told(name: str, value: Any) -> str:
+def _setting_text(name: str, value: Any) -> str:
     if value is None:
         return "none"
     if name.endswith("_ms") and isinstance(value, int) and value >= 1000:
@@ -160,12 +164,36 @@ def queue_routes(rates: QueueRates) -> Routes:
     return routes
 
 
+def chart_routes(rates: QueueRates) -> Routes:
+    """The charts of one queue."""
+    routes = Routes("console")
+
+    @routes.add("GET", "/ui/queues/{queue}/charts", action="read", query=ChartQuery, hidden=True)
+    async def charts(call: Call) -> Response:
+        """How a group in either mode fared over time; without a group, how the queue did."""
+        query: ChartQuery = call.query
+        name = call.path["queue"]
+        samples = await asyncio.to_thread(group_samples, call, name, query.group, RANGES[query.range])
+        group = await group_for(call, samples.group) if samples.mode == "queue" else None
+        return render(
+            call,
+            "queue_charts.html",
+            section="charts",
+            charts=charts_of(samples, query.range),
+            charts_group=samples.group,
+            asked_group=query.group,
+            ranges=RANGES,
+            **await head_of(call, rates, group),
+        )
+
+    return routes
+
+
 # Messages of a queue, found by phase and condition or by id.
 
 Tab: TypeAlias = Literal["ready", "leased", "delayed", "dead", "done"]
 
 DONE_PLACES: Final = 10_000  # offsets of each partition that one page searches for done messages
-_MOST_LETTERS: Final = 10_000
 
 _PHASES: Final = {
     Phase.READY: "ready",
@@ -272,7 +300,7 @@ def _done(group: ServedGroup, passed: int, places: int) -> Iterator[Listed[bytes
             if state.phase(record.offset) is Phase.DONE:
                 newest.appendleft(record)
         for record in newest:
-            yield seen(group.port, delivery, record, cast(PhaseName, "done"))
+            yield seen(group.port, delivery, record, "done")
 
 
 def row_of(found: Listed[Any]) -> MessageRow:
@@ -313,7 +341,7 @@ def find(group: ServedGroup, wanted: str) -> Listed[bytes]:
     """A message by its id, in any phase, as long as it is in the log. Raises NotFound if it is not."""
     try:
         if topic_of_id(wanted) == group.topic + DEAD_SUFFIX:
-            return LocalLetters(group.port).show(wanted)
+            return _letter(group, wanted)
         place = parse_message_id(wanted, group.topic)
         delivery = group.queue_group.delivery(place.partition)
     except InvalidRequest as error:
@@ -322,6 +350,17 @@ def find(group: ServedGroup, wanted: str) -> Listed[bytes]:
         return _at(group, delivery, place.offset)
     assert place.delayed_id is not None
     return _delayed(group, delivery, place.delayed_id, wanted)
+
+
+def _letter(group: ServedGroup, wanted: str) -> Listed[bytes]:
+    """A dead letter; or the message that it was, if it was redriven or purged since."""
+    try:
+        return LocalLetters(group.port).show(wanted)
+    except InvalidRequest:
+        found = find_message(group.port, wanted)
+        if found is None:
+            raise
+        return found.message
 
 
 def _at(group: ServedGroup, delivery: Delivery, offset: int) -> Listed[bytes]:
@@ -354,7 +393,218 @@ def letter_of(found: Listed[Any]) -> str:
     if isinstance(found, DeadLetter | Waiting) or found.phase not in ("done", "dead"):
         return ""
     delivery = home_of(found)
-    for letter in islice(delivery.dead.letters(), _MOST_LETTERS):
-        if letter.note.offset == found.offset:
-            return message_id(found.topic + DEAD_SUFFIX, delivery.number, letter.record.offset, None)
-    return ""
+    letter = delivery.dead.letter_of(found.offset)
+    return "" if letter is None else message_id(found.topic + DEAD_SUFFIX, delivery.number, letter.record.offset, None)
+
+
+# Dead letters grouped by error, so that they can be redriven or purged together.
+
+_MOST_GROUPS: Final = 200
+_SPANS: Final = 24  # columns of the small chart of a kind
+_PATIENCE_NS: Final = 150_000_000  # counting goes on at the next visit after this long
+_CUT: Final = 200  # an error of this length was cut
+_DETAIL: Final = r"""(?:0x[0-9a-fA-F]+|'[^']*'|"[^"]*"|[0-9]+|…)"""
+_MOST_PARTS: Final = 12  # keeps conditions short: errors that differ only after this many parts count as the same
+
+
+class DeadPageQuery(InGroup, kw_only=True):
+    """The dead letters to group."""
+
+    where: Annotated[str, Meta(max_length=10_000)] = ""
+    after: Annotated[str, Meta(max_length=100)] = ""
+
+
+class DeadKind(msgspec.Struct, frozen=True, kw_only=True):
+    """Dead letters with the same error, the condition that matches them, and how many died when."""
+
+    group: DeadGroup
+    where: str
+    over_time: list[int] = []
+
+    @property
+    def most(self) -> int:
+        return max(self.over_time, default=0)
+
+
+class _Filtered(msgspec.Struct, frozen=True, kw_only=True):
+    """The letters that match a condition among those that one page looks at."""
+
+    groups: list[DeadGroup]
+    looked: int
+    more: str
+
+
+def dead_routes(rates: QueueRates) -> Routes:
+    """The page of a queue's dead letters."""
+    routes = Routes("console")
+
+    @routes.add("GET", "/ui/queues/{queue}/dead", action="read", query=DeadPageQuery, hidden=True)
+    async def dead(call: Call) -> Response:
+        """Dead letters by kind of error, the most frequent first."""
+        query: DeadPageQuery = call.query
+        group = await group_for(call, query.group)
+        if group is None:
+            raise NotFound(f"{call.path['queue']} has no group in queue mode, so it has no dead letters")
+        where, problem = query.where.strip(), ""
+        counts = KindCounts([], 0, 0, 0)
+        looked, more = 0, ""
+        try:
+            if where:
+                found = await call.scan(_filtered, group, where, query.after)
+                letters = sum(each.count for each in found.groups)
+                counts = KindCounts(found.groups[:_MOST_GROUPS], len(found.groups), letters, letters)
+                looked, more = found.looked, found.more
+            else:
+                counts = await _counted(call, group)
+        except InvalidRequest as error:
+            problem = str(error)
+        kinds = [
+            DeadKind(
+                group=each,
+                where="" if each.error == OTHERS else both(where, where_of(each)),
+                over_time=counts.over_time[i] if counts.over_time else [],
+            )
+            for i, each in enumerate(counts.groups)
+        ]
+        return render(
+            call,
+            "dead.html",
+            status=400 if problem else 200,
+            section="dead",
+            query=query,
+            kinds=kinds,
+            counts=counts,
+            left_out=max(counts.kinds - len(kinds), 0),
+            looked=looked,
+            more=more,
+            problem=problem,
+            **await head_of(call, rates, group),
+        )
+
+    @routes.add("GET", "/ui/queues/{queue}/redriven", action="read", query=TriedQuery, hidden=True)
+    async def redriven(call: Call) -> Response:
+        """What became of letters that were redriven, and the rest of them."""
+        query: TriedQuery = call.query
+        group = await group_for(call, query.group)
+        if group is None:
+            raise NotFound(f"{call.path['queue']} has no group in queue mode, so it has no dead letters")
+        ids = [each for each in query.ids.split(",") if each][:_MOST_TRIED]
+        tried = await call.scan(_tried, group, ids)
+        facts: dict[str, Any] = {"query": query, "tried": tried, "summary": _summary(tried)}
+        return render(call, "redriven.html", section="dead", **facts, **await head_of(call, rates, group))
+
+    return routes
+
+
+# What became of a few letters that were redriven, before the rest follows.
+
+_MOST_TRIED: Final = 100
+
+_FATES: Final = {ACKED: "done", LEASED: "at work", NACKED: "failed, tried again", REDRIVEN: "redriven"}
+_FATES_WAITING: Final = dict.fromkeys((PUBLISHED, RELEASED, RETURNED), "waiting")
+
+
+class TriedQuery(InGroup, kw_only=True):
+    """The letters that were redriven, separated by commas, and the condition that chose them."""
+
+    ids: Annotated[str, Meta(min_length=1, max_length=20_000)]
+    where: Annotated[str, Meta(max_length=10_000)] = ""
+
+
+class TriedLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A letter that was redriven, and what became of it. `now` is the id of the message or letter that it is now."""
+
+    id: str
+    now: str
+    fate: str
+    error: str = ""
+    same: bool = False
+    holder: str = ""
+
+
+def _tried(_scan: Scan, group: ServedGroup, ids: list[str]) -> list[TriedLetter]:
+    return [_fate(group, wanted) for wanted in ids]
+
+
+def _fate(group: ServedGroup, wanted: str) -> TriedLetter:
+    try:
+        place = parse_message_id(wanted, group.topic + DEAD_SUFFIX)
+        delivery = group.queue_group.delivery(place.partition)
+        letter = None if place.offset is None else delivery.dead.letter(place.offset, gone=True)
+    except InvalidRequest as error:
+        raise NotFound(str(error)) from None
+    if letter is None or place.offset is None:
+        return TriedLetter(id=wanted, now=wanted, fate="not kept any more")
+    if delivery.dead.letter(place.offset) is not None:
+        return TriedLetter(id=wanted, now=wanted, fate="not redriven", error=letter.note.error)
+    steps = history_of_letter(delivery, letter)
+    last = steps[-1]
+    if last.step == BURIED and last.id != letter.note.id and last.offset is not None:
+        again = delivery.dead.letter_of(last.offset)
+        now = (
+            last.id
+            if again is None
+            else message_id(group.topic + DEAD_SUFFIX, delivery.number, again.record.offset, None)
+        )
+        is_same = fingerprint(last.error) == fingerprint(letter.note.error)
+        return TriedLetter(id=wanted, now=now, fate="failed again", error=last.error, same=is_same, holder=last.holder)
+    if last.id == letter.note.id and last.step == BURIED:
+        return TriedLetter(id=wanted, now=last.id, fate="redriven to another queue, or purged")
+    fate = (_FATES | _FATES_WAITING).get(last.step, last.step)
+    return TriedLetter(id=wanted, now=last.id, fate=fate, error=last.error, holder=last.holder)
+
+
+def _summary(tried: list[TriedLetter]) -> str:
+    """Such as: 7 done, 3 failed again (same error)."""
+    counts = Counter(each.fate for each in tried)
+    parts = []
+    for fate, count in counts.most_common():
+        same = sum(each.same for each in tried if each.fate == fate)
+        what = "" if fate != "failed again" else " (same error)" if same == count else f" ({same} with the same error)"
+        parts.append(f"{count} {fate}{what}")
+    return ", ".join(parts)
+
+
+async def _counted(call: Call, group: ServedGroup) -> KindCounts:
+    """The kinds of all letters, as far as they can be counted in a moment."""
+    clock = call.service.world.clock
+    counted = kinds_of(group)
+    async with counted.turn:
+        late_ns = clock.monotonic_ns() + _PATIENCE_NS
+        await call.scan(counted.count, lambda: clock.monotonic_ns() > late_ns)
+        return await call.scan(counted.counts, _MOST_GROUPS, clock.now_ns() // 1_000_000, _SPANS)
+
+
+def _filtered(scan: Scan, group: ServedGroup, where: str, after: str) -> _Filtered:
+    """Look through one page's worth of letters, from the start or behind a place."""
+    kinds, more = DeadKinds(), ""
+    mark: Mark | None = parse_mark(after) if after else None
+    try:
+        for letter in listed(group.port, "dead", where, None, after=mark, look=scan.look, lost=scan.lost):
+            assert isinstance(letter, DeadLetter)
+            kinds.add(letter)
+    except Full:
+        more = "" if scan.mark is None else scan.mark.text
+    return _Filtered(groups=kinds.groups(), looked=scan.looked, more=more)
+
+
+def where_of(kind: DeadGroup) -> str:
+    """A condition that matches the dead letters of one kind. People read and edit it."""
+    reason = f'reason == "{kind.reason}"'
+    if not kind.error:
+        return f'{reason} and error == ""'
+    parts = kind.error.split("…")
+    pattern = "^" + _DETAIL.join(map(re.escape, parts[:_MOST_PARTS]))
+    if len(kind.error) < _CUT and len(parts) <= _MOST_PARTS:
+        pattern += r"(?:\n|$)"
+    return f"{reason} and error ~ {_quoted(pattern)}"
+
+
+def both(one: str, other: str) -> str:
+    """The conjunction of two conditions, of which the first may be empty."""
+    return f"({one}) and {other}" if one else other
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

@@ -151,13 +151,13 @@ def refusal(error: HoldfastError) -> Response:
 
 
 async def relay(
-    socket: str, settings: ServerSettings, *, ready: Callable[[Sequence[str]], None], told_to_go: Awaitable[object]
+    socket: str, settings: ServerSettings, *, ready: Callable[[Sequence[str]], None], stop_asked: Awaitable[object]
 ) -> None:
-    """Relay between a local port and the owner's socket until `told_to_go` is done."""
+    """Relay between a local port and the owner's socket until `stop_asked` is done."""
     server = HttpServer(Relay(socket, settings).handle, refusal, limits_of(settings), Meter())
     ((host, port),) = await server.listen(_HOST, settings.port)
     ready([f"http://{host}:{port}"])
     try:
-        await told_to_go
+        await stop_asked
     finally:
         await server.close(1.0)

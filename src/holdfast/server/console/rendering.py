@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import blake2b
@@ -60,7 +62,8 @@ def environment() -> Environment:
         "size": size,
         "rate": rate,
         "moment": moment,
-        "told": told,
+        "value_text": value_text,
+        "reason": reason,
         "part": lambda text: quote(str(text), safe=""),
         "query": lambda facts: urlencode({name: value for name, value in facts.items() if value not in (None, "")}),
     }
@@ -72,11 +75,27 @@ def render(call: Call, template: str, *, status: int = 200, **facts: Any) -> Res
     principal = call.principal
     if call.request.header(ONLY_LOOKS):
         principal = msgspec.structs.replace(principal, read_only=True)
-        facts |= {name: dict.fromkeys(facts[name], False) for name in ("may_here", "may_seek") if name in facts}
+        rights = [name for name in ("may_here", "may_seek", "may_order") if name in facts]
+        facts |= {name: dict.fromkeys(facts[name], False) for name in rights}
     if principal.may("read"):
         facts["tokens_problem"] = call.service.tokens_problem()
     text = page_text(principal, call.service.world.clock.now_ns(), call.request.path, template, facts)
-    return Response(status, text.encode("utf-8", "replace"), HTML, headers=list(_PAGE_HEADERS))
+    content = text.encode("utf-8", "replace")
+    etag = _etag(text)
+    headers = [*_PAGE_HEADERS, ("etag", etag)]
+    if status == 200 and call.request.header("if-none-match") == etag:
+        return Response(304, headers=headers)
+    return Response(status, content, HTML, headers=headers)
+
+
+# How long ago something was, which a browser works out for itself, and when the page was made.
+_PASSING: Final = re.compile(r"<time\b[^>]*>[^<]*</time>|<span id=\"live-note\">[^<]*</span>")
+
+
+def _etag(text: str) -> str:
+    """The same for two pages that differ in nothing but the time that has passed."""
+    lasting = _PASSING.sub(lambda found: found[0].partition(">")[0], text)
+    return f'"{blake2b(lasting.encode("utf-8", "replace"), digest_size=8).hexdigest()}"'
 
 
 def page_text(principal: Principal | None, now_ns: int, path: str, template: str, facts: dict[str, Any]) -> str:
@@ -97,18 +116,20 @@ def page_text(principal: Principal | None, now_ns: int, path: str, template: str
             now_ns=now_ns,
             now=datetime.fromtimestamp(now_ns / 1e9, UTC),
             path=path,
-            **{"tokens_problem": ""} | facts,
+            **{"tokens_problem": "", "searched_text": ""} | facts,
         )
     )
 
 
-def error_page(request: Request, status: int, fault: Fault) -> Response | None:
-    """An error as a page, if the request was for one; otherwise None."""
+def error_page(
+    request: Request, status: int, fault: Fault, identify: Callable[[Request], Principal | None]
+) -> Response | None:
+    """An error as a page, if the request was for one; otherwise None. It links to the pages that the caller may see."""
     wants = request.path.startswith("/ui") and "text/html" in request.header("accept")
     if not wants or fault.code == NotInstalled.code:
         return None
     facts = {"number": status, "code": fault.code, "message": fault.message}
-    text = page_text(None, 0, request.path, "error.html", facts)
+    text = page_text(identify(request), 0, request.path, "error.html", facts)
     return Response(status, text.encode("utf-8", "replace"), HTML, headers=list(_PAGE_HEADERS))
 
 
@@ -195,7 +216,15 @@ def age(seconds: float) -> str:
     return f"{seconds:,.0f} s"
 
 
-def told(value: object) -> str:
+_REASONS: Final = {"MAX_ATTEMPTS": "out of attempts", "REJECTED": "rejected", "EXPIRED": "expired"}
+
+
+def reason(code: str) -> str:
+    """Why a message died, in words."""
+    return _REASONS.get(code, code)
+
+
+def value_text(value: object) -> str:
     """A setting or an argument: a string as it is, anything else as JSON."""
     if value is None:
         return "none"

@@ -391,8 +391,8 @@ class HttpConnection(asyncio.Protocol):
                 try:
                     await self._answer(request, answer)
                 finally:
-                    if answer.let_go is not None:
-                        answer.let_go()
+                    if answer.release is not None:
+                        answer.release()
             else:
                 await self._stream(request, answer)
         except ConnectionError:

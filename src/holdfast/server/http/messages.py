@@ -73,7 +73,7 @@ class Unpacker:
         if self._went > FREE_BYTES and self._went > self._came * self._most_ratio:
             raise MessageTooLarge(
                 f"the request's body unpacks to more than {self._most_ratio} times what was sent, which is the limit "
-                f"(max_unpack_ratio) above {FREE_BYTES} bytes; nothing was done. Send less at a time, or send it as "
+                f"(max_unpack_ratio) above {FREE_BYTES} bytes; nothing was done. Send less, or send it as "
                 "it is"
             )
 
@@ -93,7 +93,9 @@ def unpacker(encoding: str, most_bytes: int, most_ratio: int) -> Unpacker | None
 
 def too_large(most_bytes: int) -> MessageTooLarge:
     """The error for a body over the limit, as sent or decompressed."""
-    return MessageTooLarge(f"the request's body has more than {most_bytes} bytes, which is the limit; nothing was done")
+    return MessageTooLarge(
+        f"the request's body has more than {most_bytes} bytes, which is the limit; nothing was done. Send less"
+    )
 
 
 @lru_cache(maxsize=64)
@@ -323,9 +325,9 @@ Undelivered = Callable[[], Awaitable[None]]
 
 
 class Response:
-    """A complete answer. `undelivered` is called if it did not reach the client, `let_go` in any case."""
+    """A complete answer. `undelivered` is called if it did not reach the client, `release` in any case."""
 
-    __slots__ = ("body", "headers", "let_go", "media", "status", "undelivered")
+    __slots__ = ("body", "headers", "media", "release", "status", "undelivered")
 
     def __init__(
         self,
@@ -341,7 +343,7 @@ class Response:
         self.media = media
         self.headers = headers or []
         self.undelivered = undelivered
-        self.let_go: Callable[[], None] | None = None  # called when the answer is no longer in memory
+        self.release: Callable[[], None] | None = None  # called when the answer is no longer in memory
 
 
 async def close_chunks(chunks: AsyncIterator[bytes]) -> None:

@@ -24,8 +24,8 @@ export async function call(method, url, body, accept = "application/json") {
     throw new Error("The server does not answer. Is it running?");
   }
   if (!answer.ok) {
-    const told = await answer.json().catch(() => null);
-    throw new Error(told?.error?.message ?? `The server answered with ${answer.status}`);
+    const answered = await answer.json().catch(() => null);
+    throw new Error(answered?.error?.message ?? `The server answered with ${answer.status}`);
   }
   return answer;
 }
@@ -49,9 +49,16 @@ const live = [...document.querySelectorAll("[data-live]")].filter((part) => part
 const every = Math.min(...live.map((part) => Number(part.dataset.live) || Infinity));
 let paused = false;
 
+// The server answers 304 to a page on which nothing has changed but how long ago things were; those we know ourselves.
+let etag = "";
+
 export async function renew() {
-  const answer = await fetch(location.href, { headers: { accept: "text/html" } });
+  const headers = { accept: "text/html" };
+  if (etag) headers["if-none-match"] = etag;
+  const answer = await fetch(location.href, { headers });
+  if (answer.status === 304) return tick();
   if (!answer.ok) throw new Error(String(answer.status));
+  etag = answer.headers.get("etag") ?? "";
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   for (const old of document.querySelectorAll("[data-live]")) {
     const found = fresh.getElementById(old.id);
@@ -65,6 +72,25 @@ export async function renew() {
   }
   const note = fresh.getElementById("live-note");
   if (note) find("#live-note").textContent = note.textContent;
+  return undefined;
+}
+
+// Ages as the server writes them, for times that say their moment.
+function age(seconds) {
+  if (seconds < 1) return "0 s";
+  for (const [unit, length] of [["d", 86400], ["h", 3600], ["min", 60]]) {
+    if (seconds >= 2 * length) return `${number(Math.round(seconds / length))} ${unit}`;
+  }
+  return `${Math.round(seconds)} s`;
+}
+
+function tick() {
+  const now = Date.now();
+  for (const time of document.querySelectorAll("time[datetime]")) {
+    const away = (now - Date.parse(time.dateTime.replace(" ", "T"))) / 1000;
+    time.textContent = away >= 0 ? `${age(away)} ago` : `in ${age(-away)}`;
+  }
+  find("#live-note").textContent = `as of ${new Date(now).toISOString().slice(11, 19)} UTC`;
 }
 
 function focusName(element) {
@@ -77,7 +103,7 @@ function focusName(element) {
 
 function busy() {
   const chosen = getSelection();
-  return paused || document.hidden || document.querySelector("dialog[open]") || (chosen && !chosen.isCollapsed);
+  return paused || document.hidden || document.querySelector("input[data-choose]:checked") || document.querySelector("dialog[open]") || (chosen && !chosen.isCollapsed);
 }
 
 // A page that takes the server long is asked for less often: at most a twentieth of the time.
@@ -88,7 +114,7 @@ async function keepFresh() {
       await renew();
       document.body.classList.remove("stale");
     } catch {
-      find("#live-note").textContent = "the server does not answer; this is old";
+      find("#live-note").textContent = "the server does not answer; this page is out of date";
       document.body.classList.add("stale");
     }
   }
@@ -105,6 +131,10 @@ const list = find("#ask-list");
 const progress = find("#ask-progress");
 const elsewhere = find("#ask-to");
 const elsewhereName = find("#ask-to-name");
+const limited = find("#ask-rate");
+const limitedTo = find("#ask-rate-number");
+const why = find("#ask-why");
+const reason = find("#ask-reason");
 let onYes = null;
 let running = false;
 
@@ -116,8 +146,8 @@ function open(title, verb, danger) {
   no.textContent = "Cancel";
   list.replaceChildren();
   progress.hidden = true;
-  elsewhere.hidden = true;
-  elsewhereName.value = "";
+  elsewhere.hidden = limited.hidden = why.hidden = true;
+  elsewhereName.value = limitedTo.value = reason.value = "";
   text.className = "";
   ask.showModal();
 }
@@ -149,6 +179,8 @@ yes.addEventListener("click", async () => {
   }
 });
 ask.addEventListener("close", () => {
+  for (const box of document.querySelectorAll("input[data-choose]:checked, #choose-all:checked")) box.checked = false;
+  countChosen();
   onYes = null;
   no.disabled = false;
   if (document.querySelector("[data-live]")) renew().catch(() => {});
@@ -156,22 +188,40 @@ ask.addEventListener("close", () => {
 
 document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-act]");
+  if (event.target.id === "choose-all") {
+    for (const box of document.querySelectorAll("input[data-choose]")) box.checked = event.target.checked;
+  }
+  if (event.target.closest("#choose-all, input[data-choose]")) countChosen();
   if (button) begin(button.dataset).catch((error) => finish(error.message, true));
   const copied = event.target.closest("[data-copy]");
   if (copied) copy(copied);
 });
 
+// Rows that were chosen: their ids are what the buttons for them act on.
+function countChosen() {
+  const ids = [...document.querySelectorAll("input[data-choose]:checked")].map((box) => box.value);
+  for (const button of document.querySelectorAll("[data-chosen]")) {
+    button.disabled = !ids.length;
+    button.dataset.body = JSON.stringify({ ...JSON.parse(button.dataset.chosen), ids });
+  }
+  const said = find("#chosen-count");
+  if (said) said.textContent = ids.length ? `${number(ids.length)} selected` : "";
+}
+
 async function begin(act) {
   if (act.act === "redrive" || act.act === "purge") return many(act);
   open(act.title, act.verb, act.method === "DELETE");
   tell(act.text);
+  why.hidden = act.asks !== "reason";
   yes.disabled = false;
   no.focus();
   onYes = async () => {
-    const told = await (await call(act.method, act.url)).json();
+    const body = act.body ? JSON.parse(act.body) : undefined;
+    if (body && !why.hidden) body.reason = reason.value.trim();
+    const answered = await (await call(act.method, act.url, body)).json();
     ask.close();
     running = false;
-    const late = told.cancelled === false;
+    const late = answered.cancelled === false || answered.changed === false;
     toast(late ? act.late : act.done, late);
   };
 }
@@ -181,12 +231,12 @@ async function many(act) {
   const drops = act.act === "purge";
   open(act.title, act.verb, drops);
   yes.disabled = true;
-  tell("Looking which…");
+  tell("Counting…");
   const dry = await (await call("POST", act.url, { ...body, dry_run: true })).json();
   const letters = dry.matched === 1 ? "1 dead letter" : `${number(dry.matched)} dead letters`;
-  if (!dry.matched) return finish("No dead letter is meant any more: they were put back, or dropped.");
+  if (!dry.matched) return finish("No dead letters match any more: they were redriven or purged.");
   tell(drops
-    ? `${letters} will be dropped for good. They cannot be brought back.`
+    ? `${letters} will be deleted. This cannot be undone.`
     : `${letters} will be put back into the queue, each once, in the order in which they were sent.`);
   for (const id of (dry.ids ?? []).slice(0, 10)) {
     const item = document.createElement("li");
@@ -198,17 +248,19 @@ async function many(act) {
     item.textContent = `and ${number(dry.matched - 10)} more`;
     list.append(item);
   }
-  elsewhere.hidden = drops;
+  elsewhere.hidden = limited.hidden = drops;
   yes.textContent = `${act.verb} ${number(dry.matched)}`;
   yes.disabled = false;
   no.focus();
   onYes = async () => {
     const to = elsewhereName.value.trim();
     if (!drops && to) body.to = to;
-    elsewhere.hidden = true;
+    if (!drops && Number(limitedTo.value) > 0) body.rate = Number(limitedTo.value);
+    elsewhere.hidden = limited.hidden = true;
     const done = drops ? (await (await call("POST", act.url, body)).json()).done : await redrive(act.url, body);
-    finish(`${number(done)} ${drops ? "dropped" : to ? `put into ${to}` : "put back"}.`);
-    if (act.then) location.assign(act.then);
+    finish(`${number(done)} ${drops ? "purged" : to ? `put into ${to}` : "put back"}.`);
+    if (act.follow && !to) location.assign(`${act.follow}&${new URLSearchParams({ ids: dry.ids.join(",") })}`);
+    else if (act.then) location.assign(act.then);
   };
 }
 
@@ -224,12 +276,12 @@ async function redrive(url, body) {
     const parts = (rest + value).split("\n");
     rest = parts.pop();
     for (const line of parts.filter(Boolean)) {
-      const told = JSON.parse(line);
-      if (told.error) throw new Error(`${number(done)} put back, then: ${told.error.message}`);
-      done = told.done;
-      progress.max = Math.max(told.matched, 1);
+      const answered = JSON.parse(line);
+      if (answered.error) throw new Error(`${number(done)} put back, then: ${answered.error.message}`);
+      done = answered.done;
+      progress.max = Math.max(answered.matched, 1);
       progress.value = done;
-      tell(`${number(done)} of ${number(told.matched)} put back`);
+      tell(`${number(done)} of ${number(answered.matched)} put back`);
     }
   }
   return done;
@@ -289,7 +341,7 @@ function press(key, at) {
     case "k": move(-1); break;
     case "?": keys.showModal(); break;
     case "/": {
-      const filter = find("#filter");
+      const filter = find("#filter") ?? find("#find");
       if (!filter) return false;
       filter.focus();
       filter.select();
@@ -300,7 +352,7 @@ function press(key, at) {
       if (button) button.click();
       else if (live.length) {
         paused = !paused;
-        toast(paused ? "This page stands still; p lets it go on" : "This page renews itself again");
+        toast(paused ? "Paused; press p to resume" : "Resumed");
       }
       break;
     }

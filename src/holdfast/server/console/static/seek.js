@@ -64,10 +64,10 @@ async function attempt(doing) {
 
 document.getElementById("seek-look").addEventListener("click", () => attempt(async () => {
   forget();
-  const told = await reset(true);
-  const { again, over } = summed(told.partitions);
-  text.textContent = `${number(again)} messages would come again, ${number(over)} would be passed over.`;
-  for (const each of told.partitions.slice(0, 20)) {
+  const answered = await reset(true);
+  const { again, over } = summed(answered.partitions);
+  text.textContent = `${number(again)} messages would be delivered again, ${number(over)} would be skipped.`;
+  for (const each of answered.partitions.slice(0, 20)) {
     const item = document.createElement("li");
     item.textContent = `partition ${each.partition ?? 0}: from ${each.before ?? "nowhere yet"} to ${each.after}`;
     list.append(item);
@@ -78,7 +78,7 @@ document.getElementById("seek-look").addEventListener("click", () => attempt(asy
 yes.addEventListener("click", () => attempt(async () => {
   const { again, over } = summed((await reset(false)).partitions);
   dialog.close();
-  toast(`${at.group} goes on there: ${number(again)} come again, ${number(over)} are passed over`);
+  toast(`${at.group} moved: ${number(again)} are delivered again, ${number(over)} are skipped`);
   renew().catch(() => {});
 }));
 form.addEventListener("input", forget);

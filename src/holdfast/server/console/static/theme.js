@@ -15,7 +15,7 @@ function keepKey(event) {
   if (event.key === "Enter" && event.target !== document.body) return undefined; // what has the focus does that by itself
   if (event.key === "/") {
     event.preventDefault();
-    const filter = document.getElementById("filter");
+    const filter = document.getElementById("filter") ?? document.getElementById("find");
     if (filter) {
       filter.focus(); // now: what is typed next is for the filter
       return filter.select();

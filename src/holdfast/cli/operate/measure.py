@@ -1,28 +1,48 @@
-"""`holdfast doctor`: measure what to expect of the disk under a folder."""
+"""`holdfast doctor` and `holdfast bench`: measure a disk, and the queues on it or on a server."""
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
-from collections.abc import Iterator
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+import holdfast
 from holdfast.broker.folder.layout import QUERIES, topics
 from holdfast.broker.streams.queries import list_queries
-from holdfast.cli.opening import AsJson
-from holdfast.cli.output import OK, command, duration, facts_table, print_json, safe, size, stdout
-from holdfast.cli.places import argument, option
+from holdfast.cli.opening import WAIT, AsJson, Wait, opened_broker
+from holdfast.cli.output import (
+    OK,
+    Column,
+    Console,
+    Table,
+    Text,
+    duration,
+    facts_table,
+    print_json,
+    progress,
+    safe,
+    say,
+    size,
+    stdout,
+    table,
+)
+from holdfast.cli.parsing import argument, option
+from holdfast.cli.places import PLACE
+from holdfast.client.address import is_address, parse_address
 from holdfast.env import World, real_world
+from holdfast.env.disk import write_fully
 from holdfast.errors import HoldfastError, NotALog
+from holdfast.model import Durability
 from holdfast.settings import LogSettings
-from holdfast.storage.files import is_log, join, write_fully
+from holdfast.storage.files import is_log, join
 
 _BLOCK: Final = bytes(range(256)) * 16
 _STEP_BYTES: Final = 4 * 1024 * 1024
@@ -67,15 +87,16 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[Warn, ...]
 
 
-@command
 def doctor_command(
     folder: Annotated[str, argument("DIR", "Any folder, with or without a queue.")],
-    seconds: Annotated[float, option("--seconds", "How long to measure.", min=0.1, max=600)] = 2.0,
+    seconds: Annotated[float, option("--seconds", "How long to measure.", least=0.1, most=600)] = 2.0,
     as_json: AsJson = False,
 ) -> int:
-    """Measure what the disk under a folder can do, and warn of what could hurt.
+    """Measure the disk under a folder, and warn of risks. Writes one temporary file there, and removes it.
 
-    Writes one temporary file there and removes it again.
+    Examples:
+        holdfast doctor ./data
+        holdfast doctor ./data --seconds 10
     """
     diagnosis = diagnose(real_world(), folder, seconds=seconds)
     if as_json:
@@ -236,7 +257,7 @@ def _write_warnings(world: World, folder: str) -> Iterator[Warn]:
 
 def show(console: Console, diagnosis: Diagnosis) -> None:
     """Print a diagnosis as text."""
-    console.print(safe(diagnosis.folder), soft_wrap=True)
+    console.print(safe(diagnosis.folder))
     facts = facts_table()
     facts.add_row(
         "holds", "a queue" if diagnosis.holds_queue else "a log" if diagnosis.holds_log else "no queue, no log"
@@ -262,8 +283,8 @@ def show(console: Console, diagnosis: Diagnosis) -> None:
 
 
 def _item(mark: str, style: str, text: str) -> Table:
-    item = Table.grid(padding=(0, 1))
-    item.add_row(Text(mark, style=style), Text(text))
+    item = Table(Column(""), Column("", wide=True), titles=False, gap=1)
+    item.add_row(Text(mark, style), text)
     return item
 
 
@@ -289,3 +310,160 @@ def _ending_in_order() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+# `holdfast bench`: messages through a queue that exists only for this.
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of call, made again and again: how many messages went through, and how long each call took."""
+
+    operation: str
+    durability: str
+    batch: int
+    messages: int
+    seconds: float
+    per_second: float
+    p50_us: float
+    p95_us: float
+    p99_us: float
+    max_us: float
+
+
+_DURABILITIES: Final[tuple[Durability, ...]] = ("os", "fsync")
+_OPERATIONS: Final = ("put", "get", "ack")
+_BENCH: Final = "holdfast-bench-"
+
+
+def bench_command(
+    folder: Annotated[str | None, argument(PLACE, "A folder or a server; a temporary folder by default.")] = None,
+    seconds: Annotated[float, option("--seconds", "How long to put, for each row.", least=0.05, most=600)] = 1.0,
+    batch: Annotated[int, option("--batch", "The messages of a batch.", least=2, most=1_000)] = 100,
+    body_bytes: Annotated[int, option("--size", "The bytes of a body.", least=0, most=1_000_000)] = 256,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Measure how fast this machine, folder or server is.
+
+    Puts, gets and acks messages one at a time and in batches, with durability os and fsync, from one thread. It uses a
+    folder or a topic of its own, which it removes afterwards; existing queues are not touched.
+
+    Examples:
+        holdfast bench
+        holdfast bench ./data --seconds 5
+        holdfast bench http://127.0.0.1:7700 --size 4096 --json
+    """
+    world = real_world()
+    with _ending_in_order(), _bench_place(folder) as place:
+        bench = Bench(world, seconds=seconds, batch=batch, body=bytes(body_bytes))
+        with opened_broker(place, wait=wait, create=True) as broker, progress("measuring", shown=not as_json) as told:
+            measured = bench.run(broker, told)
+    if as_json:
+        for each in measured:
+            print_json({"place": folder, "body_bytes": body_bytes, **msgspec.to_builtins(each)})
+        return OK
+    where = folder or f"a temporary folder in {tempfile.gettempdir()} ({world.disk.kind(tempfile.gettempdir())})"
+    say(f"{safe(where)}: bodies of {size(body_bytes)}, one thread")
+    stdout().print(bench_table(measured))
+    return OK
+
+
+@contextmanager
+def _bench_place(place: str | None) -> Iterator[str]:
+    """Yield a data folder that is removed afterwards, or the address of a server."""
+    if place is not None and is_address(place):
+        address = parse_address(place)
+        yield place if address.queue is None else place.removesuffix(f"/{address.queue}")
+        return
+    if place is not None and not os.path.isdir(place):
+        raise NotALog(f"there is no folder {place}; create it first, or name the one that will hold it")
+    with tempfile.TemporaryDirectory(prefix=_BENCH, dir=place) as made:
+        yield made
+
+
+class Bench:
+    """Sends messages through queues of its own, and measures each call."""
+
+    def __init__(self, world: World, *, seconds: float, batch: int, body: bytes) -> None:
+        self._clock = world.clock
+        self._name = f"{_BENCH}{os.getpid()}-{world.clock.now_ns() % 1_000_000_000}"
+        self._seconds = seconds
+        self._batch = batch
+        self._body = body
+
+    def run(self, broker: holdfast.Broker, told: Callable[[int, int], None]) -> list[Measured]:
+        """Measure every kind of call; tells how many kinds are done."""
+        found: list[Measured] = []
+        total = len(_DURABILITIES) * 2 * len(_OPERATIONS)
+        for durability in _DURABILITIES:
+            for batch in (1, self._batch):
+                name = f"{self._name}-{durability}-{batch}"
+                queue = broker.queue(name, lease_ms=3_600_000)
+                try:
+                    for each in self._measure(queue, durability, batch):
+                        found.append(each)
+                        told(len(found), total)
+                finally:
+                    broker.delete_topic(name)
+        return found
+
+    def _measure(self, queue: holdfast.Queue[Any], durability: Durability, batch: int) -> Iterator[Measured]:
+        """Put for some time, then get and ack as many."""
+        bodies = [self._body] * batch
+        put: Callable[[], object] = functools.partial(queue.put_many, bodies, durability=durability)
+        if batch == 1:
+            put = functools.partial(queue.put, self._body, durability=durability)
+        taken_us = self._timed(put, until_s=self._seconds)
+        calls = len(taken_us)
+        yield _measured("put", durability, batch, taken_us)
+        taken: deque[list[Any]] = deque()
+        yield _measured("get", durability, batch, self._timed(lambda: taken.append(_taken(queue, batch)), calls=calls))
+
+        def ack() -> None:
+            queue.ack_many(taken.popleft(), durability=durability)
+
+        yield _measured("ack", durability, batch, self._timed(ack, calls=calls))
+
+    def _timed(self, call: Callable[[], object], *, until_s: float = 0.0, calls: int = 0) -> list[float]:
+        """Call for some time, or so often; return how long each call took, in microseconds."""
+        now_ns = self._clock.monotonic_ns
+        taken_us: list[float] = []
+        stop_ns = now_ns() + round(until_s * 1e9)
+        while len(taken_us) < calls or (not calls and (not taken_us or now_ns() < stop_ns)):
+            begin_ns = now_ns()
+            call()
+            taken_us.append((now_ns() - begin_ns) / 1000)
+        return taken_us
+
+
+def _taken(queue: holdfast.Queue[Any], batch: int) -> list[Any]:
+    return [queue.receive_nowait()] if batch == 1 else queue.receive_many(batch, timeout=0)
+
+
+def _measured(operation: str, durability: str, batch: int, taken_us: list[float]) -> Measured:
+    seconds = sum(taken_us) / 1e6
+    ordered = sorted(taken_us)
+    p50, p95, p99 = (ordered[(len(ordered) - 1) * percent // 100] for percent in (50, 95, 99))
+    messages = len(taken_us) * batch
+    return Measured(
+        operation=operation,
+        durability=durability,
+        batch=batch,
+        messages=messages,
+        seconds=round(seconds, 3),
+        per_second=round(messages / max(seconds, 1e-9), 1),
+        p50_us=round(p50, 1),
+        p95_us=round(p95, 1),
+        p99_us=round(p99, 1),
+        max_us=round(ordered[-1], 1),
+    )
+
+
+def bench_table(measured: list[Measured]) -> Table:
+    """Return a table with a row for each kind of call."""
+    shown = table("call", "durability", "batch>", "messages/s>", "median>", "p95>", "p99>", "max>")
+    for each in measured:
+        times = (each.p50_us, each.p95_us, each.p99_us, each.max_us)
+        rate = f"{each.per_second:,.0f}"
+        shown.add_row(each.operation, each.durability, f"{each.batch:,}", rate, *map(duration, times))
+    return shown
