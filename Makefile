@@ -29,7 +29,7 @@ FOLDERS := $(wildcard tests/unit tests/property tests/tidy)
 FAST := $(PARALLEL) -m "not serial and not slow and not spark" --hypothesis-profile=quick $(FOLDERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test versions fast check sync demo bench clean $(GONE)
+.PHONY: help setup test versions fast check sync docs demo bench clean $(GONE)
 
 help: ## say what each target does
 	@echo "Usage: make <target> [ARGS='...'] [PYTHON=python3.12]"
@@ -40,6 +40,7 @@ setup: $(DEV) ## make .venv and install Holdfast with its development tools
 
 test: $(DEV) ## run every test; ARGS go to pytest (ARGS='-k torn', ARGS=--long)
 	@tools/browser.sh
+	@tools/postgres.sh
 	@echo "Running the tests on all cores, then those on Spark in two sessions, then those that need the machine for themselves."
 	@shared=0; spark=0; serial=0; versions=0; \
 	$(PY) -m pytest $(PARALLEL) -m "not serial and not spark" $(ARGS) || shared=$$?; \
@@ -80,6 +81,11 @@ check: $(DEV) ## format, lint, types, import rules and the fast tests, in under 
 
 sync: $(DEV) ## write the modules for threads anew from those for tasks
 	@$(PY) tools/sync.py
+
+docs: $(DEV) ## build the documentation into build/docs; a broken link fails
+	@version=$$($(PY) -c 'import holdfast; print(holdfast.__version__)'); \
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs --quiet build --strict --site-dir "build/docs/$$version" && \
+	echo "The documentation is built: open build/docs/$$version/index.html in a browser."
 
 demo: $(DEV) ## run examples/demo.py
 	@echo "Running examples/demo.py."

@@ -210,14 +210,14 @@ def damage(tour: Tour) -> None:
     try:
         for _ in LogReader(tour.folder).records(report.start):
             pass
-        told = False
+        says_where = False
     except DamagedRange as error:
-        told = (error.first_offset, error.next_offset) == (header.base_offset, header.next_offset)
+        says_where = (error.first_offset, error.next_offset) == (header.base_offset, header.next_offset)
         tour.say(f"a reader is told: offset {error.first_offset} is damaged, read on from {error.next_offset}")
     seen = count(LogReader(tour.folder))
     tour.say(f"all others are read: {seen.good:,} good, {seen.missing} missing")
     exact = seen == Count(good=report.end - report.start - header.count, missing=header.count)
-    tour.judge("a flipped bit", f"found and named; {seen.good:,} others unharmed", ok=named and told and exact)
+    tour.judge("a flipped bit", f"found and named; {seen.good:,} others unharmed", ok=named and says_where and exact)
 
     result = repair(tour.folder)
     for step in result.plan.steps:
