@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 from collections.abc import Callable
@@ -40,6 +41,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # interrupted command could pass there.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # pytest parses each module of a package that has a plugin when it is first imported, and CPython 3.11 sometimes
+    # fails to do so in two threads at once: an owner's thread would load its server while a test loads something else.
+    for module in ("holdfast.server.server", "holdfast.server.console.overview", "holdfast.client.spark_commits"):
+        importlib.import_module(module)
     chosen = config.getoption("--hypothesis-profile")
     settings.load_profile(chosen or ("long" if config.getoption("--long") else "default"))
 

@@ -1,6 +1,15 @@
 #!/bin/sh
-# Sees to it that there is a browser for tests/browser: Debian's Chromium, installed where that is possible.
+# Sees to it that tests/browser has what it needs, where that can be installed: a browser (Debian's Chromium), and
+# axe-core, which finds what keeps people from using a page, in the version that tests/browser/package-lock.json pins.
 set -eu
+
+tests=$(dirname "$0")/../tests/browser
+if [ ! -e "$tests/node_modules/axe-core/axe.min.js" ]; then
+    if ! command -v npm >/dev/null 2>&1 || ! npm ci --prefix "$tests" --no-audit --no-fund --silent >/dev/null 2>&1; then
+        echo "axe-core could not be installed with npm: its tests of the console are skipped." >&2
+    fi
+fi
+
 for name in chromium chromium-browser google-chrome; do
     if command -v "$name" >/dev/null 2>&1; then
         exit 0

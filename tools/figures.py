@@ -4,7 +4,7 @@
 one thing a line; `--root FOLDER` looks at another checkout, so that two commits can be compared with one script.
 Everything is read as text: nothing of the package is imported or run. tests/tidy/test_figures.py holds the ceilings.
 
-A figure counts what its line in the table says. Three need a longer definition:
+A figure counts what its line in the table says. Four need a longer definition:
 
 - A face class is one of several public classes for one concept: strip the prefixes `Async` and `Remote` from the
   class names, and count every class whose concept has an `Async` variant (`Queue`, `AsyncQueue`, `RemoteQueue` and
@@ -13,6 +13,8 @@ A figure counts what its line in the table says. Three need a longer definition:
   lines, imports and lone punctuation are passed over, as is a run that stands in more than eight places. `Equal`
   compares the lines, `same shape` puts one placeholder for every name, string and number first, so it includes
   the equal ones; keywords and built-in names stay as they are.
+- A short module has fewer than 60 lines. The `__init__` of a folder that holds a docstring and no code is passed over:
+  Python wants the file, and there is nothing in it to put elsewhere.
 - docs/internals names a module if a page has its path below the package (`broker/topic`, `broker/topic.py` or
   `broker.topic`), or its bare name in a block of code, where the trees are drawn.
 """
@@ -217,7 +219,9 @@ class Package:
 
     def short_modules(self) -> list[str]:
         return [
-            f"{module.name}: {len(module.lines)} lines" for module in self.modules if len(module.lines) < SHORT_LINES
+            f"{module.name}: {len(module.lines)} lines"
+            for module in self.modules
+            if len(module.lines) < SHORT_LINES and (module.code or not module.name.endswith("__init__.py"))
         ]
 
     def importers(self) -> dict[str, set[str]]:
@@ -368,7 +372,7 @@ FIGURES: dict[str, tuple[str, Callable[[Package], Counted]]] = {
     "private_names": ("private names reached from outside (SLF001)", Package.private_names),
     "private_exceptions": ("exceptions from that (noqa: SLF001)", Package.private_exceptions),
     "class_names": ("class names defined in more than one module", Package.class_names_used_again),
-    "short_modules": (f"modules under {SHORT_LINES} lines", Package.short_modules),
+    "short_modules": (f"modules under {SHORT_LINES} lines, without empty folders' own", Package.short_modules),
     "one_sibling": ("modules imported only by one sibling", Package.one_sibling),
     "unnamed_modules": ("modules that docs/internals never names", Package.unnamed_modules),
     "imports_percent": (

@@ -524,8 +524,8 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT, pairs: Mappi
         for path, text in stale.items():
             if not check:
                 write(path, text)
-            told = ("stale", "its source is gone") if check else ("written", "removed")
-            print(f"{path.relative_to(root)}: {told[text is None]}")
+            verbs = ("stale", "its source is gone") if check else ("written", "removed")
+            print(f"{path.relative_to(root)}: {verbs[text is None]}")
     except NoSyncForm as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""A durable message queue for Python: what it acknowledged it never lets go of."""
+"""A durable message queue for Python that needs nothing but a folder."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -46,11 +46,13 @@ if TYPE_CHECKING:
     from holdfast.api.topics import GroupInfo, TopicInfo
     from holdfast.broker.group import Compacted, QueueStats
     from holdfast.broker.metrics import Observer
+    from holdfast.broker.samples import Sample, Samples
     from holdfast.broker.tracing.log import TraceStep
+    from holdfast.broker.workers import WorkerInfo
     from holdfast.client.opening import connect
     from holdfast.client.sync.opening import open_broker
     from holdfast.client.sync.opening import open_queue as open  # noqa: A004  as in the standard library: gzip.open, shelve.open
-    from holdfast.model import Retained
+    from holdfast.model import Pause, Retained
     from holdfast.worker import Reject, Retry, Worker, WorkerHealth
 
 __version__ = "0.1.0"
@@ -90,6 +92,7 @@ __all__ = [
     "NotFound",
     "Observer",
     "OffsetOutOfRange",
+    "Pause",
     "Producer",
     "ProducerSettings",
     "Queue",
@@ -99,6 +102,8 @@ __all__ = [
     "Reject",
     "Retained",
     "Retry",
+    "Sample",
+    "Samples",
     "Stored",
     "StreamMessage",
     "TopicExists",
@@ -111,6 +116,7 @@ __all__ = [
     "UnknownTopic",
     "Worker",
     "WorkerHealth",
+    "WorkerInfo",
     "aio",
     "connect",
     "open",
@@ -133,18 +139,22 @@ _LATER = {
     "Message": "holdfast.api.sync.message",
     "NewMessage": "holdfast.api.drafts",
     "Observer": "holdfast.broker.metrics",
+    "Pause": "holdfast.model",
     "Producer": "holdfast.api.sync.producer",
     "Queue": "holdfast.api.sync.group",
     "QueueStats": "holdfast.broker.group",
     "Reject": "holdfast.worker",
     "Retained": "holdfast.model",
     "Retry": "holdfast.worker",
+    "Sample": "holdfast.broker.samples",
+    "Samples": "holdfast.broker.samples",
     "Stored": "holdfast.api.drafts",
     "StreamMessage": "holdfast.api.consumers",
     "TopicInfo": "holdfast.api.topics",
     "TraceStep": "holdfast.broker.tracing.log",
     "Worker": "holdfast.worker",
     "WorkerHealth": "holdfast.worker",
+    "WorkerInfo": "holdfast.broker.workers",
     "connect": "holdfast.client.opening",
     "open": "holdfast.client.sync.opening:open_queue",
     "open_broker": "holdfast.client.sync.opening",

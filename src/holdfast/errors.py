@@ -207,6 +207,7 @@ class Busy(Unavailable):
     """Another process, or another object in this process, has the folder open."""
 
     code = "busy"
+    is_elsewhere = False  # its owner is on another machine, and cannot be reached by the folder's socket
 
 
 class LockHeld(Unavailable):

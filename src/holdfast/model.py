@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -89,6 +90,18 @@ class LogPosition(msgspec.Struct, frozen=True, gc=False):
 
     epoch: int
     offset: int
+
+
+class Pause(msgspec.Struct, frozen=True, kw_only=True):
+    """Since when a group is paused, in ms since 1970, and why; the reason is empty if none was given."""
+
+    since_ms: int
+    reason: str = ""
+
+    @property
+    def since(self) -> datetime:
+        """When it was paused."""
+        return datetime.fromtimestamp(self.since_ms / 1000, UTC)
 
 
 class Retained(msgspec.Struct, frozen=True, kw_only=True):

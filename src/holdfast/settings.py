@@ -200,10 +200,15 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Settings of one data folder: how much of it is kept open, and defaults for producers, consumers and topics."""
 
     id: Annotated[str, Meta(max_length=100)] = ""
-    open_partitions: Annotated[int, Meta(ge=1, le=1_000_000)] = 128
-    open_files: Annotated[int, Meta(ge=50, le=10_000_000)] = 600
+    open_partitions: Annotated[int, Meta(ge=1, le=1_000_000)] = 512
+    open_files: Annotated[int, Meta(ge=50, le=10_000_000)] = 3_000
     trace_retention_ms: _Millis | None = 7 * _DAY_MS
     trust_folder: bool = False
+    # For a folder that lives in a store.
+    store_cache_dir: _Path | None = None
+    store_lease_ms: Annotated[int, Meta(ge=1_000, le=600_000)] = 10_000
+    store_send_ms: Annotated[int, Meta(ge=1, le=60_000)] = 200
+    store_wait_ms: Annotated[int, Meta(ge=0, le=_DAY_MS)] = 15_000
     producer: ProducerSettings = msgspec.field(default_factory=ProducerSettings)
     consumer: ConsumerSettings = msgspec.field(default_factory=ConsumerSettings)
     topic: TopicSettings = msgspec.field(default_factory=TopicSettings)

@@ -9,19 +9,26 @@ from pathlib import Path
 
 from playwright.sync_api import Browser
 
-from holdfast.server.console import overview
+from holdfast.broker.samples import TOTAL
+from holdfast.codec.samples import SeriesKey, Slot
 from tests.browser.browsing import NARROW, WIDE, browsing, visiting
-from tests.integration.console_day import failed, live_a_day
+from tests.integration.console_day import failed, live_a_day, taken
 from tests.integration.http_gear import Serving, serving
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
 WARM_UP_S = 25
 
+FIRST = [f"returns.dlq-0-{number}" for number in range(10)]
+
 PICTURES = {
     "console-overview": ("/ui", WIDE, False),
     "console-queue": ("/ui/queues/orders", WIDE, False),
+    "console-charts": ("/ui/queues/mails/charts", WIDE, False),
     "console-message": ("/ui/queues/orders/messages/orders.dlq-0-0", WIDE, False),
     "console-dead": ("/ui/queues/orders/dead", WIDE, True),
+    "console-search": ("/ui/search?q=key%3Dc-3+age%3C1h", WIDE, False),
+    "console-redriven": ("/ui/queues/returns/redriven?ids=" + ",".join(FIRST), WIDE, False),
+    "console-audit": ("/ui/audit", WIDE, False),
     "console-workers": ("/ui/workers", WIDE, False),
     "console-health": ("/ui/health", WIDE, True),
     "console-narrow": ("/ui", NARROW, False),
@@ -46,6 +53,19 @@ def live(server: Serving, ending: threading.Event) -> None:
                 server.post(f"/v1/queues/{queue}/ack", {"receipts": receipts})
 
 
+def redrive_a_few(server: Serving) -> None:
+    """Ten dead letters that were redriven: most succeed, some fail as before, and others are left."""
+    assert server.request("PUT", "/v1/queues/returns", {"settings": {"max_attempts": 1}}).status == 200
+    bodies = [{"json": {"return": number}, "key": f"c-{number}"} for number in range(24)]
+    server.post("/v1/queues/returns/batch", {"messages": bodies})
+    failed(server, ["ConnectionError: the warehouse does not answer"] * 24, queue="returns")
+    assert server.post("/v1/queues/returns/dead/redrive", {"ids": FIRST}).body["done"] == 10
+    receipts = taken(server, 10, queue="returns", owner="returns-worker-1")
+    server.post("/v1/queues/returns/ack", {"receipts": receipts[:7]})
+    error = "ConnectionError: the warehouse does not answer"
+    server.post("/v1/queues/returns/nack", {"receipts": receipts[7:], "error": error})
+
+
 def wait(server: Serving) -> None:
     """A worker with nothing to do."""
     server.post("/v1/queues/reports/dequeue", {"wait": -1, "owner": "reports-worker-1"})
@@ -57,11 +77,29 @@ def take(browser: Browser, server: Serving) -> None:
             visit.page.screenshot(path=FOLDER / f"{name}.png")
 
 
+def sample_the_past(server: Serving) -> None:
+    """Samples of the last quarter of an hour, so that the lines are long after a short while; with one burst."""
+    engine = server.server.service.engine
+    now_s = engine.world.clock.now_ns() // 1_000_000_000
+    keys = [SeriesKey("queue", name, "default", engine.topic(name).id) for name in ("mails", "thumbnails", "webhooks")]
+    for ago_s in range(900, 0, -5):
+        for i, key in enumerate([*keys, TOTAL]):
+            wave = math.sin(ago_s / (60 + 25 * i) + i)
+            share = len(keys) if key is TOTAL else 1
+            burst = 20_000 if ago_s in (295, 300) and key.topic in ("", "mails") else 0
+            came = share * (250 + 200 * wave) + burst
+            done = share * (250 + 190 * math.sin((ago_s + 8) / (60 + 25 * i) + i))
+            quick_s = 0.02 + 0.01 * (1 + wave)
+            slot = Slot(now_s - ago_s, came, done, max(8 * wave - 6, 0), 60 * share * (1 + wave), 0, 3 * (1 + wave))
+            engine.sampler.store.merge(key, slot, [(quick_s, 6 * quick_s)] * 3)
+
+
 def main() -> None:
-    overview.EVERY_S = WARM_UP_S / overview.KEPT  # type: ignore[misc]  # so that the lines are long after a short while
     ending = threading.Event()
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder) / "data", whole=True) as server:
         live_a_day(server)
+        sample_the_past(server)
+        redrive_a_few(server)
         assert server.request("PUT", "/v1/queues/reports", {}).status == 200
         for _ in range(2):
             threading.Thread(target=wait, args=(server,), daemon=True).start()

@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Route, expect
 
 from tests.browser.browsing import NARROW, WIDE, visiting
+from tests.browser.pictures import FOLDER, PICTURES
 from tests.integration.console_day import failed, order
 from tests.integration.http_gear import Serving
 
@@ -17,6 +18,8 @@ PAGES = [
     "/ui/queues/orders?tab=leased",
     "/ui/queues/orders?tab=delayed",
     "/ui/queues/orders?tab=dead",
+    "/ui/queues/orders/charts",
+    "/ui/queues/orders/charts?range=7d",
     "/ui/queues/orders/dead",
     "/ui/queues/orders/messages/orders-0-0",
     "/ui/queues/orders/messages/orders.dlq-0-0",
@@ -69,6 +72,16 @@ LOOK = """() => {
   if (new Set(ids).size !== ids.length) faults.push("two elements with one id");
   return faults;
 }"""
+
+
+def test_every_picture_of_the_docs_is_there_and_shown():
+    pages = "".join(path.read_text("utf-8") for path in FOLDER.parent.rglob("*.md"))
+    for name in PICTURES:
+        content = (FOLDER / f"{name}.png").read_bytes()
+        assert content.startswith(b"\x89PNG")
+        assert len(content) > 10_000, f"{name} shows next to nothing"
+        assert f"images/{name}.png" in pages
+    assert {path.stem for path in FOLDER.glob("console-*.png")} == set(PICTURES)
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -213,18 +226,18 @@ def test_a_destructive_act_asks_first_and_says_how_many(browser: Browser, server
     with visiting(browser, f"{server.url}/ui/queues/orders/dead") as visit:
         page, ask = visit.page, visit.page.locator("#ask")
         page.locator("td").get_by_role("button", name="Purge").click()
-        expect(ask).to_contain_text("12 dead letters will be dropped for good")
+        expect(ask).to_contain_text("12 dead letters will be deleted")
         expect(ask).to_contain_text("and 2 more")
         expect(ask.get_by_role("button", name="Cancel")).to_be_focused()
         page.keyboard.press("Escape")
         assert server.get("/v1/queues/orders/stats").body["dead"] == 12
         page.locator("td").get_by_role("button", name="First 10").click()
         ask.get_by_role("button", name="Redrive 10").click()
-        expect(ask).to_contain_text("10 put back.")
-        ask.get_by_role("button", name="Close").click()
+        expect(page.locator("#summary")).to_have_text("10 waiting")
+        page.goto(f"{server.url}/ui/queues/orders/dead")
         page.locator("td").get_by_role("button", name="Purge").click()
         ask.get_by_role("button", name="Purge 2").click()
-        expect(ask).to_contain_text("2 dropped.")
+        expect(ask).to_contain_text("2 purged.")
         stats = server.get("/v1/queues/orders/stats").body
         assert (stats["dead"], stats["ready"]) == (0, 10)
 
@@ -237,7 +250,7 @@ def test_dead_letters_are_redriven_into_another_queue(browser: Browser, server: 
     with visiting(browser, f"{server.url}/ui/queues/orders/dead") as visit:
         page, ask = visit.page, visit.page.locator("#ask")
         page.locator("td").get_by_role("button", name="Purge").click()
-        expect(ask).to_contain_text("1 dead letter will be dropped for good")
+        expect(ask).to_contain_text("1 dead letter will be deleted")
         expect(ask.get_by_label("Into another queue")).to_be_hidden()
         page.keyboard.press("Escape")
         page.locator("td").get_by_role("button", name="Redrive").click()
@@ -253,9 +266,9 @@ def test_a_delayed_message_is_taken_back(browser: Browser, server: Serving):
     order(server, 1, delay=3_600)
     with visiting(browser, f"{server.url}/ui/queues/orders?tab=delayed") as visit:
         visit.page.get_by_role("button", name="Cancel").first.click()
-        visit.page.locator("#ask").get_by_role("button", name="Take it back").click()
-        expect(visit.page.get_by_text("orders-0-d0 was taken back")).to_be_visible()
-        expect(visit.page.get_by_text("Nothing is delayed.")).to_be_visible()
+        visit.page.locator("#ask").get_by_role("button", name="Cancel message").click()
+        expect(visit.page.get_by_text("orders-0-d0 was cancelled")).to_be_visible()
+        expect(visit.page.get_by_text("No delayed messages.")).to_be_visible()
 
 
 def test_a_seek_is_looked_at_before_it_is_done(browser: Browser, server: Serving):
@@ -269,10 +282,10 @@ def test_a_seek_is_looked_at_before_it_is_done(browser: Browser, server: Serving
         page.get_by_role("button", name="Seek…").click()
         page.get_by_role("spinbutton", name="Offset").fill("2")
         page.get_by_role("button", name="Preview").click()
-        expect(page.locator("#seek")).to_contain_text("3 messages would come again")
+        expect(page.locator("#seek")).to_contain_text("3 messages would be delivered again")
         assert server.get("/v1/queues/orders/stats").body["ready"] == 0
         page.get_by_role("button", name="Seek: 3 again").click()
-        expect(page.get_by_text("3 come again")).to_be_visible()
+        expect(page.get_by_text("3 are delivered again")).to_be_visible()
         assert server.get("/v1/queues/orders/stats").body["ready"] == 3
 
 
@@ -280,12 +293,12 @@ def test_what_the_server_refuses_is_told_in_its_own_words(browser: Browser, serv
     server.request("PUT", "/v1/queues/orders", {})
     with visiting(browser, f"{server.url}/ui/queues/orders/send") as visit:
         page = visit.page
-        page.get_by_label("Headers, one a line").fill("no colon")
+        page.get_by_label("Headers, one per line").fill("no colon")
         page.get_by_role("button", name="Send").click()
         expect(page.locator("#sent")).to_contain_text("this is none: no colon")
         page.goto(f"{server.url}/ui")
         page.get_by_label("Name of a new queue").fill("not a name!")
-        page.get_by_role("button", name="Make it").click()
+        page.get_by_role("button", name="Create queue").click()
         expect(page.locator("#new-problem")).to_contain_text("not a name!")
         visit.faults.clear()  # the browser itself tells of the answer 400
 

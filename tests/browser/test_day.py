@@ -24,7 +24,7 @@ def test_a_days_work(browser: Browser, server: Serving):
     with visiting(browser, f"{server.url}/ui") as visit:
         page = visit.page
         page.get_by_label("Name of a new queue").fill("orders")
-        page.get_by_role("button", name="Make it").click()
+        page.get_by_role("button", name="Create queue").click()
         expect(page.get_by_role("heading", level=1)).to_have_text("orders")
         change = {"settings": {"max_attempts": 1, "trace_sample": 1.0}}
         assert server.request("PATCH", "/v1/topics/orders/settings", change).status == 200
@@ -32,7 +32,7 @@ def test_a_days_work(browser: Browser, server: Serving):
         page.get_by_role("link", name="Send").click()
         page.get_by_label("Body", exact=True).fill('{"order": 17, "card": "4711"}')
         page.get_by_label("Key", exact=True).fill("customer-3")
-        page.get_by_label("Headers, one a line").fill("tenant: acme")
+        page.get_by_label("Headers, one per line").fill("tenant: acme")
         page.get_by_role("button", name="Send").click()
         page.get_by_role("link", name="orders-0-0").click()
         expect(page.locator(".payload")).to_contain_text('"card": "4711"')
@@ -70,4 +70,4 @@ def test_a_days_work(browser: Browser, server: Serving):
             expect(page.locator(".life")).to_contain_text(step)
 
         page.get_by_role("link", name="Audit").click()
-        expect(page.get_by_role("row", name="dead/redrive").first).to_contain_text("done")
+        expect(page.get_by_role("row", name="redrove 1 message of orders").first).to_contain_text("done")

@@ -318,3 +318,26 @@ def test_a_command_answers_alike_wherever_the_topic_is(run, place):
     assert sorted(run(*taking, "--from", 1).out.split()) == ["b0", "b1"]  # an offset means each partition's
     lost = run("show", place, "orders-0-77", "--group", "late")
     assert (lost.code, f"there is no message orders-0-77 in {place}: " in lost.err) == (2, True)
+
+
+def test_done_messages_are_listed_everywhere(run, place):
+    run("put", place, "--topic", "jobs", "one", "two", "three")
+    run("get", place, "--count", "2", "--ack")
+    assert [each["body"] for each in run("ls", place, "done", "--json").lines] == ["two", "one"]
+
+
+def test_queues_behind_an_address_are_completed(run, url, monkeypatch):
+    run("put", url, "--topic", "jobs", "x")
+    monkeypatch.setenv("_HOLDFAST_COMPLETE", "zsh")
+    monkeypatch.setenv("_HOLDFAST_LINE", f"holdfast ls {url}/jo")
+    assert run().out == f"{url}/jobs\n"
+    monkeypatch.setenv("_HOLDFAST_COMPLETE", "bash")  # which takes what follows a colon for a word of its own
+    assert run().out == f"{url.rpartition(':')[2]}/jobs\n"
+    monkeypatch.setenv("_HOLDFAST_LINE", f"holdfast topic show {url} j")
+    assert run().out == "jobs\n"
+
+
+def test_bench_at_a_server_removes_its_topics(run, url):
+    run("put", url, "--topic", "jobs", "x")
+    assert len(run("bench", url, "--seconds", "0.05", "--batch", "2", "--json").lines) == 12
+    assert [each["name"] for each in run("topic", "ls", url, "--json").document["topics"]] == ["jobs"]

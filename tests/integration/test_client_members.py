@@ -53,13 +53,13 @@ def test_a_consumer_joins_again_after_a_restart_and_goes_on_behind_its_commits(t
         broker = holdfast.connect(first.url)
         broker.create_topic("orders")
         broker.publish_many("orders", [b"a", b"b"])
-        told: list[str] = []
+        notices: list[str] = []
         consumer = broker.consumer(
             "orders",
             group="billing",
             max_records=1,
-            on_assigned=lambda places: told.append(f"assigned {len(places)}"),
-            on_revoked=lambda places: told.append(f"revoked {len(places)}"),
+            on_assigned=lambda places: notices.append(f"assigned {len(places)}"),
+            on_revoked=lambda places: notices.append(f"revoked {len(places)}"),
         )
         assert [message.body for message in consumer.poll(timeout=5)] == [b"a"]
         assert [message.body for message in consumer.poll(timeout=5)] == [b"b"]
@@ -69,7 +69,7 @@ def test_a_consumer_joins_again_after_a_restart_and_goes_on_behind_its_commits(t
         while b"c" not in again:
             again += [message.body for message in consumer.poll(timeout=10)]
         assert again in ([b"c"], [b"b", b"c"])  # b was in hand, and not committed yet
-        assert told == ["assigned 1", "revoked 1", "assigned 1"]
+        assert notices == ["assigned 1", "revoked 1", "assigned 1"]
         consumer.close()
         broker.close()
 

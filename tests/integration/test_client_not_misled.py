@@ -114,7 +114,7 @@ def test_of_many_who_could_follow_an_owner_one_does(tmp_path: Path):
     with holdfast.open_broker(folder) as broker:
         assert broker.topics() == []
     for each in successors:
-        each.let_go()
+        each.release()
 
 
 def test_an_owner_that_hangs_makes_others_wait_no_longer_than_their_time_out(tmp_path: Path):

@@ -15,8 +15,8 @@ import pytest
 
 import holdfast
 from holdfast import Conflict, Empty, InvalidRequest, LeaseLost, NewMessage, NotAQueue, NotFound, UnknownTopic, aio
-from holdfast.api.aio import locks as aio_locks
-from holdfast.api.sync import locks
+from holdfast.api.aio import message as aio_locks
+from holdfast.api.sync import message as locks
 from holdfast.cli.look import messages
 from tests.integration.http_gear import serving
 
@@ -1122,7 +1122,7 @@ async def test_arguments_of_a_consumer_are_refused_in_the_same_words(place):
                 (lambda: consumer.seek("orders", 7, 0), "partition 7 of 'orders' is not this consumer's"),
                 (lambda: consumer.seek("orders", 0, "x"), "offset='x' is no offset"),
                 (lambda: consumer.seek_to_start("returns"), "this consumer reads orders, not 'returns'"),
-                (lambda: consumer.commit([7]), "7 is no message of a consumer"),
+                (lambda: consumer.commit([7]), "7 is not a message of a consumer"),
                 (lambda: consumer.commit(offsets={"orders": 1}), "offsets="),
             ):
                 with pytest.raises(InvalidRequest, match=why):

@@ -148,7 +148,7 @@ class Held:
     def wait_until_begun(self) -> None:
         assert self._begun.wait(PATIENCE_S), f"no {self.call} was begun"
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._may_go.set()
 
 
@@ -183,7 +183,7 @@ def disk() -> Iterator[HoldingDisk]:
     disk = HoldingDisk()
     yield disk
     for held in disk.held:
-        held.let_go()
+        held.release()
 
 
 def world_of(disk: SimulatedDisk, boot: int = 1) -> World:
@@ -230,7 +230,7 @@ def test_appending_goes_on_while_a_sync_is_under_way(disk):
     assert in_a_thread(log.append_one, b"quick", "os").result(PATIENCE_S).offset == 2
     assert in_a_thread(lambda: log.append([b"x" * 700] * 9).next_offset).result(PATIENCE_S) == 12
     assert not syncing.done()
-    held.let_go()
+    held.release()
     syncing.result(PATIENCE_S)
     assert log.end == 12
 
@@ -247,7 +247,7 @@ def test_a_reader_is_not_blocked_by_a_sync_and_sees_nothing_that_waits_for_it(di
         assert in_a_thread(values_of, view).result(PATIENCE_S) == [b"before"]
         assert view.end == 1
     assert (log.written_end, log.synced_end) == (3, 0)
-    held.let_go()
+    held.release()
     syncing.result(PATIENCE_S)
     for view in (log, reader):
         assert values_of(view) == [b"before", b"slow", b"behind it"]
@@ -264,7 +264,7 @@ def test_tasks_wait_for_a_sync_and_their_loop_does_not(disk):
         assert quick.offset == 1
         assert not task.done()
         assert log.end == 0
-        held.let_go()
+        held.release()
         assert (await asyncio.wait_for(task, PATIENCE_S)).offset == 0
 
     asyncio.run(story())
@@ -280,7 +280,7 @@ def test_what_waits_for_one_sync_is_served_by_the_next(disk):
     offsets = [in_a_thread(log.append_one, b"x", "fsync") for _ in range(8)]
     while log.written_end < 9:
         os.sched_yield()
-    held.let_go()
+    held.release()
     first.result(PATIENCE_S)
     assert sorted(future.result(PATIENCE_S).offset for future in offsets) == list(range(1, 9))
     assert disk.calls["sync"] - before <= 2, "the one that was held, and one for all others"
@@ -322,7 +322,7 @@ def test_what_a_reader_saw_of_fsync_messages_survives_a_power_cut(disk):
     syncing = in_a_thread(log.append, [b"a" * 600] * 4)
     held.wait_until_begun()
     assert values_of(log) == []
-    held.let_go()
+    held.release()
     syncing.result(PATIENCE_S)
     survives_every_power_cut(disk, values_of(log))
 
@@ -346,7 +346,7 @@ def test_a_trim_while_a_sync_is_under_way_takes_nothing_from_the_next_sync(disk)
     acked = in_a_thread(log.append_one, b"acknowledged", "fsync")
     while log.written_end == log.end:
         os.sched_yield()
-    held.let_go()
+    held.release()
     syncing.result(PATIENCE_S)
     acked.result(PATIENCE_S)
     survives_every_power_cut(disk, values_of(log))
@@ -359,7 +359,7 @@ def test_two_trims_at_once_remove_no_more_than_was_asked_for(disk):
     trimming = in_a_thread(log.trim, before)
     held.wait_until_begun()
     in_a_thread(log.trim, before).result(PATIENCE_S)
-    held.let_go()
+    held.release()
     trimming.result(PATIENCE_S)
     assert log.start == before
     assert next(log.records(before)).offset == before
@@ -372,7 +372,7 @@ def test_retention_while_somebody_trims_keeps_what_it_should(disk):
     trimming = in_a_thread(log.trim, before)
     held.wait_until_begun()
     log.retain()
-    held.let_go()
+    held.release()
     trimming.result(PATIENCE_S)
     assert log.start == before
     assert len(log.segments()) == 5
@@ -395,7 +395,7 @@ def test_a_truncation_overtakes_a_sync_and_later_acknowledgements_still_mean_som
     log.truncate(5)
     log.sync = sync
     overtaken, held = others
-    held.let_go()
+    held.release()
     assert isinstance(overtaken.exception(PATIENCE_S), (HoldfastError, type(None)))
     assert log.synced_end <= log.written_end
     assert log.append_one(b"after").offset == 5
@@ -472,7 +472,7 @@ def test_a_failed_sync_reaches_threads_and_tasks_and_stops_the_log(disk):
     waiting += [in_a_thread(asyncio.run, log.append_one_async(b"task", "fsync")) for _ in range(2)]
     while log.written_end < 7:
         os.sched_yield()
-    held.let_go()
+    held.release()
     assert {type(future.exception(PATIENCE_S)) for future in waiting} == {DiskFailed}
     with pytest.raises(DiskFailed):
         log.append_one(b"no more", "os")

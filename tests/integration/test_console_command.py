@@ -36,8 +36,8 @@ def console(folder: Path, *options: str) -> Iterator[str]:
             yield found[0].removesuffix("/ui")
         finally:
             running.send_signal(signal.SIGTERM)
-            _, told = running.communicate(timeout=30)
-        assert (running.returncode, "Traceback" in told) == (0, False), told
+            _, errors = running.communicate(timeout=30)
+        assert (running.returncode, "Traceback" in errors) == (0, False), errors
 
 
 def asked(

@@ -44,7 +44,7 @@ class KeptConnection:
     def publish(self, count: int) -> tuple[int, list[dict[str, Any]]]:
         """How many messages were taken, each into a segment of its own, and the errors of the others."""
         answers = [self.call("POST", "/v1/queues/orders/enqueue", BODY) for _ in range(count)]
-        errors = [told["error"] for status, told in answers if status != 201]
+        errors = [body["error"] for status, body in answers if status != 201]
         return count - len(errors), errors
 
     def close(self) -> None:

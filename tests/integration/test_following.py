@@ -14,7 +14,7 @@ from holdfast.storage import LogReader, open_log
 from holdfast.storage.reader import Arrivals, FollowSettings
 
 # Only a sign can wake a reader in time: a test in which one is missed ends by its timeout.
-TOLD_OR_NEVER = FollowSettings(poll_interval_ms=3_600_000, safety_poll_ms=3_600_000)
+NO_POLLING = FollowSettings(poll_interval_ms=3_600_000, safety_poll_ms=3_600_000)
 PATIENCE_S = 120
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
@@ -68,16 +68,16 @@ def tell(process: subprocess.Popen[str], text: str) -> None:
 @pytest.mark.parametrize("durability", ["os", "fsync"])
 def test_a_reader_that_sleeps_is_woken_by_another_process_and_looks_a_few_times_only(tmp_path, durability):
     folder, rounds = tmp_path / "log", 50
-    with running(ON_DEMAND, folder, durability) as owner, Arrivals(real_world(), TOLD_OR_NEVER) as arrivals:
+    with running(ON_DEMAND, folder, durability) as owner, Arrivals(real_world(), NO_POLLING) as arrivals:
         reader = LogReader(folder)
         for number in range(rounds):
-            told = False
+            notified = False
 
             def news(number: int = number) -> bool:
-                nonlocal told
+                nonlocal notified
                 found = reader.end > number
-                if not told:
-                    told = True
+                if not notified:
+                    notified = True
                     tell(owner, str(number))  # after the look, before the sleep
                 return found
 
@@ -91,7 +91,7 @@ def test_a_reader_that_sleeps_is_woken_by_another_process_and_looks_a_few_times_
 def test_no_sign_is_missed_however_messages_and_looks_fall_together(tmp_path, seed):
     count = 5_000
     with running(IN_BURSTS, tmp_path / "log", seed, count):
-        following = LogReader(tmp_path / "log").follow(0, timeout=PATIENCE_S, settings=TOLD_OR_NEVER)
+        following = LogReader(tmp_path / "log").follow(0, timeout=PATIENCE_S, settings=NO_POLLING)
         for number in range(count):
             assert next(following).value == b"%d" % number
         following.close()
@@ -100,7 +100,7 @@ def test_no_sign_is_missed_however_messages_and_looks_fall_together(tmp_path, se
 def test_several_readers_are_woken_by_one_sign(tmp_path):
     with running(ON_DEMAND, tmp_path / "log", "os") as owner:
         readers = [LogReader(tmp_path / "log") for _ in range(3)]
-        following = [reader.follow(timeout=PATIENCE_S, settings=TOLD_OR_NEVER) for reader in readers]
+        following = [reader.follow(timeout=PATIENCE_S, settings=NO_POLLING) for reader in readers]
         for number in range(20):
             tell(owner, str(number))
             assert [next(each).value for each in following] == [b"%d" % number] * 3
@@ -108,7 +108,7 @@ def test_several_readers_are_woken_by_one_sign(tmp_path):
 
 def test_a_reader_goes_on_with_the_next_owner_when_the_first_was_killed(tmp_path):
     with running(ON_DEMAND, tmp_path / "log", "os") as owner:
-        following = LogReader(tmp_path / "log").follow(timeout=PATIENCE_S, settings=TOLD_OR_NEVER)
+        following = LogReader(tmp_path / "log").follow(timeout=PATIENCE_S, settings=NO_POLLING)
         tell(owner, "one")
         assert next(following).value == b"one"
         owner.kill()

@@ -36,7 +36,7 @@ def test_the_command_of_a_guide_handles_what_its_program_put(guide: str, tmp_pat
     assert (opening, folder in rest) == ("\nwith holdfast.open(", True)
     with holdfast.open(tmp_path / folder, body_type=dict) as queue:
         queue.put(body)
-    (command,) = {each for each in markdown.spans(text) if re.match(rf"holdfast worker shop:\w+ --at {folder}\b", each)}
+    (command,) = {each for each in markdown.spans(text) if re.match(rf"holdfast worker {folder} shop:\w+", each)}
     words = [sys.executable, "-m", *command.split()]
     worker = subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     try:

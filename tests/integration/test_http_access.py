@@ -63,9 +63,11 @@ GUARDS: dict[str, str] = {
     "GET /ui/health": "all",
     "GET /ui/locks": "any",
     "GET /ui/queues/{queue}": "topic group",
+    "GET /ui/queues/{queue}/charts": "topic group",
     "GET /ui/queues/{queue}/dead": "topic group",
     "GET /ui/queues/{queue}/messages/{id}": "topic group",
     "GET /ui/queues/{queue}/messages/{id}/body": "topic group",
+    "GET /ui/queues/{queue}/redriven": "topic group",
     "GET /ui/queues/{queue}/send": "topic group",
     "GET /ui/queues/{queue}/tail": "topic group",
     "GET /ui/static/{file}": "open",
@@ -111,12 +113,19 @@ GUARDS: dict[str, str] = {
     "GET /v1/queues/{queue}/messages": "topic group",
     "DELETE /v1/queues/{queue}/messages/{id}": "topic group",
     "GET /v1/queues/{queue}/messages/{id}": "topic group",
+    "POST /v1/queues/{queue}/messages/{id}/takeBack": "topic group",
+    "POST /v1/queues/{queue}/messages/{id}/runNow": "topic group",
+    "GET /v1/search": "any",
+    "GET /ui/search": "any",
     "GET /v1/queues/{queue}/messages/{id}/payload": "topic group",
     "POST /v1/queues/{queue}/nack": "topic group",
+    "POST /v1/queues/{queue}/pause": "topic group",
     "GET /v1/queues/{queue}/payload": "topic group",
     "GET /v1/queues/{queue}/peek": "topic group",
     "POST /v1/queues/{queue}/purge": "topic group",
     "POST /v1/queues/{queue}/reject": "topic group",
+    "GET /v1/queues/{queue}/samples": "topic group",
+    "POST /v1/queues/{queue}/resume": "topic group",
     "POST /v1/queues/{queue}/seek": "topic group",
     "GET /v1/queues/{queue}/state": "topic group",
     "PUT /v1/queues/{queue}/state": "topic group",
@@ -124,6 +133,8 @@ GUARDS: dict[str, str] = {
     "POST /v1/queues/{queue}/subscribe": "topic group",
     "POST /v1/queues/{queue}/subscribeWithState": "topic group",
     "GET /v1/queues/{queue}/watch": "topic group",
+    "GET /v1/samples": "all",
+    "POST /v1/queues/{queue}/workers": "topic group",
     "GET /v1/settings": "all",
     "GET /v1/standing": "topic",
     "GET /v1/state": "any",
@@ -151,6 +162,10 @@ GUARDS: dict[str, str] = {
     "GET /v1/traces": "topic group",
     "GET /v1/traces/stats": "topic",
     "GET /v1/traces/{message_id}": "topic",
+    "GET /v1/workers": "any",
+    "POST /v1/workers/{worker}/drain": "topic group",
+    "POST /v1/workers/{worker}/resume": "topic group",
+    "POST /v1/workers/{worker}/stop": "topic group",
 }
 
 # What the tokens that are good for some names only may touch; all others may touch everything.
@@ -185,6 +200,7 @@ ODD_PATHS = [
 
 GROUP = "workers"  # one in queue mode on the topic
 STREAM = TOPIC  # one in stream mode, which is named like the topic
+WORKER = "mailer"
 RECEIPTS = {"receipts": ["x"], "group": GROUP}
 
 # What calls say besides their path, so that they name what they are about, or are understood at all.
@@ -194,6 +210,8 @@ NAMING: dict[str, dict[str, Any]] = {
     "POST /v1/queues/{queue}/reject": {"body": RECEIPTS},
     "POST /v1/queues/{queue}/extend": {"body": RECEIPTS},
     "POST /v1/queues/{queue}/seek": {"body": {"to": "start", "group": GROUP}},
+    "POST /v1/queues/{queue}/pause": {"body": {"group": GROUP}},
+    "POST /v1/queues/{queue}/workers": {"body": {"id": "w1", "name": WORKER}},
     "POST /v1/queues/{queue}/dead/purge": {"body": {"ids": [], "group": GROUP}},
     "POST /v1/queues/{queue}/dead/redrive": {"body": {"group": GROUP}},
     "PUT /v1/queues/{queue}/state": {"body": {"receipt": "x", "version": 0, "value": 1, "group": GROUP}},
@@ -201,6 +219,8 @@ NAMING: dict[str, dict[str, Any]] = {
     "GET /v1/queues/{queue}/inHand": {"query": f"?receipt=x&group={GROUP}"},
     "GET /v1/queues/{queue}/payload": {"query": f"?receipt=x&group={GROUP}"},
     "GET /v1/queues/{queue}/lookup": {"query": f"?id={MESSAGE}&group={GROUP}"},
+    "GET /ui/queues/{queue}/redriven": {"query": f"?ids={MESSAGE}&group={GROUP}"},
+    "GET /v1/search": {"query": "?q=x"},
     "POST /v1/producers": {"body": {"name": TOPIC}},
     "POST /v1/groups/{group}/members/{member}/poll": {"body": {"poll": 1}},
     "POST /v1/groups/{group}/members/{member}/seek": {"body": {"to": "start"}},
@@ -284,6 +304,7 @@ def path_of(route: Route) -> str:
         "message_id": MESSAGE,
         "partition": "0",
         "offset": "0",
+        "worker": WORKER,
         "group": GROUP if route.named is not None else STREAM,
     }
     path = re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], "x"), route.pattern)
@@ -327,11 +348,13 @@ def wanted(caller: Caller, route: Route) -> set[int] | None:
 
 
 def prepared(server: Serving) -> str:
-    """Make what the calls name: a topic, a group in each mode, and a named producer, whose id this is."""
+    """Make what the calls name: a topic, a group in each mode, a worker, and a named producer, whose id this is."""
     token = "token-of-admin"
     assert server.request("PUT", f"/v1/queues/{TOPIC}", {}, token=token).status == 200
     assert server.request("PUT", f"/v1/topics/{TOPIC}/groups/{GROUP}", {}, token=token).status == 200
     assert server.post(f"/v1/groups/{STREAM}/members", {"topics": [TOPIC]}, token=token).status == 201
+    reported = {"id": "w1", "name": WORKER}
+    assert server.post(f"/v1/queues/{TOPIC}/workers?group={GROUP}", reported, token=token).status == 200
     begun = server.post("/v1/producers", {"name": TOPIC}, token=token)
     assert begun.status == 201
     return str(begun.body["id"])
@@ -438,10 +461,10 @@ def test_an_error_names_nothing_that_the_caller_may_not_see(tmp_path: Path, path
         hidden = server.get(path, token="token-of-of-others")
         assert (seen.status, hidden.status) == (404, 404)
         assert seen.code == hidden.code
-        told: str = hidden.body["error"]["message"]
-        assert "other.one" in told
-        assert TOPIC not in told.replace("other.one", "")
-        assert str(tmp_path) not in told
+        answer: str = hidden.body["error"]["message"]
+        assert "other.one" in answer
+        assert TOPIC not in answer.replace("other.one", "")
+        assert str(tmp_path) not in answer
 
 
 def test_a_member_is_reached_only_by_those_who_may_read_all_that_it_reads(tmp_path: Path):
@@ -550,16 +573,16 @@ def test_acts_are_written_down_with_who_did_them(tmp_path: Path):
         assert made.status == 200
         server.request("PUT", f"/v1/queues/{TOPIC}", {}, token="token-of-producer")
         server.request("PUT", f"/v1/queues/{TOPIC}", {}, token="token-of-nobody")
-        told = server.get("/v1/admin/audit", token="token-of-admin").body
-        (done,) = told["acts"]
+        answer = server.get("/v1/admin/audit", token="token-of-admin").body
+        (done,) = answer["acts"]
         assert server.get("/v1/admin/audit", token="token-of-admin", query={"limit": 1}).body == {
             "acts": [done],
-            "refused": told["refused"][:1],
+            "refused": answer["refused"][:1],
         }
         page = server.get("/ui/audit", token="token-of-admin").body.decode()
         assert "Refused" in page
         assert "(unknown)" in page
-    assert [(each["principal"], each["outcome"]) for each in told["refused"]] == [
+    assert [(each["principal"], each["outcome"]) for each in answer["refused"]] == [
         ("(unknown)", "unauthenticated"),
         ("producer", "forbidden"),
     ]
@@ -597,9 +620,9 @@ def test_no_number_of_refused_calls_washes_the_audit_log_away(tmp_path: Path):
                 assert missing.status in (200, 400), missing
         assert (tmp_path / "data" / "audit.jsonl").read_bytes() == before
         assert len((tmp_path / "data" / "audit-refused.jsonl").read_bytes()) <= 4_096
-        told = server.get("/v1/admin/audit", token="token-of-admin").body
-        assert [act["outcome"] for act in told["acts"]] == ["done"]
-        assert {each["principal"] for each in told["refused"]} >= {"of-other-names", "(unknown)"}
+        answer = server.get("/v1/admin/audit", token="token-of-admin").body
+        assert [act["outcome"] for act in answer["acts"]] == ["done"]
+        assert {each["principal"] for each in answer["refused"]} >= {"of-other-names", "(unknown)"}
 
 
 def test_what_was_taken_back_is_written_down(tmp_path: Path):

@@ -271,17 +271,17 @@ def test_a_long_answer_is_encoded_a_message_at_a_time(tmp_path: Path, monkeypatc
             assert answer.status in (200, 201), answer
             return msgspec.msgpack.decode(answer.body) if media == MSGPACK else answer.body
 
-        def told(messages: list[dict[str, Any]]) -> list[bytes]:
+        def bodies_of(messages: list[dict[str, Any]]) -> list[bytes]:
             return [each["body"] if media == MSGPACK else b64decode(each["body"]) for each in messages]
 
         stored = call("POST", "/v1/queues/jobs/batch?create=true", {"bodies": bodies})["stored"]
         assert [each["offset"] for each in stored] == list(range(count))
-        assert told(call("GET", f"/v1/queues/jobs/peek?count={count}")["messages"]) == bodies
+        assert bodies_of(call("GET", f"/v1/queues/jobs/peek?count={count}")["messages"]) == bodies
         read = call("GET", f"/v1/topics/jobs/partitions/0/messages?limit={count}")
-        assert told(read["messages"]) == bodies
+        assert bodies_of(read["messages"]) == bodies
         assert read["next_offset"] == count
         taken = call("POST", "/v1/queues/jobs/dequeue", {"count": count, "wait": 0})["messages"]
-        assert told(taken) == bodies
+        assert bodies_of(taken) == bodies
         assert len({each["receipt"] for each in taken}) == count
     assert most <= 200, "so many were encoded in one go"
 

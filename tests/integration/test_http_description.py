@@ -75,8 +75,8 @@ def test_every_error_that_a_route_names_is_told_with_its_status(server: Serving,
     for route in server.server.app.router.routes:
         if not route.hidden:
             responses = document["paths"][route.pattern][route.method.lower()]["responses"]
-            told = " ".join(each["description"] for each in responses.values())
-            assert all(code in KINDS and f"`{code}`" in told for code in route.errors), route.pattern
+            descriptions = " ".join(each["description"] for each in responses.values())
+            assert all(code in KINDS and f"`{code}`" in descriptions for code in route.errors), route.pattern
 
 
 def test_the_page_shows_every_call_and_every_code_and_loads_nothing(server: Serving, document: dict[str, Any]) -> None:

@@ -63,9 +63,9 @@ def test_long_polls_of_one_token_leave_room_for_those_of_others(tmp_path: Path):
             connection.sendall(poll("one"))
             assert status_of(connection) == 429
         for path in ("subscribe", "dequeueWithState"):
-            told = server.post(f"{QUEUE}/{path}", {"wait": 60} if path != "subscribe" else {}, token="one")
-            assert (told.status, told.code) == (429, "too_many_waiters")
-            assert "max_waiters_per_principal" in told.body["error"]["message"]
+            answer = server.post(f"{QUEUE}/{path}", {"wait": 60} if path != "subscribe" else {}, token="one")
+            assert (answer.status, answer.code) == (429, "too_many_waiters")
+            assert "max_waiters_per_principal" in answer.body["error"]["message"]
         other = stack.enter_context(client(server))
         other.sendall(poll("other"))
         until(lambda: server.server.service.waits.waiting == 5, "the other one's waits, too")
@@ -87,8 +87,8 @@ def test_every_kind_of_waiting_counts_for_its_caller(tmp_path: Path):
         lock = b'{"wait": 60, "lease": 9, "owner": "y"}'
         held.sendall(request_of("POST", "/v1/locks/door/acquire", lock, "authorization: Bearer ops"))
         until(lambda: server.server.service.waits.waiting == 2, "an admin waits for the lock")
-        told = server.post("/v1/locks/door/acquire", {"wait": 60, "lease": 9, "owner": "z"}, token="ops")
-        assert (told.status, told.code) == (429, "too_many_waiters")
+        answer = server.post("/v1/locks/door/acquire", {"wait": 60, "lease": 9, "owner": "z"}, token="ops")
+        assert (answer.status, answer.code) == (429, "too_many_waiters")
 
 
 def test_ten_thousand_may_wait_unless_it_is_said_otherwise():

@@ -230,9 +230,9 @@ def test_groups_are_listed_and_described(server: Serving) -> None:
         ("billing", "stream", 2),
         ("mail", "queue", 2),
     ]
-    told = server.get("/v1/groups/billing").body
-    assert [each["holder"] for each in told["stream"]["members"]] == ["worker-7"]
-    assert told["stream"]["state"] == "stable"
+    answer = server.get("/v1/groups/billing").body
+    assert [each["holder"] for each in answer["stream"]["members"]] == ["worker-7"]
+    assert answer["stream"]["state"] == "stable"
     missing = server.get("/v1/groups/nobody")
     assert (missing.status, missing.code) == (404, "unknown_group")
 

@@ -85,15 +85,15 @@ def test_lists_have_no_field_for_a_proof(server: Serving):
     put(server)
     (message,) = take(server)
     server.post("/v1/locks/orders/acquire", {}, **ADMIN)
-    told = [
+    answers = [
         *server.get(f"{QUEUE}/messages", query={"phase": "leased"}, **READER).body["messages"],
         server.get(f"{QUEUE}/messages/{message['id']}", **READER).body,
         server.get(f"{QUEUE}/lookup", query={"id": message["id"]}, **READER).body,
         *server.get("/v1/locks", **LOCKER).body["locks"],
         server.get("/v1/locks/orders", **LOCKER).body,
     ]
-    assert len(told) == 5
-    assert not [each for each in told if "receipt" in each or "lease_id" in each]
+    assert len(answers) == 5
+    assert not [each for each in answers if "receipt" in each or "lease_id" in each]
 
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "reject", "extend"])

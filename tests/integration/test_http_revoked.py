@@ -79,11 +79,11 @@ def refused(connection: http.client.HTTPConnection) -> dict[str, Any]:
     """What the caller was told, long before its wait would have been over."""
     began = time.monotonic()
     with connection.getresponse() as answer:
-        told = json.loads(answer.read())
+        refusal = json.loads(answer.read())
     connection.close()
-    assert answer.status == 401, told
+    assert answer.status == 401, refusal
     assert time.monotonic() - began < _LONG_S / 2
-    return dict(told["error"])
+    return dict(refusal["error"])
 
 
 WAITS: list[tuple[str, str, Any]] = [

@@ -74,8 +74,8 @@ def test_bodies_alone_are_stored_as_messages_with_nothing_else_are(server: Servi
     taken = server.post(f"{QUEUE}/dequeue", {"count": 10}).body["messages"]
     assert [base64.b64decode(message.get("body", "")) for message in taken] == [binary, b""] * 2
     own = {"id", "offset", "receipt", "fence", "timestamp_ns", "correlation_id"}
-    told = [{name: value for name, value in message.items() if name not in own} for message in taken]
-    assert told[:2] == told[2:]
+    shared = [{name: value for name, value in message.items() if name not in own} for message in taken]
+    assert shared[:2] == shared[2:]
     assert _published(server) == (4, 512)
 
 

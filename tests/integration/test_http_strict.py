@@ -171,13 +171,13 @@ def test_a_tokens_file_that_cannot_be_used_any_more_is_told_everywhere(run: Run,
     tokens.write_text(good)
     monkeypatch.setenv("HOLDFAST_TOKEN", "t")
     with serving(tmp_path / "data", whole=True, tokens_file=str(tokens)) as server:
-        assert told(server) == ("", 0.0, False)
+        assert shown_problem(server) == ("", 0.0, False)
         assert "cannot be used" not in run("status", server.url).out
         tokens.write_text(good[:-5])
         until = time.monotonic() + 60
-        while not told(server)[0]:
+        while not shown_problem(server)[0]:
             assert time.monotonic() < until
-        problem, metric, banner = told(server)
+        problem, metric, banner = shown_problem(server)
         assert "cannot be read" in problem
         assert (metric, banner) == (1.0, True)
         assert "cannot be read" in run("status", server.url).out.replace("\n", " ")
@@ -186,12 +186,12 @@ def test_a_tokens_file_that_cannot_be_used_any_more_is_told_everywhere(run: Run,
         assert checked.code == 2
         assert "cannot be read" in checked.err
         tokens.write_text(good)
-        while told(server)[0]:
+        while shown_problem(server)[0]:
             assert time.monotonic() < until
-        assert told(server) == ("", 0.0, False)
+        assert shown_problem(server) == ("", 0.0, False)
 
 
-def told(server: Serving) -> tuple[str, float, bool]:
+def shown_problem(server: Serving) -> tuple[str, float, bool]:
     """What the status, the metric and the console say of the tokens file."""
     status = server.get("/v1/admin/status", token="t").body
     page = server.get("/metrics", token="t").body.decode()

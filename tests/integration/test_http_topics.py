@@ -185,10 +185,10 @@ def test_a_producer_that_resumes_is_told_where_to_go_on(orders: Serving) -> None
     append(orders, begin(orders, name="importer"), 0, ["a", "b", "c"])
     resumed = begin(orders, name="importer", resume=True)
     query = {"producer": resumed["id"], "since": resumed.get("since", 0)}
-    told = orders.get("/v1/topics/orders/partitions/0/sequence", query=query)
-    assert told.body == {"sequence": 3}
-    told = orders.get("/v1/topics/orders/partitions/0/sequence", query={**query, "first": 1, "count": 3})
-    assert told.body == {"sequence": 3, "offsets": [1, 2, None]}
+    answer = orders.get("/v1/topics/orders/partitions/0/sequence", query=query)
+    assert answer.body == {"sequence": 3}
+    answer = orders.get("/v1/topics/orders/partitions/0/sequence", query={**query, "first": 1, "count": 3})
+    assert answer.body == {"sequence": 3, "offsets": [1, 2, None]}
     assert append(orders, resumed, 3, ["d"]).status == 201
 
 
@@ -354,10 +354,10 @@ def test_settings_of_the_server_are_told(server: Serving) -> None:
 
 
 def test_the_server_tells_how_it_does(orders: Serving) -> None:
-    told = orders.get("/v1/admin/status").body
-    assert (told["topics"], told["connections"], told["waiters"]) == (1, 1, 0)
-    assert told["disk_free_bytes"] > 0
-    assert told["uptime_seconds"] >= 0
+    answer = orders.get("/v1/admin/status").body
+    assert (answer["topics"], answer["connections"], answer["waiters"]) == (1, 1, 0)
+    assert answer["disk_free_bytes"] > 0
+    assert answer["uptime_seconds"] >= 0
     assert orders.post("/v1/admin/sync").status == 204
 
 

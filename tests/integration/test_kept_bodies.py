@@ -90,15 +90,15 @@ def test_a_worker_hands_out_what_was_put_unless_it_is_told(tmp_path: Path, by: s
     folder = tmp_path / "jobs"
     with holdfast.open(folder, body_type=dict) as queue:
         queue.put({"task": 1})
-    told = {} if body_type is None else {"body_type": body_type}
+    options = {} if body_type is None else {"body_type": body_type}
     wanted = {"task": 1} if body_type is None else b'{"task":1}'
     if by == "folder":
-        assert handled(queue=folder, **told) == wanted
+        assert handled(queue=folder, **options) == wanted
     elif by == "name":
-        assert handled(queue="jobs", at=folder, **told) == wanted
+        assert handled(queue="jobs", at=folder, **options) == wanted
     else:
         with serving(folder) as server:
-            assert handled(queue=f"{server.url}/jobs", **told) == wanted
+            assert handled(queue=f"{server.url}/jobs", **options) == wanted
 
 
 @pytest.mark.slow

@@ -83,12 +83,12 @@ def test_a_queue_that_was_opened_before_a_fork_works_in_the_child(queue, call, a
 
 def test_it_works_as_a_context_manager_and_again_in_a_child_of_the_child(queue):
     def work() -> list[str]:
-        told = [in_a_child(lambda: queue.put(b"unused by its parent").offset)]
+        answers = [in_a_child(lambda: queue.put(b"unused by its parent").offset)]
         with queue as same:
             same.put(b"child")
-            told.append(in_a_child(lambda: same.put(b"grandchild").offset))
-            told.append(str(queue.put(b"child again").offset))
-        return [*told, str(queue.closed)]
+            answers.append(in_a_child(lambda: same.put(b"grandchild").offset))
+            answers.append(str(queue.put(b"child again").offset))
+        return [*answers, str(queue.closed)]
 
     assert in_a_child(work) == "['1', '3', '4', 'True']"
     bodies = [b"before", b"unused by its parent", b"child", b"grandchild", b"child again"]
@@ -268,15 +268,15 @@ def test_consumers_and_producers_are_the_parents_and_the_child_makes_its_own(tmp
         producer, consumer = broker.producer(), broker.consumer("orders", group="billing")
 
         def work() -> list[str]:
-            told = []
+            answers = []
             for call in (lambda: producer.send("orders", b"x"), lambda: consumer.poll(timeout=0)):
                 try:
                     call()
                 except holdfast.Closed:
-                    told.append("closed")
+                    answers.append("closed")
             with broker.producer() as own:
                 own.send("orders", b"child").result(_PATIENCE_S)
-            return told
+            return answers
 
         assert in_a_child(work) == "['closed', 'closed']"
         assert [message.body for message in consumer.poll(timeout=_PATIENCE_S)] == [b"child"]

@@ -240,14 +240,14 @@ def write_on(folder: str, seed: int) -> None:
         writer.append_to(log)
 
 
-@pytest.mark.parametrize("spoil", ["removed", "empty"])
-def test_a_reader_finds_the_state_file_that_an_owner_made_anew(tmp_path, spoil):
+@pytest.mark.parametrize("damage", ["removed", "empty"])
+def test_a_reader_finds_the_state_file_that_an_owner_made_anew(tmp_path, damage):
     with owner(tmp_path) as own:
         own.write(*numbered(0, 20))
         reader = LogReader(str(tmp_path), SMALL)
         own.kill()
     (tmp_path / "state").unlink()
-    if spoil == "empty":
+    if damage == "empty":
         (tmp_path / "state").touch()
     with owner(tmp_path) as own:
         own.write(*numbered(20, 40))
@@ -404,14 +404,14 @@ def without_indexes(folder: Path) -> None:
         path.unlink()
 
 
-def spoiled(folder: Path) -> None:
+def damaged(folder: Path) -> None:
     segment = min(folder.glob("*.log"))
     content = bytearray(segment.read_bytes())
     content[200] ^= 0xFF
     segment.write_bytes(content)
 
 
-@pytest.mark.parametrize("change", [as_it_is, torn, without_state, without_indexes, spoiled])
+@pytest.mark.parametrize("change", [as_it_is, torn, without_state, without_indexes, damaged])
 @pytest.mark.parametrize("owned", [True, False])
 def test_a_reader_changes_nothing_in_the_folder(tmp_path, change, owned):
     live, folder = tmp_path / "live", tmp_path / "log"

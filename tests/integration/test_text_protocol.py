@@ -83,7 +83,7 @@ async def calling(broker: Any) -> AsyncIterator[Call]:
         await broker.close()
 
 
-def told(folder: Path, story: Callable[[Call], Awaitable[None]]) -> None:
+def run_story(folder: Path, story: Callable[[Call], Awaitable[None]]) -> None:
     """Run the story with a text server of the folder."""
 
     async def run() -> None:
@@ -108,7 +108,7 @@ async def put_get_and_ack(call: Call) -> None:
 
 
 def test_a_message_is_put_taken_and_acked_over_lines(tmp_path: Path):
-    told(tmp_path / "data", put_get_and_ack)
+    run_story(tmp_path / "data", put_get_and_ack)
 
 
 def test_the_same_face_stands_on_the_port_of_a_server(tmp_path: Path):
@@ -133,7 +133,7 @@ def test_a_message_that_failed_comes_again_and_any_connection_may_settle_it(tmp_
         assert text == "tea"
         assert await second.say(f"ACK orders {receipt}") == "OK"
 
-    told(tmp_path / "data", story)
+    run_story(tmp_path / "data", story)
 
 
 def test_who_waits_gets_what_another_puts(tmp_path: Path):
@@ -146,7 +146,7 @@ def test_who_waits_gets_what_another_puts(tmp_path: Path):
         await putting.say("PUT orders second")
         assert (await waiting.answer()).endswith(" second")
 
-    told(tmp_path / "data", story)
+    run_story(tmp_path / "data", story)
 
 
 def test_who_hangs_up_while_waiting_holds_no_message(tmp_path: Path):
@@ -163,7 +163,7 @@ def test_who_hangs_up_while_waiting_holds_no_message(tmp_path: Path):
         _, text = await other.get("orders", 20)  # the lease of one who is gone would last longer
         assert text == "second"
 
-    told(tmp_path / "data", story)
+    run_story(tmp_path / "data", story)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_bad_line_gets_an_error_in_one_line_and_the_connection_goes_on(tmp_pat
         assert str(tmp_path) not in what
         assert await caller.say("STATS orders") == "READY 1 LEASED 0 DELAYED 0 DEAD 0"
 
-    told(tmp_path / "data", story)
+    run_story(tmp_path / "data", story)
 
 
 def test_the_longest_line_that_fits_is_taken_as_it_is(tmp_path: Path):
@@ -221,7 +221,7 @@ def test_the_longest_line_that_fits_is_taken_as_it_is(tmp_path: Path):
         assert await caller.say("PUT orders ") == "STORED orders-0-1"
         assert (await caller.get("orders"))[1] == ""
 
-    told(tmp_path / "data", story)
+    run_story(tmp_path / "data", story)
 
 
 def test_a_line_that_was_cut_off_is_not_done(tmp_path: Path):
@@ -233,7 +233,7 @@ def test_a_line_that_was_cut_off_is_not_done(tmp_path: Path):
         assert await cut.reader.read() == b""
         assert await other.say("STATS orders") == "READY 1 LEASED 0 DELAYED 0 DEAD 0"
 
-    told(tmp_path / "data", story)
+    run_story(tmp_path / "data", story)
 
 
 def test_a_receipt_of_another_queue_settles_nothing(tmp_path: Path):
@@ -251,7 +251,7 @@ def test_a_receipt_of_another_queue_settles_nothing(tmp_path: Path):
             assert await caller.say(f"STATS {queue}") == "READY 0 LEASED 1 DELAYED 0 DEAD 0"
         assert await caller.say(f"ACK orders {receipt}") == "OK"
 
-    told(tmp_path / "data", story)
+    run_story(tmp_path / "data", story)
 
 
 def test_what_no_line_can_hold_is_given_back_as_failed(tmp_path: Path):
@@ -266,7 +266,7 @@ def test_what_no_line_can_hold_is_given_back_as_failed(tmp_path: Path):
         assert (await caller.get("orders"))[1] == "good"
         assert await caller.say("STATS orders") == "READY 0 LEASED 1 DELAYED 0 DEAD 3"
 
-    told(tmp_path / "data", story)
+    run_story(tmp_path / "data", story)
 
 
 def test_one_who_does_not_read_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -285,7 +285,7 @@ def test_one_who_does_not_read_stops_nobody(tmp_path: Path, monkeypatch: pytest.
                     assert await other.say("STATS orders") == "READY 1 LEASED 0 DELAYED 0 DEAD 0"
         assert (await other.get("orders"))[1] == "tea"
 
-    told(tmp_path / "data", story)
+    run_story(tmp_path / "data", story)
 
 
 def test_a_server_that_ends_lets_go_of_who_waits_and_of_the_folder(tmp_path: Path):
@@ -296,7 +296,7 @@ def test_a_server_that_ends_lets_go_of_who_waits_and_of_the_folder(tmp_path: Pat
         waiting.send("GET orders 60")
         await asyncio.sleep(0.05)
 
-    told(tmp_path / "data", story)
+    run_story(tmp_path / "data", story)
     with holdfast.open_broker(tmp_path / "data", share=False) as broker:
         assert broker.topics() == ["orders"]
 
@@ -315,7 +315,7 @@ def test_a_fault_of_the_face_is_logged_and_not_told(
         assert "secret" not in said
         assert "secret" in caplog.text
 
-    told(tmp_path / "data", story)
+    run_story(tmp_path / "data", story)
 
 
 def test_it_uses_no_private_name():

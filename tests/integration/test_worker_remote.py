@@ -119,8 +119,8 @@ def test_a_queue_that_is_not_there_yet_is_waited_for(at: str, broker: Any, kind:
     eventually(lambda: worker.health().handled == 1)
     assert ended(worker) == 0
     assert len(errors) == 1
-    (told,) = [text for text in caplog.messages if "later" in text]
-    assert told.startswith("the queue does not exist yet, waiting for it: there is no topic later")
+    (logged,) = [text for text in caplog.messages if "later" in text]
+    assert logged.startswith("the queue does not exist yet, waiting for it: there is no topic later")
 
 
 def test_a_worker_that_waits_for_its_queue_can_be_stopped_and_takes_from_its_others(at: str, broker: Any):

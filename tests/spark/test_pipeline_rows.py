@@ -110,15 +110,15 @@ LIFE = (
 
 def test_times_of_deliveries_are_as_the_broker_counts_them(spark: SparkSession):
     rows = steps(spark, *LIFE)
-    told = stats(LIFE)
+    stats_of_life = stats(LIFE)
     firsts = sorted(row["seconds"] for row in traces.first_deliveries(rows).collect())
     handled = sorted(row["seconds"] for row in traces.deliveries(rows).collect())
     assert firsts == [0, 1, 1, 1, 2]
     assert handled == [0, 2, 4, 5, 8]
-    assert (told.first_delivery.count, told.handling.count) == (len(firsts), len(handled))
-    assert told.first_delivery.sum == sum(firsts)
+    assert (stats_of_life.first_delivery.count, stats_of_life.handling.count) == (len(firsts), len(handled))
+    assert stats_of_life.first_delivery.sum == sum(firsts)
     tries = {row["attempt"]: row["acked"] + row["buried"] for row in traces.attempts(rows).collect()}
-    assert tries == told.attempts
+    assert tries == stats_of_life.attempts
 
 
 def test_an_hour_has_counts_and_percentiles(spark: SparkSession):

@@ -117,7 +117,7 @@ with holdfast.open_broker(sys.argv[1], durability="os") as broker:
 """
 
 
-def spoiled(tmp_path: Path) -> str:
+def damaged(tmp_path: Path) -> str:
     folder = tmp_path / "spoiled"
     with holdfast.open_broker(folder) as broker:
         broker.create_topic("orders")
@@ -130,7 +130,7 @@ def spoiled(tmp_path: Path) -> str:
 
 
 def test_a_damaged_frame_fails_or_is_passed_over_and_told(spark: SparkSession, tmp_path: Path) -> None:
-    folder = spoiled(tmp_path)
+    folder = damaged(tmp_path)
     with pytest.raises(PythonException, match=r"damaged in .*holdfast check"):
         read(spark, folder, "offset long").collect()
     there = read(spark, folder, "offset long", onCorrupt="skip").count()

@@ -12,7 +12,9 @@ import msgspec
 
 from holdfast.api import arguments, consumers, drafts
 from holdfast.broker import locks
+from holdfast.broker import samples as store
 from holdfast.broker.folder import layout
+from holdfast.codec import samples
 from holdfast.delivery import group, where
 from holdfast.large import LARGE_BYTES
 from holdfast.protocol import media, messages
@@ -41,7 +43,7 @@ class Limit(NamedTuple):
 
 def rendered() -> dict[str, list[Limit]]:
     """The tables by name."""
-    return {"messages": _messages(), "calls": _calls(), "server": _server(), "locks": _locks()}
+    return {"messages": _messages(), "calls": _calls(), "server": _server(), "locks": _locks(), "samples": _samples()}
 
 
 def with_limits(page: str) -> str:
@@ -158,6 +160,17 @@ def _server() -> list[Limit]:
         Limit("searches of one caller that wait", f"{turns.MOST_WAITING}"),
         _setting("an audit log, before a new one is begun", ServerSettings, "audit_bytes", "server"),
         _setting("old audit logs that are kept", ServerSettings, "audit_files", "server"),
+    ]
+
+
+def _samples() -> list[Limit]:
+    return [
+        Limit("groups and topics with samples of their own", f"{store.MOST_SERIES - 1}, the busiest"),
+        *(
+            Limit(f"samples of {_time(ring.step_s * 1000)}", f"the last {_time(ring.span_s * 1000)}")
+            for ring in samples.RINGS
+        ),
+        Limit("the file of samples", f"{samples.HEADER_BYTES + store.MOST_SERIES * samples.SERIES_BYTES:,} bytes"),
     ]
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ from holdfast.protocol.media import KINDS
 from holdfast.server.routing import status_of_code
 from tests.tidy.http_reference import all_routes
 from tests.tidy.repo import ROOT
-from tests.tidy.test_docs import INTERNAL, tree_of_commands
+from tests.tidy.test_docs import INTERNAL
 
 FOLDER = ROOT / "tests" / "tidy" / "baselines"
 CELLS = 100  # the width of a terminal
@@ -266,20 +267,20 @@ def _json(value: Any) -> str:
 
 def command_line() -> list[str]:
     """The help of every command: a line of it begins with the command that it is about."""
-    root = tree_of_commands(importlib.import_module("holdfast.cli.main"))
-    lines = []
-    waiting = [("holdfast", root, None)]
-    while waiting:
-        path, command, parent = waiting.pop()
-        context = command.context_class(
-            command, parent=parent, info_name=path.rpartition(" ")[2], terminal_width=CELLS, max_content_width=CELLS
-        )
-        lines.append(
-            f"{path}: {command.get_help(context)}".rstrip().replace("\n", "\n    ").replace("\n    \n", "\n\n")
-        )
-        children = getattr(command, "commands", {})
-        waiting += [(f"{path} {name}", child, context) for name, child in children.items()]
-    return sorted(lines)
+    main = importlib.import_module("holdfast.cli.main")
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(CELLS)
+    try:
+        pages = {"holdfast": main.root_help()}
+        for name, command in main.tree().items():
+            path = f"holdfast {name}"
+            pages[path] = command.help() if hasattr(command, "options") else command.help(path)
+    finally:
+        os.environ.pop("COLUMNS")
+        os.environ |= {} if before is None else {"COLUMNS": before}
+    return sorted(
+        f"{path}: {page}".rstrip().replace("\n", "\n    ").replace("\n    \n", "\n\n") for path, page in pages.items()
+    )
 
 
 def codes() -> list[str]:

@@ -22,9 +22,6 @@ from tests.tidy.repo import ROOT, assert_none, files, name_of
 
 REFERENCE = ROOT / "docs" / "reference"
 
-# What typer adds to every program.
-OPTIONS_OF_TYPER = frozenset({"--help", "--install-completion", "--show-completion"})
-
 # Of every command that works somewhere; told once, where the whole program is.
 OPTIONS_OF_PLACES = frozenset({"--at", "--profile"})
 
@@ -42,14 +39,14 @@ def test_every_command_and_option_is_in_the_reference():
     main = importlib.import_module("holdfast.cli.main")
     text = reference("cli.md")
     faults = []
-    for command, options in commands(tree_of_commands(main)):
+    for command, options in commands(main):
         part = markdown.section(text, titled=command)
         if part is None:
             faults.append(f"`{command}` has no section")
         else:
             written = markdown.code(part)
-            told_once = OPTIONS_OF_PLACES if command != "holdfast" else frozenset()
-            asked = [option for option in options if option not in told_once]
+            said_once = OPTIONS_OF_PLACES if command != "holdfast" else frozenset()
+            asked = [option for option in options if option not in said_once]
             faults += [f"`{command}`: {option}" for option in asked if not names(written, option)]
     assert_none(
         faults,
@@ -140,7 +137,7 @@ def test_every_method_and_argument_of_a_broker_is_in_the_reference():
     faults = []
     for name in ("Broker", "Group", "Producer", "Consumer", "StreamMessage", "TopicInfo", "GroupInfo", "TraceStep"):
         faults += unwritten(getattr(holdfast, name), written)
-    locks = importlib.import_module("holdfast.api.sync.locks")
+    locks = importlib.import_module("holdfast.api.sync.message")
     for kind in (locks.Locks, locks.Documents, locks.HeldLock, locks.Lock, locks.LockInfo, locks.Document):
         faults += unwritten(kind, written)
     opening = inspect.signature(holdfast.open_broker).parameters
@@ -196,23 +193,29 @@ def needs_spark(page: Path) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in pages_with_examples() if not needs_spark(page)], ids=name_of)
 def test_the_examples_of_a_page_run_from_top_to_bottom(page: Path, tmp_path: Path):
-    arguments = served.wanted(page.read_text("utf-8"))
-    if arguments is None:
-        done = run_examples(name_of(page), examples(page), cwd=tmp_path)
-    else:
-        with served.server(arguments, tmp_path) as address:
-            found = [(line, code.replace(served.ADDRESS, address)) for line, code in examples(page)]
-            done = run_examples(name_of(page), found, cwd=tmp_path)
+    done = run_page(page, cwd=tmp_path)
     if done.returncode != 0:
         pytest.fail(f"{done.stdout}{done.stderr}\nAn example in {name_of(page)} fails.", pytrace=False)
 
 
-def run_examples(name: str, found: list[tuple[int, str]], *, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run_page(page: Path, *, cwd: Path, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+    """Run the examples of a page from top to bottom, with a server if it asks for one."""
+    arguments = served.wanted(page.read_text("utf-8"))
+    if arguments is None:
+        return run_examples(name_of(page), examples(page), cwd=cwd, python=python)
+    with served.server(arguments, cwd, python) as address:
+        found = [(line, code.replace(served.ADDRESS, address)) for line, code in examples(page)]
+        return run_examples(name_of(page), found, cwd=cwd, python=python)
+
+
+def run_examples(
+    name: str, found: list[tuple[int, str]], *, cwd: Path, python: str = sys.executable
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", RUN_BLOCKS],
+        [python, "-c", RUN_BLOCKS],
         input=json.dumps({"name": name, "blocks": found}),
         cwd=cwd,
-        env=served.shell_environment(),
+        env=served.shell_environment(python),
         capture_output=True,
         text=True,
         timeout=120,
@@ -268,31 +271,12 @@ def names(written: str, word: str) -> bool:
     return re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", written) is not None
 
 
-def tree_of_commands(main: ModuleType) -> Any:
-    typer_main = importlib.import_module("typer.main")
-    return typer_main.get_command(main.app)
-
-
-def commands(root: Any) -> Iterator[tuple[str, list[str]]]:
-    """Every command that people can see, with its options: a walk over the tree that typer builds."""
-    waiting = [("holdfast", root)]
-    while waiting:
-        path, command = waiting.pop()
-        children = getattr(command, "commands", {})
-        options = visible_options(command)
-        if options or not children:
-            yield path, options
-        waiting += [(f"{path} {name}", child) for name, child in children.items() if not child.hidden]
-
-
-def visible_options(command: Any) -> list[str]:
-    return [
-        name
-        for param in command.params
-        if param.param_type_name == "option" and not param.hidden
-        for name in (*param.opts, *param.secondary_opts)
-        if name not in OPTIONS_OF_TYPER
-    ]
+def commands(main: ModuleType) -> Iterator[tuple[str, list[str]]]:
+    """Every command, with its options."""
+    yield "holdfast", [name for name in main.ROOT_OPTIONS if name != "--help"]
+    for name, command in main.tree().items():
+        if hasattr(command, "options"):
+            yield f"holdfast {name}", list(command.options)
 
 
 def classes_in(module_name: str) -> list[type[Any]]:

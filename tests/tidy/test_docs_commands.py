@@ -11,7 +11,6 @@ from typing import Any
 
 from tests.tidy import markdown
 from tests.tidy.repo import assert_none, files, name_of
-from tests.tidy.test_docs import tree_of_commands
 
 _SHOWN = re.compile(r"^(?:\$ )?(?:sudo )?(?:[./\w-]+/)?holdfast (?P<rest>[a-z].*)$")
 _ENDS = frozenset({"|", "||", "&&", "&", ";", ">", ">>", "<"})
@@ -19,7 +18,7 @@ _SHELLS = frozenset({"", "text", "console", "sh", "bash"})
 
 
 def test_every_command_that_is_shown_is_there():
-    root = tree_of_commands(importlib.import_module("holdfast.cli.main"))
+    root = importlib.import_module("holdfast.cli.main")
     faults = [
         f"{name_of(page)}: holdfast {rest}: {fault}"
         for page in files()
@@ -51,36 +50,28 @@ def mistakes(root: Any, rest: str) -> Iterator[str]:
         words = shlex.split(rest, comments=True)
     except ValueError:
         return  # an apostrophe: it is a sentence
-    command = root
-    options = options_of(root)
+    command: Any = None
     for number, word in enumerate(words):
         if word in _ENDS:
             return
-        children = getattr(command, "commands", None)
         if word.startswith("--"):
             name = word.partition("=")[0]
-            if name not in options | options_of(command):
+            if name not in {*root.ROOT_OPTIONS, *getattr(command, "options", ())}:
                 yield f"there is no option {name}"
-        elif children and not word.startswith("-"):
-            if word.isalpha() and word in children:
-                command = children[word]
-            elif number == 0 or command is not root:
-                if number == 0 and not re.fullmatch(r"[a-z]+", word):
-                    return
+        elif not word.startswith("-") and not hasattr(command, "options"):
+            if number == 0 and not re.fullmatch(r"[a-z]+", word):
+                return
+            try:
+                command, _, rest = root.find(words[: number + 1])
+            except root.UsageError:
+                rest = [word]
+            if rest:
                 yield f"there is no command {word}"
                 return
 
 
-def options_of(command: Any) -> set[str]:
-    found = {"--help"}
-    for param in command.params:
-        if param.param_type_name == "option":
-            found |= {*param.opts, *param.secondary_opts}
-    return found
-
-
 def test_a_mistyped_command_or_option_is_noticed():
-    root = tree_of_commands(importlib.import_module("holdfast.cli.main"))
+    root = importlib.import_module("holdfast.cli.main")
     assert list(mistakes(root, "put jobs 'a body' --priority 9 | wc --lines")) == []
     assert list(mistakes(root, "dead redrive jobs --dry-run")) == []
     assert list(mistakes(root, "put jobs --prio 9")) == ["there is no option --prio"]

@@ -12,8 +12,8 @@ import holdfast
 import holdfast.aio
 import holdfast.testing
 from holdfast import errors
-from holdfast.api.aio import locks as aio_locks
-from holdfast.api.sync import locks
+from holdfast.api.aio import message as aio_message
+from holdfast.api.sync import message
 
 ERRORS = {
     "BadBody",
@@ -58,6 +58,7 @@ VALUES = {
     "Message",
     "NewMessage",
     "Observer",
+    "Pause",
     "Producer",
     "ProducerSettings",
     "Queue",
@@ -66,6 +67,8 @@ VALUES = {
     "Reject",
     "Retained",
     "Retry",
+    "Sample",
+    "Samples",
     "Stored",
     "StreamMessage",
     "TopicInfo",
@@ -73,6 +76,7 @@ VALUES = {
     "TraceStep",
     "Worker",
     "WorkerHealth",
+    "WorkerInfo",
 }
 
 
@@ -128,9 +132,9 @@ def test_both_faces_have_the_same_methods():
         (holdfast.Queue, holdfast.aio.AsyncQueue),
         (holdfast.Message, holdfast.aio.AsyncMessage),
         (holdfast.Consumer, holdfast.aio.AsyncConsumer),
-        (locks.Locks, aio_locks.AsyncLocks),
-        (locks.Documents, aio_locks.AsyncDocuments),
-        (locks.HeldLock, aio_locks.AsyncHeldLock),
+        (message.Locks, aio_message.AsyncLocks),
+        (message.Documents, aio_message.AsyncDocuments),
+        (message.HeldLock, aio_message.AsyncHeldLock),
     ):
         methods = {name for name in dir(sync) if not name.startswith("_")}
         assert methods == {name for name in dir(task) if not name.startswith("_")}

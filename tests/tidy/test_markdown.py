@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 
 from tests.tidy import markdown
-from tests.tidy.test_docs import commands, examples, names, resolves, run_examples
+from tests.tidy.test_docs import examples, names, resolves, run_examples
 
 PAGE = dedent(
     """\
@@ -123,27 +123,3 @@ def test_the_examples_of_a_page_share_their_names_and_fail_with_the_line_of_the_
     bad = run_examples("page.md", [*good, (40, "assert answer == 41\n")], cwd=tmp_path)
     assert bad.returncode == 1
     assert 'File "page.md", line 40' in bad.stderr
-
-
-def test_hidden_commands_and_options_need_no_docs():
-    typer = pytest.importorskip("typer")
-    app, log = typer.Typer(), typer.Typer()
-    app.add_typer(log, name="log")
-
-    @app.callback()
-    def root() -> None:
-        """Nothing to set."""
-
-    @log.command()
-    def dump(
-        path: str,
-        json: bool = typer.Option(False, "--json/--text", "-j"),
-        secret: int = typer.Option(1, hidden=True),
-    ) -> None:
-        """Shown."""
-
-    @log.command(hidden=True)
-    def inner() -> None:
-        """Not shown."""
-
-    assert list(commands(typer.main.get_command(app))) == [("holdfast log dump", ["--json", "-j", "--text"])]

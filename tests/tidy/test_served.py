@@ -20,9 +20,9 @@ def test_a_page_asks_for_a_server_by_a_mark():
 
 def test_commands_are_told_from_what_they_print():
     assert served.commands("$ one \\\n    two\nsays\n$ three\n$ four\nfive \\\nsix\n") == [
-        "one \\\n    two",
-        "three",
-        "four",
+        ("one \\\n    two", "says\n"),
+        ("three", ""),
+        ("four", "five \\\nsix\n"),
     ]
 
 
@@ -34,6 +34,16 @@ def test_a_command_that_fails_fails_its_page_and_an_export_holds_on(tmp_path: Pa
     assert outcome("export NAME=ann", 'test "$NAME" = ann', "holdfast serve nowhere") == 0
     assert outcome("false") != 0
     assert outcome("false | true") != 0
+
+
+def test_what_a_command_prints_is_compared_with_the_page(tmp_path: Path):
+    def outcome(*printed: str) -> int:
+        code = "\n".join(["$ printf 'one  \\ntwo 2 three\\n'", *printed])
+        return run_examples("page.md", [(1, served.program(Block("console", 1, code, False)))], cwd=tmp_path).returncode
+
+    assert outcome() == outcome("one", "two 2 three") == outcome("one", "...") == outcome("one", "two … three") == 0
+    assert outcome("one") != 0
+    assert outcome("one", "two ... four") != 0
 
 
 def test_a_call_that_the_server_refuses_fails_its_page(tmp_path: Path):

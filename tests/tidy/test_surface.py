@@ -32,7 +32,7 @@ def test_a_change_is_told_by_name():
 
 def test_of_a_long_entry_the_part_that_changed_is_told():
     before, now = (f"GET /x: {'same ' * 200}{word}{' same' * 200}\n" for word in ("left", "right"))
-    (told,) = differences(before, now)
-    assert "left" in told
-    assert "right" in told
-    assert len(told) < 1000
+    (difference,) = differences(before, now)
+    assert "left" in difference
+    assert "right" in difference
+    assert len(difference) < 1000

@@ -232,7 +232,7 @@ def test_a_token_comes_as_it_is_or_as_a_password(place: Place, authorization: st
 @pytest.mark.parametrize(
     ("authorization", "words"),
     [
-        ("", 'the server asks for a token; send "Authorization: Bearer TOKEN", or the token as the password'),
+        ("", 'the server asks for a token; set HOLDFAST_TOKEN, or send "Authorization: Bearer TOKEN"'),
         ("Bearer t9", "the token is not known here"),
         ("Bearer", "the token is not known here"),
         ("Bearer t1 t1", "the token is not known here"),
@@ -247,9 +247,9 @@ def test_a_token_comes_as_it_is_or_as_a_password(place: Place, authorization: st
 )
 def test_without_a_token_that_holds_nobody_comes_in(place: Place, authorization: str, words: str):
     place.write(SHOP)
-    told = refusal(place.access(), authorization)
-    assert words in told
-    assert digest_of("t1") not in told
+    reason = refusal(place.access(), authorization)
+    assert words in reason
+    assert digest_of("t1") not in reason
 
 
 def test_no_refusal_repeats_what_was_sent(place: Place):

@@ -28,7 +28,7 @@ def frame_of(batch: Batch) -> Frame:
     return read(frame)
 
 
-def spoiled(frame: Frame, at: int) -> Frame:
+def damaged(frame: Frame, at: int) -> Frame:
     body = bytearray(frame.stored)
     body[at] ^= 0x85
     return Frame(frame.header, memoryview(bytes(body)), max_raw_bytes=1 << 20)
@@ -62,7 +62,7 @@ def test_other_frames_are_not_of_this_kind(batch):
 def test_a_spoiled_body_is_found_out_as_by_the_plain_way(batch):
     good = frame_of(batch)
     for at in range(len(good.stored)):
-        bad = spoiled(good, at)
+        bad = damaged(good, at)
         try:
             columns = bad.columns()
             wanted = (columns.values(), columns.keys() or [None])

@@ -57,7 +57,7 @@ def at_each_step(setup: Callable[[], Place], look: Callable[[World], Any], meddl
         place.close()
 
 
-def bury(place: Place, *bodies: bytes, group: str = "billing") -> None:
+def reject_each(place: Place, *bodies: bytes, group: str = "billing") -> None:
     for body in bodies:
         place.broker.publish("orders", body)
     for message in place.broker.group("orders", group).receive_many(100, timeout=0):
@@ -84,7 +84,7 @@ def test_a_topic_without_dead_letters_has_none(place):
 
 
 def test_letters_tell_what_became_of_each(place):
-    bury(place, b"kept", b"back", b"gone")
+    reject_each(place, b"kept", b"back", b"gone")
     dead = place.broker.group("orders", "billing").dead
     _, back, gone = dead.list()
     dead.redrive(back.id)
@@ -94,14 +94,14 @@ def test_letters_tell_what_became_of_each(place):
 
 def test_letters_of_every_group_are_seen(place):
     place.broker.group("orders", "audit")
-    bury(place, b"x")
-    bury(place, group="audit")
+    reject_each(place, b"x")
+    reject_each(place, group="audit")
     seen = list(letters_of(place.world, FOLDER, "orders", 0))
     assert [(letter.note.group, letter.state) for letter in seen] == [("billing", "waiting"), ("audit", "waiting")]
 
 
 def test_the_fate_of_a_letter_outlives_restarts(place):
-    bury(place, b"kept", b"back", b"gone")
+    reject_each(place, b"kept", b"back", b"gone")
     dead = place.broker.group("orders", "billing").dead
     _, back, gone = dead.list()
     dead.redrive(back.id)
@@ -114,7 +114,7 @@ def test_the_fate_of_a_letter_outlives_restarts(place):
 
 
 def test_a_letter_is_done_where_the_journal_no_longer_says_how(place):
-    bury(place, b"kept", b"back")
+    reject_each(place, b"kept", b"back")
     group = place.broker.group("orders", "billing")
     group.dead.redrive(group.dead.list()[1].id)
     for _ in range(3):
@@ -123,14 +123,14 @@ def test_a_letter_is_done_where_the_journal_no_longer_says_how(place):
 
 
 def test_a_letter_that_stands_where_a_lost_one_stood_has_a_fate_of_its_own(place):
-    bury(place, b"first")
+    reject_each(place, b"first")
     dead = place.broker.group("orders", "billing").dead
     dead.purge(dead.list()[0].id)
     place.broker.close()
     with Log.open(f"{FOLDER}/topics/orders.dlq/0/log", LogSettings(min_free_bytes=0), place.world) as log:
         log.truncate(0)
     place.broker = place.open()
-    bury(place, b"second")
+    reject_each(place, b"second")
     assert letters(place) == {b"second": "waiting"}
     dead = place.broker.group("orders", "billing").dead
     dead.redrive(dead.list()[0].id)
@@ -142,13 +142,13 @@ def test_letters_are_whole_whatever_the_owner_does_meanwhile():
     def setup() -> Place:
         place = Place(settings=SMALL)
         place.broker.create_topic("orders")
-        bury(place, *[b"%d" % number for number in range(40)])
+        reject_each(place, *[b"%d" % number for number in range(40)])
         return place
 
     def meddle(place: Place) -> None:
         group = place.broker.group("orders", "billing")
         group.dead.redrive([letter.id for letter in group.dead.list(limit=30)])
-        bury(place, b"late")
+        reject_each(place, b"late")
         for _ in range(3):
             group.compact()
             place.after(seconds=60)
@@ -282,7 +282,7 @@ def test_delayed_messages_are_seen_once_and_whole_whatever_the_owner_does_meanwh
 # Damage
 
 
-def spoil(place: Place, path: str, position: int) -> None:
+def damage_file(place: Place, path: str, position: int) -> None:
     file = place.disk.open(path, write=True)
     byte = file.read(position, 1)
     file.write(position, [bytes([byte[0] ^ 0xFF])])
@@ -297,7 +297,7 @@ def test_damaged_ranges_are_told_with_where_to_go_on():
     folder = f"{PARTITION}/log"
     assert list(damage_in(place.world, folder)) == []
     name = next(name for name in place.disk.names(folder) if name.endswith(".log"))
-    spoil(place, f"{folder}/{name}", 300)
+    damage_file(place, f"{folder}/{name}", 300)
     reader = LogReader(folder, world=place.world)
     (damage,) = damage_in(place.world, folder)
     readable = {record.offset for record in records_beside(reader, 0, reader.end)}
@@ -310,7 +310,7 @@ def test_damaged_ranges_are_told_with_where_to_go_on():
 def test_a_damaged_manifest_is_told_and_not_guessed_around(place):
     place.broker.publish("orders", b"x", delay=60)
     store_of(place).save()
-    spoil(place, f"{PARTITION}/delayed/manifest", 9)
+    damage_file(place, f"{PARTITION}/delayed/manifest", 9)
     with pytest.raises(CorruptData, match="manifest"):
         waiting(place.world)
 

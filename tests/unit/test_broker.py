@@ -277,7 +277,7 @@ def test_whoever_waits_for_a_message_hears_that_the_topic_or_the_group_is_gone(t
             end()
             thread.join(30)
             assert not thread.is_alive()
-    assert heard == ["Closed", "UnknownTopic"]
+    assert heard == ["UnknownGroup", "UnknownTopic"]
 
 
 # Publishing and reading
@@ -524,7 +524,7 @@ def test_a_deleted_group_is_forgotten_and_a_new_one_of_its_name_begins_anew(plac
     place.broker.delete_group("billing", "orders")
     assert place.broker.describe_topic("orders").groups == ["audit"]
     for call in (lambda: billing.receive(timeout=0), billing.stats, billing.dead.list):
-        with pytest.raises(Closed, match="deleted"):
+        with pytest.raises(UnknownGroup, match="deleted"):
             call()
     with pytest.raises(HoldfastError):
         message.ack()

@@ -20,7 +20,16 @@ from holdfast.broker.messages import partition_for
 from holdfast.broker.partition import Draft
 from holdfast.broker.upkeep import Cleaner
 from holdfast.broker.waiters import Waiters
-from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, InvalidRequest, MessageTooLarge, UnknownTopic
+from holdfast.errors import (
+    Closed,
+    DiskFailed,
+    DiskFull,
+    HoldfastError,
+    InvalidRequest,
+    MessageTooLarge,
+    UnknownGroup,
+    UnknownTopic,
+)
 from holdfast.model import Producer
 from holdfast.settings import BrokerSettings, TopicSettings
 from tests.unit.brokers import FOLDER, Place, taken
@@ -190,17 +199,20 @@ def test_a_body_type_that_cannot_be_is_refused_before_the_group_is_made(place):
 
 
 @pytest.mark.parametrize("gone", ["topic", "group"])
-def test_receiving_from_what_was_deleted_says_what_was_deleted(place, gone):
+def test_whatever_is_asked_of_what_was_deleted_says_what_was_deleted(place, gone):
     place.broker.create_topic("orders")
-    place.broker.publish("orders", b"a")
+    place.broker.publish_many("orders", [b"a", b"b", b"c"])
     group = place.broker.group("orders", "billing")
+    first, second, third = group.receive_many(3)
     if gone == "topic":
         place.broker.delete_topic("orders")
     else:
         place.broker.delete_group("billing", "orders")
-    error, said = (UnknownTopic, "no topic orders") if gone == "topic" else (Closed, "billing on orders was deleted")
-    with pytest.raises(error, match=said):
-        group.receive()
+    known = {"topic": (UnknownTopic, "no topic orders"), "group": (UnknownGroup, "billing on orders was deleted")}
+    error, said = known[gone]
+    for call in (group.receive, first.ack, second.nack, second.extend, group.stats, lambda: group.ack_many([third])):
+        with pytest.raises(error, match=said):
+            call()
 
 
 def test_a_tick_of_what_was_closed_meanwhile_is_nobodys_trouble(simple, caplog):
@@ -340,9 +352,10 @@ def test_a_call_of_which_one_partition_fails_says_what_is_stored_and_that_can_be
         raise DiskFull("no room")
 
     if step == "publish":
-        partition.publish = fail
+        partition.publish = partition.publish_one = fail
     else:
-        partition.wait, partition.wait_async = fail, fail_async
+        for waited in (partition, partition.log):
+            waited.wait, waited.wait_async = fail, fail_async
     messages = [NewMessage(body=b"a", key=good), NewMessage(body=b"b", key=bad), NewMessage(body=b"c", key=good)]
     with pytest.raises(DiskFull) as caught:
         place.broker.publish_many("orders", messages)
@@ -394,7 +407,7 @@ def test_dead_letters_that_are_switched_off_while_one_is_moved_leave_a_sound_jou
     def append_and_switch_off(batch: Any) -> None:
         append(batch)
         simple.broker.alter_topic("orders", dead_letters=False)
-        delivery.dead.inter()
+        delivery.dead.store_dead()
 
     graves._append = append_and_switch_off
     message.reject("no")
@@ -412,9 +425,9 @@ def test_a_limit_holds_while_it_is_changed(simple):
     other = group._port.deliveries[1]
     change, taking, more = other.change, [], []
 
-    def change_while_others_take(*arguments: Any) -> None:
+    def change_while_others_take(*arguments: Any, **options: Any) -> None:
         taking.append(aside(lambda: more.extend(group.receive_many(2, timeout=0))))
-        change(*arguments)
+        change(*arguments, **options)
 
     other.change = change_while_others_take
     simple.broker.group("orders", "billing", key_group_fair=True)
@@ -429,10 +442,10 @@ def test_a_change_of_other_settings_waits_for_nobody_who_is_served_by_the_limits
     delivery = group._port.deliveries[1]
     change, taking = delivery.change, []
 
-    def change_while_others_take(*arguments: Any) -> None:
+    def change_while_others_take(*arguments: Any, **options: Any) -> None:
         taking.append(aside(lambda: group.receive_many(2, timeout=0)))
         assert not taking[0].is_alive()
-        change(*arguments)
+        change(*arguments, **options)
 
     delivery.change = change_while_others_take
     simple.broker.group("orders", "billing", max_attempts=9)

@@ -103,23 +103,23 @@ def test_files_of_others_are_no_topics(world):
     assert Catalog(world, ROOT).names() == []
 
 
-@pytest.mark.parametrize("spoiled", ["topic.json", "settings.json", "groups/billing.json"])
-def test_a_topic_whose_files_are_spoiled_does_not_keep_the_others_from_working(spoiled):
+@pytest.mark.parametrize("damaged", ["topic.json", "settings.json", "groups/billing.json"])
+def test_a_topic_whose_files_are_spoiled_does_not_keep_the_others_from_working(damaged):
     place = Place()
     place.broker.create_topic("orders", max_attempts=9)
     place.broker.group("orders", "billing", max_attempts=2)
     place.broker.create_topic("mails")
     place.broker.close()
-    path = f"{FOLDER}/topics/orders/{spoiled}"
+    path = f"{FOLDER}/topics/orders/{damaged}"
     place.disk.flip(path, 0)
     place.broker = place.open()
     assert place.broker.topics() == ["mails", "orders"]
     place.broker.publish("mails", b"x")
-    if spoiled == "settings.json":
-        with pytest.raises(CorruptData, match=spoiled):
+    if damaged == "settings.json":
+        with pytest.raises(CorruptData, match=damaged):
             place.broker.publish("orders", b"x")
         place.disk.flip(path, 0)  # somebody has mended it
     assert place.broker.publish("orders", b"x").offset == 0
-    if spoiled == "groups/billing.json":
-        with pytest.raises(CorruptData, match=spoiled):
+    if damaged == "groups/billing.json":
+        with pytest.raises(CorruptData, match=damaged):
             place.broker.group("orders", "billing")

@@ -227,7 +227,7 @@ def test_a_frame_of_another_log_is_damage(logged):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "code"),
+    ("damage", "code"),
     [
         (lambda logged, name: logged.disk.remove(logged.path(name)), "index_missing"),
         (lambda logged, name: logged.flip(name, 60), "index_damaged"),
@@ -236,9 +236,9 @@ def test_a_frame_of_another_log_is_damage(logged):
     ids=["missing", "flipped", "cut"],
 )
 @pytest.mark.parametrize("which", [0, -1])
-def test_a_missing_or_damaged_index_is_only_a_note(logged, spoil, code, which):
+def test_a_missing_or_damaged_index_is_only_a_note(logged, damage, code, which):
     name = logged.segments()[which].replace(".log", ".idx")
-    spoil(logged, name)
+    damage(logged, name)
     report = logged.check()
     finding = only(report, "note")
     assert report.ok
@@ -283,7 +283,7 @@ def test_an_index_that_knows_only_the_first_part_of_its_segment_is_fine():
 
 
 @pytest.mark.parametrize(
-    ("spoil", "code"),
+    ("damage", "code"),
     [
         (lambda logged: logged.disk.remove(logged.path("state")), "state_missing"),
         (lambda logged: logged.flip("state", 0), "state_damaged"),
@@ -294,9 +294,9 @@ def test_an_index_that_knows_only_the_first_part_of_its_segment_is_fine():
     ],
     ids=["missing", "magic", "cut", "readable-less", "readable-more", "synced-less"],
 )
-def test_a_spoiled_state_file_is_damage_that_loses_no_message(logged, spoil, code):
+def test_a_spoiled_state_file_is_damage_that_loses_no_message(logged, damage, code):
     logged.open().close()  # both slots are in use
-    spoil(logged)
+    damage(logged)
     report = logged.check()
     finding = only(report, "damage")
     assert (finding.code, finding.file) == (code, "state")
@@ -318,7 +318,7 @@ def test_a_state_that_is_ahead_of_the_frames_after_a_power_cut_is_not_damage():
 
 
 @pytest.mark.parametrize(
-    ("spoil", "code"),
+    ("damage", "code"),
     [
         (lambda logged: logged.disk.remove(logged.path("epochs")), "epochs_missing"),
         (lambda logged: logged.flip("epochs", 20), "epochs_damaged"),
@@ -326,8 +326,8 @@ def test_a_state_that_is_ahead_of_the_frames_after_a_power_cut_is_not_damage():
     ],
     ids=["missing", "flipped", "cut"],
 )
-def test_a_spoiled_table_of_epochs_is_damage_that_loses_no_message(logged, spoil, code):
-    spoil(logged)
+def test_a_spoiled_table_of_epochs_is_damage_that_loses_no_message(logged, damage, code):
+    damage(logged)
     report = logged.check()
     finding = only(report, "damage")
     assert (finding.code, finding.file) == (code, "epochs")
@@ -620,12 +620,12 @@ def test_a_check_beside_a_real_owner_that_writes_all_the_time_finds_nothing_wron
 
 
 def test_progress_runs_from_the_first_byte_to_the_last(logged):
-    told: list[tuple[int, int]] = []
-    logged.check(progress=lambda done, total: told.append((done, total)))
+    steps: list[tuple[int, int]] = []
+    logged.check(progress=lambda done, total: steps.append((done, total)))
     total = sum(len(logged.disk.contents(logged.path(name))) for name in logged.segments())
-    assert {each for _, each in told} == {total}
-    assert told[-1] == (total, total)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert {each for _, each in steps} == {total}
+    assert steps[-1] == (total, total)
+    assert [done for done, _ in steps] == sorted(done for done, _ in steps)
 
 
 class _BadSectors:

@@ -19,7 +19,7 @@ from holdfast import __version__
 from holdfast.cli import output as ask_module
 from holdfast.cli.look import log as owner_module
 from holdfast.cli.look.log import Dump, owner_of
-from holdfast.cli.operate import doctor as doctor_module
+from holdfast.cli.operate import measure as doctor_module
 from holdfast.cli.output import iso_time, preview, safe, size, time_ns_of
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
@@ -359,13 +359,13 @@ def test_a_repair_asks_first(run, folder, monkeypatch, answer, code):
 
 def test_a_repair_with_yes_mends_and_says_where_the_originals_are(run, folder):
     flip(folder / FIRST, 200)
-    spoiled = (folder / FIRST).read_bytes()
+    damaged = (folder / FIRST).read_bytes()
     done = run("repair", folder, "--yes")
     assert done.code == 0
     assert "the log is whole again: 117 messages, 3 messages marked as lost" in done.out
     (backup,) = folder.glob("backup-*")
     assert str(backup) in done.out
-    assert (backup / FIRST).read_bytes() == spoiled
+    assert (backup / FIRST).read_bytes() == damaged
     assert run("check", folder).code == 0
     assert run("repair", folder).out == f"{folder}: nothing to repair\n"
     with Log.open(str(folder), SMALL) as log:

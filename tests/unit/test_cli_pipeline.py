@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from rich.console import Console
 
 import holdfast
 from holdfast.cli import pipeline
 from holdfast.cli import pipeline as pipeline_view
+from holdfast.cli.output import Console
 from holdfast.env import real_world
 from holdfast.spark.pipelines.checkpoint import Ledger, LedgerBatch, held
 from holdfast.spark.pipelines.project import read_project
@@ -124,8 +124,8 @@ def test_a_terminal_sees_a_line_for_each_pipeline_and_a_pipe_sees_none(monkeypat
     from holdfast.spark.pipelines.spec import Progress
 
     screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=100)
-    monkeypatch.setattr(pipeline_view, "stderr", lambda: console)
+    monkeypatch.setattr(screen, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(pipeline_view, "stderr", lambda: Console(screen))
     with pipeline_view.bars(["land", "silver"], shown=True) as tell:
         tell(Progress(pipeline="land", batch=3, rows_in=1500, rows_out=1400, lag=500))
         tell(Progress(pipeline="late", batch=0, rows_in=1, rows_out=1))  # one that nobody named: no harm

@@ -136,14 +136,14 @@ def test_the_environment_says_it_where_nothing_is_said(run, jobs, monkeypatch):
 
 
 def test_an_argument_that_is_needed_for_something_else_is_not_the_place(run, jobs, monkeypatch, tmp_path):
-    assert "Missing argument" in run("topic", "create", "mails").err
+    assert "missing argument" in run("topic", "create", "mails").err
     monkeypatch.setenv("HOLDFAST_URL", "jobs")
     assert run("topic", "create", "mails").code == 0
     assert not (tmp_path / "mails").exists()
     assert run("lock", "acquire", "nightly").code == 0
     assert [each["name"] for each in run("topic", "ls", "--json").document["topics"]] == ["jobs", "mails"]
     for place in ("./jobs", "http://127.0.0.1:1", "@"):  # which can be nothing but a place
-        assert "Missing argument 'TOPIC'" in run("topic", "create", place).err
+        assert "missing argument TOPIC" in run("topic", "create", place).err
 
 
 def test_where_nothing_is_usual_the_sign_for_it_is_an_error(run):
@@ -220,7 +220,7 @@ def test_what_works_on_files_is_not_sent_elsewhere(run, command):
 
 
 def test_a_command_without_a_place_refuses_one(run):
-    assert "works at no place" in run("--at", "jobs", "profile", "ls").err
+    assert "does not work at a place" in run("--at", "jobs", "profile", "ls").err
 
 
 @pytest.mark.slow

@@ -87,8 +87,8 @@ def test_a_stale_query_says_so_in_the_list_and_in_doctor(run, data, lease):
     stale(lease)
     assert "11.0 min ago (stale)" in run("group", "ls", data).out
     warnings = run("doctor", data, "--seconds", 0.1, "--json").document["warnings"]
-    (told,) = [warning["message"] for warning in warnings if warning["code"] == "stale_query"]
-    assert told.startswith("the query report was last renewed 66")
+    (warning_text,) = [warning["message"] for warning in warnings if warning["code"] == "stale_query"]
+    assert warning_text.startswith("the query report was last renewed 66")
     assert run("check", data).code == 0
 
 
@@ -121,8 +121,8 @@ def test_doctor_tells_of_a_write_that_was_stopped_on_its_way(run, data):
     Path(staging.batch_folder("copy", 3)).mkdir(parents=True)
     staging.note_manifest(CommitManifest(write_id="copy", batch=3, kept=True, lanes=(), files=()))
     warnings = run("doctor", data, "--seconds", 0.1, "--json").document["warnings"]
-    (told,) = [warning["message"] for warning in warnings if warning["code"] == "unfinished_write"]
-    assert told.startswith("batch 3 of the write copy is committed")
+    (warning_text,) = [warning["message"] for warning in warnings if warning["code"] == "unfinished_write"]
+    assert warning_text.startswith("batch 3 of the write copy is committed")
     Path(staging.batch_folder("copy", 3), "manifest.json").write_bytes(b"{")
     warnings = run("doctor", data, "--seconds", 0.1, "--json").document["warnings"]
     assert "unfinished_write" in [warning["code"] for warning in warnings]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.serve import told
+from holdfast.cli.serve import announcement
 from holdfast.settings import ServerSettings
 from tests.unit.commands import runner
 
@@ -15,20 +15,20 @@ DEFAULT = ServerSettings()
 
 
 def test_a_server_on_this_machine_says_its_address():
-    assert told("data", ["http://127.0.0.1:7700"], DEFAULT) == [
+    assert announcement("data", ["http://127.0.0.1:7700"], DEFAULT) == [
         "Holdfast serves data at http://127.0.0.1:7700",
         "Console: http://127.0.0.1:7700/ui  API: http://127.0.0.1:7700/docs",
     ]
 
 
 def test_a_server_on_all_addresses_says_so_and_one_that_can_be_opened():
-    assert told("data", ["https://0.0.0.0:8080", "unix:/run/holdfast"], DEFAULT) == [
+    assert announcement("data", ["https://0.0.0.0:8080", "unix:/run/holdfast"], DEFAULT) == [
         "Holdfast serves data at https://127.0.0.1:8080, unix:/run/holdfast",
         "It listens on all IPv4 addresses of this machine, port 8080",
         "Console: https://127.0.0.1:8080/ui  API: https://127.0.0.1:8080/docs",
     ]
     without_console = ServerSettings(console=False)
-    assert told("data", ["http://[::]:8080"], without_console) == [
+    assert announcement("data", ["http://[::]:8080"], without_console) == [
         "Holdfast serves data at http://[::1]:8080",
         "It listens on all IPv6 addresses of this machine, port 8080",
     ]

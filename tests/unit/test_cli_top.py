@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast.cli.look import stats as top_module
-from holdfast.cli.look.stats import Load, TopicLoad, document, load_table
+from holdfast.cli.look.stats import Load, TopicLoad, View, document, load_table
 from holdfast.cli.look.stats import LoadSource as FolderSource
 from holdfast.errors import Unavailable
 from tests.unit.commands import Run, runner
@@ -63,10 +63,10 @@ def times(pauses: list[float], count: int, between=lambda: None):
 def test_top_shows_every_phase_of_every_queue(run, shop):
     clicks, orders = run("top", shop, "--once", "--json").document["topics"]
     assert (clicks["name"], clicks["messages"], clicks["groups"]) == ("clicks", 1, [])
-    assert (orders["delayed"], orders["dead"], orders["in_per_second"]) == (1, 1, None)
+    assert (orders["delayed"], orders["dead"], orders["in_per_second"]) == (1, 1, 0.0)
     billing, statistics = orders["groups"]
     assert (billing["name"], billing["mode"], billing["ready"]) == ("billing", "queue", 7)
-    assert (billing["leased"], billing["retries"], billing["out_per_second"]) == (0, 1, None)
+    assert (billing["leased"], billing["retries"], billing["out_per_second"]) == (0, 1, 0.0)
     assert billing["oldest_seconds"] > 0
     assert (statistics["mode"], statistics["ready"], statistics["oldest_seconds"]) == ("stream", 0, 0.0)
 
@@ -96,16 +96,16 @@ def test_top_looks_beside_an_owner_and_tells_rates(run, shop, monkeypatch):
         done = run("top", shop, "--interval", "500ms", "--topic", "orders", "--json")
         assert (done.code, pauses) == (130, [0.5] * 3)
         topics = [line["topics"][0] for line in done.lines]
-        assert [topic["in_per_second"] for topic in topics] == [None, 8.0, 8.0]
-        assert [topic["groups"][0]["out_per_second"] for topic in topics] == [None, 4.0, 4.0]
-        assert [topic["groups"][0]["leased"] for topic in topics] == [len(held)] * 3
+        assert [topic["in_per_second"] for topic in topics] == [8.0, 8.0]  # the first frame has rates, too
+        assert [topic["groups"][0]["out_per_second"] for topic in topics] == [4.0, 4.0]
+        assert [topic["groups"][0]["leased"] for topic in topics] == [len(held)] * 2
 
 
 def test_top_without_a_screen_prints_one_table_behind_the_other(run, shop, monkeypatch):
     pauses: list[float] = []
-    monkeypatch.setattr(top_module, "time", times(pauses, 2))
+    monkeypatch.setattr(top_module, "time", times(pauses, 3))
     done = run("top", shop)
-    assert (done.code, pauses) == (130, [2.0, 2.0])
+    assert (done.code, pauses) == (130, [0.5, 2.0, 2.0])
     assert done.out.count("2 topics, 2 groups") == 2
     assert done.out.count("billing") == 2
 
@@ -115,11 +115,11 @@ def test_top_goes_on_when_a_look_fails(run, shop, monkeypatch):
     real_look = FolderSource.look
 
     def look(source: FolderSource) -> Load:
-        if len(pauses) == 1:
+        if len(pauses) == 2:
             raise Unavailable("it changes faster than it can be read")
         return real_look(source)
 
-    monkeypatch.setattr(top_module, "time", times(pauses, 3))
+    monkeypatch.setattr(top_module, "time", times(pauses, 4))
     monkeypatch.setattr(FolderSource, "look", look)
     first, failed, last = run("top", shop, "--json").lines
     assert failed["error"]["code"] == "unavailable"
@@ -132,9 +132,9 @@ def test_what_goes_backwards_is_no_rate():
         topic = TopicLoad(name="t", messages=1, delayed=0, dead=0, bytes=1, published=published, groups=[])
         return Load(at_s=at_s, topics=[topic])
 
-    assert document("d", load(2, 5), load(1, 10))["topics"][0]["in_per_second"] == 0
-    assert document("d", load(1, 10), load(1, 5))["topics"][0]["in_per_second"] is None
-    assert load_table(load(2, 5), load(1, 2)).row_count == 1
+    assert document("d", load(2, 5), load(1, 10), View())["topics"][0]["in_per_second"] == 0
+    assert document("d", load(1, 10), load(1, 5), View())["topics"][0]["in_per_second"] is None
+    assert len(load_table(load(2, 5), load(1, 2), View())) == 1
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_ages_are_short(seconds, text):
 
 
 def test_top_says_what_is_wrong_with_a_call(run, shop, tmp_path):
-    assert "too often" in run("top", shop, "--interval", "1ms").err
+    assert "too short" in run("top", shop, "--interval", "1ms").err
     assert "clicks, orders" in run("top", shop, "--topic", "nothing").err
     assert run("top", tmp_path / "nowhere").code == 2
 
@@ -154,52 +154,64 @@ def test_top_says_what_is_wrong_with_a_call(run, shop, tmp_path):
 # Completion
 
 
-def completed(run: Run, monkeypatch: pytest.MonkeyPatch, *words: object) -> list[str]:
+def completed(run: Run, monkeypatch: pytest.MonkeyPatch, *words: object, shell: str = "zsh") -> list[str]:
     """What a shell offers for the last word."""
-    line = ["holdfast", *map(str, words)]
-    monkeypatch.setenv("_HOLDFAST_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", " ".join(line))
-    monkeypatch.setenv("COMP_CWORD", str(len(line) - 1))
+    monkeypatch.setenv("_HOLDFAST_COMPLETE", shell)
+    monkeypatch.setenv("_HOLDFAST_LINE", " ".join(["holdfast", *map(str, words)]))
     return run().out.split()
 
 
 def test_commands_and_options_are_completed(run, monkeypatch):
-    assert completed(run, monkeypatch, "to") == ["top", "token", "topic"]
+    assert completed(run, monkeypatch, "to") == ["top", "topic", "token"]
     assert {"create", "ls", "show"} <= set(completed(run, monkeypatch, "topic", ""))
     assert completed(run, monkeypatch, "tail", "jobs", "--fo") == ["--follow"]
-    assert completed(run, monkeypatch, "completion", "show", "z") == ["zsh"]
+    assert completed(run, monkeypatch, "completion", "z") == ["zsh"]
+    assert completed(run, monkeypatch, "ls", "jobs", "d") == ["delayed", "dead", "done"]
+    assert completed(run, monkeypatch, "put", "jobs", "--durability", "f") == ["fsync"]
+    assert completed(run, monkeypatch, "--tr") == ["--trust-folder"]
 
 
 def test_names_of_topics_and_groups_are_completed(run, monkeypatch, shop):
     assert completed(run, monkeypatch, "tail", shop, "--topic", "") == ["clicks", "orders"]
     assert completed(run, monkeypatch, "tail", shop, "--topic", "o") == ["orders"]
     assert completed(run, monkeypatch, "topic", "show", shop, "c") == ["clicks"]
-    assert completed(run, monkeypatch, "list", shop, "--group", "") == ["billing", "statistics"]
+    assert completed(run, monkeypatch, "topic", "show", "--at", shop, "c") == ["clicks"]
+    assert completed(run, monkeypatch, "ls", shop, "--group", "") == ["billing", "statistics"]
+
+
+def test_queues_at_the_default_place_are_completed(run, monkeypatch, shop):
+    monkeypatch.setenv("HOLDFAST_URL", str(shop))
+    assert completed(run, monkeypatch, "ls", "o") == ["orders"]
+    assert completed(run, monkeypatch, "ls", "./o") == []  # a folder: the shell knows those
 
 
 def test_where_there_are_no_names_the_shell_is_left_to_itself(run, monkeypatch, tmp_path):
     assert completed(run, monkeypatch, "tail", tmp_path / "nowhere", "--topic", "") == []
     assert completed(run, monkeypatch, "tail", "") == []
+    assert completed(run, monkeypatch, "nonsense", "") == []
+    assert completed(run, monkeypatch, "put", "jobs", "'an unfinished") == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_for_each_shell_calls_us(run, shell):
-    done = run("completion", "show", shell)
+    done = run("completion", shell)
     assert done.code == 0
-    assert f"_HOLDFAST_COMPLETE=complete_{shell}" in done.out
-    assert run("completion", "show", "cmd").code == 2
+    assert "_HOLDFAST_COMPLETE" in done.out
+    assert "_HOLDFAST_LINE" in done.out
+    assert run("completion", "cmd").code == 2
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_a_real_bash_completes(run, shop):
-    script = run("completion", "show", "bash").out
+@pytest.mark.parametrize(("line", "found"), [("tail {shop} --topic or", "orders"), ("tai", "tail")])
+def test_a_real_bash_completes(run, shop, line, found):
+    script = run("completion", "bash").out
+    typed = f"holdfast {line.format(shop=shop)}"
     calling = f"{sys.executable} -c 'from holdfast.cli.main import main; main()'"
-    typed = (
-        f'holdfast() {{ {calling} "$@"; }}; export -f holdfast\n'
-        f"{script.replace('complete_bash $1', 'complete_bash bash -c holdfast')}\n"
-        f"COMP_WORDS=(holdfast tail {shop} --topic or); COMP_CWORD=4\n"
-        '_holdfast_completion holdfast; echo "${COMPREPLY[@]}"\n'
+    code = (
+        f'holdfast() {{ {calling} "$@"; }}\n{script}\n'
+        f"COMP_LINE='{typed}'; COMP_POINT={len(typed)}\n"
+        '_holdfast_complete holdfast; echo "${COMPREPLY[@]}"\n'
     )
-    done = subprocess.run(["bash", "-c", typed], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.split() == ["orders"]
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == [found]

@@ -207,9 +207,9 @@ def test_progress_is_told():
         keyed.put(("a", f"{n}"))
         keyed.seal()
     keyed.put(("a", "last"))
-    told: list[tuple[int, int]] = []
-    keyed.compact(progress=lambda done, total: told.append((done, total)))
-    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    steps: list[tuple[int, int]] = []
+    keyed.compact(progress=lambda done, total: steps.append((done, total)))
+    assert steps == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
 @pytest.mark.parametrize("wrong", [{"before": -1}, {"tombstone_ms": -1}, {"min_saving_percent": 101}])

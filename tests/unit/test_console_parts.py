@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,8 +13,7 @@ import holdfast
 from holdfast.api.listing import DeadGroup, fingerprint
 from holdfast.delivery.where import compile_where
 from holdfast.server.console import messages, rendering
-from holdfast.server.console.messages import both, where_of
-from holdfast.server.console.overview import EVERY_S, KEPT, QueueRates, points
+from holdfast.server.console.queues import both, where_of
 
 ERRORS = [
     "",
@@ -52,53 +50,6 @@ def test_two_conditions_are_one():
     wanted = compile_where(both("attempts > 1 or key == null", where_of(kind("plain"))), now_ms=0)
     assert wanted(SimpleNamespace(error="plain", reason="REJECTED", attempts=2, key=None))
     assert not wanted(SimpleNamespace(error="other", reason="REJECTED", attempts=2, key=None))
-
-
-def test_rates_are_what_was_counted_between_samples(tmp_path: Path):
-    with holdfast.open_broker(tmp_path) as broker:
-        rates = QueueRates(broker._port.engine)
-        rates.sample(0)
-        broker.create_topic("orders")
-        group = broker.group("orders", "default")
-        for _ in range(10):
-            broker.publish("orders", b"x")
-        rates.sample(5)
-        for _ in range(4):
-            group.receive().ack()
-        rates.sample(10)
-        flow = rates.of("orders", "default")
-        assert (flow.into, flow.out, rates.seconds) == ([2.0, 0.0], [0.0, 0.8], 10)
-        assert rates.of("nothing").into == [0.0, 0.0]
-
-
-def test_a_topic_that_was_opened_again_begins_at_nothing(tmp_path: Path):
-    with holdfast.open_broker(tmp_path) as broker:
-        rates = QueueRates(broker._port.engine)
-        rates._samples.append((0.0, {("orders", ""): (100, 0, 0)}))
-        rates._samples.append((1.0, {("orders", ""): (3, 0, 0)}))
-        assert rates.of("orders").into == [3.0]
-
-
-def test_samples_are_bounded_and_end_with_the_folder(tmp_path: Path):
-    broker = holdfast.open_broker(tmp_path)
-    rates = QueueRates(broker._port.engine)
-    for i in range(3 * KEPT):
-        rates.sample(i)
-    assert len(rates._samples) == KEPT
-    assert len(points(rates.of("orders").into, 1.0).split()) == KEPT - 1
-
-    async def begin() -> int:
-        loop = asyncio.get_running_loop()
-        waiting: list[float] = []
-        loop.call_later = lambda seconds, *call: waiting.append(seconds)  # type: ignore[assignment,method-assign]
-        rates.begin()
-        rates.begin()
-        broker.close()
-        rates._go_on(loop)
-        return len(waiting)
-
-    assert asyncio.run(begin()) == 1
-    assert EVERY_S > 1
 
 
 @pytest.mark.parametrize(

@@ -303,9 +303,10 @@ def test_two_consumers_share_the_partitions_and_nothing_comes_twice():
 
 def test_callbacks_hear_of_what_comes_and_goes():
     streams = Streams(partitions=2)
-    told: list[tuple[str, object]] = []
+    notices: list[tuple[str, object]] = []
     first = streams.consumer(
-        on_assigned=lambda places: told.append(("+", places)), on_revoked=lambda places: told.append(("-", places))
+        on_assigned=lambda places: notices.append(("+", places)),
+        on_revoked=lambda places: notices.append(("-", places)),
     )
     second = streams.consumer()
     settle(first, second)
@@ -313,7 +314,7 @@ def test_callbacks_hear_of_what_comes_and_goes():
     settle(first)
     first.close()
     one, other = ("orders", 0), ("orders", 1)
-    assert told == [("+", [one, other]), ("-", [other]), ("+", [other]), ("-", [one, other])]
+    assert notices == [("+", [one, other]), ("-", [other]), ("+", [other]), ("-", [one, other])]
 
 
 def test_in_on_revoked_a_last_commit_still_counts():

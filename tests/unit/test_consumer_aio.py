@@ -60,22 +60,22 @@ def test_a_task_that_waits_is_woken_by_an_arrival(tmp_path):
 def test_callbacks_may_be_coroutines_and_two_share_what_is_there():
     async def story() -> None:
         streams = Streams(partitions=2)
-        told: list[str] = []
+        notices: list[str] = []
 
         async def revoked(places: object) -> None:
             await asyncio.sleep(0)
-            told.append(f"-{places}")
+            notices.append(f"-{places}")
 
         first = await async_consumer_of(
-            streams.engine, "orders", "analytics", on_revoked=revoked, on_assigned=lambda places: told.append("+")
+            streams.engine, "orders", "analytics", on_revoked=revoked, on_assigned=lambda places: notices.append("+")
         )
         second = await async_consumer_of(streams.engine, "orders", "analytics")
         await settle(first, second)
-        assert told == ["+", "-[('orders', 1)]"]
+        assert notices == ["+", "-[('orders', 1)]"]
         streams.fill(3, partitions=2)
         assert sorted(await settle(first, second)) == ["0-0", "0-1", "0-2", "1-0", "1-1", "1-2"]
         await first.close()
-        assert told[-1] == "-[('orders', 0)]"
+        assert notices[-1] == "-[('orders', 0)]"
 
     run(story())
 

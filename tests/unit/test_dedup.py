@@ -319,54 +319,6 @@ def test_a_real_disk_keeps_ids_in_few_bytes_of_memory(tmp_path):
     index.check()
 
 
-# lost tails
-
-
-def test_references_into_a_lost_tail_are_forgotten_for_good(world):
-    index = opened(world)
-    add_range(index, world, 0, 200)
-    index.save(upto(150))
-    add_range(index, world, 200, 220)
-    index.save(upto(150))
-    add_range(index, world, 220, 240)
-    assert index.drop_from(lambda reference: reference >= 160) == 80
-    for each in (index, opened(world), opened(on(world.disk.cut(random.Random(1)), world.clock))):
-        assert unknown(each, world, 0, 240) == list(range(160, 240))
-        assert each.covered == upto(150)
-        each.check()
-
-
-def test_where_the_log_ends_below_the_covered_place_the_new_one_is_kept(world):
-    index = opened(world)
-    add_range(index, world, 0, 10)
-    index.save(upto(10))
-    assert index.drop_from(lambda reference: reference >= 12, upto(9, epoch=2)) == 0
-    assert opened(world).covered == upto(9, epoch=2)
-    assert unknown(opened(world), world, 0, 10) == []
-
-
-def test_without_lost_references_nothing_is_written(world):
-    index = opened(world)
-    add_range(index, world, 0, 10)
-    index.save(upto(10))
-    before = files(world)
-    assert index.drop_from(lambda reference: reference >= 10) == 0
-    assert files(world) == before
-
-
-def test_an_older_entry_of_an_id_comes_back_when_the_newer_one_is_lost(world):
-    index = opened(world)
-    for number in range(200):
-        index.add(b"%d" % number, 0, now_ms(world))
-    index.add(b"a", 1, now_ms(world))
-    index.save(upto(10))
-    index.add(b"a", 2, now_ms(world) + 1)
-    index.save(upto(10))
-    assert len(files(world)) == 2
-    index.drop_from(lambda reference: reference == 2)
-    assert opened(world).find(b"a", now_ms(world)) == 1
-
-
 # damage
 
 
@@ -386,9 +338,9 @@ def test_no_damaged_byte_makes_a_known_id_new(world, which):
     add_range(index, world, 25, 30)
     index.save(upto(30))
     path = f"{FOLDER}/{files(world)[which]}"
-    for position, spoiled in damaged_everywhere(world, path):
+    for position, damaged in damaged_everywhere(world, path):
         try:
-            again = opened(spoiled)
+            again = opened(damaged)
         except CorruptData as error:
             assert path in str(error)
             continue
@@ -592,31 +544,6 @@ def test_nothing_below_the_covered_place_is_lost_wherever_the_power_is_cut(seed)
     history = History(seed)
     history.run(steps=7)
     assert history.states > 40
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_a_cut_while_forgetting_leaves_all_or_none_of_the_lost_references(seed):
-    world = on(SimulatedDisk())
-    world.disk.make_folder("/queue")
-    index = opened(world)
-    for end in (100, 130, 140):
-        add_range(index, world, len(index), end)
-        index.save(upto(end))
-    rng = random.Random(seed)
-    seen = set()
-
-    def cut(call: str) -> None:
-        for _ in range(5):
-            left = on(world.disk.cut(rng), world.clock)
-            again = opened(left)
-            missing = unknown(again, left, 0, 140)
-            assert missing in ([], list(range(90, 140)))
-            assert again.covered == upto(90 if missing else 140)
-            seen.add(len(missing))
-
-    world.disk.on_call = cut
-    index.drop_from(lambda reference: reference >= 90, upto(90))
-    assert seen == {0, 50}
 
 
 @pytest.mark.parametrize("seed", range(8))

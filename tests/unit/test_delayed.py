@@ -654,7 +654,7 @@ def test_timers_agree_with_a_sorted_list():
         for message_id in range(400):
             distance_ms = rng.choice([0, 10, 999, 5000, 200_000, HOUR_MS * 5, DAY_MS * 9, YEAR_MS])
             entry = (now_ms + rng.randint(-500, distance_ms), message_id)
-            timers.add_one(*entry)
+            timers.add_pairs([entry])
             model.add(entry)
             now_ms += rng.choice([0, 0, 1, 700, 5000, DAY_MS, -600])
             timers.advance(now_ms)
@@ -668,7 +668,7 @@ def test_timers_agree_with_a_sorted_list():
         assert [entry for entry in timers.ordered() if entry[1] not in gone] == sorted(model)
         for message_id, _ in enumerate(timers.dropping_below(200), 400):  # while others come in, and time passes
             entry = (now_ms + rng.choice([0, 999, 5000, HOUR_MS * 5, YEAR_MS]), message_id)
-            timers.add_one(*entry)
+            timers.add_pairs([entry])
             model.add(entry)
             timers.advance(now_ms := now_ms + rng.choice([0, 700, 5000]))
         dropped = gone | set(range(200))
@@ -684,7 +684,7 @@ def test_a_timer_takes_less_than_twenty_four_bytes(span_ms):
     timers = DelayedTimers()
     timers.advance(1_700_000_000_000)
     for message_id in range(20_000):
-        timers.add_one(1_700_000_000_000 + 120_000 + rng.randrange(span_ms), message_id)
+        timers.add_pairs([(1_700_000_000_000 + 120_000 + rng.randrange(span_ms), message_id)])
     used_bytes = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert used_bytes < 24 * 20_000
@@ -740,7 +740,7 @@ def test_files_that_the_manifest_does_not_name_are_removed():
     assert "spill.tmp" not in waiting.disk.names(FOLDER)
 
 
-def spoiled(position_of) -> tuple[Waiting, list[int]]:
+def damaged(position_of) -> tuple[Waiting, list[int]]:
     """A store with a run of many blocks, one byte of which is flipped."""
     waiting = Waiting()
     waiting.put(*range(1000))
@@ -755,7 +755,7 @@ def spoiled(position_of) -> tuple[Waiting, list[int]]:
 
 @pytest.mark.parametrize("back", [1, 20, 60, 100, 150])
 def test_a_spoiled_footer_is_made_anew(back):
-    waiting, dues_ms = spoiled(lambda size: size - back)
+    waiting, dues_ms = damaged(lambda size: size - back)
     assert waiting.listed() == dues_ms
     assert waiting.store.damage == []
     assert waiting.release(5000) == dues_ms
@@ -763,7 +763,7 @@ def test_a_spoiled_footer_is_made_anew(back):
 
 @pytest.mark.parametrize("place", [0.0, 0.02, 0.05, 0.3, 0.5, 0.7, 0.9])
 def test_a_spoiled_block_is_reported_and_the_others_are_released(place):
-    waiting, dues_ms = spoiled(lambda size: int(size * place))
+    waiting, dues_ms = damaged(lambda size: int(size * place))
     released = waiting.release(5000, limit=400) + waiting.release(5000) + waiting.release(5000)
     assert released == sorted(set(released))
     assert 700 < len(released) < 1000

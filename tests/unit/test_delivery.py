@@ -15,10 +15,10 @@ from holdfast.delivery.events import (
     Bury,
     Cancel,
     Cancelled,
+    DeadStored,
     Expired,
     Extend,
     Extended,
-    Interred,
     Leased,
     Lost,
     Nack,
@@ -178,7 +178,7 @@ def test_a_rejected_message_holds_the_floor_until_its_dead_letter_is_safe():
     story.when(Ack([good]))
     assert (story.phases(), story.group.floor) == ("xdr", 0)
     assert offsets_of(story.receive()) == [2]
-    story.happen(Interred((0, 1)))
+    story.happen(DeadStored((0, 1)))
     assert (story.phases(), story.group.floor) == ("ddl", 2)
     assert not story.group.histories
     story.hold()
@@ -313,7 +313,7 @@ def test_a_seek_back_brings_everything_again_but_what_is_held():
     assert story.group.attempts(3) == 0
     assert offsets_of(story.receive(9)) == [0, 3, 4, 5]
     story.when(Ack([leased]))
-    story.happen(Interred((2, 3)))
+    story.happen(DeadStored((2, 3)))
     assert story.phases() == "lddlll"
     story.hold()
 

@@ -14,10 +14,10 @@ from holdfast.delivery.events import (
     Buried,
     BuriedReady,
     Cancelled,
+    DeadStored,
     Event,
     Expired,
     Extended,
-    Interred,
     Leased,
     Lost,
     Nack,
@@ -47,7 +47,7 @@ EVENTS: list[tuple[Event, str]] = [
     (Extended((1, 2), 60, 600), "94059201023ccd0258"),
     (Saved(1, 1, b"x"), "94060101c40178"),
     (Buried(1, "REJECTED", "no", 77, 40), "960701a852454a4543544544a26e6f4d28"),
-    (Interred((1, 2)), "9208920102"),
+    (DeadStored((1, 2)), "9208920102"),
     (Expired((1, 2)), "9209920102"),
     (Cancelled((1, 2)), "920a920102"),
     (Lost((1, 2)), "920b920102"),
@@ -134,7 +134,7 @@ def test_an_event_that_fits_in_part_changes_nothing(event):
 def test_the_fused_forms_agree_with_the_plain_ones():
     fused, plainly = Story(3).group, Story(3).group
     lease = Lease(next_fence(fused.fence), 1, 50, 550, 7, "ann")
-    fused.lease_one(0, lease)
+    fused.lease_one(0, 1, lease)
     plainly.apply(Leased((0, 1), 1, lease.fence, 1, 50, 550, 7, "ann"))
     assert plain(image_of(fused)) == plain(image_of(plainly))
     assert list(fused.deadlines.entries()) == list(plainly.deadlines.entries())
@@ -180,7 +180,7 @@ def test_the_deadlines_of_settled_leases_do_not_gather():
     fused, plainly = Group(), Group()
     for offset in range(20_000):
         lease = Lease(offset + 1, 0, 50, 10**9, 0, "ann")
-        fused.lease_one(offset, lease)
+        fused.lease_one(offset, offset + 1, lease)
         fused.ack_one(offset)
         plainly.apply(Leased((offset, offset + 1), offset + 1, offset + 1, 0, 50, 10**9, 0, "ann"))
         plainly.apply(Acked((offset, offset + 1)))
@@ -225,6 +225,6 @@ def test_check_finds(name):
     story.publish(0, 9, 0)
     assert story.phases() == "rdlwrrr"
     story.hold()
-    spoil, finding = SPOILED[name]
-    spoil(story.group)
+    damage, finding = SPOILED[name]
+    damage(story.group)
     assert any(finding in wrong for wrong in check(story.group)), check(story.group)

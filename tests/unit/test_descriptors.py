@@ -121,6 +121,6 @@ def test_this_process_counts_what_it_has_open(tmp_path):
 
 def test_the_reference_tells_the_numbers_of_the_code():
     few = usual(1_024)
-    told = (Path(__file__).parents[2] / "docs/reference/limits.md").read_text()
-    assert f"The defaults need {needed(CONNECTIONS, FILES):,}; with 1,024 there is room for " in told
-    assert f"{few.connections} connections and {few.open_files} files of logs." in told
+    page = (Path(__file__).parents[2] / "docs/reference/limits.md").read_text()
+    assert f"The defaults need {needed(CONNECTIONS, FILES):,}; with 1,024 there is room for " in page
+    assert f"{few.connections} connections and {few.open_files} files of logs." in page

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.operate.doctor import diagnose
+from holdfast.cli.operate.measure import diagnose
 from holdfast.env import disk as module
 from holdfast.env import real_world
 from holdfast.env.disk import FolderLocked, RealDisk, exposure, shared_group

@@ -222,11 +222,11 @@ def test_every_flipped_byte_is_noticed_by_a_walk_and_costs_its_frame_only():
 @pytest.mark.parametrize("value", [0, 1, 2**15, 2**31 - 1, 2**32 - 1])
 def test_a_spoiled_length_is_a_wrong_checksum_not_a_cut_short_write(field: str, value: int):
     frame = one(b"payload", base_offset=9)
-    spoiled = resealed(frame, **{field: min(value, 0xFFFF) if field == "flags" else value})
-    spoiled = spoiled[:84] + frame[84:]  # the old checksum
-    if spoiled != frame:
+    damaged = resealed(frame, **{field: min(value, 0xFFFF) if field == "flags" else value})
+    damaged = damaged[:84] + frame[84:]  # the old checksum
+    if damaged != frame:
         with pytest.raises(ChecksumMismatch, match="does not match its checksum"):
-            read(spoiled)
+            read(damaged)
 
 
 def test_a_frame_cut_at_any_length_is_an_error():
@@ -404,7 +404,7 @@ def nested(*, at_right_place: bool, log_id: int = LOG_ID, **fields: object) -> t
     return [first, middle, behind], inside_at
 
 
-def spoiled_middle(frames: list[bytes], at: int) -> bytes:
+def damaged_middle(frames: list[bytes], at: int) -> bytes:
     middle = bytearray(frames[1])
     middle[at] ^= 0xFF
     return frames[0] + bytes(middle) + frames[2]
@@ -415,28 +415,28 @@ def test_a_copy_of_a_frame_inside_a_payload_is_never_taken_for_one(at: int):
     frames, inside_at = nested(at_right_place=False)
     assert frames[1][inside_at - len(frames[0]) :].startswith(b"HFR\x01")  # aligned, so that it is looked at
     assert offsets(walked(b"".join(frames))) == [0, 1, 2]
-    found = walked(spoiled_middle(frames, at))
+    found = walked(damaged_middle(frames, at))
     assert offsets(found) == [0, 2]
     assert [(d.position, d.end) for d in damages(found)] == [(len(frames[0]), len(frames[0]) + len(frames[1]))]
 
 
 def test_a_copy_from_an_earlier_segment_at_the_very_same_position_is_refused_by_its_offset():
     frames, inside_at = nested(at_right_place=True, base_offset=0)
-    data = spoiled_middle(frames, 84)
+    data = damaged_middle(frames, 84)
     assert read_header(memoryview(data), inside_at, inside_at).log_id == LOG_ID
     assert offsets(walked(data)) == [0, 2]
 
 
 def test_a_frame_of_another_log_inside_a_payload_is_refused_even_at_its_own_position():
     frames, inside_at = nested(at_right_place=True, log_id=LOG_ID ^ 1)
-    data = spoiled_middle(frames, -1)
+    data = damaged_middle(frames, -1)
     assert read_header(memoryview(data), inside_at, inside_at).log_id != LOG_ID
     assert offsets(walked(data)) == [0, 2]
 
 
 def test_a_newer_header_of_another_log_inside_a_payload_does_not_stop_a_walk():
     frames, _ = nested(at_right_place=True, log_id=LOG_ID ^ 1, magic=b"HFR\x02")
-    assert offsets(walked(spoiled_middle(frames, -1))) == [0, 2]
+    assert offsets(walked(damaged_middle(frames, -1))) == [0, 2]
 
 
 def test_a_payload_full_of_foreign_headers_does_not_make_a_search_slow():

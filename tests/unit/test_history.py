@@ -32,7 +32,7 @@ CHAIN = [
 ]
 
 
-def told(steps: list[TraceStep]) -> list[tuple[str, str, str, int, str]]:
+def facts_of(steps: list[TraceStep]) -> list[tuple[str, str, str, int, str]]:
     return [(step.id, step.step, step.why, step.attempt, step.error) for step in steps]
 
 
@@ -56,8 +56,8 @@ def test_the_whole_chain_is_told_from_any_of_its_messages_and_after_a_restart():
     topic = place.q.name
     chain = [(name.replace("jobs", topic), *rest) for name, *rest in CHAIN]
     for _ in range(2):
-        assert told(place.q.history(f"{topic}-0-0")) == chain
-        assert told(place.q.history(f"{topic}-0-1")) == chain
+        assert facts_of(place.q.history(f"{topic}-0-0")) == chain
+        assert facts_of(place.q.history(f"{topic}-0-1")) == chain
         place.reopen()
     holders = [step.holder for step in place.q.history(f"{topic}-0-0") if step.step == "leased"]
     assert holders == ["worker-1", "worker-1", "worker-2"]

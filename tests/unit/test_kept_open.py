@@ -32,7 +32,7 @@ class Opened:
         kept.touch(self)
         self.held_bytes = self.size
 
-    def let_go(self) -> None:
+    def close_files(self) -> None:
         self.held_bytes = 0
 
 
@@ -90,7 +90,7 @@ def test_a_segment_is_read_where_there_is_no_room_to_map_it(kept: KeptOpen):
         first, second = log._writer.segments[:2]
         assert first.held_bytes
         logged.disk.faults.fail(1, errno.ENOMEM, sticky=True, calls=frozenset({"view"}))
-        second.let_go()
+        second.close_files()
         values = {
             record.offset: record.value
             for record in log.records(second.base_offset, on_damage="raise")
@@ -108,7 +108,7 @@ def test_a_segment_is_read_where_there_is_no_room_to_map_it(kept: KeptOpen):
 def test_memory_that_is_missing_is_told_as_that(kept: KeptOpen, monkeypatch: pytest.MonkeyPatch):
     logged = Logged(SimulatedDisk())
     with logged.fill(close=False) as log:
-        log._writer.segments[0].let_go()
+        log._writer.segments[0].close_files()
         logged.disk.faults.fail(1, errno.ENOMEM, sticky=True, calls=frozenset({"view", "read"}))
         with pytest.raises(Unavailable, match="there is no memory left") as caught:
             next(log.records(0))

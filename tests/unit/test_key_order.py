@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -327,26 +328,28 @@ def test_an_ack_in_one_partition_wakes_whoever_waits_for_another():
     engine.close()
 
 
-def test_two_partitions_never_both_give_the_last_that_a_limit_allows(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("count", [1, 2])
+def test_two_partitions_never_both_give_the_last_that_a_limit_allows(monkeypatch: pytest.MonkeyPatch, count: int):
     engine, group = shared(key_group_separator=":", key_group_concurrency=1)
     append(group, 0, "x:1")
     append(group, 1, "x:2")
     first, second = group.deliveries[0], group.deliveries[1]
-    load, others = first.load, []
+    load, record, others = first.load, first.supply.record, []
 
     def meanwhile() -> None:
         others.extend(second.receive(1, lease_ms=1_000, holder="bob"))
 
     thread = threading.Thread(target=meanwhile)
 
-    def load_slowly(*what: Any) -> Any:
+    def slowly(read: Callable[..., Any], *what: Any) -> Any:
         """Between the choice and the lease the other partition is asked, and has to wait."""
         thread.start()
         thread.join(0.1)
-        return load(*what)
+        return read(*what)
 
-    monkeypatch.setattr(first, "load", load_slowly)
-    taken = first.receive(1, lease_ms=1_000, holder="ann")
+    monkeypatch.setattr(first, "load", partial(slowly, load))  # the general path
+    monkeypatch.setattr(first.supply, "record", partial(slowly, record))  # that of one message
+    taken = first.receive(count, lease_ms=1_000, holder="ann")
     thread.join()
     assert (len(taken), others) == (1, [])
     engine.close()

@@ -7,7 +7,20 @@ from typing import Any
 
 import pytest
 
-from holdfast.delivery.events import Ack, Bury, Cancel, Interred, Lost, Nack, Receipt, Receive, Reject, Seek, Tick, run
+from holdfast.delivery.events import (
+    Ack,
+    Bury,
+    Cancel,
+    DeadStored,
+    Lost,
+    Nack,
+    Receipt,
+    Receive,
+    Reject,
+    Seek,
+    Tick,
+    run,
+)
 from holdfast.delivery.keys import KeyGate, KeyLimits, KeyPolicy, KeyRates
 from holdfast.settings import QueueSettings, TopicSettings
 from tests.unit.stories import BOOT, PLAIN, Story
@@ -103,7 +116,7 @@ def test_a_dead_message_lets_the_next_of_its_key_go():
     gated.receive()
     gated.when(Reject(gated.receipt(0)))
     assert gated.receive() == [1]
-    gated.happen(Interred(run(0)))
+    gated.happen(DeadStored(run(0)))
     assert gated.choose() == []
 
 

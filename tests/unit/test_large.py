@@ -77,9 +77,9 @@ def test_a_large_value_is_read_in_many_ways():
 def test_nobody_reads_a_spoiled_value_to_its_end(read):
     content = b"head" + VALUE
     for at in (0, 4, len(content) // 2, len(content) - 1):
-        spoiled = bytearray(content)
-        spoiled[at] ^= 1
-        value = LargeValue(memoryview(spoiled), 4, len(content), crc32c(content))
+        damaged = bytearray(content)
+        damaged[at] ^= 1
+        value = LargeValue(memoryview(damaged), 4, len(content), crc32c(content))
         seen = bytearray()
         with pytest.raises(ChecksumMismatch, match="does not match its checksum"):
             if read == "bytes":

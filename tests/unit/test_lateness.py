@@ -206,12 +206,12 @@ def test_a_tick_ends_though_there_is_always_more_that_is_due():
 class Store:
     """A store of delayed messages on a simulated disk, with small frames."""
 
-    def __init__(self) -> None:
+    def __init__(self, delays: DelaySettings | None = None) -> None:
         self.clock = ManualClock()
         self.now_ms = self.clock.now_ns() // 1_000_000
         world = World(clock=self.clock, disk=SimulatedDisk(), ids=SeededIds(1))
         settings = LogSettings(min_free_bytes=0, frame_bytes=4_096, durability="os")
-        self.store = DelayStore.open(world, "/delayed", settings, DelaySettings())
+        self.store = DelayStore.open(world, "/delayed", settings, delays)
         self.called = 0
         self.store.on_attention = self._call
 
@@ -276,6 +276,38 @@ def test_memory_for_messages_that_are_due_soon_is_bounded(monkeypatch: pytest.Mo
         assert intake._near_bytes <= 11_000
     assert place.release(1_000) == list(range(982, 1_001))
     assert (intake._near, intake._near_bytes) == ({}, 0)
+
+
+def test_messages_that_do_not_all_fit_in_memory_are_not_unpacked_one_by_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("holdfast.broker.delayed.intake._NEAR_BYTES", 200_000)  # for a sixth of them
+    place = Store()
+    dues_ms = list(range(1, 3_001))
+    random.Random(1).shuffle(dues_ms)
+    place.put(*dues_ms)
+    unpacked, records = 0, Frame.records
+
+    def counted(frame: Frame) -> Any:
+        nonlocal unpacked
+        unpacked += 1
+        return records(frame)
+
+    monkeypatch.setattr(Frame, "records", counted)
+    released = [due for at_ms in range(0, 3_001, 10) for due in place.release(at_ms)]
+    assert released == sorted(dues_ms)
+    frames = sum(1 for _ in place.store.intake.read(0))
+    assert unpacked < 20 * frames < len(dues_ms)
+    assert place.store._state.intake._near_bytes == 0
+
+
+def test_what_comes_due_within_seconds_is_not_spilled_however_much_comes_in():
+    """Writing it to runs would take the time that its release needs, and save nothing."""
+    place = Store(DelaySettings(spill_messages=10))
+    place.put(*range(1, 1_001))
+    place.store.tick(place.now_ms)
+    assert place.store._state.runs == []
+    place.put(HOUR_S * 1_000)
+    place.store.tick(place.now_ms)
+    assert sum(run.messages for run in place.store._state.runs) == 1_001  # the one would keep the intake long
 
 
 def test_only_a_message_that_is_due_sooner_than_all_others_calls_for_attention():

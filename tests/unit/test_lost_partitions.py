@@ -173,10 +173,13 @@ def test_dead_letters_of_a_lost_partition_are_kept_and_wait_for_it(data):
         with pytest.raises(CorruptData, match=LOST):
             letters.redrive(ids=[lost.id])
         assert len(letters.list()) == 3
+        with pytest.raises(CorruptData, match=f"left where they are: 1, .*redriven: 2.*{LOST}"):
+            letters.redrive()
+        assert [letter.id for letter in letters.list()] == [lost.id]
     shutil.move(kept, data / "topics/orders/1/log")
     with holdfast.open_broker(data) as broker:
         letters = broker.group("orders", "billing").dead
-        assert letters.redrive().done == 3
+        assert letters.redrive().done == 1
 
 
 def test_messages_with_dedup_ids_are_refused_while_the_first_one_may_be_lost(data):

@@ -38,11 +38,11 @@ class Recorder:
     """An observer that keeps what it is told; it raises if `error` is set."""
 
     def __init__(self, error: BaseException | None = None) -> None:
-        self.told: list[tuple[str, float]] = []
+        self.recorded: list[tuple[str, float]] = []
         self.error = error
 
     def count(self, name: str, n: int) -> None:
-        self.told.append((name, n))
+        self.recorded.append((name, n))
         if self.error is not None:
             raise self.error
 
@@ -197,7 +197,7 @@ def test_an_observer_is_told_of_every_change():
     metrics.published.add(3)
     metrics.wait_seconds.observe_ns(1_500_000_000)
     metrics.lateness_seconds.observe_ns(-1)
-    assert recorder.told == [("published", 3), ("wait_seconds", 1.5), ("lateness_seconds", 0)]
+    assert recorder.recorded == [("published", 3), ("wait_seconds", 1.5), ("lateness_seconds", 0)]
 
 
 def test_an_observer_can_be_changed_and_taken_away():
@@ -207,8 +207,8 @@ def test_an_observer_can_be_changed_and_taken_away():
     metrics.acked.add()
     metrics.set_observer(None)
     metrics.acked.add()
-    assert first.told == []
-    assert second.told == [("acked", 1)]
+    assert first.recorded == []
+    assert second.recorded == [("acked", 1)]
     assert metrics.acked.value == 2
 
 
@@ -228,7 +228,7 @@ def test_an_observer_that_raises_is_logged_once_and_dropped(
         for _ in range(3):
             change(metrics)
             metrics.delivered.add()
-    assert len(recorder.told) == 1
+    assert len(recorder.recorded) == 1
     [record] = caplog.records
     assert (record.levelname, record.getMessage()) == ("WARNING", "observer dropped after an error")
     assert (record.observer, record.error) == ("Recorder", "no luck")  # type: ignore[attr-defined]
@@ -265,7 +265,7 @@ def test_an_old_observer_that_fails_late_does_not_take_the_new_one_along():
     metrics = Metrics(Leaving())
     metrics.published.add()
     metrics.published.add(5)
-    assert kept.told == [("published", 5)]
+    assert kept.recorded == [("published", 5)]
 
 
 def test_an_interrupt_in_an_observer_is_not_held_back():

@@ -33,7 +33,7 @@ class Book:
         self.offsets = self.open(self.disk)
         return self.offsets
 
-    def spoil(self, name: str) -> None:
+    def damage(self, name: str) -> None:
         file = self.disk.open(f"{FOLDER}/{name}", write=True)
         file.write(file.size() - 1, [b"\x00" if file.read(file.size() - 1, 1) != b"\x00" else b"\x01"])
         file.close()
@@ -104,7 +104,7 @@ def test_a_damaged_snapshot_falls_back_to_the_one_before():
     assert book.offsets.log.start > 0
     book.offsets.commit([entry(0, 9)])
     book.offsets.close()
-    book.spoil(SNAPSHOT)
+    book.damage(SNAPSHOT)
     assert known(book.open(book.disk)) == {0: 9, 1: 1, 2: 1, 3: 1}
 
 
@@ -114,7 +114,7 @@ def test_a_damaged_snapshot_never_takes_the_place_of_a_whole_one():
         book.offsets.commit([entry(0, offset)])
         book.offsets.snapshot()
     book.offsets.close()
-    book.spoil(SNAPSHOT)
+    book.damage(SNAPSHOT)
     whole = book.disk.contents(f"{FOLDER}/{BEFORE}")
     book.offsets = book.open(book.disk)
     book.offsets.snapshot()
@@ -145,8 +145,8 @@ def test_without_any_whole_snapshot_it_says_so_instead_of_beginning_anew():
         book.offsets.snapshot()
     assert book.offsets.log.start > 0
     book.offsets.close()
-    book.spoil(SNAPSHOT)
-    book.spoil(BEFORE)
+    book.damage(SNAPSHOT)
+    book.damage(BEFORE)
     with pytest.raises(CorruptData, match="no snapshot reaches there"):
         book.open(book.disk)
 

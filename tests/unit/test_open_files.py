@@ -137,7 +137,7 @@ def test_a_segment_may_be_let_go_for_others_while_its_index_is_asked(tmp_path):
         """One whose segment another thread lets go of as soon as it is looked at."""
 
         def __getattribute__(self, name: str) -> Any:
-            segment.let_go()
+            segment.close_files()
             return super().__getattribute__(name)
 
     with Log.open(tmp_path / "a", LogSettings(min_free_bytes=0), world()) as log:
@@ -197,17 +197,17 @@ def test_a_log_that_was_used_is_passed_over_once(tmp_path):
 
 def test_whoever_can_wait_is_told_again_after_it_had_files_closed(tmp_path):
     both = world(most=2 * DESCRIPTORS)
-    files, told = both.open_files, []
-    files.on_too_many = lambda: told.append(files.count)
+    files, notices = both.open_files, []
+    files.on_too_many = lambda: notices.append(files.count)
     logs = []
     for number in range(6):
         logs.append(Log.open(tmp_path / str(number), LogSettings(min_free_bytes=0, durability="os"), both))
         logs[-1].append([b"unsynced"])
         if files.too_many:
-            assert len(told) == number - 1
+            assert len(notices) == number - 1
             while files.tick() is not None:
                 pass
-    assert len(told) == 4
+    assert len(notices) == 4
     assert files.count <= 2 * DESCRIPTORS
     for log in logs:
         log.close()

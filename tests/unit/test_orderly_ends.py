@@ -17,8 +17,8 @@ def torn_first_frame(logged: Logged) -> str:
 
 
 @pytest.mark.parametrize("batches", [0, 40])
-@pytest.mark.parametrize("spoiled_bytes", [0, 3])
-def test_a_segment_whose_only_frame_was_torn_and_cut_ends_in_order(batches: int, spoiled_bytes: int):
+@pytest.mark.parametrize("damaged_bytes", [0, 3])
+def test_a_segment_whose_only_frame_was_torn_and_cut_ends_in_order(batches: int, damaged_bytes: int):
     logged = Logged()
     log = logged.fill(batches, close=False)
     count = len(logged.segments())
@@ -27,8 +27,8 @@ def test_a_segment_whose_only_frame_was_torn_and_cut_ends_in_order(batches: int,
         log.append([b"x" * 100], durability="os")
     logged.restart()
     name = torn_first_frame(logged)
-    if spoiled_bytes:
-        logged.write(name, 0, b"\xff" * spoiled_bytes)
+    if damaged_bytes:
+        logged.write(name, 0, b"\xff" * damaged_bytes)
     log = logged.open()
     assert (log.end, log.report.clean) == (end, False)
     log.close()

@@ -20,8 +20,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import holdfast.otel
 from holdfast.broker.tracing.log import TraceStep
+from holdfast.otel import SpanMaker
 from holdfast.server.server import start_export
-from holdfast.telemetry.export import SpanMaker
 from tests.unit import queues
 from tests.unit.brokers import Place
 
@@ -198,16 +198,16 @@ class Stuck(SpanExporter):
     """A collector that answers when it is let go."""
 
     def __init__(self) -> None:
-        self.let_go = threading.Event()
+        self.go_on = threading.Event()
         self.asked = threading.Event()
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.asked.set()
-        self.let_go.wait(30)
+        self.go_on.wait(30)
         return SpanExportResult.FAILURE
 
     def shutdown(self) -> None:
-        self.let_go.set()
+        self.go_on.set()
 
 
 def test_nobody_waits_for_a_collector_that_hangs_and_what_is_dropped_is_counted(place: Place):

@@ -229,8 +229,8 @@ def test_without_the_key_receipts_are_refused_and_messages_come_back_when_the_le
     alone.disk.remove(KEY_FILE)
     if damage != "lost":
         file = alone.disk.open(KEY_FILE, write=True, create=True)
-        spoiled = {"short": content[:-1], "spoiled": content[:20] + b"\0" + content[21:], "empty": b""}
-        file.write(0, [spoiled[damage]])
+        damaged = {"short": content[:-1], "spoiled": content[:20] + b"\0" + content[21:], "empty": b""}
+        file.write(0, [damaged[damage]])
         file.close()
     with caplog.at_level(logging.ERROR):
         alone.broker = alone.open()

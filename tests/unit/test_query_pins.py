@@ -89,10 +89,10 @@ def test_compaction_leaves_alone_what_somebody_outside_needs():
 
 
 def test_a_compaction_does_not_begin_with_what_somebody_outside_needs():
-    keyed, told = sealed(), []
+    keyed, steps = sealed(), []
     keyed.log.needed_outside = lambda: 3
-    keyed.compact(progress=lambda done, total: told.append((done, total)))
-    assert told == [(0, 1), (1, 1)]
+    keyed.compact(progress=lambda done, total: steps.append((done, total)))
+    assert steps == [(0, 1), (1, 1)]
 
 
 def test_whoever_comes_during_a_compaction_keeps_what_is_not_compacted_yet():

@@ -226,7 +226,7 @@ def test_looking_cancelling_and_seeking():
         with pytest.raises(InvalidRequest):
             await q.seek()
         with pytest.raises(InvalidRequest):
-            [m async for m in q.messages("done")]
+            [m async for m in q.messages("gone")]
         await q.sync()
         assert (await q.compact()).segments >= 1
 

@@ -12,7 +12,7 @@ import holdfast
 from holdfast import DiskFull, InvalidRequest, NewMessage
 from holdfast.broker import dead_letters
 from holdfast.local.listing import find_message
-from holdfast.local.sync.opening import queue_here
+from holdfast.local.sync.broker import queue_here
 from tests.unit.queues import Place, bodies
 
 LIMIT = 1_000
@@ -22,7 +22,7 @@ def at(place: Place) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=place.clock.now_ns() // 1_000)
 
 
-def buried(place: Place, *messages: bytes | NewMessage, reason: str = "why") -> None:
+def reject_each(place: Place, *messages: bytes | NewMessage, reason: str = "why") -> None:
     place.q.put_many(list(messages))
     for m in place.q.get_many(100, timeout=0):
         m.reject(reason)
@@ -69,7 +69,7 @@ def test_a_letter_keeps_the_correlation_id_that_the_message_had_without_one():
 
 def test_a_rejected_message_says_why():
     place = Place()
-    buried(place, b"x", reason="no such customer")
+    reject_each(place, b"x", reason="no such customer")
     (letter,) = place.q.dead.list()
     assert (letter.reason, letter.error, letter.attempts) == ("REJECTED", "no such customer", 1)
 
@@ -135,7 +135,7 @@ def test_many_expired_messages_become_dead_letters_in_order():
 def test_letters_are_listed_by_condition_and_limit():
     place = Place()
     for key, reason in (("a", "timeout 1"), ("b", "refused"), ("a", "timeout 2")):
-        buried(place, NewMessage(body=b'{"n": 1}', key=key), reason=reason)
+        reject_each(place, NewMessage(body=b'{"n": 1}', key=key), reason=reason)
     assert len(place.q.dead.list()) == 3
     assert [letter.error for letter in place.q.dead.list(where='key == "a"')] == ["timeout 1", "timeout 2"]
     assert [letter.key for letter in place.q.dead.list(where=lambda letter: letter.error == "refused")] == ["b"]
@@ -149,7 +149,7 @@ def test_letters_are_listed_by_condition_and_limit():
 def test_letters_are_grouped_by_reason_and_kind_of_error():
     place = Place()
     for reason in ("no user 17", "no user 4711", "no address 0x7f001", "no user 'ann'"):
-        buried(place, b"x", reason=reason)
+        reject_each(place, b"x", reason=reason)
         place.clock.advance(seconds=1)
     groups = place.q.dead.groups()
     assert [(group.reason, group.error, group.count) for group in groups] == [
@@ -163,7 +163,7 @@ def test_letters_are_grouped_by_reason_and_kind_of_error():
 
 def test_one_letter_is_shown_by_its_id():
     place = Place()
-    buried(place, b"a", b"b")
+    reject_each(place, b"a", b"b")
     second = place.q.dead.list()[1]
     assert place.q.dead.show(second.id).body == b"b"
     place.q.dead.purge(second.id)
@@ -215,7 +215,7 @@ def test_a_redrive_keeps_the_order_of_publishing():
 
 def test_a_dry_run_changes_nothing():
     place = Place()
-    buried(place, b"a", b"b", b"c")
+    reject_each(place, b"a", b"b", b"c")
     with place.unchanged():
         redrive = place.q.dead.redrive(limit=2, dry_run=True)
         purge = place.q.dead.purge(where='body == "c"', dry_run=True)
@@ -225,7 +225,7 @@ def test_a_dry_run_changes_nothing():
 
 def test_only_what_is_chosen_is_put_back():
     place = Place()
-    buried(place, b"a", b"b", b"c", b"d")
+    reject_each(place, b"a", b"b", b"c", b"d")
     assert place.q.dead.redrive(where='body == "b"').done == 1
     first = place.q.dead.list()[0].id
     assert place.q.dead.redrive(first).done == 1
@@ -236,7 +236,7 @@ def test_only_what_is_chosen_is_put_back():
 
 def test_what_was_put_back_is_not_put_back_twice():
     place = Place()
-    buried(place, b"a")
+    reject_each(place, b"a")
     letter = place.q.dead.list()[0].id
     place.q.dead.redrive()
     with pytest.raises(InvalidRequest, match="redriven or purged"):
@@ -248,7 +248,7 @@ def test_what_was_put_back_is_not_put_back_twice():
 
 def test_a_redrive_is_paced():
     place = Place()
-    buried(place, *[b"%d" % n for n in range(100)])
+    reject_each(place, *[b"%d" % n for n in range(100)])
     before_ns = place.clock.monotonic_ns()
     assert place.q.dead.redrive(rate=50).done == 100
     took_s = (place.clock.monotonic_ns() - before_ns) / 1e9
@@ -257,7 +257,7 @@ def test_a_redrive_is_paced():
 
 def test_a_redrive_cut_short_at_any_call_neither_loses_nor_doubles():
     place = Place()
-    buried(place, b"a", b"b")
+    reject_each(place, b"a", b"b")
     stages = []
     place.disk.on_call = lambda call: stages.append(place.disk.kill())
     place.q.dead.redrive()
@@ -274,7 +274,7 @@ def test_a_redrive_cut_short_at_any_call_neither_loses_nor_doubles():
 def test_a_redrive_into_another_queue_cut_short_at_any_call_is_whole_after_the_next_one():
     place = Place()
     place.q._port.engine.create_topic("repairs")
-    buried(place, b"a", b"b")
+    reject_each(place, b"a", b"b")
     stages = []
     place.disk.on_call = lambda call: stages.append(place.disk.kill())
     assert place.q.dead.redrive(to="repairs").done == 2
@@ -308,7 +308,7 @@ def test_letters_at_the_places_of_a_topic_that_was_deleted_are_no_duplicates_of_
 
 def test_purged_letters_are_gone():
     place = Place()
-    buried(place, b"a", b"b", b"c")
+    reject_each(place, b"a", b"b", b"c")
     answer = place.q.dead.purge(where='body != "b"')
     assert (answer.matched, answer.done) == (2, 2)
     for q in (place.q, place.kill()):
@@ -320,7 +320,7 @@ def test_purged_letters_are_gone():
 def test_letters_are_dropped_when_their_own_time_is_over():
     place = Place(dead_retention_ms=60_000, retention_check_ms=1_000, segment_bytes=4_096, frame_bytes=1_024)
     for n in range(30):
-        buried(place, b"%d" % n + bytes(500))
+        reject_each(place, b"%d" % n + bytes(500))
     place.after(seconds=61)
     place.tick()  # what was trimmed away is noticed at the next look
     assert place.q.stats().dead < 30
@@ -425,7 +425,7 @@ def test_a_reject_that_finds_no_room_for_the_letter_has_happened_and_says_nothin
 
 def test_a_queue_with_a_letter_on_its_way_opens_though_there_is_no_room_for_it():
     place, no_room = Place(), {"min_free_bytes": 1 << 60}
-    buried(place, b"earlier")  # so that there is a topic of dead letters
+    reject_each(place, b"earlier")  # so that there is a topic of dead letters
     place.q.put_many([b"bad", b"good"])
     q = place.reopen(**no_room)
     q.get(timeout=0).reject("broken")

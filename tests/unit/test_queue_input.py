@@ -391,7 +391,7 @@ def test_an_id_that_was_never_given_is_refused(place):
 # Looking and seeking
 
 
-@pytest.mark.parametrize("phase", ["done", "", None, 5, "READY"], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("phase", ["gone", "", None, 5, "READY"], ids=lambda value: type(value).__name__)
 def test_an_unknown_phase_is_refused_at_once(place, phase):
     refused(place, lambda: place.q.messages(phase), "phase")
 
@@ -766,7 +766,7 @@ def test_a_message_of_a_closed_queue_says_so(place):
     taken = place.q.get_many(2)
     taken[0].state.save(1)
     place.q.close()
-    _closed_is_told(place.q, *taken)
+    _assert_closed(place.q, *taken)
     assert taken[0].body == b"x"
     assert taken[0].lost
     taken.clear()
@@ -775,7 +775,7 @@ def test_a_message_of_a_closed_queue_says_so(place):
     assert place.q.stats().ready == 2
 
 
-def _closed_is_told(q: Any, m: Any, other: Any) -> None:
+def _assert_closed(q: Any, m: Any, other: Any) -> None:
     for call in (
         m.ack, m.nack, m.defer, m.reject, m.extend, lambda: m.ack(durability="fsync"), lambda: m.state.save(2),
         lambda: q.ack_many([m, other]), lambda: q.nack_many([m]),

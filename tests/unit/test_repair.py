@@ -98,7 +98,7 @@ def test_a_damaged_stretch_becomes_a_gap_and_every_other_frame_stays_where_it_wa
     damaged = frames[3]
     original = logged.disk.contents(logged.path(FIRST))
     logged.flip(FIRST, damaged.position + 30)
-    spoiled = logged.disk.contents(logged.path(FIRST))
+    damaged_log = logged.disk.contents(logged.path(FIRST))
     assert lost_by_the_repair(logged) == set(range(damaged.base_offset, damaged.next_offset))
     mended = logged.disk.contents(logged.path(FIRST))
     assert mended[: damaged.position] == original[: damaged.position]
@@ -108,7 +108,7 @@ def test_a_damaged_stretch_becomes_a_gap_and_every_other_frame_stays_where_it_wa
     assert (gap.kind, gap.position, gap.end) == (Kind.GAP, damaged.position, damaged.end)
     assert (gap.base_offset, gap.next_offset) == (damaged.base_offset, damaged.next_offset)
     (kept,) = [k for k in logged.check().quarantine if k.segment == FIRST]
-    assert logged.disk.contents(logged.path(kept.file)) == spoiled[damaged.position : damaged.end]
+    assert logged.disk.contents(logged.path(kept.file)) == damaged_log[damaged.position : damaged.end]
 
 
 def test_the_backup_holds_the_originals_and_says_so(logged):
@@ -301,11 +301,11 @@ def test_offsets_that_jump_between_two_frames_leave_no_room_for_a_gap(logged):
 
 def test_the_old_index_is_gone_before_the_mended_segment_takes_its_place(logged):
     logged.flip(FIRST, 10)
-    spoiled_content = logged.disk.contents(logged.path(FIRST))
+    damaged_content = logged.disk.contents(logged.path(FIRST))
     seen = []
 
     def look(_: str) -> None:
-        if not seen and logged.disk.contents(logged.path(FIRST)) != spoiled_content:
+        if not seen and logged.disk.contents(logged.path(FIRST)) != damaged_content:
             seen.append(logged.disk.exists(logged.path(f"{0:020d}.idx")))
 
     logged.disk.on_call = look
@@ -336,7 +336,7 @@ class PowerCut(BaseException):
     """The lights go out."""
 
 
-def spoiled(seed: int) -> Logged:
+def damaged_log(seed: int) -> Logged:
     """A log with damage of every kind: in a sealed segment, a missing one, in the active one, in the small files."""
     logged = Logged()
     logged.fill(20, close=False)
@@ -363,7 +363,7 @@ def spoiled(seed: int) -> Logged:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.slow
 def test_a_power_cut_at_any_step_of_a_repair_costs_nothing_and_the_next_repair_ends_it(seed, scale):
-    baseline = spoiled(seed)
+    baseline = damaged_log(seed)
     report = baseline.check()
     good = set(baseline.values) - {
         offset for f in report.findings if f.severity == "damage" and f.messages for offset in _range(f)
@@ -371,7 +371,7 @@ def test_a_power_cut_at_any_step_of_a_repair_costs_nothing_and_the_next_repair_e
     steps, rng = 0, random.Random(seed)
     while True:
         steps += scale(2, 1)
-        logged = spoiled(seed)
+        logged = damaged_log(seed)
         originals = {name: content for name, content in logged.contents().items() if name.endswith(".log")}
         if not cut_at(logged, steps, rng):
             break
@@ -439,7 +439,7 @@ def test_a_disk_that_fails_at_any_call_of_a_repair_is_reported_and_the_next_repa
     nth = 0
     while True:
         nth += scale(5, 1)
-        logged = spoiled(0)
+        logged = damaged_log(0)
         good = set(logged.values) - {
             offset for f in logged.check().findings if f.severity == "damage" and f.messages for offset in _range(f)
         }
@@ -475,7 +475,7 @@ def random_log(rng: random.Random) -> Logged:
     return logged
 
 
-def spoil_somewhere(logged: Logged, rng: random.Random) -> None:
+def damage_somewhere(logged: Logged, rng: random.Random) -> None:
     names = [name for name in logged.disk.names(FOLDER) if name != "lock"]
     if not names:
         return
@@ -501,7 +501,7 @@ def test_whatever_is_spoiled_a_repair_makes_the_log_whole(scale):
         logged = random_log(rng)
         assert logged.check().ok, seed
         for _ in range(rng.randint(1, 4)):
-            spoil_somewhere(logged, rng)
+            damage_somewhere(logged, rng)
         if logged.segments():
             lost_by_the_repair(logged)
 

@@ -17,6 +17,7 @@ import holdfast
 import holdfast.otel
 from holdfast.broker.metrics import Metrics
 from holdfast.broker.streams.queries import QueryLease
+from holdfast.broker.workers import WorkerReport
 from holdfast.env import SeededIds, World
 from holdfast.errors import LeaseLost, NotInstalled
 from holdfast.server.metrics import (
@@ -100,14 +101,14 @@ def let_a_lease_end(stage: Stage) -> None:
     assert not held.settled
 
 
-def bury(stage: Stage) -> None:
+def reject_one(stage: Stage) -> None:
     stage.put()
     stage.take().reject("no oven")
     stage.after()
 
 
 def redrive(stage: Stage) -> None:
-    bury(stage)
+    reject_one(stage)
     stage.group.dead.redrive()
 
 
@@ -228,6 +229,10 @@ async def pieces() -> AsyncIterator[bytes]:
     yield b"four"
 
 
+def report_a_worker(stage: Stage) -> None:
+    stage.engine.workers.report("", "orders", "billing", WorkerReport(id="w1", name="mailer"))
+
+
 def shrink(stage: Stage) -> None:
     stage.disk._capacity_bytes = 5_000_000
 
@@ -255,10 +260,10 @@ MOVES: Final[dict[str, tuple[Callable[[Stage], object], dict[str, str], float | 
     "acked": (lambda stage: (stage.put(), stage.take().ack()), GROUP, 1),
     "nacked": (lambda stage: (stage.put(), stage.take().nack()), GROUP, 1),
     "deferred": (lambda stage: (stage.put(), stage.take().defer()), GROUP, 1),
-    "rejected": (bury, GROUP, 1),
+    "rejected": (reject_one, GROUP, 1),
     "expired_leases": (let_a_lease_end, GROUP, 1),
     "returned": (lambda stage: (stage.put(), stage.take().defer()), GROUP, 1),
-    "buried": (bury, GROUP, 1),
+    "buried": (reject_one, GROUP, 1),
     "redriven": (redrive, GROUP, 1),
     "expired": (expire, GROUP, 1),
     "cancelled": (cancel, GROUP, 1),
@@ -270,7 +275,7 @@ MOVES: Final[dict[str, tuple[Callable[[Stage], object], dict[str, str], float | 
     "log_bytes": (Stage.put, TOPIC, None),
     "log_segments": (Stage.put, TOPIC, 1),
     "log_damaged_messages": (damage, TOPIC, 1),
-    "dead_messages": (bury, TOPIC, 1),
+    "dead_messages": (reject_one, TOPIC, 1),
     "queries": (read_by_a_query, TOPIC, 1),
     "query_lag_messages": (read_by_a_query, TOPIC, 1),
     "query_lag_seconds": (read_by_a_query, TOPIC, 5),
@@ -278,9 +283,11 @@ MOVES: Final[dict[str, tuple[Callable[[Stage], object], dict[str, str], float | 
     "leased_messages": (hold, GROUP, 1),
     "delayed_messages": (lambda stage: stage.put(delay=60), GROUP, 1),
     "waiters": (wait_in_line, GROUP, 1),
+    "group_paused": (lambda stage: stage.group.pause(), GROUP, 1),
     "lag_messages": (hold, {**GROUP, "mode": "queue"}, 1),
     "lag_seconds": (age, {**GROUP, "mode": "queue"}, 5),
     "group_members": (join, {"group": "statistics"}, 1),
+    "workers": (report_a_worker, {"state": "running"}, 1),
     "topics": (lambda stage: stage.broker.create_topic("more"), {}, 2),
     "open_topics": (lambda stage: (stage.broker.create_topic("more"), stage.broker.publish("more", b"x")), {}, 2),
     "open_partitions": (lambda stage: stage.broker.add_partitions("orders", 2), {}, 3),
@@ -361,7 +368,7 @@ def test_the_numbers_are_those_of_the_stats(stage: Stage):
     held = stage.take()
     stage.take().defer(delay=60)
     stage.put(delay=60)
-    bury(stage)
+    reject_one(stage)
     stats = stage.group.stats()
     assert (stats.ready, stats.leased, stats.delayed, stats.dead) == (5, 1, 2, 1)
     for name in ("ready", "leased", "delayed"):

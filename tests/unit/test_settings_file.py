@@ -185,10 +185,10 @@ def test_what_is_said_of_a_topic_goes_before_what_its_folder_keeps_and_that_befo
     assert (orders.lease_ms, orders.max_attempts, orders.backoff_ms, orders.partitions) == (60_000, 9, 2_000, 3)
     other = effective.topic("other")
     assert (other.lease_ms, other.max_attempts, other.partitions) == (10_000, 7, 1)
-    told = {
+    problem = {
         each.name: (each.value, str(each.origin)) for each in effective.topic_settings("orders", {"ttl_ms": 9}, "x")
     }
-    assert told == {
+    assert problem == {
         "lease_ms": (60_000, "holdfast.toml, line 5"),
         "partitions": (3, "holdfast.toml, line 6"),
         "ttl_ms": (9, "x"),
@@ -400,11 +400,11 @@ def test_a_value_that_cannot_be_used_is_refused_with_what_can(section: str, line
     if words is None:
         load(f"[{section}]\n{line}")  # as large as you like, where there is no limit
         return
-    (told,) = problems(f"[{section}]\n{line}")
+    (problem,) = problems(f"[{section}]\n{line}")
     name = line.partition(" ")[0]
-    assert told.startswith(f"holdfast.toml, line 2: [{section}] {name}: ")
-    assert words in told
-    assert len(told) < 400
+    assert problem.startswith(f"holdfast.toml, line 2: [{section}] {name}: ")
+    assert words in problem
+    assert len(problem) < 400
 
 
 def test_settings_that_do_not_fit_each_other_are_refused_with_where_both_come_from():
@@ -416,8 +416,8 @@ def test_settings_that_do_not_fit_each_other_are_refused_with_where_both_come_fr
         ),
         "HOLDFAST_STORAGE_CODEC_LEVEL: codec_level=20 is outside 0 to 9, the levels of gzip",
     ]
-    (told,) = problems("[topics.a]\ncodec = 'gzip'\ncodec_level = 15\n[topics.b]\ncodec = 'zstd'\ncodec_level = 15")
-    assert told == "holdfast.toml, line 3: codec_level=15 is outside 0 to 9, the levels of gzip"
+    (problem,) = problems("[topics.a]\ncodec = 'gzip'\ncodec_level = 15\n[topics.b]\ncodec = 'zstd'\ncodec_level = 15")
+    assert problem == "holdfast.toml, line 3: codec_level=15 is outside 0 to 9, the levels of gzip"
 
 
 def test_a_wrong_value_does_not_make_others_wrong():
@@ -433,10 +433,10 @@ def test_the_same_setting_under_two_names_is_refused():
             "also by [queue] lease_ms (holdfast.toml, line 2); take one out"
         )
     ]
-    (told,) = problems("[dlq]\nretention = '1d'\n[dead_letters]\nretention_hours = 24\n")
-    assert "dead_letters.retention_ms is set twice" in told
-    (told,) = problems(None, HOLDFAST_QUEUE_LEASE="5s", HOLDFAST_QUEUE_LEASE_MS="5")
-    assert told.startswith("HOLDFAST_QUEUE_LEASE_MS: queue.lease_ms is set twice, also by HOLDFAST_QUEUE_LEASE; ")
+    (problem,) = problems("[dlq]\nretention = '1d'\n[dead_letters]\nretention_hours = 24\n")
+    assert "dead_letters.retention_ms is set twice" in problem
+    (problem,) = problems(None, HOLDFAST_QUEUE_LEASE="5s", HOLDFAST_QUEUE_LEASE_MS="5")
+    assert problem.startswith("HOLDFAST_QUEUE_LEASE_MS: queue.lease_ms is set twice, also by HOLDFAST_QUEUE_LEASE; ")
 
 
 def test_only_topics_that_may_be_made_can_be_named():
@@ -448,10 +448,10 @@ def test_only_topics_that_may_be_made_can_be_named():
 lease = "1s"
 [topics.good]
 """
-    told = problems(text)
-    assert [line.split(": ")[0] for line in told] == [f"holdfast.toml, line {number}" for number in (2, 3, 4, 5)]
-    assert "are for dead letters" in told[1]
-    assert told[3].endswith('where its name has a dot, quote it: [topics."a.b"]')
+    problem = problems(text)
+    assert [line.split(": ")[0] for line in problem] == [f"holdfast.toml, line {number}" for number in (2, 3, 4, 5)]
+    assert "are for dead letters" in problem[1]
+    assert problem[3].endswith('where its name has a dot, quote it: [topics."a.b"]')
     assert problems("[topics]\norders = 3\n")[0].endswith("a section of their own: [topics.orders]")
     assert problems("topics = 3\n")[0].endswith("a section of their own: [topics.NAME]")
     assert problems(None, HOLDFAST_TOPICS_ORDERS_LEASE="5s") == [
@@ -460,15 +460,15 @@ lease = "1s"
 
 
 def test_what_stands_outside_of_the_sections_is_refused():
-    told = problems("lease_ms = 5\nwibble = 1\nqueue = 3\n[[storage]]\n")
-    assert told[0] == "holdfast.toml, line 1: lease_ms is outside of any section; write it below [queue]"
-    assert told[1].startswith("holdfast.toml, line 2: wibble is outside of any section; settings go in")
-    assert told[2] == "holdfast.toml, line 3: queue is a section: write [queue] and its settings below"
-    assert told[3] == "holdfast.toml, line 4: storage is a section: write [storage] and its settings below"
+    problem = problems("lease_ms = 5\nwibble = 1\nqueue = 3\n[[storage]]\n")
+    assert problem[0] == "holdfast.toml, line 1: lease_ms is outside of any section; write it below [queue]"
+    assert problem[1].startswith("holdfast.toml, line 2: wibble is outside of any section; settings go in")
+    assert problem[2] == "holdfast.toml, line 3: queue is a section: write [queue] and its settings below"
+    assert problem[3] == "holdfast.toml, line 4: storage is a section: write [storage] and its settings below"
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "problem"),
     [
         ("[queue]\nlease_ms 5\n", "line 2, column 10: this is no TOML: Expected '=' after a key in a key/value pair"),
         ("[queue]\nlease_ms =", "line 2, column 11: this is no TOML: Invalid value"),
@@ -478,25 +478,25 @@ def test_what_stands_outside_of_the_sections_is_refused():
         ("[queue]\n\na = [\n" + "9" * 5_000 + "\n]\n", "line 3: this is no TOML: Exceeds the limit"),
     ],
 )
-def test_what_is_no_toml_is_told_with_its_place_beside_the_mistakes_in_variables(text: str, told: str):
+def test_what_is_no_toml_is_told_with_its_place_beside_the_mistakes_in_variables(text: str, problem: str):
     both = problems(text, HOLDFAST_QUEUE_LEASE_MS="0")
-    assert both[0].startswith(f"holdfast.toml, {told}")
+    assert both[0].startswith(f"holdfast.toml, {problem}")
     assert both[1].startswith("HOLDFAST_QUEUE_LEASE_MS: '0' cannot be used")
 
 
 def test_nothing_in_a_message_acts_on_a_screen():
     nasty = "\x1b[31m\u202e"
     text = f"[queue]\n{json.dumps(nasty)} = 1\nlease = {json.dumps(nasty)}\n[topics.{json.dumps(nasty)}]\n"
-    for told in problems(text.replace("\\u202e", "\u202e"), **{f"HOLDFAST_QUEUE_{nasty}\n": nasty}):
-        assert told.isprintable()
-        assert "\u202e" not in told
+    for problem in problems(text.replace("\\u202e", "\u202e"), **{f"HOLDFAST_QUEUE_{nasty}\n": nasty}):
+        assert problem.isprintable()
+        assert "\u202e" not in problem
 
 
 def test_the_file_is_told_by_its_path_if_there_is_one():
-    for path, told in (("", "the settings file"), ("etc/é x.toml", "etc/é x.toml"), ("a\nb", "'a\\nb'")):
+    for path, problem in (("", "the settings file"), ("etc/é x.toml", "etc/é x.toml"), ("a\nb", "'a\\nb'")):
         with pytest.raises(BadSettings) as refused:
             load("[queue]\nlease = 1", path=path)
-        assert str(refused.value).startswith(f"{told}, line 2: [queue] lease: ")
+        assert str(refused.value).startswith(f"{problem}, line 2: [queue] lease: ")
         assert load("[queue]\nlease_ms = 1", path=path).origins["queue.lease_ms"] == Origin("file", path, 2)
 
 
@@ -567,8 +567,8 @@ def test_the_server_has_a_section():
 
 def test_the_names_of_lockd_are_understood():
     names = {"MAX_CONSUMERS": "auto", "POLL_INTERVAL": "4s", "POLL_JITTER": "0s", "RESILIENT_POLL_INTERVAL": "1m"}
-    (told,) = problems(None, **{f"HOLDFAST_QUEUE_{name}": value for name, value in names.items()})
-    assert told.startswith("HOLDFAST_QUEUE_MAX_CONSUMERS: 'auto' cannot be used")
+    (problem,) = problems(None, **{f"HOLDFAST_QUEUE_{name}": value for name, value in names.items()})
+    assert problem.startswith("HOLDFAST_QUEUE_MAX_CONSUMERS: 'auto' cannot be used")
     names["MAX_CONSUMERS"] = "300"
     server = load(**{f"HOLDFAST_QUEUE_{name}": value for name, value in names.items()}).server
     found = (server.max_waiters, server.poll_interval_ms, server.poll_jitter_ms, server.safety_poll_ms)

@@ -200,9 +200,9 @@ def test_a_file_cut_short_is_short_in_every_version() -> None:
 
 def test_the_hook_is_told_of_each_change_after_it_took_effect() -> None:
     place = simulated()
-    told: list[tuple[str, bytes]] = []
+    calls: list[tuple[str, bytes]] = []
     disk, path = sim(place), place.path("a")
-    disk.on_call = lambda call: told.append((call, disk.contents(path) if disk.exists(path) else b""))
+    disk.on_call = lambda call: calls.append((call, disk.contents(path) if disk.exists(path) else b""))
     file = place.file("a", b"12345678")
     file.map(8)[0:1] = b"x"
     file.words(1)[0] = 0
@@ -217,7 +217,7 @@ def test_the_hook_is_told_of_each_change_after_it_took_effect() -> None:
     disk.make_folder(place.path("x"))
     disk.lock(place.path("lock"), b"me")
     place.file("lock").close()
-    assert told == [
+    assert calls == [
         ("open", b""),
         ("write", b"12345678"),
         ("map_store", b"x2345678"),

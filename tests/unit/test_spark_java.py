@@ -77,9 +77,9 @@ def test_without_any_java_the_error_says_what_was_found_and_what_to_do(tmp_path:
     broken = make_java(tmp_path / "broken", version="none")
     with pytest.raises(NotInstalled) as caught:
         java_home({"JAVA_HOME": f"{tmp_path}/old", "PATH": f"{broken.parent}"})
-    told = str(caught.value)
-    assert f"{tmp_path}/old/bin/java is version 11; {broken} does not start" in told
-    assert "pip install 'holdfast[spark]'" in told
+    problem = str(caught.value)
+    assert f"{tmp_path}/old/bin/java is version 11; {broken} does not start" in problem
+    assert "pip install 'holdfast[spark]'" in problem
 
 
 def test_a_file_that_is_no_program_is_not_a_java(tmp_path: Path):

@@ -51,7 +51,7 @@ def broker(tmp_path: Path) -> Iterator[holdfast.Broker]:
         yield opened
 
 
-def bury(broker: holdfast.Broker, *bodies: bytes, partition: int = 0, group: str = "billing") -> None:
+def reject_each(broker: holdfast.Broker, *bodies: bytes, partition: int = 0, group: str = "billing") -> None:
     for body in bodies:
         broker.publish("orders", body, key=b"k", headers={"a": "1"}, priority=3, partition=partition)
     for message in broker.group("orders", group).receive_many(100, timeout=0):
@@ -59,8 +59,8 @@ def bury(broker: holdfast.Broker, *bodies: bytes, partition: int = 0, group: str
 
 
 def test_dead_letters_tell_where_they_come_from_why_they_died_and_what_became_of_them(broker, tmp_path):
-    bury(broker, b"kept", b"back", b"gone")
-    bury(broker, b"other", partition=1)
+    reject_each(broker, b"kept", b"back", b"gone")
+    reject_each(broker, b"other", partition=1)
     dead = broker.group("orders", "billing").dead
     by_body = {letter.body: letter for letter in dead.list()}
     dead.redrive(by_body[b"back"].id)
@@ -187,7 +187,7 @@ def test_a_topic_that_nobody_has_used_yet_is_no_trouble(broker, tmp_path, name):
 
 
 def test_a_schema_picks_columns_in_its_own_order_and_may_ask_for_text(broker, tmp_path):
-    bury(broker, b"x")
+    reject_each(broker, b"x")
     assert rows("dead_letters", tmp_path, columns(value=StringType(), id=StringType())) == [
         {"value": "x", "id": "orders.dlq-0-0"}
     ]
@@ -228,7 +228,7 @@ def test_a_folder_that_is_not_there_is_told(tmp_path):
 
 
 def test_a_topic_deleted_between_planning_and_reading_has_no_rows(broker, tmp_path):
-    bury(broker, b"x")
+    reject_each(broker, b"x")
     reader = table_reader("dead_letters", {"path": str(tmp_path)}, table_schema("dead_letters"))
     parts = reader.partitions()
     broker.delete_topic("orders")
@@ -243,7 +243,7 @@ def test_the_partition_that_spark_makes_up_is_empty(broker, tmp_path):
 
 
 def test_large_letters_come_in_several_batches(broker, tmp_path):
-    bury(broker, *[bytes(900_000)] * 20)
+    reject_each(broker, *[bytes(900_000)] * 20)
     reader = table_reader("dead_letters", {"path": str(tmp_path)}, table_schema("dead_letters"))
     sizes = [batch.num_rows for part in reader.partitions() for batch in reader.read(part)]
     assert sum(sizes) == 20

@@ -176,16 +176,16 @@ def test_what_is_sent_while_a_producer_closes_is_answered():
     streams = Streams(partitions=1)
     producer = producer_of(streams)
     late: list[Any] = []
-    let_go = producer._core.let_go
+    release = producer._core.release
 
     def meanwhile(now_ns: int | None = None) -> Any:
         if producer._rounds.stopping and not late:
             route = producer._core.destinations["orders"]
             late.append(producer._add(route.outboxes[0], b"late"))
-        return let_go(now_ns)
+        return release(now_ns)
 
     producer.send("orders", b"x").result()
-    producer._core.let_go = meanwhile
+    producer._core.release = meanwhile
     with suppress(Closed):
         producer.close()
     assert late[0] is None or late[0].done()
@@ -323,11 +323,11 @@ def test_a_join_that_was_interrupted_leaves_nobody_behind():
 def test_a_callback_for_new_partitions_that_fails_is_asked_again():
     streams = Streams(partitions=1)
     streams.put("a", "b", "c")
-    told: list[Any] = []
+    notices: list[Any] = []
 
     def assigned(places: Any) -> None:
-        told.append(places)
-        if len(told) == 2:
+        notices.append(places)
+        if len(notices) == 2:
             raise ZeroDivisionError
         for each in consumers:
             each.seek("orders", 0, 2)

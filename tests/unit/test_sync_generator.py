@@ -462,7 +462,7 @@ def test_a_method_can_have_a_way_of_its_own_for_threads():
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "printed"),
     [
         ("import asyncio\nasyncio.gather(x)\n", r"^aio/some\.py:2: no sync form is known for asyncio\.gather; add it"),
         ("import asyncio\nx = asyncio\n", r"^aio/some\.py:2: no sync form is known for asyncio;"),
@@ -479,8 +479,8 @@ def test_a_method_can_have_a_way_of_its_own_for_threads():
         ("x = f'{1 + await y}'\n", "no sync form is known for await y in an f-string"),
     ],
 )
-def test_what_has_no_form_for_threads_is_refused_with_its_place(source: str, told: str):
-    with pytest.raises(NoSyncForm, match=told):
+def test_what_has_no_form_for_threads_is_refused_with_its_place(source: str, printed: str):
+    with pytest.raises(NoSyncForm, match=printed):
         sync(source)
 
 
@@ -547,7 +547,7 @@ def test_imports_that_nobody_uses_any_more_go_and_the_others_are_sorted():
 def test_files_are_written_when_they_are_stale_and_removed_with_their_source(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    def told(*arguments: str) -> tuple[int, str]:
+    def printed(*arguments: str) -> tuple[int, str]:
         code = main(arguments, tmp_path, {"a/aio": "a/sync", "b/aio": "b/sync"})
         return code, "".join(capsys.readouterr())
 
@@ -557,21 +557,21 @@ def test_files_are_written_when_they_are_stale_and_removed_with_their_source(
     source.write_text('"""A group for tasks."""\n')
     (tmp_path / "a/aio/opening.py").write_text('# async only\n"""How tasks open it."""\n')
 
-    assert told("--check") == (1, f"a/sync/deep/group.py: stale\n{renew}")
-    assert told() == (0, "a/sync/deep/group.py: written\n")
+    assert printed("--check") == (1, f"a/sync/deep/group.py: stale\n{renew}")
+    assert printed() == (0, "a/sync/deep/group.py: written\n")
     assert target.read_text() == HEAD.format(source="aio/deep/group.py") + '"""A group for threads."""\n'
-    assert told("--check") == told() == (0, "")
+    assert printed("--check") == printed() == (0, "")
 
     (target.parent / "fused.py").write_text('"""Written by hand."""\n')
     source.write_text('"""A group, for tasks."""\n')
-    assert told("--check") == (1, f"a/sync/deep/group.py: stale\n{renew}")
+    assert printed("--check") == (1, f"a/sync/deep/group.py: stale\n{renew}")
     source.unlink()
-    assert told("--check") == (1, f"a/sync/deep/group.py: its source is gone\n{renew}")
-    assert told() == (0, "a/sync/deep/group.py: removed\n")
-    assert told("--check") == (0, "")
+    assert printed("--check") == (1, f"a/sync/deep/group.py: its source is gone\n{renew}")
+    assert printed() == (0, "a/sync/deep/group.py: removed\n")
+    assert printed("--check") == (0, "")
 
     (tmp_path / "a/aio/deep/fused.py").write_text('"""For tasks."""\n')
-    code, error = told()
+    code, error = printed()
     assert code == 1
     assert "fused.py was not generated: move it away" in error
     assert (target.parent / "fused.py").read_text() == '"""Written by hand."""\n'

@@ -209,14 +209,14 @@ def test_mistakes_in_the_files_are_told(place: Place, tmp_path: Path):
     assert "the key has a passphrase" in refused(place, tls_cert_file=certificate, tls_key_file=str(locked))
     empty = folder / "empty"
     empty.touch()
-    told = refused(place, tls_cert_file=certificate, tls_key_file=key, tls_client_ca_file=str(empty))
-    assert str(empty) in told
+    problem = refused(place, tls_cert_file=certificate, tls_key_file=key, tls_client_ca_file=str(empty))
+    assert str(empty) in problem
 
 
 def test_a_key_that_others_may_read_is_refused(place: Place):
     place.key.chmod(0o644)
-    told = refused(place, tls_cert_file=str(place.certificate), tls_key_file=str(place.key))
-    assert told.endswith(f"run chmod 600 {place.key}")
+    problem = refused(place, tls_cert_file=str(place.certificate), tls_key_file=str(place.key))
+    assert problem.endswith(f"run chmod 600 {place.key}")
 
 
 def test_key_and_certificate_may_be_one_file(place: Place):

@@ -44,7 +44,7 @@ def file_with(folder: Path, text: str, *, mode: int = 0o600, name: str = "tokens
     return str(path)
 
 
-def told(text: str, path: str = "tokens.toml") -> str:
+def problem_of(text: str, path: str = "tokens.toml") -> str:
     with pytest.raises(BadSettings) as refused:
         parse_tokens(text.encode(), path)
     return str(refused.value)
@@ -177,18 +177,18 @@ expires = 2030-01-01T00:00:00Z
     ],
 )
 def test_a_mistake_in_the_file_is_told(text: str, words: str):
-    assert words in told(text)
-    assert told(text).startswith(("tokens.toml", "the tokens file tokens.toml"))
+    assert words in problem_of(text)
+    assert problem_of(text).startswith(("tokens.toml", "the tokens file tokens.toml"))
 
 
 def test_two_names_for_one_token_are_a_mistake():
     both = with_entry(with_entry("", SHOP, "t"), TokenEntry(name="b", sha256="0" * 64, role="reader"), "t")
-    assert "two tokens have the sha256" in told(both.replace("0" * 64, SHOP.sha256))
+    assert "two tokens have the sha256" in problem_of(both.replace("0" * 64, SHOP.sha256))
 
 
 def test_what_is_no_utf8_or_no_json_is_told():
-    assert "cannot be read" in told("{", "t.json")
-    assert "must be an object" in told("[]", "t.json")
+    assert "cannot be read" in problem_of("{", "t.json")
+    assert "must be an object" in problem_of("[]", "t.json")
     with pytest.raises(BadSettings, match="cannot be read"):
         parse_tokens(b"\xff", "tokens.toml")
 
@@ -326,7 +326,7 @@ def test_a_token_is_taken_back(run: Run, tmp_path: Path):
         (["--role", "publish,fly"], "Invalid enum value 'fly'"),
         (["--role", "reader", "--expires", "2020-01-01"], "has passed already"),
         (["--role", "reader", "--locks", "a"], "locks has no effect"),
-        ([], "Missing option '--role'"),
+        ([], "missing option --role"),
     ],
 )
 def test_a_token_that_cannot_be_is_refused_and_nothing_written(

@@ -82,7 +82,7 @@ class Sheet:
     def failed(self, error: BaseException) -> None:
         self.errors.append(error)
 
-    def told(self) -> list[tuple[Any, ...]]:
+    def steps_seen(self) -> list[tuple[Any, ...]]:
         return [(step.step, step.offset) for step in self.steps]
 
 
@@ -280,7 +280,7 @@ def test_publishing_is_noted_for_those_that_are_traced():
     assert (step.at_ns, step.step, step.id, step.offset, step.topic) == (77, "published", "orders-0-4", 4, "orders")
     assert step.parent_id == "00f067aa0ba902b7"
     PartitionTracer(ALL, sheet, lambda: 0).published(None, 8, 2, 78)
-    assert sheet.told()[1:] == [("published", 8), ("published", 9)]
+    assert sheet.steps_seen()[1:] == [("published", 8), ("published", 9)]
 
 
 def test_a_delayed_message_is_published_delayed_and_released_under_one_id():
@@ -330,7 +330,7 @@ def test_a_life_from_lease_to_ack():
     first, _second = story.receive(2, holder="ann")
     story.when(Extend([first], 500), after_ms=10)
     story.when(AckCommand([first]), after_ms=10)
-    assert story.sheet.told() == [("leased", 0), ("leased", 1), ("extended", 0), ("acked", 0)]
+    assert story.sheet.steps_seen() == [("leased", 0), ("leased", 1), ("extended", 0), ("acked", 0)]
     leased, other, extended, acked = story.sheet.steps
     assert {step.holder for step in story.sheet.steps} == {"ann"}
     assert {step.group for step in story.sheet.steps} == {"billing"}
@@ -366,7 +366,7 @@ def test_a_message_that_is_ready_again_at_once_was_not_released():
     story = TracedStory(1)
     (receipt,) = story.receive()
     story.when(Nack(receipt, 0, why=DEFERRED, counted=False))
-    assert story.sheet.told() == [("leased", 0), ("returned", 0)]
+    assert story.sheet.steps_seen() == [("leased", 0), ("returned", 0)]
     assert (story.last.why, story.last.due_ms) == ("deferred", 0)
     story.receive()
     assert (story.last.step, story.last.attempt) == ("leased", 1)
@@ -407,7 +407,7 @@ def test_what_nobody_took_is_expired_cancelled_or_buried_by_its_own_record():
     story.happen(Expired((0, 2)))
     story.when(Cancel(2))
     story.when(Bury((3, 5), EXPIRED))
-    assert story.sheet.told() == [("expired", 0), ("cancelled", 2), ("buried", 3)]
+    assert story.sheet.steps_seen() == [("expired", 0), ("cancelled", 2), ("buried", 3)]
     assert story.last.attempt == 0
     assert story.last.span_id == NEXT_TO_NONE.message(story.headers[3], 3).span_id
 
@@ -415,7 +415,7 @@ def test_what_nobody_took_is_expired_cancelled_or_buried_by_its_own_record():
 def test_lost_messages_are_noted_by_their_place():
     story = TracedStory(2)
     story.happen(Lost((0, 1)))
-    assert story.sheet.told() == [("lost", 0)]
+    assert story.sheet.steps_seen() == [("lost", 0)]
     assert story.read == []
 
 
@@ -424,7 +424,7 @@ def test_a_seek_is_noted_of_what_waited():
     (receipt,) = story.receive()
     story.when(Nack(receipt))
     story.when(Seek(3))
-    assert story.sheet.told() == [("leased", 0), ("nacked", 0), ("skipped", 0)]
+    assert story.sheet.steps_seen() == [("leased", 0), ("nacked", 0), ("skipped", 0)]
     story.when(Seek(0))
     story.receive()
     assert (story.last.step, story.last.offset) == ("leased", 0)
@@ -435,7 +435,7 @@ def test_only_traced_messages_make_steps_and_others_are_not_read_again():
     receipts = story.receive(4)
     story.read.clear()
     story.when(AckCommand(receipts))
-    assert story.sheet.told() == [("leased", 2), ("acked", 2)]
+    assert story.sheet.steps_seen() == [("leased", 2), ("acked", 2)]
     assert story.read == []
 
 
@@ -465,9 +465,9 @@ def test_what_was_held_before_is_traced_on_after_a_restart():
     story.when(Nack(receipts[0]))
     leased = story.sheet.steps[0]
     story.restart()
-    assert story.sheet.told() == [("leased", 0), ("nacked", 0)]  # nobody traces what else was held
+    assert story.sheet.steps_seen() == [("leased", 0), ("nacked", 0)]  # nobody traces what else was held
     story.when(Tick(), after_ms=100)
-    assert story.sheet.told()[2:] == [("released", 0)]
+    assert story.sheet.steps_seen()[2:] == [("released", 0)]
     assert story.last.trace_id == leased.trace_id
     assert story.last.span_id == leased.parent_id
     story.receive(2, session=story.group.session)
@@ -482,9 +482,9 @@ def test_steps_that_were_not_journaled_did_not_happen():
     (receipt,) = story.receive()
     acked = decide(story.group, AckCommand([receipt]), PLAIN, Moment(0, 0))
     assert len(story.tracer.steps(acked, 5)) == 1  # the write fails: nobody calls `written`
-    assert story.sheet.told() == [("leased", 0)]
+    assert story.sheet.steps_seen() == [("leased", 0)]
     story.when(AckCommand([receipt]))
-    assert story.sheet.told() == [("leased", 0), ("acked", 0)]
+    assert story.sheet.steps_seen() == [("leased", 0), ("acked", 0)]
 
 
 def test_a_batch_of_steps_is_one_write():

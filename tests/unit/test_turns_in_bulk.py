@@ -15,7 +15,7 @@ from holdfast.delivery.events import Released
 from holdfast.delivery.events import size as run_size
 from holdfast.errors import LeaseLost
 from holdfast.local.aio import group as group_module
-from holdfast.local.aio.opening import open_broker_async
+from holdfast.local.aio.broker import open_broker_async
 from holdfast.local.group import CLAIMS_AT_ONCE
 from holdfast.server.served import MOST_AT_ONCE, ServedGroup, Taken, receipts_of
 from holdfast.server.waiting import Windows

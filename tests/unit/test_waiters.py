@@ -15,7 +15,7 @@ from holdfast.api.bodies import Bodies
 from holdfast.broker.waiters import TaskWaiter, ThreadWaiter, Waiters
 from holdfast.env import ManualClock, SeededIds, SystemClock, World
 from holdfast.env.sim.disk import SimulatedDisk
-from holdfast.local.aio.opening import queue_here_async
+from holdfast.local.aio.broker import queue_here_async
 from holdfast.server.served import MOST_AT_ONCE, ServedGroup, wanted_at_once
 from tests.unit.queues import Place
 

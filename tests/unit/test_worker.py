@@ -160,7 +160,7 @@ def test_a_plain_function_that_returns_a_coroutine_has_handled_nothing(place: Pl
     async def work(message: Any, factor: int) -> None: ...
 
     with place.worker(lambda message: work(message, 2)) as worker:
-        assert place.told.wait(PATIENCE_S)
+        assert place.notified.wait(PATIENCE_S)
     assert "make it async def" in str(place.errors[0][0])
     assert worker.health().handled == 0
 
@@ -350,7 +350,7 @@ def test_receiving_that_fails_is_tried_again_after_a_pause_that_grows(place: Pla
 def test_an_error_of_any_kind_does_not_end_it(place: Place):
     place.q.put(b"a")
     with place.worker(lambda message: None, queue=Frail(place.q, 1, OSError)) as worker:
-        assert place.told.wait(PATIENCE_S)
+        assert place.notified.wait(PATIENCE_S)
         place.clock.advance(seconds=1)
         eventually(lambda: worker.health().handled == 1)
 
@@ -358,7 +358,7 @@ def test_an_error_of_any_kind_does_not_end_it(place: Place):
 def test_a_stop_ends_the_pause(place: Place):
     worker = place.worker(lambda message: None, queue=Frail(place.q, 1000))
     worker.start()
-    assert place.told.wait(PATIENCE_S)
+    assert place.notified.wait(PATIENCE_S)
     assert ended(worker) == 0
 
 
@@ -536,7 +536,7 @@ def test_a_queue_that_is_not_there_yet_is_waited_for(tmp_path: Path, place: Plac
         broker.create_topic("something")
     worker = place.worker(lambda message: None, queue="nothing", at=tmp_path / "data")
     worker.start()
-    assert place.told.wait(PATIENCE_S)
+    assert place.notified.wait(PATIENCE_S)
     (error, message) = place.errors[0]
     assert isinstance(error, UnknownTopic)
     assert message is None
@@ -552,8 +552,8 @@ def test_a_queue_that_is_not_there_yet_is_waited_for(tmp_path: Path, place: Plac
     eventually(handled)
     assert ended(worker) == 0
     assert len(place.errors) == 1
-    told = "the queue does not exist yet, waiting for it: there is no topic nothing"
-    assert sum(text.startswith(told) for text in caplog.messages) == 1
+    notified = "the queue does not exist yet, waiting for it: there is no topic nothing"
+    assert sum(text.startswith(notified) for text in caplog.messages) == 1
 
 
 def test_a_wait_for_a_queue_is_silence_and_ends_as_that_does(tmp_path: Path, place: Place):
@@ -563,7 +563,7 @@ def test_a_wait_for_a_queue_is_silence_and_ends_as_that_does(tmp_path: Path, pla
         lambda message: None, queue="nothing", at=tmp_path / "data", silence=60, exit_after_silence=120
     )
     worker.start()
-    assert place.told.wait(PATIENCE_S)
+    assert place.notified.wait(PATIENCE_S)
     place.clock.advance(seconds=61)
     eventually(lambda: worker.health().status == "silent")
     place.clock.advance(seconds=60)

@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import Reject, Worker
-from holdfast.local.aio.opening import queue_here_async
+from holdfast.local.aio.broker import queue_here_async
 from tests.unit.workers import PATIENCE_S, Place, ended, eventually
 
 

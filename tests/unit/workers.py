@@ -38,7 +38,7 @@ class Place:
         self.q = holdfast.open(self.folder, **usual | changes)
         self.clock = StandingClock()
         self.errors: list[tuple[BaseException, Any]] = []
-        self.told = threading.Event()
+        self.notified = threading.Event()
 
     def worker(self, handler: Callable[[Any], Any], **options: Any) -> holdfast.Worker:
         usual: dict[str, Any] = {"queue": self.q, "poll": 0.02, "on_error": self.on_error, "world": self.world}
@@ -50,7 +50,7 @@ class Place:
 
     def on_error(self, error: BaseException, message: Any) -> None:
         self.errors.append((error, message))
-        self.told.set()
+        self.notified.set()
 
     def attempts_of(self, phase: Any) -> list[tuple[bytes, int]]:
         return [(listed.raw, listed.attempts) for listed in self.q.messages(phase)]

@@ -90,7 +90,7 @@ class _SettingsReading:
         self._values: dict[str, _SetValue] = {}
         self._problems: list[str] = []
         self._topics: list[str] = []
-        self._spoiled: set[str] = set()  # parts and topics with a mistake, which are not checked as a whole any more
+        self._mistaken: set[str] = set()  # parts and topics with a mistake, which are not checked as a whole any more
         self._lines: Mapping[Path, int] = {}
 
     def take_file(self, text: str) -> None:
@@ -171,7 +171,7 @@ class _SettingsReading:
         try:
             knob, read = value_of(meant, value, from_text=from_text)
         except BadSettings:
-            self._spoiled.add(_whole_of(meant.knobs[0]))
+            self._mistaken.add(_whole_of(meant.knobs[0]))
             raise
         earlier = self._values.get(knob.path)
         if earlier is not None:
@@ -217,7 +217,7 @@ class _SettingsReading:
         server = self._whole("server", ServerSettings, values)
         topics = {topic: values.get(f"{TOPICS}.{topic}", {}) for topic in self._topics}
         broker = BrokerSettings(**values.get("broker", {}), **parts, topics=topics)
-        if "topic" not in self._spoiled:
+        if "topic" not in self._mistaken:
             general = msgspec.structs.asdict(broker.topic)
             for topic, own in topics.items():
                 self._whole(f"{TOPICS}.{topic}", TopicSettings, {f"{TOPICS}.{topic}": {**general, **own}})
@@ -234,12 +234,12 @@ class _SettingsReading:
 
     def _whole(self, part: str, kind: Callable[..., Any], values: Mapping[str, Mapping[str, Any]]) -> Any:
         """Build settings whose fields must fit each other; each by itself is known to be valid."""
-        if part in self._spoiled:
+        if part in self._mistaken:
             return kind()
         try:
             return kind(**values.get(part, {}))
         except BadSettings as error:
-            self._spoiled.add(part)
+            self._mistaken.add(part)
             words = set(re.findall(r"\w+", str(error)))
             causes = [given for given in self._values.values() if given.knob.field in words]
             own = [str(given.origin) for given in causes if _whole_of(given.knob) in (part, "topic")]

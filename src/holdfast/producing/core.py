@@ -89,7 +89,9 @@ class ProducerCore(Generic[_Sent]):
     def disown(self) -> None:
         """Stop in a child after a fork: the parent sends what is left."""
         self.close()
-        self.accumulator.disown(Closed("the message was sent before a fork, by the parent, which stores it"))
+        self.accumulator.disown(
+            Closed("the message was sent before a fork: the parent stores it, and only it can wait for that")
+        )
 
     def check_open(self) -> None:
         self.port.check_open()
@@ -101,11 +103,11 @@ class ProducerCore(Generic[_Sent]):
     def open(self, name: str) -> Destination:
         """The outboxes of a topic, which is open and held; this may take a while."""
         self.check_open()
-        self._let_go_beyond_limit()
+        self._release_beyond_limit()
         topic = self.port.open_topic(check_topic_name(name))
         with self.accumulator.lock:
             if self.closed:  # meanwhile: whatever is put in now would find nobody who sends it
-                self.port.let_go(topic)
+                self.port.release(topic)
                 self.check_open()
             destination = self.destinations.get(name)
             if destination is None:
@@ -119,7 +121,7 @@ class ProducerCore(Generic[_Sent]):
                 destination.hold(topic)
         return destination
 
-    def _let_go_beyond_limit(self) -> None:
+    def _release_beyond_limit(self) -> None:
         """Let go of topics that nothing is on its way to, where this producer holds all that may be open."""
         if self.port.most_partitions is None:
             return
@@ -128,7 +130,7 @@ class ProducerCore(Generic[_Sent]):
             if sum(each.count for each in held) >= self.port.most_partitions:
                 for destination in held:
                     if not destination.pending:
-                        destination.let_go()
+                        destination.release()
 
     # Where a message goes
 
@@ -233,7 +235,7 @@ class ProducerCore(Generic[_Sent]):
     def next_ns(self, now_ns: int) -> int | None:
         """When there is something to do next."""
         due_ns = self.accumulator.due_ns()
-        return self.let_go(now_ns) if due_ns is None else due_ns
+        return self.release(now_ns) if due_ns is None else due_ns
 
     def fail(self, parcel: Parcel, error: Exception) -> bool:
         """Answer the parcel with an error, or keep it for another attempt; whether it has its answer."""
@@ -261,7 +263,7 @@ class ProducerCore(Generic[_Sent]):
 
     def finish(self) -> None:
         """Release all topics, and answer the messages that are left: they will not be sent any more."""
-        self.let_go()  # first: from then on nothing more comes in
+        self.release()  # first: from then on nothing more comes in
         what = "nobody sends it any more" if self.port.blocks else "it is not stored"
         for parcel in self.accumulator.hurry():
             with self.accumulator.lock:
@@ -271,12 +273,12 @@ class ProducerCore(Generic[_Sent]):
                 self._failed.append(parcel)
             self.accumulator.settle(parcel)
 
-    def let_go(self, now_ns: int | None = None) -> int | None:
+    def release(self, now_ns: int | None = None) -> int | None:
         """Release topics without messages in flight; returns when to check again."""
         with self.accumulator.lock:
             for destination in self.destinations.values():
                 if destination.held and (now_ns is None or destination.is_idle(now_ns)):
-                    destination.let_go()
+                    destination.release()
             waiting = any(each.held and not each.pending for each in self.destinations.values())
         return now_ns + _LOOK_AGAIN_NS if waiting and now_ns is not None else None
 

@@ -220,10 +220,10 @@ class Destination:
         self.used_ns = self._port.clock.monotonic_ns()
         self.look()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Let the topic be closed: nothing is on its way to it."""
         self.held = False
-        self._port.let_go(self.topic)
+        self._port.release(self.topic)
 
     @property
     def usable(self) -> bool:

@@ -109,7 +109,7 @@ class ProducerPort(Protocol):
     def keep(self, topic: Any) -> None:
         """Hold the topic, which is open; needs no time."""
 
-    def let_go(self, topic: Any) -> None:
+    def release(self, topic: Any) -> None:
         """The topic may be closed: nothing is on its way to it."""
 
     def is_stale(self, topic: Any) -> bool:

@@ -33,10 +33,11 @@ from holdfast.codec.columns import HEADERS
 from holdfast.codec.encode import Body, FramePlace, header_for
 from holdfast.codec.frame import HEADER_BYTES, Frame, read_frame
 from holdfast.env import File, World
+from holdfast.env.disk import write_fully
 from holdfast.errors import Busy, CorruptData, HoldfastError, InvalidRequest, Unavailable, UnknownFormat, UnknownTopic
 from holdfast.model import Producer, Record
 from holdfast.settings import BrokerSettings
-from holdfast.storage.files import durable_replace, join, read_file, remove_tree, translated, write_fully
+from holdfast.storage.files import durable_replace, join, read_file, remove_tree, translated
 from holdfast.storage.log import Log
 
 _APPEND_BYTES: Final = 8 << 20
@@ -279,8 +280,8 @@ def _telling_that_it_counts(write: CommitRequest) -> Iterator[None]:
         yield
     except HoldfastError as error:
         if not write.kept:
-            told = "do not write them again, the next write of Spark's to this folder brings them in"
-            error.args = (f"{error}. The rows are committed all the same: {told}",)
+            advice = "do not write them again, the next write of Spark's to this folder brings them in"
+            error.args = (f"{error}. The rows are committed all the same: {advice}",)
         raise
 
 

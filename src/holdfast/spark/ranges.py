@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.broker.folder.contents import Catalog, settings_for
+from holdfast.broker.folder.contents import Catalog, lacking, missing_parts, settings_for
 from holdfast.broker.folder.layout import TOPICS, partition_folder, topic_folder
 from holdfast.broker.streams.queries import NOT_READ
 from holdfast.delivery.where import Expression
 from holdfast.env import World, real_world
-from holdfast.errors import InvalidRequest, NotAQueue, OffsetOutOfRange, TailLost, UnknownTopic
+from holdfast.errors import CorruptData, InvalidRequest, NotAQueue, OffsetOutOfRange, TailLost, UnknownTopic
 from holdfast.model import LogPosition
 from holdfast.spark.options import EARLIEST, LATEST, Places, ReadOptions, Subscription
 from holdfast.storage import LogReader
@@ -74,12 +74,15 @@ class DataFolder:
                 yield topic, number
 
     def reader(self, topic: str, partition: int) -> LogReader | None:
-        """The reader of a partition's log; None if nothing was ever written to it."""
+        """The reader of a partition's log; None if nothing was ever written to it. Raises CorruptData if it is lost."""
         known = self._readers.get((topic, partition))
         if known is not None:
             return known
         folder = join(partition_folder(self.path, topic, partition), "log")
         if not is_log(self.world, folder):
+            part = f"{partition}/log"
+            if part in missing_parts(self.world, self.path, topic):
+                raise lacking(self.path, topic, part)
             return None
         settings = settings_for(self.world, topic_folder(self.path, topic), None, {})
         reader = self._readers[topic, partition] = LogReader(folder, settings, self.world)
@@ -97,7 +100,15 @@ def batch_ranges(folder: DataFolder, options: ReadOptions) -> list[Range]:
         check_places(name, given, places)
     ranges = []
     for topic, number in places:
-        reader = folder.reader(topic, number)
+        try:
+            reader = folder.reader(topic, number)
+        except CorruptData as error:
+            if options.fail_on_data_loss:
+                raise CorruptData(
+                    f'{error}. To read the other partitions only, set the option "failOnDataLoss" to false'
+                ) from error
+            logger.warning("%s/%d is lost, passed over: %s", topic, number, error)
+            continue
         if reader is None:
             check_unwritten(options, topic, number)
             continue
@@ -307,7 +318,7 @@ class StreamPlanner:
         self.folder = folder
         self._options = options
         self._last: Positions | None = None  # with AvailableNow: what was there at the beginning
-        self._told: set[tuple[str, int, int]] = set()
+        self._reported: set[tuple[str, int, int]] = set()
 
     def initial(self) -> Positions:
         """The positions of a new query."""
@@ -471,8 +482,8 @@ class StreamPlanner:
         return position.offset
 
     def _tell(self, topic: str, number: int, first: int, stop: int) -> None:
-        if (topic, number, stop) not in self._told:  # once, though Spark plans again and again
-            self._told.add((topic, number, stop))
+        if (topic, number, stop) not in self._reported:  # once, though Spark plans again and again
+            self._reported.add((topic, number, stop))
             logger.warning(
                 "%d messages of %s/%d are gone, offsets %d to %d: the stream goes on behind them",
                 stop - first, topic, number, first, stop - 1,

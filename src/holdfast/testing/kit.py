@@ -19,7 +19,7 @@ from holdfast.client.sync.opening import open_queue
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Empty
-from holdfast.local.aio.opening import queue_here_async
+from holdfast.local.aio.broker import queue_here_async
 from holdfast.storage.keeper import soonest
 
 _FOLDER: Final = "/queue"
@@ -169,14 +169,7 @@ class VirtualClock(ManualClock):
         self._attached.remove(attached)
 
     def advance(
-        self,
-        *,
-        seconds: float = 0,
-        ms: int = 0,
-        ns: int = 0,
-        minutes: float = 0,
-        hours: float = 0,
-        days: float = 0,
+        self, *, seconds: float = 0, ms: int = 0, ns: int = 0, minutes: float = 0, hours: float = 0, days: float = 0
     ) -> None:
         """Let time pass. Everything that becomes due on the way happens at its own time."""
         left_ns = round(_in_seconds(seconds, minutes, hours, days) * 1e9) + ms * 1_000_000 + ns
@@ -193,14 +186,7 @@ class VirtualClock(ManualClock):
                     return
 
     def step_wall(
-        self,
-        *,
-        seconds: float = 0,
-        ms: int = 0,
-        ns: int = 0,
-        minutes: float = 0,
-        hours: float = 0,
-        days: float = 0,
+        self, *, seconds: float = 0, ms: int = 0, ns: int = 0, minutes: float = 0, hours: float = 0, days: float = 0
     ) -> None:
         """Set the wall clock forward or back, as an administrator or NTP would; no time passes."""
         super().step_wall(seconds=_in_seconds(seconds, minutes, hours, days), ms=ms, ns=ns)

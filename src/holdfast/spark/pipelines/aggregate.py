@@ -212,15 +212,7 @@ def _check_by(context: Context, rows: DataFrame) -> None:
 
 _IDENTITY: Final = ("source", "time", "window", "slide", "by", "measures")
 
-KIND: Final = step_kind(
-    name="aggregate",
-    says="counts, rates, sizes and latencies by time window (gold)",
-    options=AggregateOptions,
-    sources=ADDED_TO,
-    write=_write,
-    note=lambda context: "windows with new rows are computed anew from all rows of the source",
-    identity=lambda options: {name: getattr(options, name) for name in _IDENTITY},
-    template="""\
+_TEMPLATE: Final = """\
     kind: aggregate
     source: orders-silver
     time: at                    # the column that says when; by default, when the message was stored
@@ -231,5 +223,12 @@ KIND: Final = step_kind(
     # measures:                 # instead of count, per_second, sizes and latencies
     #   revenue: "sum(amount)"
     #   largest: "max(amount)"
-""",
+"""
+KIND: Final = step_kind(
+    AggregateOptions,
+    _TEMPLATE,
+    sources=ADDED_TO,
+    write=_write,
+    note=lambda context: "windows with new rows are computed anew from all rows of the source",
+    identity=lambda options: {name: getattr(options, name) for name in _IDENTITY},
 )

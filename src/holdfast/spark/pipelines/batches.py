@@ -231,7 +231,15 @@ class Slice:
 Write = Callable[["Context", Slice], LedgerBatch]
 
 
-def step_kind(*, sources: Sequence[str], write: Write, note: Callable[[Context], str], **facts: Any) -> PipelineKind:
+def step_kind(
+    options: type[PipelineOptions],
+    template: str,
+    *,
+    sources: Sequence[str],
+    write: Write,
+    note: Callable[[Context], str],
+    identity: Callable[[Any], dict[str, Any]],
+) -> PipelineKind:
     """A kind that reads a table of these kinds batch by batch, and writes each with `write`. `note` is for its plan."""
 
     def plan(context: Context) -> Plan:
@@ -242,7 +250,7 @@ def step_kind(*, sources: Sequence[str], write: Write, note: Callable[[Context],
         _check_source(context, sources)
         return run_steps(context, write)
 
-    return PipelineKind(plan=plan, run=run, **facts)
+    return PipelineKind(options, plan, run, template, identity=identity)
 
 
 def _check_source(context: Context, kinds: Sequence[str]) -> None:

@@ -200,19 +200,18 @@ def _latest_table(context: Context) -> str:
     return context.table + LATEST_SUFFIX
 
 
-KIND: Final = PipelineKind(
-    name="compact",
-    says="sealed segments of topics as Parquet with small files merged (cold tier), and the latest by key",
-    options=CompactOptions,
-    plan=plan,
-    run=run,
-    identity=lambda options: {"topics": sorted(options.topics), "latest": options.latest},
-    follows=False,
-    template="""\
+_TEMPLATE: Final = """\
     kind: compact
     topics: [orders]
     latest: true                # also NAME.latest: the last message of each key, without those deleted
     # max_rows_per_batch: 5000000
     # fail_on_data_loss: false  # go on where retention was faster
-""",
+"""
+KIND: Final = PipelineKind(
+    CompactOptions,
+    plan,
+    run,
+    _TEMPLATE,
+    identity=lambda options: {"topics": sorted(options.topics), "latest": options.latest},
+    follows=False,
 )

@@ -14,7 +14,7 @@ import msgspec
 from holdfast.config.settings_file import read_settings
 from holdfast.env.process import environment
 from holdfast.errors import BadSettings
-from holdfast.local.sync.opening import open_broker
+from holdfast.local.sync.broker import open_broker
 from holdfast.spark.pipelines import f, report
 from holdfast.spark.pipelines.lake import replaced_as_a_whole
 from holdfast.spark.pipelines.report import (
@@ -359,14 +359,7 @@ def _span(step_s: int) -> str:
     raise AssertionError(step_s)
 
 
-KIND: Final = PipelineKind(
-    name="deadletters",
-    says="dead letters: kinds of errors over time, a report, and a redrive by condition",
-    options=DeadLettersOptions,
-    plan=plan,
-    run=run,
-    follows=False,
-    template="""\
+_TEMPLATE: Final = """\
     kind: deadletters
     # topics: [orders]                      # all topics without this
     # where: "dead_at > now() - interval 7 days"
@@ -374,5 +367,5 @@ KIND: Final = PipelineKind(
     # redrive: "error LIKE '%Timeout%'"
     # redrive_limit: 1000
     # redrive_rate: 50                      # messages a second
-""",
-)
+"""
+KIND: Final = PipelineKind(DeadLettersOptions, plan, run, _TEMPLATE, follows=False)

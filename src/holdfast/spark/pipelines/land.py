@@ -276,14 +276,7 @@ def _check_checkpoint(context: Context) -> None:
         )
 
 
-KIND: Final = PipelineKind(
-    name="land",
-    says="topics to Parquet by day and topic, every message once (bronze)",
-    options=LandOptions,
-    plan=plan,
-    run=run,
-    identity=lambda options: {"topics": sorted(options.topics), "pattern": options.pattern},
-    template="""\
+_TEMPLATE: Final = """\
     kind: land
     topics: [orders]            # or pattern: "orders-.*"
     # starting: latest          # earliest by default; counts only for the first run
@@ -292,5 +285,11 @@ KIND: Final = PipelineKind(
     # compact_files: false      # leave small files alone
     # expect:
     #   - {name: has_key, check: "key IS NOT NULL", on_fail: warn}   # warn, drop, quarantine or fail
-""",
+"""
+KIND: Final = PipelineKind(
+    LandOptions,
+    plan,
+    run,
+    _TEMPLATE,
+    identity=lambda options: {"topics": sorted(options.topics), "pattern": options.pattern},
 )

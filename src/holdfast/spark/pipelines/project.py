@@ -185,8 +185,8 @@ def _spec(name: str, entry: Any, functions: Mapping[str, Any], where: str) -> Sp
     except BadSettings as error:
         raise BadSettings(f"{place}: {error}") from None
     given = {str(key): value for key, value in entry.items() if key != "kind"}
-    if kind.name != "python":
-        return Spec(name=name, kind=kind.name, options=read_options(kind.options, given, place))
+    if entry["kind"] != "python":
+        return Spec(name=name, kind=entry["kind"], options=read_options(kind.options, given, place))
     wanted = given.get("function") or name
     function = functions.get(str(wanted)) or functions.get(str(wanted).replace("-", "_"))
     if function is None:

@@ -100,17 +100,16 @@ def _name(context: Context) -> str:
     return getattr(context.spec.function, "__name__", "without a name")
 
 
+_TEMPLATE: Final = """\
+    kind: python
+    source: orders-silver
+    function: enrich            # a function of `file:`, from rows to rows
+"""
 KIND: Final = step_kind(
-    name="python",
-    says="a function of your own, from rows to rows",
-    options=PythonOptions,
+    PythonOptions,
+    _TEMPLATE,
     sources=ADDED_TO,
     write=_write,
     note=lambda context: f"by the function {_name(context)}",
     identity=lambda options: {"source": options.source},
-    template="""\
-    kind: python
-    source: orders-silver
-    function: enrich            # a function of `file:`, from rows to rows
-""",
 )

@@ -288,16 +288,9 @@ def _examples(context: Context) -> list[str]:
     return examples[:_SHOWN] + more
 
 
-KIND: Final = PipelineKind(
-    name="reconcile",
-    says="queue against lake: gaps, duplicates, changed messages; by partition and hour, with an exit code",
-    options=ReconcileOptions,
-    plan=plan,
-    run=run,
-    follows=False,
-    template="""\
+_TEMPLATE: Final = """\
     kind: reconcile
     source: orders-land         # of the kind land or compact
     # values: false             # compare offsets only: reads far less
-""",
-)
+"""
+KIND: Final = PipelineKind(ReconcileOptions, plan, run, _TEMPLATE, follows=False)

@@ -179,15 +179,7 @@ def _check_names(context: Context, schema: StructType) -> None:
             raise BadSettings(f"{context.name}: its key {key!r} is none of its columns: {', '.join(schema.names)}")
 
 
-KIND: Final = step_kind(
-    name="refine",
-    says="landed messages to typed, checked, de-duplicated rows (silver)",
-    options=RefineOptions,
-    sources=("land",),
-    write=write,
-    note=lambda context: f"rows that cannot be used go to {context.quarantine}",
-    identity=lambda options: {"source": options.source, "schema": options.schema, "key": options.keys},
-    template="""\
+_TEMPLATE: Final = """\
     kind: refine
     source: orders-land         # a pipeline of the kind land
     schema: "id long not null, amount double, country string, at timestamp"   # or infer
@@ -195,5 +187,12 @@ KIND: Final = step_kind(
     # within: "7 days"          # look for duplicates only so far back
     expect:
       - {name: positive, check: "amount > 0", on_fail: quarantine}   # warn, drop, quarantine or fail
-""",
+"""
+KIND: Final = step_kind(
+    RefineOptions,
+    _TEMPLATE,
+    sources=("land",),
+    write=write,
+    note=lambda context: f"rows that cannot be used go to {context.quarantine}",
+    identity=lambda options: {"source": options.source, "schema": options.schema, "key": options.keys},
 )

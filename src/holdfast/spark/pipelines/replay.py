@@ -351,14 +351,7 @@ def _example(row: Any) -> str:
     return f"{row['topic']}-{row['partition']}-{row['offset']}{shown}"
 
 
-KIND: Final = PipelineKind(
-    name="replay",
-    says="a slice of topics or of a table once more into a topic: by time, key, offsets, SQL; at a rate",
-    options=ReplayOptions,
-    plan=plan,
-    run=run,
-    follows=False,
-    template="""\
+_TEMPLATE: Final = """\
     kind: replay
     topics: [orders]                        # or the table of a pipeline: source: orders-land
     to: orders-again                        # the topic that gets them, which must be there
@@ -368,5 +361,5 @@ KIND: Final = PipelineKind(
     # where: "get_json_object(decode(value, 'UTF-8'), '$.country') = 'SE'"
     rate: 500                               # messages a second
     # id: after-the-incident                # with another id the same slice is sent once more
-""",
-)
+"""
+KIND: Final = PipelineKind(ReplayOptions, plan, run, _TEMPLATE, follows=False)

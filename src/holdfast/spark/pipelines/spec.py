@@ -373,8 +373,6 @@ class PipelineKind:
     `follows` is false for a kind that ends by itself, such as a report.
     """
 
-    name: str
-    says: str
     options: type[PipelineOptions]
     plan: Callable[[Context], Plan]
     run: Callable[[Context], Summary]

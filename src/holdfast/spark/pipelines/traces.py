@@ -241,17 +241,10 @@ def _hours(hours: list[Row]) -> ReportSection:
 _LOG: Final = "seconds (log scale)"
 _NONE: Final = "No message was traced: set trace_sample on the topics, such as 0.01 for one in a hundred."
 
-KIND: Final = PipelineKind(
-    name="traces",
-    says="the life of messages: time to first delivery, handling time, attempts; by topic and hour, with a report",
-    options=TracesOptions,
-    plan=plan,
-    run=run,
-    follows=False,
-    template="""\
+_TEMPLATE: Final = """\
     kind: traces
     # topics: [orders]                      # all topics without this
     # since: "-7d"                          # ISO 8601, or so long ago; until: as well
     # where: "holder LIKE 'worker-%'"
-""",
-)
+"""
+KIND: Final = PipelineKind(TracesOptions, plan, run, _TEMPLATE, follows=False)

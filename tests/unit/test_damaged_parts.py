@@ -120,11 +120,11 @@ def test_the_last_file_of_dedup_ids_is_missed_when_it_is_gone(data):
         broker.publish("orders", b"again", dedup_id="x")
 
 
-@pytest.mark.parametrize("spoiled", [b"", b"spoiled"])
-def test_a_repair_renews_the_note_of_the_last_file_of_dedup_ids_and_keeps_them_all(data, spoiled):
+@pytest.mark.parametrize("damaged", [b"", b"spoiled"])
+def test_a_repair_renews_the_note_of_the_last_file_of_dedup_ids_and_keeps_them_all(data, damaged):
     note = data / "topics/orders/dedup/newest"
     before = note.read_bytes()
-    note.write_bytes(spoiled)
+    note.write_bytes(damaged)
     assert "newest" in "".join(check_folder(data).wrong)
     repaired = repair_folder(data)
     assert [(step.action, step.part, step.cost) for step in repaired.steps] == [

@@ -78,9 +78,9 @@ def test_spoiled_groups_are_listed_over_http_and_on_the_pages(data):
     with serving(data, whole=True) as server, holdfast.connect(server.url) as broker:
         check(broker.groups("orders"))
         for name in ("billing", "reports"):
-            told = server.get(f"/v1/groups/{name}")
-            assert told.status == 200
-            assert told.body["topics"][0]["problem"]
+            answer = server.get(f"/v1/groups/{name}")
+            assert answer.status == 200
+            assert answer.body["topics"][0]["problem"]
             assert server.get(f"/v1/groups/{name}/offsets").body == {"offsets": []}
             for path in ("/ui/groups", f"/ui/groups/{name}"):
                 page = server.get(path, headers={"accept": "text/html"})

@@ -1,0 +1,72 @@
+"""axe-core finds nothing on any page that would keep people from using it, in light and dark, wide and narrow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tests.browser.browsing import NARROW, WIDE, visiting
+from tests.browser.test_console_pages import PAGES
+from tests.integration.http_gear import Serving
+
+AXE = Path(__file__).parent / "node_modules" / "axe-core" / "axe.min.js"
+
+MORE = [
+    "/ui/search",
+    "/ui/search?q=tenant%3Dacme",
+    "/ui/queues/orders/redriven?ids=orders.dlq-0-0,orders.dlq-0-1",
+    "/ui/queues/orders/messages/orders-0-17",
+    "/ui/queues/nothing",
+]
+
+pytestmark = pytest.mark.skipif(not AXE.exists(), reason="there is no axe-core; run tools/browser.sh")
+
+
+def faults(page: Page) -> list[str]:
+    """What axe-core holds to be serious or critical on this page."""
+    page.evaluate(AXE.read_text("utf-8"))
+    found: dict[str, Any] = page.evaluate("axe.run({ resultTypes: ['violations'] })")
+    return [
+        f"{fault['id']}: {node['html'][:200]}"
+        for fault in found["violations"]
+        if fault["impact"] in ("serious", "critical")
+        for node in fault["nodes"]
+    ]
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_axe_finds_nothing_serious(browser: Browser, day: Serving, size: tuple[int, int], dark: bool):
+    with visiting(browser, f"{day.url}/ui", size=size, dark=dark) as visit:
+        found = {}
+        for path in [*PAGES, *MORE]:
+            visit.page.goto(day.url + path)
+            found[path] = faults(visit.page)
+        visit.faults.clear()  # the browser itself tells of the answer 404
+        assert {path: each for path, each in found.items() if each} == {}
+
+
+def test_axe_finds_nothing_serious_in_the_dialogs(browser: Browser, day: Serving):
+    with visiting(browser, f"{day.url}/ui/queues/orders/dead") as visit:
+        page = visit.page
+        page.keyboard.press("Control+k")
+        page.locator("#palette-list li").first.wait_for()
+        assert faults(page) == []
+        page.keyboard.press("Escape")
+        page.keyboard.press("?")
+        page.locator("#keys").wait_for()
+        assert faults(page) == []
+        page.keyboard.press("Escape")
+        page.locator("td").get_by_role("button", name="Redrive").first.click()
+        page.locator("#ask-yes:not([disabled])").wait_for()
+        assert faults(page) == []
+
+
+def test_it_would_find_something(browser: Browser, day: Serving):
+    with visiting(browser, f"{day.url}/ui") as visit:
+        visit.page.evaluate("document.querySelector('#filter').parentElement.querySelector('label').remove()")
+        visit.page.evaluate("document.querySelector('#filter').removeAttribute('placeholder')")
+        assert any(fault.startswith("label:") for fault in faults(visit.page))

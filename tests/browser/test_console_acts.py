@@ -1,0 +1,107 @@
+"""What people do in the console: search, follow a first redrive, choose rows, take a message back, jump elsewhere."""
+
+from __future__ import annotations
+
+import re
+
+from playwright.sync_api import Browser, expect
+
+from tests.browser.browsing import visiting
+from tests.integration.console_day import failed, order, taken
+from tests.integration.http_gear import Serving
+
+QUEUE = "/v1/queues/orders"
+
+
+def dead(server: Serving, count: int) -> None:
+    server.request("PUT", QUEUE, {"settings": {"max_attempts": 1}})
+    for i in range(count):
+        order(server, i)
+    failed(server, ["TimeoutError: 30 s"] * count)
+
+
+def test_a_message_is_found_and_opened_in_two_steps(browser: Browser, day: Serving):
+    with visiting(browser, f"{day.url}/ui/groups") as visit:
+        page = visit.page
+        page.get_by_label("Search all queues: id").fill("$.order=30")
+        page.keyboard.press("Enter")
+        page.get_by_role("link", name="orders-0-30").click()
+        expect(page.get_by_role("heading", level=1)).to_contain_text("orders-0-30")
+
+
+def test_the_first_ten_are_followed_before_the_rest_is_redriven_at_a_rate(browser: Browser, server: Serving):
+    dead(server, 12)
+    with visiting(browser, f"{server.url}/ui/queues/orders/dead") as visit:
+        page, ask = visit.page, visit.page.locator("#ask")
+        page.locator("td").get_by_role("button", name="First 10").click()
+        ask.get_by_role("button", name="Redrive 10").click()
+        expect(page).to_have_url(re.compile("/redriven"))
+        expect(page.locator("#summary")).to_have_text("10 waiting")
+        receipts = taken(server, 10)
+        server.post(f"{QUEUE}/ack", {"receipts": receipts[:7]})
+        server.post(f"{QUEUE}/nack", {"receipts": receipts[7:], "error": "TimeoutError: 31 s"})
+        expect(page.locator("#summary")).to_have_text("7 done, 3 failed again (same error)")
+        page.get_by_role("button", name="Redrive the rest").click()
+        ask.get_by_label("messages per second").fill("1000")
+        ask.get_by_role("button", name="Redrive 5").click()
+        expect(ask).to_contain_text("5 put back.")
+        assert server.get(f"{QUEUE}/stats").body["ready"] == 5
+
+
+def test_rows_are_chosen_and_purged_together(browser: Browser, server: Serving):
+    dead(server, 5)
+    with visiting(browser, f"{server.url}/ui/queues/orders?tab=dead") as visit:
+        page, ask = visit.page, visit.page.locator("#ask")
+        expect(page.get_by_role("button", name="Purge selected")).to_be_disabled()
+        page.get_by_label("Select orders.dlq-0-1").check()
+        page.get_by_label("Select orders.dlq-0-3").check()
+        expect(page.locator("#chosen-count")).to_have_text("2 selected")
+        page.get_by_role("button", name="Purge selected").click()
+        expect(ask).to_contain_text("2 dead letters will be deleted")
+        ask.get_by_role("button", name="Purge 2").click()
+        expect(ask).to_contain_text("2 purged.")
+        ask.get_by_role("button", name="Close").click()
+        expect(page.get_by_label("Select orders.dlq-0-3")).to_have_count(0)
+        assert server.get(f"{QUEUE}/stats").body["dead"] == 3
+
+
+def test_a_lease_is_taken_back_and_a_delayed_message_runs_now(browser: Browser, server: Serving):
+    server.request("PUT", QUEUE, {})
+    order(server, 1)
+    taken(server)
+    order(server, 2, delay=3_600)
+    with visiting(browser, f"{server.url}/ui/queues/orders/messages/orders-0-0") as visit:
+        page, ask = visit.page, visit.page.locator("#ask")
+        page.get_by_role("button", name="Take back").click()
+        ask.get_by_role("button", name="Take back").click()
+        expect(page.get_by_text("orders-0-0 was taken back")).to_be_visible()
+        expect(page.locator("#phase")).to_have_text("ready")
+        page.goto(f"{server.url}/ui/queues/orders/messages/orders-0-d0")
+        page.get_by_role("button", name="Run now").click()
+        ask.get_by_role("button", name="Run now").click()
+        expect(page.get_by_text("orders-0-d0 is ready")).to_be_visible()
+        assert server.get(f"{QUEUE}/stats").body["ready"] == 2
+
+
+def test_the_palette_leads_to_queues_pages_and_the_search(browser: Browser, day: Serving):
+    with visiting(browser, f"{day.url}/ui/health") as visit:
+        page, options = visit.page, visit.page.locator("#palette-list li")
+        page.keyboard.press("Control+k")
+        expect(options.first).to_be_visible()
+        page.keyboard.type("thumb")
+        expect(options).to_have_count(2)
+        page.keyboard.press("Enter")
+        expect(page).to_have_url(f"{day.url}/ui/queues/thumbnails")
+        page.keyboard.press("Control+k")
+        page.keyboard.type("audit")
+        expect(options.first).to_have_text("Audit page")
+        page.keyboard.press("Enter")
+        expect(page).to_have_url(f"{day.url}/ui/audit")
+        page.keyboard.press("Control+k")
+        page.keyboard.type("enough of it")
+        expect(options).to_have_count(1)
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("link", name="thumbnails-0-0")).to_be_visible()
+        page.goto(f"{day.url}/ui/health")
+        page.keyboard.press("/")
+        expect(page.locator("#find")).to_be_focused()
