@@ -313,3 +313,42 @@ def test_the_second_program_chooses_what_its_acks_survive(tmp_path, chosen, on_d
             before = journal.written_end
             getattr(message, verb)()
             assert (journal.synced_end > before) is on_disk
+
+
+# An owner that goes on in a thread after its main thread has returned, and exits when it is told to.
+WITHOUT_MAIN = """
+import sys, threading, holdfast
+queue = holdfast.open(sys.argv[1])
+def go_on():
+    threading.main_thread().join()
+    print("main has returned", flush=True)
+    sys.stdin.readline()
+threading.Thread(target=go_on).start()
+"""
+
+
+def test_an_owner_serves_others_after_its_main_thread_has_returned_and_lets_go_when_it_exits(folder):
+    owner = subprocess.Popen(
+        [sys.executable, "-c", WITHOUT_MAIN, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    assert owner.stdin is not None
+    try:
+        with pytest.raises(Busy):
+            while True:  # until the other process has it
+                holdfast.open(folder, share=False).close()
+        with holdfast.open(folder) as queue:
+            assert owner.stdout.readline() == "main has returned\n"
+            queue.put(b"one", durability="fsync")
+            assert queue.stats().ready == 1
+            owner.stdin.close()  # from here on it exits, while calls come in
+            queue.put_many([b"two"] * 50)
+            for _ in range(200):
+                queue.put(b"three", durability="fsync")
+            assert owner.wait(timeout=60) == 0
+            assert queue.stats().ready == 251
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
+        owner.stdin.close()

@@ -426,3 +426,20 @@ def test_nobody_is_ever_let_through_too_early(scale):
         for future in waiting:
             future.result()
     gate.close()
+
+
+def test_tasks_are_served_by_their_own_loop_when_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch):
+    ends = iter((1, 2))
+    gate = SyncGate(lambda: next(ends), 0)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def story() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            await asyncio.wait_for(gate.wait_async(1), PATIENCE_S)
+        await asyncio.wait_for(gate.wait_async(2), PATIENCE_S)
+
+    asyncio.run(story())
+    gate.close()

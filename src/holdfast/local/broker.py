@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
@@ -30,6 +30,7 @@ from holdfast.broker.topic import Topic
 from holdfast.broker.tracing.log import Search, TraceStats, TraceStep
 from holdfast.broker.upkeep import reading
 from holdfast.codec.samples import SeriesKey
+from holdfast.env.threads import Threads
 from holdfast.env.world import Wanted
 from holdfast.errors import (
     CorruptData,
@@ -560,7 +561,7 @@ class TopicThreads:
 
     def __init__(self) -> None:
         self._turns: dict[str, _Turn] = {}
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: Threads | None = None
 
     def at(self, topic: str) -> TopicThread:
         """Return the runner of one topic."""
@@ -598,7 +599,7 @@ class TopicThreads:
 
     def _submit(self, call: Callable[..., _Result], *arguments: Any) -> Future[_Result]:
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="holdfast-topics")
+            self._pool = Threads(_MOST_THREADS, "holdfast-topics")
         return self._pool.submit(call, *arguments)
 
     def _done(self, topic: str, turn: _Turn) -> None:

@@ -18,8 +18,8 @@ import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
+from holdfast.env.threads import Threads
 from holdfast.errors import Closed, DiskFailed, HoldfastError, Unavailable
 
 _Waiting = tuple[int, asyncio.AbstractEventLoop, "asyncio.Future[None]"]
@@ -45,7 +45,7 @@ class SyncGate:
         self._reached, self._served = synced_end, 0  # of the sync under way: its end, and how many tasks it serves
         self._waiting_tasks: list[_Waiting] = []
         self._starting: set[asyncio.AbstractEventLoop] = set()
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: Threads | None = None
         self.synced_end = synced_end
         self.failure: DiskFailed | None = None
         self._closed = False
@@ -115,8 +115,19 @@ class SyncGate:
     def _lead_from_pool(self) -> None:
         self._begin()
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="holdfast-sync")
-        self._pool.submit(self._lead)
+            self._pool = Threads(1, "holdfast-sync")
+        try:
+            self._pool.submit(self._lead)
+        except RuntimeError:  # no thread can be started: a loop that waits is held up rather than kept waiting forever
+            self._lead_from_a_loop()
+
+    def _lead_from_a_loop(self) -> None:
+        for _, loop, _ in self._waiting_tasks:
+            with contextlib.suppress(RuntimeError):  # this one is closed: its tasks are gone
+                loop.call_soon_threadsafe(self._lead)
+                return
+        self._waiting_tasks.clear()
+        self._syncing = False
 
     def _lead(self) -> None:
         try:
