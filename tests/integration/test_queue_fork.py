@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -342,3 +345,44 @@ def test_threads_of_a_child_may_all_be_the_first_to_use_a_queue(queue, monkeypat
     monkeypatch.setattr(shared_folder, "_port_of", together)
     monkeypatch.setattr(shared_folder, "_client_of", counted)
     assert in_a_child(from_threads) == "(32, 1)"
+
+
+# The owner's thread is loading its server when the main thread forks; the child needs some of the same modules.
+FORKING = """
+import importlib.abc, os, sys, threading, time
+loading = threading.Event()
+class Slow(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("httptools.") and threading.current_thread().name == "holdfast-owner":
+            loading.set()
+            time.sleep(0.5)
+sys.meta_path.insert(0, Slow())
+import holdfast
+queue = holdfast.open(sys.argv[1])
+print("open", flush=True)
+assert loading.wait(60)
+child = os.fork()
+if not child:
+    queue.put(b"from the child")
+    os._exit(0)
+print(os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+def test_a_fork_while_the_owner_loads_its_server_leaves_no_locked_modules_to_the_child(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKING, str(tmp_path / "jobs")],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "open\n"
+        try:
+            with holdfast.open(tmp_path / "jobs") as queue:
+                assert queue.get(timeout=_PATIENCE_S).body == b"from the child"
+            assert owner.wait(timeout=_PATIENCE_S) == 0
+            assert owner.stdout.read() == "0\n"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(owner.pid, signal.SIGKILL)

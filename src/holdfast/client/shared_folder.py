@@ -13,6 +13,7 @@ import msgspec
 from holdfast.broker.engine import folder_path
 from holdfast.broker.folder.layout import OWNER_SOCKET, is_store, topic_for
 from holdfast.env import close_in_children, end_at_exit, real_world
+from holdfast.env.process import no_fork
 from holdfast.env.sockets import (
     absolute,
     answers_at,
@@ -137,9 +138,12 @@ class _Serving:
         """Serve until it is asked to end."""
         import asyncio
 
-        from holdfast.server.server import event_loop
+        with no_fork():
+            from holdfast.server.server import event_loop
 
-        with asyncio.Runner(loop_factory=event_loop()) as runner:
+            make_loop = event_loop()
+            _load_server()
+        with asyncio.Runner(loop_factory=make_loop) as runner:
             self._loop = runner.get_loop()
             runner.run(self._serve(engine, listening))
 
@@ -148,6 +152,7 @@ class _Serving:
 
         from holdfast.client.spark_commits import routes
         from holdfast.env.process import descriptor_limit
+        from holdfast.env.threads import Threads
         from holdfast.local.aio.broker import AsyncLocalBrokerPort
         from holdfast.server.audit import CallAuditor
         from holdfast.server.console import console_routes
@@ -157,6 +162,7 @@ class _Serving:
         from holdfast.settings import ServerSettings
 
         self._ending = asyncio.Event()
+        asyncio.get_running_loop().set_default_executor(Threads())  # works also when the main thread has returned
         settings = ServerSettings(
             drain_ms=_DRAIN_MS,
             max_request_bytes=1 << 30,
@@ -175,6 +181,13 @@ class _Serving:
         if not self.over:  # it may have ended before there was anything to tell
             await self._ending.wait()
         await server.drain()
+
+
+def _load_server() -> None:
+    """Import what only an owner that serves others needs."""
+    import holdfast.client.spark_commits
+    import holdfast.server.audit
+    import holdfast.server.console.rendering  # noqa: F401
 
 
 def _wait(reference: weakref.ref[BrokerEngine], listening: Any, serving: _Serving) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import logging  # noqa: F401  what it does at a fork has to be registered before ours
 import os
 import resource
 import signal
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Final, NoReturn, Protocol
 from weakref import WeakSet, ref
 
@@ -98,8 +99,33 @@ def _disown_all() -> None:
         owner.disown()
 
 
+# A module that one thread is importing while another forks stays locked in the child for ever: the thread that would
+# unlock it is not there. So a thread of ours that loads modules by itself does it here, and a fork waits for it.
+_imports = threading.RLock()  # an import may fork by itself
+
+
+def no_fork() -> AbstractContextManager[object]:
+    """Return a context in which this thread may import modules: no other thread forks meanwhile."""
+    return _imports
+
+
+def _renew_imports() -> None:
+    global _imports  # noqa: PLW0603  the parent's lock is the parent's
+    _imports = threading.RLock()
+
+
+def _wait_for_imports() -> None:
+    _imports.acquire()
+
+
+def _allow_imports() -> None:
+    _imports.release()
+
+
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_disown_all)
+    # Registered after those of logging, and so called before: they take a lock that an import needs.
+    os.register_at_fork(before=_wait_for_imports, after_in_parent=_allow_imports, after_in_child=_renew_imports)
 
 
 class Ending(Protocol):
