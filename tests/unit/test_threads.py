@@ -11,13 +11,13 @@ from concurrent.futures import Future
 
 import pytest
 
-from holdfast.env.threads import Threads
+from holdfast.env.threads import DaemonThreads
 
 PATIENCE_S = 60  # only what hangs takes so long
 
 
 def test_work_is_done_on_as_many_threads_as_are_needed_and_allowed():
-    pool, both = Threads(2), threading.Barrier(2)
+    pool, both = DaemonThreads(2), threading.Barrier(2)
     waiting = [pool.submit(both.wait, PATIENCE_S) for _ in range(2)]
     assert sorted(each.result(PATIENCE_S) for each in waiting) == [0, 1]
     names = {pool.submit(lambda: threading.current_thread().name).result(PATIENCE_S) for _ in range(20)}
@@ -26,14 +26,14 @@ def test_work_is_done_on_as_many_threads_as_are_needed_and_allowed():
 
 
 def test_work_in_turn_needs_one_thread():
-    pool = Threads(8)
+    pool = DaemonThreads(8)
     threads = {pool.submit(threading.get_ident).result(PATIENCE_S) for _ in range(50)}
     assert len(threads) == 1
     pool.shutdown()
 
 
 def test_an_error_is_raised_where_the_result_is_asked_for():
-    pool = Threads(1)
+    pool = DaemonThreads(1)
     with pytest.raises(ZeroDivisionError):
         pool.submit(lambda: 1 // 0).result(PATIENCE_S)
     assert pool.submit(lambda: 1).result(PATIENCE_S) == 1
@@ -42,7 +42,7 @@ def test_an_error_is_raised_where_the_result_is_asked_for():
 
 def test_shutdown_waits_for_what_was_submitted_or_cancels_what_has_not_begun():
     for cancel in (False, True):
-        pool, begun, go_on = Threads(1), threading.Event(), threading.Event()
+        pool, begun, go_on = DaemonThreads(1), threading.Event(), threading.Event()
 
         def first(begun: threading.Event = begun, go_on: threading.Event = go_on) -> bool:
             begun.set()
@@ -60,7 +60,7 @@ def test_shutdown_waits_for_what_was_submitted_or_cancels_what_has_not_begun():
 
 
 def test_a_forgotten_pool_ends_its_threads():
-    pool = Threads(1)
+    pool = DaemonThreads(1)
     thread = pool.submit(threading.current_thread).result(PATIENCE_S)
     gone = weakref.ref(pool)
     del pool
@@ -73,8 +73,8 @@ def test_a_forgotten_pool_ends_its_threads():
 def test_a_started_pool_works_after_the_main_thread_has_returned_and_while_the_process_exits():
     program = """
 import atexit, concurrent.futures, threading
-from holdfast.env.threads import Threads
-pool = Threads(1)
+from holdfast.env.threads import DaemonThreads
+pool = DaemonThreads(1)
 pool.submit(str).result()
 atexit.register(lambda: print(pool.submit(str, "at exit").result()))
 def afterwards():

@@ -152,7 +152,7 @@ class _Serving:
 
         from holdfast.client.spark_commits import routes
         from holdfast.env.process import descriptor_limit
-        from holdfast.env.threads import Threads
+        from holdfast.env.threads import DaemonThreads
         from holdfast.local.aio.broker import AsyncLocalBrokerPort
         from holdfast.server.audit import CallAuditor
         from holdfast.server.console import console_routes
@@ -162,7 +162,7 @@ class _Serving:
         from holdfast.settings import ServerSettings
 
         self._ending = asyncio.Event()
-        asyncio.get_running_loop().set_default_executor(Threads())  # works also when the main thread has returned
+        asyncio.get_running_loop().set_default_executor(DaemonThreads())  # works also when the main thread has returned
         settings = ServerSettings(
             drain_ms=_DRAIN_MS,
             max_request_bytes=1 << 30,

@@ -21,7 +21,7 @@ _Work = tuple["Future[Any]", Callable[[], Any]]
 _Queue = queue.SimpleQueue[_Work | None]
 
 
-class Threads(ThreadPoolExecutor):
+class DaemonThreads(ThreadPoolExecutor):
     """A ThreadPoolExecutor, because a loop takes nothing else as its default, with threads and a queue of its own."""
 
     def __init__(self, threads: int | None = None, name: str = "holdfast") -> None:
@@ -86,7 +86,7 @@ class Threads(ThreadPoolExecutor):
             self._unfinished -= 1
 
 
-def _serve(work: _Queue, pool: weakref.ref[Threads]) -> None:
+def _serve(work: _Queue, pool: weakref.ref[DaemonThreads]) -> None:
     """Work until the pool has ended. Keeps no reference to it meanwhile, so that a forgotten pool ends, too."""
     while (given := work.get()) is not None:
         _do(given, pool)
@@ -94,7 +94,7 @@ def _serve(work: _Queue, pool: weakref.ref[Threads]) -> None:
     work.put(None)  # for the next thread
 
 
-def _do(given: _Work, pool: weakref.ref[Threads]) -> None:
+def _do(given: _Work, pool: weakref.ref[DaemonThreads]) -> None:
     future, call = given
     result = error = None
     wanted = future.set_running_or_notify_cancel()

@@ -30,7 +30,7 @@ from holdfast.broker.topic import Topic
 from holdfast.broker.tracing.log import Search, TraceStats, TraceStep
 from holdfast.broker.upkeep import reading
 from holdfast.codec.samples import SeriesKey
-from holdfast.env.threads import Threads
+from holdfast.env.threads import DaemonThreads
 from holdfast.env.world import Wanted
 from holdfast.errors import (
     CorruptData,
@@ -561,7 +561,7 @@ class TopicThreads:
 
     def __init__(self) -> None:
         self._turns: dict[str, _Turn] = {}
-        self._pool: Threads | None = None
+        self._pool: DaemonThreads | None = None
 
     def at(self, topic: str) -> TopicThread:
         """Return the runner of one topic."""
@@ -599,7 +599,7 @@ class TopicThreads:
 
     def _submit(self, call: Callable[..., _Result], *arguments: Any) -> Future[_Result]:
         if self._pool is None:
-            self._pool = Threads(_MOST_THREADS, "holdfast-topics")
+            self._pool = DaemonThreads(_MOST_THREADS, "holdfast-topics")
         return self._pool.submit(call, *arguments)
 
     def _done(self, topic: str, turn: _Turn) -> None:

@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
-from holdfast.env.threads import Threads
+from holdfast.env.threads import DaemonThreads
 from holdfast.env.world import Wanted
 from holdfast.errors import TooManyWaiters
 from holdfast.local.listing import Mark
@@ -123,7 +123,7 @@ async def other_turns() -> None:
     await slices.line_up(caller)
 
 
-class FairThreads(Threads):
+class FairThreads(DaemonThreads):
     """A thread pool in which one caller has a few threads at a time. Work without a caller is not limited."""
 
     def __init__(self, each: int = _THREADS_EACH, threads: int | None = None, name: str = "holdfast") -> None:
@@ -325,7 +325,7 @@ class Scans:
         self.running = 0
         self.refused = 0
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by caller; the first caller is next
-        self._pool = Threads(workers, "holdfast-scan")
+        self._pool = DaemonThreads(workers, "holdfast-scan")
 
     @property
     def waiting(self) -> int:

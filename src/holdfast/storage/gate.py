@@ -19,7 +19,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 
-from holdfast.env.threads import Threads
+from holdfast.env.threads import DaemonThreads
 from holdfast.errors import Closed, DiskFailed, HoldfastError, Unavailable
 
 _Waiting = tuple[int, asyncio.AbstractEventLoop, "asyncio.Future[None]"]
@@ -45,7 +45,7 @@ class SyncGate:
         self._reached, self._served = synced_end, 0  # of the sync under way: its end, and how many tasks it serves
         self._waiting_tasks: list[_Waiting] = []
         self._starting: set[asyncio.AbstractEventLoop] = set()
-        self._pool: Threads | None = None
+        self._pool: DaemonThreads | None = None
         self.synced_end = synced_end
         self.failure: DiskFailed | None = None
         self._closed = False
@@ -115,7 +115,7 @@ class SyncGate:
     def _lead_from_pool(self) -> None:
         self._begin()
         if self._pool is None:
-            self._pool = Threads(1, "holdfast-sync")
+            self._pool = DaemonThreads(1, "holdfast-sync")
         try:
             self._pool.submit(self._lead)
         except RuntimeError:  # no thread can be started: a loop that waits is held up rather than kept waiting forever

@@ -30,7 +30,7 @@ import msgspec
 
 from holdfast.env.chain.engines import Store, StoreRefused, StoreUnreachable
 from holdfast.env.chain.format import BadObject, ChangeBatch, ObjectHeader, ObjectKind, decode, encode
-from holdfast.env.threads import Threads
+from holdfast.env.threads import DaemonThreads
 from holdfast.env.world import Clock
 
 WINDOW: Final = 8  # objects in flight
@@ -100,7 +100,7 @@ def walk(
                 if position.number != number + 1:
                     break  # behind a fence: what was read ahead is not part of the chain
             if ahead == 1 < at_once:  # there is more than one: worth threads
-                pool = closing.enter_context(Threads(at_once, "holdfast-chain-read"))
+                pool = closing.enter_context(DaemonThreads(at_once, "holdfast-chain-read"))
                 read = partial(pool.map, lambda n: store.read(key_of(root, n)))
             ahead = min(at_once, ahead * 4)
 

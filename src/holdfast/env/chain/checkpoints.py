@@ -20,7 +20,7 @@ from holdfast.env.chain.disk import INLINE_BYTES, Captured, ChainDisk
 from holdfast.env.chain.engines import Store
 from holdfast.env.chain.format import BadObject
 from holdfast.env.disk import BytesLike, Disk, write_fully
-from holdfast.env.threads import Threads
+from holdfast.env.threads import DaemonThreads
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def content_key(root: str, digest: str) -> str:
 def write_checkpoint(disk: ChainDisk, now_ns: int) -> Checkpoint:
     """Store the folder as it is now. Writing to it goes on meanwhile; raises OSError if this is no longer the owner."""
     chain = disk.chain
-    with disk.capturing() as (capture, number), Threads(_AT_ONCE, "holdfast-checkpoint") as pool:
+    with disk.capturing() as (capture, number), DaemonThreads(_AT_ONCE, "holdfast-checkpoint") as pool:
         files = list(pool.map(lambda file: _stored(disk, file), capture.files.values()))
     at = Position(number=number, epoch=chain.epoch, window=chain.window, writer=chain.writer)
     found = Checkpoint(at=at, time_ns=now_ns, owner=chain.note, folders=capture.folders, files=files)
@@ -130,7 +130,7 @@ class Copy:
             if not file.digest:
                 self._place(file.path, file.content)
         missing = [file for path, file in large.items() if path not in found]
-        with Threads(_AT_ONCE, "holdfast-restore") as pool:
+        with DaemonThreads(_AT_ONCE, "holdfast-restore") as pool:
             for _ in pool.map(self._fetch, missing):
                 pass
         self.digests = {path: file.digest for path, file in large.items()}
