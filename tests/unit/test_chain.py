@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.env import ManualClock, SystemClock
 from holdfast.env.chain.chain import Chain, ChainTimes, OwnershipLost, Position, key_of, walk
+from holdfast.env.chain.disk import ChainDisk
 from holdfast.env.chain.engines import MemoryStore, StoreRefused, StoreUnreachable, probe
 from holdfast.env.chain.format import (
     HEADER_BYTES,
@@ -20,6 +21,7 @@ from holdfast.env.chain.format import (
     encode,
     replay,
 )
+from holdfast.env.disk import RealDisk
 from holdfast.env.sim.store import FaultyStore
 
 WRITER = bytes(range(16))
@@ -362,3 +364,24 @@ def test_a_store_that_does_not_answer_is_not_called_bad():
         store = FaultyStore(MemoryStore(), 0, faults=0)
         store.is_cut = True
         probe(store, "", "one")
+
+
+def test_a_large_write_without_an_answer_is_tried_again(tmp_path):
+    objects = MemoryStore()
+    for seed in range(20):
+        store = FaultyStore(objects, seed, faults=0.8)
+        disk = ChainDisk(RealDisk(), str(tmp_path), own(store, at=tail(objects)))
+        content = bytes([seed]) * 100
+        _, key = disk.upload(content)
+        assert objects.read(key) == content
+
+
+def test_a_large_write_that_the_store_does_not_take_says_so_and_leaves_the_owner(tmp_path):
+    store = FaultyStore(MemoryStore(), 0, faults=0)
+    disk = ChainDisk(RealDisk(), str(tmp_path), own(store, slowest_s=3))
+    store.is_cut = True
+    with pytest.raises(OSError, match="did not take 3 bytes"):
+        disk.upload(b"abc")
+    store.is_cut = False
+    disk.upload(b"abc")
+    disk.chain.commit()

@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -39,6 +39,8 @@ _RETRY_S: Final = 0.05
 _SEND_BYTES: Final = 64 * 1024  # worth an object of its own while others are in flight
 _MOST_WAITING_BYTES: Final = 16 * 1024 * 1024  # what may be lost with this process is bounded
 _NS: Final = 1_000_000_000
+
+_Answer = TypeVar("_Answer")
 
 
 class ChainTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,6 +264,17 @@ class Chain:
         self._reach(number + 1)
         self._fail("the folder was closed")
 
+    def patiently(self, ask: Callable[[], _Answer]) -> _Answer:
+        """Ask the store until it answers; raises StoreUnreachable if it does not for as long as a create may take."""
+        began_ns = self._clock.monotonic_ns()
+        while True:
+            try:
+                return ask()
+            except StoreUnreachable:
+                if self._clock.monotonic_ns() - began_ns > self.times.slowest_s * _NS:
+                    raise
+                self._clock.wait(threading.Event(), _RETRY_S)
+
     # Within
 
     def _reach(self, wanted: int) -> None:
@@ -318,21 +331,17 @@ class Chain:
         """Create one object, however often it takes; raises OwnershipLost if that cannot be."""
         key = key_of(self.root, number)
         began_ns = self._clock.monotonic_ns()
-        while True:
-            try:
-                if self.store.create(key, content):
-                    break
-                found = self.store.read(key)
+        try:
+            while not self.patiently(lambda: self.store.create(key, content)):
+                found = self.patiently(lambda: self.store.read(key))
                 if found == content:  # an earlier attempt that got no answer
                     break
                 if found is not None:
                     raise self._fail(f"another process has taken over {self.store.name}; open it again to go on there")
-            except StoreUnreachable as error:
-                if self._clock.monotonic_ns() - began_ns > self.times.slowest_s * _NS:
-                    raise self._fail(f"the store gave no answer for {self.times.slowest_s:g} s: {error}") from error
-                self._clock.wait(threading.Event(), _RETRY_S)
-            except StoreRefused as error:
-                raise self._fail(f"the store refused an object: {error}") from error
+        except StoreUnreachable as error:
+            raise self._fail(f"the store gave no answer for {self.times.slowest_s:g} s: {error}") from error
+        except StoreRefused as error:
+            raise self._fail(f"the store refused an object: {error}") from error
         if self._clock.monotonic_ns() - began_ns > self.times.slowest_s * _NS:
             raise self._fail(f"the store took longer than {self.times.slowest_s:g} s, so this is not counted as stored")
         self._made(number, began_ns, len(content))

@@ -272,7 +272,7 @@ class ChainDisk:
         digest = hashlib.sha256(content)
         key = f"large/{self.chain.next_number:020}-{digest.hexdigest()}"
         try:
-            self.chain.store.create(f"{self.chain.root}{key}", content)
+            self.chain.patiently(lambda: self.chain.store.create(f"{self.chain.root}{key}", content))
         except (StoreUnreachable, StoreRefused) as error:
             raise OSError(f"the store did not take {len(content)} bytes: {error}") from error
         return digest.digest(), key
