@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -146,6 +147,7 @@ def test_every_mix_comes_back(
 
     headers = [frame.header for frame in frames]
     sizes = message_sizes(batch)
+    assert sizes == [sum(map(len, texts_of(batch, i))) for i in range(len(batch.values))]
     for header in headers:
         first = header.base_offset - place.base_offset
         assert header.count == 1 or sum(sizes[first : first + header.count]) <= cap_bytes
@@ -154,6 +156,14 @@ def test_every_mix_comes_back(
     assert sum(header.count for header in headers) == len(batch.values)
     assert all(earlier.next_offset == later.base_offset for earlier, later in pairwise(headers))
     assert headers[-1].next_offset == place.base_offset + len(batch.values)
+
+
+def texts_of(batch: Batch, i: int) -> Iterator[bytes]:
+    """All that counts as the size of a message."""
+    yield bytes(batch.values[i])  # type: ignore[arg-type]
+    yield (batch.keys[i] if batch.keys else None) or b""
+    for name, value in batch.headers[i] if batch.headers else ():
+        yield name.encode() + value
 
 
 def check_header(

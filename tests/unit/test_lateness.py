@@ -10,10 +10,13 @@ import tracemalloc
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import holdfast
 from holdfast import NewMessage
 from holdfast.broker.delayed import DelaySettings, DelayStore
+from holdfast.broker.delayed.intake import RecentBatches
 from holdfast.broker.delayed.upkeep import in_due_order
 from holdfast.codec.frame import Frame
 from holdfast.env import ManualClock, SeededIds, World
@@ -161,15 +164,34 @@ def test_a_task_that_puts_helps_as_well():
 
 def test_a_put_releases_a_portion_for_each_thousand_that_it_brings_and_no_more():
     place = Place(durability="os")
-    place.q.put_many([NewMessage(body=b"", delay=1) for _ in range(5_000)])
+    place.q.put_many([NewMessage(body=b"", delay=1) for _ in range(9_000)])
     place.clock.advance(seconds=2)
     place.q.put(b"one", delay=60)
     assert place.q.stats().ready == 1_000
     place.q.put_many([NewMessage(body=b"", delay=60) for _ in range(1_001)])
-    assert place.q.stats().ready == 3_000
+    assert place.q.stats().ready == 1_000 + 2_000 + 4_000  # a portion is twice the last one while they are late
 
 
-@pytest.mark.parametrize(("sync_ms", "most"), [(5, 1_000), (200, 5_000)])
+@pytest.mark.parametrize(("work_ms", "most"), [(100, 1_000), (20, 2_000), (10, 4_000), (1, 8_000)])
+def test_a_portion_is_larger_while_releases_are_late_unless_its_work_takes_long(work_ms, most):
+    """What comes due meanwhile waits for the end of it."""
+    place = Place(durability="os")
+    partition = place.q._port.deliveries[0].partition
+    write, portions = partition.log.write, []
+
+    def counted(batch: Batch, **options: Any) -> Any:
+        portions.append(len(batch.values))
+        place.clock.advance(ms=len(batch.values) // 1_000 * work_ms)
+        return write(batch, **options)
+
+    place.q.put_many([NewMessage(body=b"", delay=1) for _ in range(16_000)])
+    place.clock.advance(seconds=2)
+    partition.log.write = counted  # type: ignore[method-assign, assignment]
+    assert partition.release() == 16_000
+    assert (portions[0], max(portions)) == (1_000, most)
+
+
+@pytest.mark.parametrize(("sync_ms", "most"), [(5, 1_000), (200, 8_000)])
 def test_a_portion_is_larger_where_a_sync_takes_longer_than_the_rest(sync_ms, most):
     place = Place(durability="os")
     partition = place.q._port.deliveries[0].partition
@@ -180,12 +202,16 @@ def test_a_portion_is_larger_where_a_sync_takes_longer_than_the_rest(sync_ms, mo
         place.clock.advance(ms=len(batch.values) // 50)
         return write(batch, **options)
 
-    place.q.put_many([NewMessage(body=b"", delay=1) for _ in range(11_000)])
+    place.q.put_many([NewMessage(body=b"", delay=1) for _ in range(1_000)])
+    place.q.put_many([NewMessage(body=b"", delay=1.1) for _ in range(10_000)])
+    partition.sync()
     place.clock.advance(seconds=1)
     partition.log.write = counted  # type: ignore[method-assign, assignment]
     place.disk.on_call = lambda call: place.clock.advance(ms=sync_ms if call == "sync" else 0)
-    assert partition.release() == 11_000
-    assert (portions[0], max(portions)) == (1_000, most)
+    assert partition.release() == 1_000
+    place.clock.advance(ms=100)
+    assert partition.release() == 10_000
+    assert portions[:2] == [1_000, most]
 
 
 def test_a_tick_ends_though_there_is_always_more_that_is_due():
@@ -230,6 +256,80 @@ class Store:
         self.store.released([each.id for each in found], 1)
         self.store.check()
         return [each.due_at_ms - self.now_ms for each in found]
+
+
+def test_messages_that_come_due_soon_after_they_were_put_are_not_read_from_the_disk(monkeypatch: pytest.MonkeyPatch):
+    place = Store()
+    place.store.tick(place.now_ms)  # so that it knows the time
+    dues_ms = list(range(1, 3_001))
+    random.Random(1).shuffle(dues_ms)
+    for n in range(0, 3_000, 100):
+        place.put(*dues_ms[n : n + 100], HOUR_S * 1_000)
+    recent = place.store._state.intake._recent
+    assert recent.total_bytes > 3_000
+    monkeypatch.setattr(Frame, "records", None)
+    released = [due for at_ms in range(0, 3_001, 10) for due in place.release(at_ms)]
+    assert released == sorted(dues_ms)
+    assert (recent.total_bytes, recent._firsts, recent._batches, recent._lasts) == (0, [], [], [])
+
+
+def test_memory_for_what_was_just_put_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("holdfast.broker.delayed.intake._RECENT_BYTES", 10_000)
+    place = Store()
+    place.store.tick(place.now_ms)
+    for due_ms in range(1, 101):
+        place.put(*range(due_ms, due_ms + 10))
+    recent = place.store._state.intake._recent
+    assert 9_000 < recent.total_bytes <= 10_000
+    assert len(place.release(1_000)) == 1_000
+    assert recent.total_bytes == 0
+
+
+def test_a_spill_lets_go_of_what_was_just_put():
+    place = Store()
+    place.store.tick(place.now_ms)
+    place.put(1, 2, 3)
+    place.store.spill(place.now_ms)
+    assert place.store._state.intake._recent.total_bytes == 0
+    assert place.release(3) == [1, 2, 3]
+
+
+_MESSAGES = st.fixed_dictionaries(
+    {
+        "values": st.binary(max_size=5),
+        "keys": st.none() | st.binary(max_size=3),
+        "headers": st.lists(st.tuples(st.text(max_size=3), st.binary(max_size=3)), max_size=3),
+        "priorities": st.integers(0, 9),
+        "expires_at_ms": st.integers(0, 2**40),
+        "due_at_ms": st.integers(1, 20_000),
+        "flags": st.integers(0, 3),
+    }
+)
+
+
+@given(
+    st.lists(st.lists(_MESSAGES, min_size=1, max_size=4), max_size=4),
+    st.sets(st.sampled_from(["keys", "headers", "priorities", "expires_at_ms", "flags"])),
+    st.lists(st.integers(0, 15), max_size=4),
+)
+def test_what_was_just_put_is_as_if_it_were_read_from_the_disk(batches, used, cancelled):
+    """In the same order, and without those that were cancelled: the fused form of `due` and the general one agree."""
+    place = Store()
+    place.store.tick(place.now_ms)
+    columns = [*used, "values"]
+    for messages in batches:
+        dues_ms = [place.now_ms + message["due_at_ms"] for message in messages]
+        chosen = {name: [message[name] for message in messages] for name in columns}
+        place.store.wait(place.store.write(Batch(**chosen, due_at_ms=dues_ms)))
+        place.clock.advance(ms=1)
+    known = [place.store.cancel(message_id) for message_id in cancelled]
+    now_ms, recent = place.now_ms + 20_000, place.store._state.intake._recent
+    fused = place.store.due(now_ms, 100)
+    place.store._state.intake._recent = RecentBatches()
+    place.store._due_here = lambda now_ms, limit: None  # type: ignore[method-assign]
+    assert place.store.due(now_ms, 100) == fused
+    assert len(fused) == sum(map(len, batches)) - sum(known)
+    assert recent.total_bytes or not any(message["due_at_ms"] <= 10_000 for batch in batches for message in batch)
 
 
 def test_a_frame_is_unpacked_once_for_all_of_its_messages_that_are_due_soon(monkeypatch: pytest.MonkeyPatch):

@@ -133,7 +133,7 @@ def users_headers(headers: HeaderPairs) -> tuple[tuple[str, bytes], ...]:
 
 def column(values: Sequence[_Value], nothing: _Value) -> Sequence[_Value] | None:
     """A column of a batch; None if all values equal `nothing`."""
-    return None if all(value == nothing for value in values) else values
+    return None if values.count(nothing) == len(values) else values
 
 
 def moved_batch(

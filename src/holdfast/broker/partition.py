@@ -62,12 +62,14 @@ if TYPE_CHECKING:
 __all__ = ["Draft", "LostPartition", "Partition", "Place", "Publication", "Site"]
 
 
-# Messages released at a time: about 20 ms of work, during which newly due messages wait. If the sync takes longer than
-# the rest of the work, the next batch grows until both take about as long.
+# Messages released at a time: about 5 ms of work, during which newly due messages wait. If the sync takes longer than
+# the rest of the work, the next batch grows until both take about as long. While releases are late it doubles, as long
+# as the work for it stays short: what comes due meanwhile has to wait.
 _RELEASE_MOST: Final = 1_000
-_RELEASE_MOST_EVER: Final = 5_000
+_RELEASE_MOST_EVER: Final = 8_000
+_RELEASE_WORK_NS: Final = 40_000_000
 # If releases are this late, callers that publish delayed messages help to release those that are due.
-_HELP_FROM_MS: Final = 25
+_HELP_FROM_MS: Final = 10
 STREAM_PIN: Final = "stream:"  # prefix of the pins of groups in stream mode
 
 _Written = TypeVar("_Written", Appended, Appended | None)
@@ -304,12 +306,18 @@ class Partition:
                 written_ns = self.world.clock.monotonic_ns()
                 self.log.wait(appended)
                 synced_ns = self.world.clock.monotonic_ns()
-                even = len(due) * (synced_ns - written_ns) // max(written_ns - began_ns, 1)
-                self._release_most = min(max(even, _RELEASE_MOST), _RELEASE_MOST_EVER)
                 store.released([message.id for message in due], appended.next_offset)
+                self._resize_releases(len(due), work_ns=written_ns - began_ns, sync_ns=synced_ns - written_ns)
                 self._released(due, appended.offset, now_ns)
             store.settled(self.log.synced_end)
             return len(due)
+
+    def _resize_releases(self, released: int, *, work_ns: int, sync_ns: int) -> None:
+        """Choose how many messages the next batch may have, from how long this one took."""
+        most = released * sync_ns // max(work_ns, 1)
+        if released >= self._release_most and self._late_ms() >= _HELP_FROM_MS:
+            most = max(most, min(2 * released, released * _RELEASE_WORK_NS // max(work_ns, 1)))
+        self._release_most = min(max(most, _RELEASE_MOST), _RELEASE_MOST_EVER)
 
     def release_now(self, delayed_id: int) -> bool:
         """Move one delayed message into the log before its time; False if it is not waiting any more."""

@@ -227,7 +227,7 @@ class Log:
             self._note_unsynced()
         return Appended(offset, offset + 1, chosen)
 
-    def write_alone(self, batch: Batch, durability: Durability | None) -> Appended | None:
+    def write_alone(self, batch: Batch, durability: Durability | None, time_ns: int = 0) -> Appended | None:
         """Same as `write` of a batch whose columns were checked, if it has one message; None if only `write` can."""
         if len(batch.values) != 1 or batch.times_ns is not None:
             return None
@@ -242,7 +242,7 @@ class Log:
             0 if due_at_ms is None else due_at_ms[0],
             0 if flags is None else flags[0],
         )
-        return self.write_single(batch.values[0], durability, head, columns)
+        return self.write_single(batch.values[0], durability, head, columns, time_ns)
 
     async def append_one_async(self, value: bytes, durability: Durability | None = None) -> Appended:
         """Async version of `append_one`."""
@@ -281,12 +281,16 @@ class Log:
         kind: Kind | None = None,
         producer: Producer = NO_PRODUCER,
         any_size: bool = False,
+        time_ns: int = 0,
     ) -> Appended:
-        """First half of `append`, which never waits; `wait` then makes the batch as durable as the result says."""
+        """First half of `append`, which never waits; `wait` then makes the batch as durable as the result says.
+
+        The messages' time is the current one unless it is given.
+        """
         chosen = self._durability(durability)
         kind = self._kind if kind is None else kind
         check_origin(kind, producer)
-        now_ns = self._now_ns()
+        now_ns = time_ns or self._now_ns()
         bodies = self._encoder.encode(messages, now_ns, codec=codec, kind=kind, any_size=any_size)
         return self._write(bodies, now_ns, chosen, producer)
 

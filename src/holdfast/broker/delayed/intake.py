@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 from array import array
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
+from itertools import accumulate, repeat
+from operator import itemgetter
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple, cast
 
 import msgspec
 from pyroaring import BitMap64
@@ -20,7 +22,7 @@ from pyroaring import BitMap64
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import World
 from holdfast.errors import CorruptData, DamagedRange
-from holdfast.model import Appended, Record
+from holdfast.model import Appended, Batch, Record
 from holdfast.settings import LogSettings
 from holdfast.storage.log import Log
 
@@ -47,6 +49,8 @@ _WIDTHS: Final = (
     (SOON_MS, SECOND_MS),
     (0, _TENTH_MS),  # sorted at once: few enough, whatever the rate of arrival
 )
+
+_DUE: Final = itemgetter(0)
 
 _SHED: Final = 1024
 _DROP_MOST: Final = 4096  # entries examined in one step
@@ -105,6 +109,11 @@ class DelayedTimers:
                 heappush(self._starts, key)
             bucket.add(due_at_ms, message_id)
 
+    @property
+    def edge_ms(self) -> int:
+        """A time up to a tenth of a second after the last `advance`."""
+        return self._edge_ms
+
     def advance(self, now_ms: int) -> None:
         """Move everything due by now, and soon after, to the front. A clock that is set back changes nothing."""
         edge_ms = now_ms - now_ms % _TENTH_MS + _TENTH_MS
@@ -124,6 +133,11 @@ class DelayedTimers:
             self._front = sorted(self._front[self._head :] + near)
             self._head = 0
 
+    def leading(self, until_ms: int, limit: int) -> list[tuple[int, int]]:
+        """Return the first entries due by then, done or not. Call `advance` for that time first."""
+        front, head = self._front, self._head
+        return front[head : bisect_right(front, until_ms, head, min(head + limit, len(front)), key=_DUE)]
+
     def near(self, until_ms: int) -> Iterator[tuple[int, int]]:
         """Yield what is due by then, in order. Call `advance` for that time first."""
         front = self._front
@@ -132,9 +146,11 @@ class DelayedTimers:
                 return
             yield front[i]
 
-    def shed(self, done: Callable[[int], bool]) -> None:
-        """Drop the leading entries that are done."""
+    def shed(self, done: Callable[[int], bool], known: Sequence[int] = ()) -> None:
+        """Drop the leading entries that are done. Those of `known` are: if they lead, none is looked at alone."""
         front, head = self._front, self._head
+        if known and [entry[1] for entry in front[head : head + len(known)]] == known:
+            head += len(known)
         while head < len(front) and done(front[head][1]):
             head += 1
         if head > _SHED and head * 2 > len(front):
@@ -188,6 +204,126 @@ class DelayedTimers:
                 yield
 
 
+# Batches that were just written, kept in memory while their messages wait: a release then reads no file.
+#
+# Frames hold messages in order of arrival, releases go by due time. So one release of a thousand messages may touch a
+# thousand frames, and to read and unpack those costs several times what all the rest of a release does.
+#
+# A batch is kept as a whole, its values in one piece, in little more memory than its bytes. It goes when the last of
+# its messages has come due: messages leave in order of their due times, so none of them waits any more.
+
+
+_RECENT_BYTES: Final = 64 << 20
+# Approximate memory of a batch and of each message in it, besides the values. Keys and headers are objects.
+_BATCH_BYTES: Final = 800
+_MESSAGE_BYTES: Final = 16
+_COLUMNS_BYTES: Final = 400
+
+
+class _Kept(NamedTuple):
+    """A batch: the values joined, and where each of them ends."""
+
+    first_id: int
+    next_id: int
+    last_ms: int  # messages due after this are not kept
+    time_ns: int
+    epoch: int
+    values: bytes
+    ends: array[int]
+    dues_ms: array[int]
+    columns: Batch | None  # None if the messages have a value and a due time, and nothing else
+    total_bytes: int
+
+
+class RecentBatches:
+    """The batches by the ids of their messages. The lock of the store's state guards it."""
+
+    def __init__(self) -> None:
+        self.total_bytes = 0
+        self._firsts: list[int] = []  # first ids of the batches, ascending
+        self._batches: list[_Kept] = []  # in the same order
+        self._lasts: list[tuple[int, int]] = []  # a heap: the last due time of a batch, and its first id
+
+    def add(self, batch: Batch, first_id: int, *, time_ns: int, epoch: int, until_ms: int) -> None:
+        """Keep the messages of a new batch that are due by `until_ms`, if they fit. Its ids are above all others."""
+        values, dues_ms = batch.values, batch.due_at_ms
+        if not dues_ms or min(dues_ms) > until_ms or {*map(type, values)} != {bytes}:
+            return
+        last_ms = max(dues_ms)
+        if last_ms > until_ms:  # leave out the others
+            values = [value if due <= until_ms else b"" for value, due in zip(values, dues_ms, strict=True)]
+            last_ms = max(due for due in dues_ms if due <= until_ms)
+        joined = b"".join(cast("Sequence[bytes]", values))
+        columns = None if _is_plain(batch) else msgspec.structs.replace(batch, values=(), due_at_ms=None)
+        each_bytes = _MESSAGE_BYTES + (0 if columns is None else _COLUMNS_BYTES)
+        total_bytes = len(joined) + each_bytes * len(values) + _BATCH_BYTES
+        if self.total_bytes + total_bytes > _RECENT_BYTES:
+            return
+        ends = array("q", accumulate(map(len, values), initial=0))
+        next_id = first_id + len(values)
+        kept = _Kept(
+            first_id, next_id, last_ms, time_ns, epoch, joined, ends, array("q", dues_ms), columns, total_bytes
+        )
+        self._firsts.append(first_id)
+        self._batches.append(kept)
+        heappush(self._lasts, (last_ms, first_id))
+        self.total_bytes += total_bytes
+
+    def find(self, ids: Sequence[int]) -> dict[int, Record]:
+        """Return those of these messages that are kept."""
+        firsts, batches = self._firsts, self._batches
+        found: dict[int, Record] = {}
+        if not firsts:
+            return found
+        for message_id, above in zip(ids, map(bisect_right, repeat(firsts), ids), strict=True):
+            first_id, next_id, last_ms, time_ns, epoch, values, ends, dues_ms, columns, _ = batches[above - 1]
+            if not first_id <= message_id < next_id:
+                continue
+            at = message_id - first_id
+            value, due_at_ms = values[ends[at] : ends[at + 1]], dues_ms[at]
+            if due_at_ms > last_ms:
+                continue
+            if columns is None:
+                record = Record(message_id, time_ns, value, None, (), 0, 0, due_at_ms, 0, epoch)
+            else:
+                record = _record(columns, at, Record(message_id, time_ns, value, due_at_ms=due_at_ms, epoch=epoch))
+            found[message_id] = record
+        return found
+
+    def drop_before(self, due_at_ms: int) -> None:
+        """Forget the batches whose messages were all due before this time: the first that waits is due then."""
+        while self._lasts and self._lasts[0][0] < due_at_ms:
+            _, first_id = heappop(self._lasts)
+            at = bisect_left(self._firsts, first_id)
+            self.total_bytes -= self._batches[at].total_bytes
+            del self._firsts[at], self._batches[at]
+
+
+def _is_plain(batch: Batch) -> bool:
+    others: Iterable[object] = (
+        batch.times_ns,
+        batch.keys,
+        batch.headers,
+        batch.priorities,
+        batch.expires_at_ms,
+        batch.flags,
+    )
+    return all(column is None for column in others)
+
+
+def _record(columns: Batch, at: int, plain: Record) -> Record:
+    """Return the message with what else its batch says of it."""
+    return msgspec.structs.replace(
+        plain,
+        timestamp_ns=plain.timestamp_ns if columns.times_ns is None else columns.times_ns[at],
+        key=None if columns.keys is None else columns.keys[at],
+        headers=() if columns.headers is None else tuple(columns.headers[at]),
+        priority=0 if columns.priorities is None else columns.priorities[at],
+        expires_at_ms=0 if columns.expires_at_ms is None else columns.expires_at_ms[at],
+        flags=0 if columns.flags is None else columns.flags[at],
+    )
+
+
 logger = logging.getLogger(__name__)
 
 _NOTE: Final = Struct("<BQ")
@@ -211,6 +347,7 @@ class DelayedIntake:
         self._near: dict[int, Record] = {}  # decoded messages that are due soon, by id
         self._near_bytes = 0
         self._near_ms = SOON_MS  # how soon: as long as fits in memory
+        self._recent = RecentBatches()
 
     @staticmethod
     def open(world: World, folder: str, settings: LogSettings) -> DelayedIntake:
@@ -265,11 +402,8 @@ class DelayedIntake:
 
     def fetch(self, ids: Sequence[int]) -> dict[int, Record]:
         """Return the messages of these ascending ids; damaged ones are noted and left out."""
-        near = self._near
-        found = {message_id: near[message_id] for message_id in ids if message_id in near}
-        if len(found) < len(ids):
-            found |= self._read([message_id for message_id in ids if message_id not in found], lambda _: None)
-        return found
+        found, missing = self._in_memory(ids)
+        return found | self._read(missing, lambda _: None) if missing else found
 
     def fetch_due(self, ids: Sequence[int], now_ms: int, gone: BitMap64) -> dict[int, Record]:
         """Like `fetch`, and keep the other messages of the same frames in memory if they are due soon and not gone.
@@ -278,25 +412,42 @@ class DelayedIntake:
         If those due soon do not fit in memory, only those due sooner are kept: each frame is then read a few times,
         but still not once for every message.
         """
-        near = self._near
-        found = {message_id: near[message_id] for message_id in ids if message_id in near}
-        if len(found) < len(ids):
+        found, missing = self._in_memory(ids)
+        if missing:
             if self._near_bytes < _NEAR_BYTES // 4:
                 self._near_ms = min(2 * self._near_ms, SOON_MS)
-            missing = [message_id for message_id in ids if message_id not in found]
             found |= self._read(missing, lambda frame: self._keep(frame, now_ms, gone))
         return found
 
+    def keep_new(self, batch: Batch, first_id: int, time_ns: int, now_ms: int) -> None:
+        """Keep the messages that were just written in memory if they are due soon."""
+        self._recent.add(batch, first_id, time_ns=time_ns, epoch=self.log.epoch, until_ms=now_ms + SOON_MS)
+
+    def drop_before(self, due_at_ms: int) -> None:
+        """Drop what is kept of messages that were due before this time, when the first that still waits is due."""
+        self._recent.drop_before(due_at_ms)
+
     def forget(self, ids: Iterable[int]) -> None:
         """Drop these messages from memory: they no longer wait here."""
-        for message_id in ids:
-            record = self._near.pop(message_id, None)
-            if record is not None:
-                self._near_bytes -= len(record.value) + _RECORD_BYTES
+        near = self._near
+        if near:
+            kept = [record for record in map(near.pop, ids, repeat(None)) if record is not None]
+            self._near_bytes -= sum([len(record.value) for record in kept]) + _RECORD_BYTES * len(kept)
 
     def forget_all(self) -> None:
         """Drop all messages from memory: none of them waits here any more."""
         self._near, self._near_bytes = {}, 0
+        self._recent = RecentBatches()
+
+    def _in_memory(self, ids: Sequence[int]) -> tuple[dict[int, Record], list[int]]:
+        """Return the messages that are in memory, and the ids of the others."""
+        found = self._recent.find(ids)
+        missing = [message_id for message_id in ids if message_id not in found] if len(found) < len(ids) else []
+        if missing and self._near:
+            near = self._near
+            found |= {message_id: near[message_id] for message_id in missing if message_id in near}
+            missing = [message_id for message_id in missing if message_id not in near]
+        return found, missing
 
     def _keep(self, rows: Sequence[Record], now_ms: int, gone: BitMap64) -> None:
         near, until_ms = self._near, now_ms + self._near_ms

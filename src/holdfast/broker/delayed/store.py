@@ -22,7 +22,7 @@ from holdfast.env import World
 from holdfast.errors import CorruptData, InvalidRequest
 from holdfast.model import Appended, Batch, CodecName, Durability, Record
 from holdfast.settings import LogSettings
-from holdfast.storage.batches import portions
+from holdfast.storage.batches import PORTION_BYTES, portions
 from holdfast.storage.files import join, open_error
 from holdfast.storage.log import Log
 
@@ -49,6 +49,7 @@ class DelayStore:
         self.folder = folder
         self.settings = settings
         self._state = state
+        self._now_ns = world.clock.now_ns
         self._log = state.intake.log
         self._upkeep = DelayedUpkeep(world, folder, settings, state)
         self._blocks: OrderedDict[tuple[DelayedRun, int], list[Record]] = OrderedDict()
@@ -136,10 +137,14 @@ class DelayStore:
             raise InvalidRequest("a due time is a whole number of milliseconds since 1970, below 2**63")
         state = self._state
         with state.lock:  # otherwise a spill could see them in the log before the state knows them
-            appended = None if codec or any_size else self._log.write_alone(batch, durability)
+            time_ns = self._now_ns()
+            appended = None if codec or any_size else self._log.write_alone(batch, durability, time_ns)
             if appended is None:
-                appended = self._log.write(batch, durability=durability, codec=codec, any_size=any_size)
+                appended = self._log.write(
+                    batch, durability=durability, codec=codec, any_size=any_size, time_ns=time_ns
+                )
             state.intake.present.add_range(appended.offset, appended.next_offset)
+            state.intake.keep_new(batch, appended.offset, time_ns, state.timers.edge_ms)
             state.timers.add(dues_ms, appended.offset)
             first_ms = min(dues_ms, default=NEVER_MS)
             sooner = first_ms < state.not_before_ms
@@ -163,27 +168,41 @@ class DelayStore:
         Returns fewer messages than are due if they are large, since the caller writes them all at once.
         """
         state = self._state
-        chosen: list[Entry] = []
-        found: list[Delayed] = []
         with state.lock:
             state.check_open()
             state.timers.advance(now_ms)
             state.timers.shed(state.done_here)
-            whole = False
-            while not whole:  # replace those that turn out to be damaged
-                near = [run for run in state.runs if run.not_before_ms() <= now_ms and run.first(state.gone)]
-                sources = [run.entries(state.gone, until_ms=now_ms) for run in near]
+            found = self._due_here(now_ms, limit)
+            while found is None:  # replace those that turn out to be damaged
+                sources = [run.entries(state.gone, until_ms=now_ms) for run in state.runs_due(now_ms)]
                 chosen = list(islice(merge(state.waiting_here(state.timers.near(now_ms)), *sources), limit))
-                found, whole = self._fetch(chosen, now_ms)
-            if len(chosen) < limit:
+                messages, whole = self._fetch(chosen, now_ms)
+                found = messages if whole else None
+            if len(found) < limit:
                 self._blocks.clear()  # nothing else is due for now
-            if not chosen:
+            if not found:
                 state.look_ahead()
-            synced_end = self._log.synced_end
-        found = list(next(portions(found, lambda message: len(message.record.value)), []))
-        if any(run is None and message_id >= synced_end for _, message_id, run, _, _ in chosen):
+            ids = BitMap64([message.id for message in found]) & state.intake.present
+            unsynced = bool(ids) and ids.max() >= self._log.synced_end
+        if sum([len(message.record.value) for message in found]) > PORTION_BYTES:
+            found = list(next(portions(found, lambda message: len(message.record.value))))
+        if unsynced:
             self._log.sync()
         return found
+
+    def _due_here(self, now_ms: int, limit: int) -> list[Delayed] | None:
+        """Fused form of the search in `due` for messages that all wait in the intake; None if some may not."""
+        state = self._state
+        if state.runs_due(now_ms):
+            return None
+        entries = state.timers.leading(now_ms, limit)
+        ids = [message_id for _, message_id in entries]
+        if ids and not state.all_wait_here(ids):
+            return None
+        records = state.intake.fetch_due(sorted(ids), now_ms, state.gone)
+        if len(records) < len(ids):
+            return None
+        return [Delayed(message_id, due_at_ms, records[message_id]) for due_at_ms, message_id in entries]
 
     def released(self, ids: Sequence[int], position: int) -> None:
         """Mark these as written to the partition's log, below the offset `position`, not necessarily synced yet."""
@@ -193,9 +212,10 @@ class DelayStore:
             if known:
                 state.gone |= known
                 state.unsettled.append((position, known))
-            state.timers.shed(state.done_here)
+            state.timers.shed(state.done_here, ids)
             state.intake.forget(ids)
             state.look_ahead()
+            state.intake.drop_before(state.not_before_ms)
 
     def settled(self, position: int) -> None:
         """The partition's log is synced below this offset. Report all releases below it with `released` first."""

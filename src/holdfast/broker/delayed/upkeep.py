@@ -117,6 +117,20 @@ class DelayedState:
         intake = self.intake
         return message_id in self.gone or message_id not in intake.present or message_id in intake.unreadable
 
+    def runs_due(self, now_ms: int) -> list[DelayedRun]:
+        """Return the runs with messages that are due by now."""
+        return [run for run in self.runs if run.not_before_ms() <= now_ms and run.first(self.gone)]
+
+    def all_wait_here(self, ids: Sequence[int]) -> bool:
+        """Whether `waiting_here` would yield all of these."""
+        wanted, intake = BitMap64(ids), self.intake
+        return (
+            max(ids) < intake.log.end
+            and wanted <= intake.present
+            and not wanted.intersect(self.gone)
+            and not wanted.intersect(intake.unreadable)
+        )
+
     def waiting_here(self, entries: Iterable[tuple[int, int]]) -> Iterator[Entry]:
         """Yield the entries that wait in the intake and are as durable as their policy promised."""
         end = self.intake.log.end
