@@ -104,6 +104,18 @@ def test_reserve_grows_with_zeros_and_never_shrinks(place: Place) -> None:
     fails(errno.EINVAL, lambda: file.reserve(0))
 
 
+def test_release_keeps_length_and_bytes(place: Place) -> None:
+    file = place.file("a", b"abc")
+    file.reserve(20_000)
+    file.release(4096)
+    assert file.size() == 20_000
+    assert file.read(0, 20_000) == b"abc".ljust(20_000, b"\0")
+    file.reserve(20_000)
+    mapped = file.map(20_000)
+    mapped[10_000:10_003] = b"def"
+    assert file.read(10_000, 3) == b"def"
+
+
 def test_truncate_cuts_and_grows_with_zeros(place: Place) -> None:
     file = place.file("a", b"abcdef")
     file.truncate(2)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from holdfast.env.sim.disk import SimulatedDisk
 from tests.unit.disks import PAGE, Place, fails, outcomes, sim, simulated, synced
 
 
@@ -47,6 +48,7 @@ def test_every_call_can_fail_and_then_has_done_nothing() -> None:
         "view": lambda: file.view(0, 1),
         "write": lambda: file.write(0, [b"x"]),
         "reserve": lambda: file.reserve(100),
+        "release": lambda: file.release(8),
         "map": lambda: file.map(8),
         "words": lambda: file.words(1),
         "truncate": lambda: file.truncate(1),
@@ -235,3 +237,19 @@ def test_the_hook_is_told_of_each_change_after_it_took_effect() -> None:
         ("lock", b""),
     ]
     assert (disk.calls["map_store"], disk.calls["read"], disk.calls["make_folder"]) == (1, 1, 3)
+
+
+def test_blocks_are_taken_whole_and_given_back() -> None:
+    disk = SimulatedDisk(capacity_bytes=12 * 1024, block_bytes=4096)
+    disk.make_folder("/d")
+    one, two = (disk.open(f"/d/{name}", write=True, create=True) for name in ("one", "two"))
+    one.write(0, [b"x"])
+    assert disk.free_bytes("/d") == 8 * 1024
+    one.write(1, [bytes(4095)])
+    assert disk.free_bytes("/d") == 8 * 1024
+    one.reserve(12 * 1024)
+    fails(errno.ENOSPC, lambda: two.write(0, [b"y"]))
+    one.release(4096)
+    assert two.write(0, [bytes(9 * 1024)]) == 8 * 1024
+    with pytest.raises(AssertionError, match="hold something"):
+        one.release(0)

@@ -72,7 +72,9 @@ class BrokerEngine:
         self.space = Space(self)
         # The rest of the process needs descriptors, too, and running out of them refuses calls.
         most_files = min(settings.open_files, descriptor_limit() * 3 // 5)
-        self.world = world = replace(world, open_files=OpenFiles(most_files), make_space=self.space.make)
+        self.world = world = replace(
+            world, open_files=OpenFiles(most_files), make_space=self.space.make, put_aside=self.space.put_aside
+        )
         world.open_files.on_too_many = self._attention
         self.folder = folder
         self.settings = settings

@@ -31,6 +31,7 @@ class Floor:
         self._mark = (0, 0)  # an end of the journal, and the floor at that point
         self._scanned_at = log.written_end
         self._skipped_to = 0
+        journal.on_folded = self._pin_folded
 
     def pin(self) -> None:
         """Let the log be trimmed up to the floor, as far as the events that raised it are on disk.
@@ -41,6 +42,11 @@ class Floor:
         if self._journal.log.synced_end >= marked_at:
             self._log.pin(self._journal.log.folder, floor)
             self._mark = (self._journal.log.written_end, self._group.floor)
+
+    def _pin_folded(self) -> None:
+        """Let the log be trimmed up to the current floor: all events are in a snapshot on disk."""
+        for _ in range(2):  # the first call applies the previous mark, the second the current one
+            self.pin()
 
     def hold(self) -> None:
         """Pin the log at the floor at once, after a seek has lowered it."""

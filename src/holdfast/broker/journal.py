@@ -34,6 +34,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from struct import Struct
 from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
 
@@ -81,6 +82,10 @@ logger = logging.getLogger(__name__)
 
 SNAPSHOT: Final = "snapshot"
 BEFORE: Final = "snapshot.before"
+
+# A journal of at least this size, and of at least that of its snapshot, is worth folding on a full disk.
+_WORTH_BYTES: Final = 64 * 1024
+_LITTLE_BYTES: Final = 16 * 1024
 
 _HEADER: Final = Struct("<4sI")
 _MAGIC: Final = b"HFS\x01"
@@ -231,8 +236,8 @@ class PastEvents:
         with self._lock:
             self._floors[:] = [(position, min(floor, to)) for position, floor in self._floors]
 
-    def keep(self, before: int, *, end: int) -> None:
-        """Compress the segments below `before`; `end` is the end of the message log.
+    def keep(self, before: int, *, end: int, pack: bool) -> None:
+        """Compress the segments below `before`, if `pack`; `end` is the end of the message log.
 
         A failure is only logged: losing some history is better than letting the journal grow.
         """
@@ -244,7 +249,7 @@ class PastEvents:
         try:
             there = {past.base for past in self._files()} if going else set()
             for base in going:
-                if base not in there:
+                if pack and base not in there:
                     self._pack(Past(base, self._lowest(base), end))
         except (OSError, HoldfastError) as error:
             facts = {"folder": self._log.folder, "why": str(error)}
@@ -346,6 +351,8 @@ class StateJournal(ABC, Generic[_State, _Image]):
         self._before_at = 0
         self._keeping = threading.Lock()
         self._files = SnapshotFiles(world, folder)
+        self._folding = False
+        self.on_folded: Callable[[], None] = lambda: None
         self.lost_events = 0  # events that could not be read at opening
         self.log = Log.open(folder, log_settings(settings), world, kind=Kind.JOURNAL)
 
@@ -381,7 +388,39 @@ class StateJournal(ABC, Generic[_State, _Image]):
         except BaseException:
             self.log.close()
             raise
+        self.log.fold = partial(self._fold, state)
         return state
+
+    def _fold(self, state: _State, urgent: bool) -> bool:  # noqa: FBT001  a callback of the log
+        """The disk is full: replace all events by a snapshot; returns whether that freed anything.
+
+        The journal then begins again in the space that its events took. So acks continue for as long as there are
+        messages, with no more space than a snapshot takes. The caller is about to append, so it holds the state's lock.
+        """
+        if self.log.written_end == self.log.start or not (urgent or self._is_worth_folding(state)):
+            return False
+        self._folding = True
+        try:
+            self.snapshot(state)
+            self.log.roll()
+            with self._keeping:
+                freed = self._trim(self._snapshot_at)
+            self._world.put_aside()
+            with suppress(DiskFull):
+                self.snapshot(state)  # so that there are two again
+        except DiskFull:
+            return False
+        finally:
+            self._folding = False
+            self._world.put_aside()
+        self.on_folded()
+        return freed > 0
+
+    def _is_worth_folding(self, state: _State) -> bool:
+        """Whether the journal has grown, or little is left to write a snapshot with."""
+        snapshot_bytes = len(_encode(StateSnapshot(self.log.written_end, self._image(state))))
+        grown = sum(facts.bytes for facts in self.log.segments()) >= max(_WORTH_BYTES, snapshot_bytes)
+        return grown or self._world.put_aside() < 2 * snapshot_bytes + _LITTLE_BYTES
 
     @property
     def events_since_snapshot(self) -> int:
@@ -494,7 +533,8 @@ class Journal(StateJournal[Group, GroupImage]):
 
     def _trim(self, before: int) -> int:
         start, end = self.kept()
-        self.past.keep(before, end=end)
+        # On a full disk, history would take the space that acks need.
+        self.past.keep(before, end=end, pack=not self._folding)
         self.past.forget(start)
         return super()._trim(before)
 

@@ -22,7 +22,7 @@ from holdfast.delivery.group import Group, Lease
 from holdfast.env import World
 from holdfast.errors import LeaseLost
 from holdfast.model import Appended, Record
-from holdfast.storage.files import durable_replace, join, read_file, translated
+from holdfast.storage.files import durable_replace, join, read_file, translated, with_space
 
 if TYPE_CHECKING:
     from holdfast.broker.delivery import Delivery
@@ -176,7 +176,9 @@ class FolderKey:
     def _make(self) -> bytes:
         key = self._world.ids.random_bytes(KEY_BYTES)
         content = _LAYOUT.pack(_MAGIC, key, crc32c(_MAGIC + key))
-        durable_replace(self._world.disk, self._root, KEY_FILE, content)
+        world = self._world
+        # A consumer in another process needs it for its first ack, also on a full disk.
+        with_space(world, len(content), lambda: durable_replace(world.disk, self._root, KEY_FILE, content))
         return key
 
 

@@ -5,22 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from holdfast.broker.folder.layout import (
-    DEAD_SUFFIX,
-    RESERVE,
-    TOPICS,
-    check_readable_name,
-    names_in,
-    topic_folder,
-    topics,
-)
+from holdfast.broker.folder.layout import DEAD_SUFFIX, RESERVE, RESERVE_BYTES, TOPICS, check_readable_name
+from holdfast.broker.journal import BEFORE, SNAPSHOT, SnapshotFiles, is_past
 from holdfast.broker.partition import Partition
+from holdfast.broker.samples import SAMPLES
 from holdfast.broker.topic import Topic
 from holdfast.errors import Closed, HoldfastError
-from holdfast.storage.files import index_bases, index_name, join
+from holdfast.storage.files import LOCK, QUARANTINE, index_bases, join
 
 if TYPE_CHECKING:
     from holdfast.broker.engine import BrokerEngine
@@ -161,18 +156,26 @@ def _sealed(topic: Topic) -> int:
 # Done messages are kept only for replay, so they can be spared first. A write that finds too little space calls `make`
 # while holding any lock except that of its own log. So `make` takes no locks except those of logs, and relies on floors
 # that are known to be on disk. If that is not enough, the next tick brings the floors up to date, and a write that was
-# refused may succeed a moment later.
-#
-# The oldest segments of all open topics go first, and no more than needed. Closed topics follow when the sweep visits
-# them.
+# refused may succeed a moment later. The oldest segments of all open topics go first, and no more than needed. Closed
+# topics follow when the sweep visits them.
 #
 # Another program may fill the disk to the last byte while no message is done. Then acks must still work, because they
 # are what frees space, and so must opening the folder, which writes a little as well. For these the folder keeps a
-# reserve file. It is shortened when they need space, never for a new message, and filled up again later. If there is no
-# reserve, or it is used up, indexes are removed; they can be rebuilt from their segments.
+# reserve file. It is shortened when they need space, never for a new message, and filled up again later.
+#
+# There may be no reserve, or it may be used up. Then the folder gives up what it can do without, in this order:
+#
+#     tails      blocks that logs have reserved for messages to come
+#     indexes    of segments; they are made anew
+#     notes      in lock files, about who holds the lock
+#     samples    for charts; they begin anew
+#     past       events of journals that were trimmed: the history of settled messages
+#     before     snapshots that are kept in case the newest is damaged, if it is whole
+#
+# What that frees goes into the reserve, because other programs would take it otherwise. With a few blocks, all messages
+# can be acked, since a journal that cannot grow is folded into a snapshot (`StateJournal`).
 
 
-_RESERVE_BYTES: Final = 1024 * 1024
 _BLOCK_BYTES: Final = 4 * 1024
 
 
@@ -183,15 +186,18 @@ class Space:
         self._engine = engine
         self._wanted_bytes = 0  # free space that a caller wanted and did not get
         self._asked = False  # whether a caller was refused since the last tick
+        self._told = False  # whether it was logged that the reserve is used, since it was last whole
 
     def make(self, wanted_bytes: int, *, urgent_bytes: int = 0) -> bool:
         """Remove done messages until `wanted_bytes` are free or none are left; returns whether any space was freed.
 
-        If there is nothing to remove, `urgent_bytes` are taken from the reserve or from indexes.
+        If there is nothing to remove, `urgent_bytes` come from the reserve, or from what the folder can do without.
         """
         if self._make(wanted_bytes):
+            self._fill()  # first, or other programs take it
+            self._release(urgent_bytes)
             return True
-        return urgent_bytes > 0 and (self._release(urgent_bytes) or self._drop_indexes())
+        return urgent_bytes > 0 and (self._release(urgent_bytes) or self._give_up(urgent_bytes))
 
     def _make(self, wanted_bytes: int) -> bool:
         if self._asked:
@@ -208,55 +214,116 @@ class Space:
 
     def keep_reserve(self) -> None:
         """Fill up the reserve if at least as much space again stays free."""
-        disk, path = self._engine.world.disk, self._reserve
+        with suppress(OSError):  # the next tick tries again
+            if not self._is_short(2 * RESERVE_BYTES):
+                self._fill()
+
+    def put_aside(self) -> int:
+        """Fill up the reserve with whatever is free, since something was freed on a full disk; returns its size."""
+        self._asked = False
+        return self._fill()
+
+    def _fill(self) -> int:
+        """Fill up the reserve as far as there is room; returns its size.
+
+        Tried out, because free space may be reserved for root, and then counts as taken even if this process is root's.
+        """
+        disk, path, size = self._engine.world.disk, self._reserve, 0
         with suppress(OSError):  # the next tick tries again
             if not disk.exists(join(self._engine.folder, TOPICS)):
-                return  # a folder with only a reserve in it would not be recognized as a data folder
-            file = disk.open(path, write=True, create=True)
-            try:
-                if file.size() < _RESERVE_BYTES and not self._is_short(2 * _RESERVE_BYTES):
-                    file.reserve(_RESERVE_BYTES)
+                return 0  # a folder with only a reserve in it would not be recognized as a data folder
+            with closing(disk.open(path, write=True, create=True)) as file:
+                size = file.size()
+                step = RESERVE_BYTES - size
+                while step >= _BLOCK_BYTES:
+                    try:
+                        file.reserve(size + step)
+                    except OSError:
+                        file.truncate(size)
+                        step = step // 2 // _BLOCK_BYTES * _BLOCK_BYTES
+                        continue
                     file.sync()
-            finally:
-                file.close()
+                    size += step
+                    step = min(step, RESERVE_BYTES - size)
+            self._told = self._told and size < RESERVE_BYTES
+        return size
 
     def _release(self, urgent_bytes: int) -> bool:
         """Free this much of the reserve and no more, because other programs may take what is free."""
         try:
-            file = self._engine.world.disk.open(self._reserve, write=True)
-            try:
-                left = file.size() - -(-urgent_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
-                if left < 0:
+            with closing(self._engine.world.disk.open(self._reserve, write=True)) as file:
+                size = file.size()
+                left = max(0, size - -(-urgent_bytes // _BLOCK_BYTES) * _BLOCK_BYTES)
+                if left == size:
                     return False
                 file.truncate(left)
-            finally:
-                file.close()
         except OSError:
             return False  # there is no reserve
-        logger.warning("the disk is full: its reserve is used", extra={"folder": self._engine.folder, "left": left})
+        if not self._told:
+            self._told = True
+            logger.warning("the disk is full: its reserve is used", extra={"folder": self._engine.folder, "left": left})
         return True
 
-    def _drop_indexes(self) -> bool:
-        """Remove message indexes until one block is free, enough for many acks; returns whether any were removed."""
-        dropped = 0
+    def _give_up(self, urgent_bytes: int) -> bool:
+        """Free this much by giving up what the folder can do without; returns whether anything was freed."""
+        sources = (self._give_tails(), self._remove(self._indexes()), self._clear_notes(), self._remove(self._others()))
+        given = 0
         with suppress(OSError):
-            for path in self._indexes():
-                if dropped and not self._is_short(_BLOCK_BYTES):
+            for size in chain(*sources):
+                given += size
+                if given >= urgent_bytes:
                     break
-                self._engine.world.disk.remove(path)
-                dropped += 1
-        if dropped:
-            facts = {"folder": self._engine.folder, "indexes": dropped}
-            logger.warning("the disk is full: indexes removed, which are made anew", extra=facts)
-        return dropped > 0
+        if given:
+            facts = {"folder": self._engine.folder, "bytes": given}
+            logger.warning("the disk is full: what can be done without is given up", extra=facts)
+            self._fill()
+            self._release(urgent_bytes)
+        return given > 0
+
+    def _give_tails(self) -> Iterator[int]:
+        for log in self._logs():
+            with suppress(HoldfastError, OSError):  # closed meanwhile
+                yield log.give_tail()
+
+    def _remove(self, paths: Iterable[str]) -> Iterator[int]:
+        disk = self._engine.world.disk
+        for path in paths:
+            with suppress(OSError):
+                with closing(disk.open(path)) as file:
+                    size = file.size()
+                disk.remove(path)
+                yield size
+
+    def _clear_notes(self) -> Iterator[int]:
+        """Empty the lock files; the locks themselves stay held."""
+        for path in self._files():
+            if path.endswith(f"/{LOCK}"):
+                with suppress(OSError), closing(self._engine.world.disk.open(path, write=True)) as file:
+                    size = file.size()
+                    file.truncate(0)
+                    yield size
 
     def _indexes(self) -> Iterator[str]:
-        world, root = self._engine.world, self._engine.folder
-        for topic in topics(world, root):
-            for number in names_in(world, topic_folder(root, topic)):
-                folder = join(topic_folder(root, topic), f"{number}/log")
-                names = names_in(world, folder) if number.isdigit() else []
-                yield from (join(folder, index_name(base)) for base in index_bases(names))
+        return (path for path in self._files() if index_bases([path.rpartition("/")[2]]))
+
+    def _others(self) -> Iterator[str]:
+        """Samples, past events, and the snapshots before those that are whole."""
+        yield join(self._engine.folder, SAMPLES)
+        yield from (path for path in self._files() if is_past(path.rpartition("/")[2]))
+        for path in self._files():
+            folder, _, name = path.rpartition("/")
+            if name == BEFORE and SnapshotFiles(self._engine.world, folder).newest(bytes)[1] == SNAPSHOT:
+                yield path
+
+    def _files(self, folder: str | None = None) -> Iterator[str]:
+        """All files of the data folder, except those in quarantine."""
+        disk, folder = self._engine.world.disk, folder or self._engine.folder
+        for name in disk.names(folder):
+            path = join(folder, name)
+            if not disk.is_folder(path):
+                yield path
+            elif name != QUARANTINE:
+                yield from self._files(path)
 
     @property
     def _reserve(self) -> str:
@@ -273,7 +340,8 @@ class Space:
             for topic in self._engine.open_topics():
                 with suppress(HoldfastError, OSError):  # then less can be removed
                     topic.bring_pins()
-            self._free(self._wanted_bytes)
+            if self._free(self._wanted_bytes):
+                self._fill()
         if not self._is_short(self._wanted_bytes):
             self._wanted_bytes = 0
 

@@ -63,6 +63,9 @@ class File(Protocol):
     def reserve(self, length: int) -> None:
         """Allocate blocks, so that the first `length` bytes can be written even if the disk fills up."""
 
+    def release(self, position: int) -> None:
+        """Give back the blocks from `position` on, where there are only zeros; the length stays. May do nothing."""
+
     def map(self, length: int) -> WritableMap:
         """Return the first `length` bytes, which must have been reserved, for storing into."""
 
@@ -228,6 +231,12 @@ class RealFile(Descriptor):
 
     def reserve(self, length: int) -> None:
         os.posix_fallocate(self._fd, 0, length)
+
+    def release(self, position: int) -> None:
+        length = self.size() - position
+        if length > 0 and (fallocate := _fallocate()) is not None:
+            # Not by truncating: a reader of another process that has mapped the end would be killed by a signal.
+            fallocate(self._fd, _KEEP_SIZE | _PUNCH_HOLE, position, length)  # some file systems cannot
 
     def map(self, length: int) -> WritableMap:
         return self._mapped(length)
@@ -410,6 +419,20 @@ def _file_system(folder: str) -> str:
         if inside and len(mount) >= len(best):
             best, kind = mount, right.split(" ")[0]
     return kind
+
+
+_KEEP_SIZE: Final = 1  # FALLOC_FL_KEEP_SIZE
+_PUNCH_HOLE: Final = 2  # FALLOC_FL_PUNCH_HOLE
+
+
+@cache
+def _fallocate() -> Any:
+    try:
+        call = ctypes.CDLL(None).fallocate64  # with 64-bit positions on every machine
+    except (OSError, AttributeError):  # another system
+        return None
+    call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return call
 
 
 _HERE: Final = -100  # AT_FDCWD

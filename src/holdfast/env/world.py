@@ -36,6 +36,11 @@ def no_space(wanted_bytes: int, *, urgent_bytes: int = 0) -> bool:
     return False
 
 
+def nothing_aside() -> int:
+    """For logs without a reserve: always 0."""
+    return 0
+
+
 @dataclass(frozen=True)
 class World:
     """Everything that storage may know of what is outside the process."""
@@ -46,6 +51,9 @@ class World:
     watch: Callable[[], FolderWatch] = no_watch  # raises WatchRefused if there is none: callers poll instead
     open_files: OpenFiles = field(default_factory=OpenFiles)  # of all logs that share this world
     make_space: MakeSpace = no_space
+    # Called after something was freed on a full disk: keeps it for what must continue there, before others take it.
+    # Returns how many bytes are kept for that.
+    put_aside: Callable[[], int] = nothing_aside
 
 
 def real_world() -> World:

@@ -6,7 +6,7 @@ import errno
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
@@ -78,12 +78,24 @@ def durable_replace(disk: Disk, folder: str, name: str, content: BytesLike) -> N
     """Replace a file atomically: after a crash either the old or the new content is there, complete."""
     temporary = join(folder, name + ".tmp")
     with opened_folder(disk, folder) as opened:
-        with closing(disk.open(temporary, write=True, create=True)) as file:
+        with taking_no_room(disk, temporary), closing(disk.open(temporary, write=True, create=True)) as file:
             file.truncate(0)
             write_fully(file, 0, [content])
             file.sync()
         disk.rename(temporary, join(folder, name))
         opened.sync()
+
+
+@contextmanager
+def taking_no_room(disk: Disk, temporary: str) -> Iterator[None]:
+    """Remove a temporary file that cannot be completed because the disk is full: its part would take the last room."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL_DISK:
+            with suppress(OSError):
+                disk.remove(temporary)
+        raise
 
 
 def opened_folder(disk: Disk, folder: str) -> AbstractContextManager[OpenFolder]:
@@ -205,7 +217,10 @@ def open_error(folder: str, error: OSError) -> HoldfastError:
     """Translate a disk error into one of ours that says what to do."""
     why = error.strerror or str(error)
     if error.errno in FULL_DISK:
-        return DiskFull(f"cannot open {folder}: {why}. Free some space; it can still be read with LogReader")
+        return DiskFull(
+            f"cannot open {folder}: {why}, and nothing in it can be given up for that. Free some space on this disk, 1 "
+            "MiB is enough, and open it again; until then it can be read with LogReader"
+        )
     if ran_out(error):
         return shortage(f"cannot open {folder}", error, "Nothing was lost")
     if error.errno == errno.ELOOP:
@@ -271,14 +286,19 @@ _WHAT_TO_DO: Final = {
 }
 
 
-def with_space(world: World, urgent_bytes: int, attempt: Callable[[], _Answer]) -> _Answer:
-    """Call `attempt`; if the disk is full, have some space freed and try once more."""
+def with_space(world: World, urgent_bytes: int, attempt: Callable[[], _Answer], *, tries: int = 4) -> _Answer:
+    """Call `attempt`; if the disk is full, have some space freed and try again, a few times."""
     try:
         return attempt()
     except OSError as error:
-        if error.errno not in FULL_DISK or not world.make_space(urgent_bytes, urgent_bytes=urgent_bytes):
+        if error.errno not in FULL_DISK or tries <= 1:
             raise
-    return attempt()
+        full = error.with_traceback(None)  # its frames may hold files that are about to be removed
+    if not world.make_space(urgent_bytes, urgent_bytes=urgent_bytes):
+        raise full
+    answer = with_space(world, urgent_bytes, attempt, tries=tries - 1)
+    world.put_aside()  # what is left, before other programs take it
+    return answer
 
 
 def ran_out(error: OSError) -> bool:

@@ -66,6 +66,8 @@ class Log:
         self.on_readable: Callable[[int], None] = lambda count: None  # a sync made this many held messages readable
         self.on_synced: Callable[[int], None] = lambda ns: None  # a sync took this long
         self.before_close: Callable[[], None] = lambda: None
+        # The disk is full: see `Writer.fold`.
+        self.fold: Callable[[bool], bool] = lambda urgent: False
         # The first offset that somebody outside this process needs; asked at each removal, since it may change.
         self.needed_outside: Callable[[], int | None] = lambda: None
         # Every message below this offset is handled, and kept only for replay; None if that is not known.
@@ -74,6 +76,7 @@ class Log:
         self._writer.on_segment = self._call_attention
         self._writer.on_readable = self._call_readable
         self._writer.on_synced = self._call_synced
+        self._writer.fold = self._call_fold
         self._gate = SyncGate(self._writer.sync, recovered.end)
         self._view = LogView(
             lambda: self._writer.segments,
@@ -384,6 +387,10 @@ class Log:
         self._writer.roll()
         self._writer.sync_names()
 
+    def give_tail(self) -> int:
+        """Give back the blocks reserved for messages to come, because the disk is full; returns their size."""
+        return self._writer.give_tail()
+
     def trim(self, before: int) -> Trimmed:
         """Remove whole segments below `before`; pinned messages and the active segment stay."""
         floor = min([before, *self._pins.values()])
@@ -538,6 +545,9 @@ class Log:
 
     def _call_synced(self, ns: int) -> None:
         self.on_synced(ns)
+
+    def _call_fold(self, urgent: bool) -> bool:  # noqa: FBT001  a callback
+        return self.fold(urgent)
 
     def _note_unsynced(self) -> None:
         if self._unsynced_since_ns is None:

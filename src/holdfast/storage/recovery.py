@@ -28,18 +28,20 @@ from holdfast.env import World
 from holdfast.storage.batches import LaidOut
 from holdfast.storage.examine import Cut, Findings, ScannedTail, SegmentDamage, examine
 from holdfast.storage.files import (
+    FULL_DISK,
     QuarantineNote,
     index_bases,
     index_name,
     join,
     keep_bytes,
     move_segment,
+    segment_bases,
     segment_name,
     write_again,
     write_zeros,
 )
-from holdfast.storage.frames import SegmentIndex
-from holdfast.storage.segment import ActiveSegment, Segment
+from holdfast.storage.frames import SegmentIndex, used_end
+from holdfast.storage.segment import ActiveSegment, Segment, blocks
 from holdfast.storage.state import Epochs, Identity, LogState
 
 logger = logging.getLogger(__name__)
@@ -80,7 +82,33 @@ class SegmentLimits:
 
 
 def recover(world: World, folder: str, limits: SegmentLimits) -> Recovered:
-    """Repair the log and take it over. The caller holds the folder's lock."""
+    """Repair the log and take it over. The caller holds the folder's lock.
+
+    If the disk is full, the space that was reserved for messages to come is used for that.
+    """
+    try:
+        return _recover(world, folder, limits)
+    except OSError as error:
+        if error.errno not in FULL_DISK or not _release_tail(world, folder):
+            raise
+    recovered = _recover(world, folder, limits)
+    world.put_aside()
+    return recovered
+
+
+def _release_tail(world: World, folder: str) -> bool:
+    """Give back the blocks after the last byte of the log that is not zero; returns whether there may have been any."""
+    bases = segment_bases(world.disk.names(folder))
+    if not bases:
+        return False
+    with closing(world.disk.open(join(folder, segment_name(bases[-1])), write=True)) as file:
+        size = file.size()
+        end = blocks(used_end(file.view(0, size), 0))
+        file.release(end)
+    return end < size
+
+
+def _recover(world: World, folder: str, limits: SegmentLimits) -> Recovered:
     state = LogState.open(world.disk, folder, write=True)
     try:
         findings = examine(world, folder, state, index_bytes=limits.index_bytes)

@@ -22,12 +22,14 @@ from holdfast.env import close_in_children
 from holdfast.env.disk import BytesLike, Disk, File, WritableMap, write_fully
 from holdfast.errors import Unavailable
 from holdfast.storage.files import (
+    FULL_DISK,
     index_name,
     join,
     ran_out,
     read_file,
     segment_name,
     shortage,
+    taking_no_room,
     write_zeros,
 )
 from holdfast.storage.frames import FrameRules, SegmentIndex, parse_index, walk
@@ -115,7 +117,7 @@ logger = logging.getLogger(__name__)
 
 # Reservations grow from small to large, so that a thousand quiet logs do not take up a whole disk.
 _FIRST_RESERVE: Final = 64 * 1024
-TIGHT_RESERVE: Final = 16 * 1024
+_BLOCK: Final = 4 * 1024
 MOST_RESERVE: Final = 16 * 1024 * 1024
 # From this size on, one system call is faster than storing into a map whose pages must be faulted in first.
 _LARGE_WRITE: Final = 16 * 1024
@@ -263,12 +265,17 @@ class Segment:
             return
         temporary = self.index_path + ".tmp"
         try:
-            with closing(self._disk.open(temporary, write=True, create=True)) as file:
+            with (
+                taking_no_room(self._disk, temporary),
+                closing(self._disk.open(temporary, write=True, create=True)) as file,
+            ):
                 file.truncate(0)
                 write_fully(file, 0, [index.encode(self.log_id)])
             self._disk.rename(temporary, self.index_path)
         except OSError as error:
-            logger.warning("index not written", extra={"segment": self.path, "error": str(error)})
+            # On a full disk others say what is wrong; this could be said for every segment.
+            level = logging.INFO if error.errno in FULL_DISK else logging.WARNING
+            logger.log(level, "index not written", extra={"segment": self.path, "error": str(error)})
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -369,6 +376,12 @@ class ActiveSegment(Segment):
         need = self.position + length
         return 0 if need <= self.reserved else self._next_reserve(need) - self.reserved
 
+    def least_shortage(self, length: int) -> int:
+        """Like `shortage`, for a disk on which little is left."""
+        if not self.mapped:
+            return length
+        return max(0, blocks(self.position + length) - self.reserved)
+
     def make_room(self, length: int, *, tight: bool = False) -> None:
         """Make sure that `length` more bytes can be stored; raises OSError, and changes nothing, if the disk is full.
 
@@ -379,12 +392,25 @@ class ActiveSegment(Segment):
         if not self.mapped:
             return
         if need > self.reserved:
-            reserve = -(-need // TIGHT_RESERVE) * TIGHT_RESERVE if tight else self._next_reserve(need)
+            reserve = blocks(need) if tight else self._next_reserve(need)
             self.file.reserve(reserve)
             self.map = self.file.map(reserve)
             self.reserved = reserve
         if need > self.filled and length < _LARGE_WRITE:
             self._fill(need)
+
+    def give_tail(self) -> int:
+        """Give back the blocks reserved for messages to come, and return their size; the file keeps its length."""
+        end = blocks(self.position)
+        size = max(self.reserved, self._size) - end
+        if not self.mapped or self._dirty_from is not None or size <= 0:
+            return 0
+        self.map = None
+        self.reserved, self.filled, self._size = min(self.reserved, end), min(self.filled, end), end
+        self.file.release(end)
+        if self.reserved:
+            self.map = self.file.map(self.reserved)
+        return size
 
     def store(self, parts: Sequence[BytesLike], length: int) -> None:
         """Append bytes after the last frame, all of them or, with an OSError, none. `make_room` was called before."""
@@ -431,6 +457,11 @@ class ActiveSegment(Segment):
             return
         write_zeros(self.file, self._dirty_from, self.file.size())
         self._dirty_from = None
+
+
+def blocks(length: int) -> int:
+    """Return the length of the whole blocks that this many bytes take."""
+    return -(-length // _BLOCK) * _BLOCK
 
 
 def _mapped(file: File, size: int) -> memoryview | None:

@@ -41,7 +41,7 @@ from holdfast.storage.batches import LaidOut, lay_out
 from holdfast.storage.files import FULL_DISK, join, ran_out, room, segment_name, shortage
 from holdfast.storage.frames import SegmentIndex
 from holdfast.storage.recovery import Recovered, SegmentLimits, open_segment
-from holdfast.storage.segment import MOST_RESERVE, TIGHT_RESERVE, ActiveSegment, Segment
+from holdfast.storage.segment import MOST_RESERVE, ActiveSegment, Segment, blocks
 from holdfast.storage.state import ASKED, READABLE, Epochs, LogState
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ logger = logging.getLogger(__name__)
 _MOST_SEGMENT_BYTES: Final = 2**32 - 1  # positions are stored in 32 bits
 _NO_LIMIT: Final = 2**63
 _MOST_UNSYNCED: Final = 16
+_MOST_TRIES: Final = 5  # to find room on a full disk: others may take what was freed
 # A message of at least this size gets a segment of its own, which is filled without holding the lock.
 _APART_BYTES: Final = 16 << 20
 
@@ -100,6 +101,8 @@ class Writer:
         self.wake: Callable[[], None] = lambda: None  # opens them again; the caller holds the lock
         self.apart_bytes = _APART_BYTES
         self.on_segment: Callable[[], None] = lambda: None
+        # For a journal on a full disk: replaces its events by a snapshot, if that is worth it or `urgent`.
+        self.fold: Callable[[bool], bool] = lambda urgent: False
         self.on_readable: Callable[[int], None] = lambda count: None
         self.on_synced: Callable[[int], None] = lambda ns: None
         self._words = recovered.state.words
@@ -449,24 +452,55 @@ class Writer:
         """
         if total > _MOST_SEGMENT_BYTES - HEADER_BYTES:
             raise MessageTooLarge(f"a batch of {total} bytes fits in no segment; split it")
-        try:
-            return self._prepared(total, now_ns)
-        except DiskFull:
-            if not self._made_space(total):
-                raise
-        return self._prepared(total, now_ns)
+        refusal = ""
+        for tries in range(_MOST_TRIES):
+            try:
+                segment = self._prepared(total, now_ns)
+            except DiskFull as error:
+                refusal = str(error)
+            else:
+                if tries > 1:
+                    self._world.put_aside()  # what is left of it, before other programs take it
+                return segment
+            # Not while it is handled: its frames hold files that are about to be removed, which would still take room.
+            if not self._made_space(total, tries):
+                break
+        raise DiskFull(refusal)
 
-    def _made_space(self, total: int) -> bool:
+    def _made_space(self, total: int, tries: int = 0) -> bool:
         """Have handled messages removed; returns whether another try is worthwhile. The caller holds the lock.
 
         The lock is released meanwhile: removing takes the locks of other logs, which in turn may be doing the same.
+        After the first of several `tries`, a journal gets more than it needs: file systems need blocks of their own.
         """
         self.lock.release()
         try:
             wanted = self._settings.min_free_bytes + total + MOST_RESERVE
-            return self._world.make_space(wanted, urgent_bytes=total + TIGHT_RESERVE if self._is_journal else 0)
+            if not self._is_journal:
+                return self._world.make_space(wanted)
+            # A journal that has grown is folded while there is still something in reserve to do that with.
+            folded, more_bytes = self.fold(False), blocks(((1 << tries) - 1) * 8192)
+            if self._world.make_space(wanted, urgent_bytes=self._urgent_bytes(total) + more_bytes) or folded:
+                return True
+            return self.fold(True) and self._world.make_space(wanted, urgent_bytes=self._urgent_bytes(total))
         finally:
             self.lock.acquire()
+
+    def _urgent_bytes(self, total: int) -> int:
+        segment = self.active
+        if segment is None or segment.position + total > self._settings.segment_bytes:
+            return blocks(total)
+        return segment.least_shortage(total)
+
+    def give_tail(self) -> int:
+        """Give back what is reserved for messages to come; returns how many bytes that was."""
+        with self.lock:
+            if self.failure is not None or self.active is None:
+                return 0
+            self.ensure_open()
+            size = self.active.give_tail()
+            self._use(self.active)
+            return size
 
     def _prepared(self, total: int, now_ns: int) -> ActiveSegment:
         self.check_usable()
@@ -514,6 +548,7 @@ class Writer:
             # The old segment stays listed as unsynced: its last messages may still wait for a sync.
             sealed = self.active.sealed()
             self._unsynced_sealed.append((sealed, self.active.file))
+            self.active.release()  # callers may still hold it, and a file that is removed takes room until it is closed
             if len(self._unsynced_sealed) > _MOST_UNSYNCED:
                 # If nobody ticks this log, syncing falls to the one who fills segments; otherwise files would pile up.
                 try:
@@ -592,9 +627,13 @@ class Writer:
         return self.fail(what, error)
 
     def _disk_full(self, why: str) -> DiskFull:
+        if self._is_journal:
+            what = "Nothing else in the folder can be given up for that. Free some space on this disk, 1 MiB is enough,"
+        else:
+            what = "Free some space (`holdfast log info` shows what the log takes; handling messages frees some)"
         return DiskFull(
-            f"no room to append in {self._folder}: {why}. Nothing of this call was kept; reading goes on. Free some "
-            "space (`holdfast log info` shows what the log takes) and try again"
+            f"no room to append in {self._folder}: {why}. Nothing of this call was kept; reading goes on. {what} and "
+            "try again"
         )
 
     def check_usable(self) -> None:

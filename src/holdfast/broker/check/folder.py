@@ -44,6 +44,7 @@ from holdfast.broker.folder.layout import (
     TOPIC,
     TOPICS,
     partition_folder,
+    short_reserve,
     topic_folder,
     topic_for,
     topics,
@@ -339,9 +340,9 @@ def damaged_notes(world: World, folder: str) -> Iterator[Note]:
         except UnknownTopic:
             continue  # deleted in the meantime
     yield from _queries(world, folder)
-    sampled = check_samples(world, folder)
-    if sampled is not None:
-        yield "note", sampled
+    for note in (check_samples(world, folder), short_reserve(world, folder)):
+        if note is not None:
+            yield "note", note
 
 
 def _queries(world: World, folder: str) -> Iterator[Note]:

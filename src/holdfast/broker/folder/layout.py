@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from contextlib import closing
 from typing import Final, NamedTuple
 
 import msgspec
@@ -17,6 +18,7 @@ TOPICS: Final = "topics"
 GROUPS: Final = "groups"
 LOCKS: Final = "locks"
 RESERVE: Final = "reserve"
+RESERVE_BYTES: Final = 1024 * 1024
 OWNER_SOCKET: Final = "owner.sock"  # where other processes connect to the owner of a data folder
 QUERIES: Final = "queries"
 STAGING: Final = "staging"
@@ -211,3 +213,18 @@ def unsealed(content: bytes, path: str) -> bytes:
             'the data folder to go on without it. If you changed it by hand, remove "check" from it'
         )
     return b"{" + rest
+
+
+def short_reserve(world: World, folder: str) -> str | None:
+    """Say that the reserve of a data folder is used, and what to do; None if it is not, or there is none yet."""
+    path = join(folder, RESERVE)
+    if not world.disk.exists(path):
+        return None
+    with closing(world.disk.open(path)) as file:
+        size = file.size()
+    if size >= RESERVE_BYTES:
+        return None
+    return (
+        f"{path} has {size:,} of {RESERVE_BYTES:,} bytes, because the disk is or was full: new messages are refused. "
+        f"Handle messages, or free at least {2 * RESERVE_BYTES:,} bytes on this disk; the owner then fills it up again"
+    )

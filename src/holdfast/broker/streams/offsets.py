@@ -17,7 +17,7 @@ import msgspec
 from holdfast.broker.journal import SNAPSHOT, SnapshotFiles, log_settings
 from holdfast.codec.frame import Kind
 from holdfast.env import World
-from holdfast.errors import CorruptData, DamagedRange, InvalidRequest, OffsetOutOfRange, TailLost
+from holdfast.errors import CorruptData, DamagedRange, DiskFull, InvalidRequest, OffsetOutOfRange, TailLost
 from holdfast.membership.assignment import Assignor, TopicPartition
 from holdfast.membership.members import Rebalance, StaticMember
 from holdfast.model import Appended, Durability, LogPosition
@@ -131,6 +131,7 @@ class Offsets:
         self._snapshot_at = 0
         self._before_at = 0
         self._table = CommitTable()
+        log.fold = self._fold
 
     @staticmethod
     def open(world: World, folder: str, settings: LogSettings | None = None) -> Offsets:
@@ -201,8 +202,7 @@ class Offsets:
     def snapshot(self) -> None:
         """Save the current state, and drop the journal up to the previous snapshot."""
         with self._lock:
-            position = self.log.written_end
-            self._keep(_Image(position, tuple(self._table.entries.values()), self.epoch, self.remembered))
+            self._keep(self._image())
 
     def close(self) -> None:
         self.log.close()
@@ -212,6 +212,22 @@ class Offsets:
         self._files.keep(_encode_image(image))
         self._before_at, self._snapshot_at = self._snapshot_at, image.position
         self.log.trim(self._before_at)
+
+    def _fold(self, urgent: bool) -> bool:  # noqa: FBT001  a callback of the log
+        """The disk is full: replace all events by a snapshot, as `StateJournal` does; the caller holds the lock."""
+        if self.log.written_end == self.log.start:
+            return False
+        try:
+            self._keep(self._image())
+            self.log.roll()
+            self.log.trim(self._snapshot_at)
+        except DiskFull:
+            return False
+        return True
+
+    def _image(self) -> _Image:
+        table = self._table
+        return _Image(self.log.written_end, tuple(table.entries.values()), table.epoch, table.remembered)
 
     def _write(self, event: Event, durability: Durability | None = None) -> Appended:
         with self._lock:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 import holdfast
-from holdfast.broker.folder.layout import QUERIES, topics
+from holdfast.broker.folder.layout import QUERIES, short_reserve, topics
 from holdfast.broker.streams.queries import list_queries
 from holdfast.cli.opening import WAIT, AsJson, Wait, opened_broker
 from holdfast.cli.output import (
@@ -131,6 +131,7 @@ def diagnose(world: World, folder: str, *, seconds: float, settings: LogSettings
         advice=() if sync is None else _advice(sync),
         warnings=(
             *_warnings(kind, free, settings.min_free_bytes, sync),
+            *_reserve_warnings(world, folder),
             *_user_warnings(world, folder),
             *_query_warnings(world, folder),
             *_write_warnings(world, folder),
@@ -214,6 +215,13 @@ def _warnings(kind: str, free: int, min_free: int, sync: Sync | None) -> Iterato
     if sync is not None and sync.p50_us < 20 and kind not in _MEMORY:
         message = f"a sync takes {duration(sync.p50_us)}: too fast for a disk; it may only reach a cache that forgets"
         yield Warn(code="fast_sync", message=message)
+
+
+def _reserve_warnings(world: World, folder: str) -> Iterator[Warn]:
+    """Warn if the folder lives on what it keeps for a full disk."""
+    used = short_reserve(world, folder)
+    if used is not None:
+        yield Warn(code="reserve_used", message=used)
 
 
 def _user_warnings(world: World, folder: str) -> Iterator[Warn]:

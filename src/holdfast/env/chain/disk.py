@@ -130,6 +130,10 @@ class ChainFile:
         """Allocate local blocks only: the cache is what may fill up."""
         self._file.reserve(length)
 
+    def release(self, position: int) -> None:
+        """Give back local blocks only, like `reserve`."""
+        self._file.release(position)
+
     def map(self, length: int) -> WritableMap:
         """Refuse: a store into a map cannot be recorded."""
         raise OSError("a folder in a store has no maps")

@@ -120,16 +120,22 @@ class Inode:
 
     def after_cut(self, rng: random.Random, fate: Fate) -> Inode:
         """Return what a power cut may leave of it."""
+        left = Inode(self._after_cut(rng, fate))
+        # A hole stays one, except where an older version of the file had something.
+        left.allocated = max(min(self.allocated, len(left.content)), len(left.content.rstrip(b"\0")))
+        return left
+
+    def _after_cut(self, rng: random.Random, fate: Fate) -> bytes:
         if not self._is_unsynced():
-            return Inode(self.frozen())
+            return self.frozen()
         if fate is Fate.MIXED:
             # One file may be lost completely while its neighbour is written back completely.
             fate = (Fate.LOST, Fate.KEPT, Fate.MIXED, Fate.MIXED)[rng.getrandbits(2)]
         if fate is Fate.LOST:
-            return Inode(self.durable())
+            return self.durable()
         if fate is Fate.KEPT:
-            return Inode(self.frozen())
-        return Inode(self._mixed(rng))
+            return self.frozen()
+        return self._mixed(rng)
 
     def copy(self) -> Inode:
         """Return the same with a cache of its own, unlocked."""
@@ -414,9 +420,9 @@ class NameTree:
         tree._changes = copies.changes()
         return tree
 
-    def allocated_bytes(self) -> int:
-        """Return the total size of all files that have a name."""
-        return _allocated_bytes(self._root)
+    def allocated_bytes(self, block_bytes: int = 1) -> int:
+        """Return the total size of all files that have a name, each in whole blocks."""
+        return sum(-(-length // block_bytes) * block_bytes for length in _allocated(self._root))
 
     def _change(self, *links: Link, needs: Iterable[Change | None] = ()) -> Change:
         earlier = [folder.changed_by.get(name) for folder, name, _ in links]
@@ -515,8 +521,12 @@ def _assign(names: dict[str, Node], name: str, node: Node | None) -> None:
         names[name] = node
 
 
-def _allocated_bytes(folder: Folder) -> int:
-    return sum(_allocated_bytes(node) if isinstance(node, Folder) else node.allocated for node in folder.names.values())
+def _allocated(folder: Folder) -> Iterator[int]:
+    for node in folder.names.values():
+        if isinstance(node, Folder):
+            yield from _allocated(node)
+        else:
+            yield node.allocated
 
 
 def _check_replacing(node: Node, replaced: Node | None, path: str) -> None:

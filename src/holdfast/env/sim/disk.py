@@ -109,12 +109,13 @@ class SimulatedOpenFolder:
 class SimulatedDisk:
     """A `Disk` in memory: counts calls, fails on demand, and returns what a power cut or a kill leaves."""
 
-    def __init__(self, *, maps: bool = True, capacity_bytes: int | None = None) -> None:
+    def __init__(self, *, maps: bool = True, capacity_bytes: int | None = None, block_bytes: int = 1) -> None:
         self.faults = FaultPlan()
         self.calls: dict[str, int] = defaultdict(int)
         self.on_call: Callable[[str], None] | None = None  # called after each change has taken effect
         self.maps = maps
         self._capacity_bytes = capacity_bytes
+        self._block_bytes = block_bytes  # a file takes whole blocks of the capacity
         self._tree = NameTree()
         self._mount_id = 1
 
@@ -216,7 +217,9 @@ class SimulatedDisk:
             raise FolderLocked(bytes(inode.content[:NOTE_BYTES]).rstrip())
         inode.locked = True
         room = self.room_bytes()
-        if room is None or inode.allocated + room >= NOTE_BYTES:  # the note is for people: without room, no note
+        if (
+            room is None or self.taken_bytes(inode.allocated) + room >= NOTE_BYTES
+        ):  # the note is for people: without room, no note
             inode.write(0, note.ljust(NOTE_BYTES))
         self.done("lock")
         return SimulatedLock(inode)
@@ -276,7 +279,11 @@ class SimulatedDisk:
         """Return the bytes left; None without a limit. A removed file frees its room at once."""
         if self._capacity_bytes is None:
             return None
-        return max(0, self._capacity_bytes - self._tree.allocated_bytes())
+        return max(0, self._capacity_bytes - self._tree.allocated_bytes(self._block_bytes))
+
+    def taken_bytes(self, length: int) -> int:
+        """Return how much of the capacity a file takes that has blocks for this many bytes."""
+        return -(-length // self._block_bytes) * self._block_bytes
 
     def _create(self, path: str) -> Inode:
         inode = Inode()
@@ -285,7 +292,7 @@ class SimulatedDisk:
 
     def _successor(self, tree: NameTree) -> SimulatedDisk:
         """Return the disk after a restart: no counts, no faults, no hook."""
-        disk = SimulatedDisk(maps=self.maps, capacity_bytes=self._capacity_bytes)
+        disk = SimulatedDisk(maps=self.maps, capacity_bytes=self._capacity_bytes, block_bytes=self._block_bytes)
         disk._tree = tree
         disk._mount_id = self._mount_id
         return disk
@@ -347,12 +354,21 @@ class SimulatedFile:
             raise os_error(errno.EINVAL)
         self._disk.reach("reserve")
         inode = self._inode
-        room = self._disk.room_bytes()
-        if room is not None and length - inode.allocated > room:
+        room, taken_bytes = self._disk.room_bytes(), self._disk.taken_bytes
+        if room is not None and taken_bytes(length) - taken_bytes(inode.allocated) > room:
             raise os_error(errno.ENOSPC)
         inode.resize(max(length, len(inode.content)))
         inode.allocated = max(inode.allocated, length)
         self._disk.done("reserve")
+
+    def release(self, position: int) -> None:
+        self._check_writable(errno.EBADF)
+        self._disk.reach("release")
+        inode = self._inode
+        if any(inode.content[position:]):
+            raise AssertionError("blocks given back that hold something")
+        inode.allocated = min(inode.allocated, position)
+        self._disk.done("release")
 
     def map(self, length: int) -> WritableMap:
         self._check_open()
@@ -408,7 +424,7 @@ class SimulatedFile:
         room = self._disk.room_bytes()
         if room is None:
             return length
-        fitting = self._inode.allocated + room - position
+        fitting = self._disk.taken_bytes(self._inode.allocated) + room - position
         if fitting <= 0 < length:
             raise os_error(errno.ENOSPC)
         return min(length, fitting)
