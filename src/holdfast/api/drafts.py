@@ -89,18 +89,16 @@ class NewMessage(_MessageBody, frozen=True, kw_only=True):
     correlation_id: str | None = None
 
 
-def message_of(
-    body: Any,
-    key: Text | None,
-    headers: HeadersLike | None,
-    priority: int,
-    delay: Seconds | None,
-    at: datetime | None,
-    ttl: Seconds | None,
-    dedup_id: Text | None,
-    correlation_id: str | None,
-) -> NewMessage:
-    """The message that the arguments of `put`, `publish` or `send` describe."""
+# The options of a NewMessage in the order of its fields, as `put`, `publish` and `send` pass them on.
+MessageOptions: TypeAlias = tuple[
+    Text | None, HeadersLike | None, int, Seconds | None, datetime | None, Seconds | None, Text | None, str | None
+]
+NO_OPTIONS: Final = structs.astuple(NewMessage(None))[1:]
+
+
+def message_of(body: Any, options: MessageOptions) -> NewMessage:
+    """Return the message that the arguments of `put`, `publish` or `send` describe."""
+    key, headers, priority, delay, at, ttl, dedup_id, correlation_id = options
     return NewMessage(
         body=body,
         key=key,

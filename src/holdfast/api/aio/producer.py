@@ -115,7 +115,7 @@ class AsyncProducer:
             if type(key) is bytes and len(body) + len(key) <= destination.most_bytes:
                 outbox = destination.keyed(key)
                 return self._add(outbox, body, key, flags) or await self._insist(Addressed(outbox, body, key, flags))
-        message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
+        message = message_of(body, (key, headers, priority, delay, at, ttl, dedup_id, correlation_id))
         addressed = self._core.address(destination, message, partition)
         return self._core.put(addressed) or await self._insist(addressed)
 

@@ -109,7 +109,7 @@ class Producer:
             if type(key) is bytes and len(body) + len(key) <= destination.most_bytes:
                 outbox = destination.keyed(key)
                 return self._add(outbox, body, key, flags) or self._insist(Addressed(outbox, body, key, flags))
-        message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
+        message = message_of(body, (key, headers, priority, delay, at, ttl, dedup_id, correlation_id))
         addressed = self._core.address(destination, message, partition)
         return self._core.put(addressed) or self._insist(addressed)
 
