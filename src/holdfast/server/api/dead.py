@@ -18,7 +18,7 @@ from holdfast.api.arguments import chosen_ids
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import PartitionHome
 from holdfast.api.drafts import to_datetime
-from holdfast.api.listing import DeadGroup, DeadKinds, DeadLetter, Listed, Waiting, fingerprint, note_of
+from holdfast.api.listing import DeadGroup, DeadKinds, DeadLetter, Listed, Waiting, fingerprint
 from holdfast.broker.dead_letters import DeadLetterLog
 from holdfast.broker.dead_letters import note_of as note_in
 from holdfast.broker.delivery import Delivery
@@ -114,9 +114,8 @@ async def _chosen(call: Call, group: ServedGroup) -> list[ChosenLetter]:
 
 
 def _letter(letter: DeadLetter[bytes], *, bodies: bool = True) -> Letter:
-    note = note_of(letter)
     facts = msgspec.structs.asdict(as_listed(letter, bodies=bodies))
-    facts |= {"original_id": letter.original_id, "expires_at_ms": note.expires_at_ms, "due_at_ms": note.due_at_ms}
+    facts["original_id"] = letter.original_id
     return Letter(
         **facts,
         original_offset=letter.original_offset,

@@ -292,7 +292,7 @@ def _shown(_scan: Scan, call: Call, group: ServedGroup) -> MessageShown:
         partition=found.partition,
         offset=found.offset,
         correlation_id=found.correlation_id,
-        expires_ms=_expires_ms(found),
+        expires_ms=record_of(found).expires_at_ms,
         headers=[(name, plain(value)) for name, value in found.headers.pairs],
         payload=payload(record_of(found).value, query.view),
         life=life_of(traced or steps),
@@ -306,10 +306,6 @@ def _shown(_scan: Scan, call: Call, group: ServedGroup) -> MessageShown:
         curl=curl(found, base),
         python=python(found, base),
     )
-
-
-def _expires_ms(found: Listed[Any]) -> int:
-    return note_of(found).expires_at_ms if isinstance(found, DeadLetter) else record_of(found).expires_at_ms
 
 
 def _row(found: Listed[Any], steps: Sequence[TraceStep], letter: str) -> MessageRow:
