@@ -226,9 +226,6 @@ class MessageShown(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a message's page."""
 
     row: MessageRow
-    partition: int
-    offset: int | None
-    correlation_id: str
     expires_ms: int
     headers: list[tuple[str, str]]
     payload: ShownPayload
@@ -289,9 +286,6 @@ def _shown(_scan: Scan, call: Call, group: ServedGroup) -> MessageShown:
     query: MessageQuery = call.query
     return MessageShown(
         row=_row(found, steps, letter),
-        partition=found.partition,
-        offset=found.offset,
-        correlation_id=found.correlation_id,
         expires_ms=record_of(found).expires_at_ms,
         headers=[(name, plain(value)) for name, value in found.headers.pairs],
         payload=payload(record_of(found).value, query.view),

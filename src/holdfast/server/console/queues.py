@@ -205,20 +205,15 @@ _PHASES: Final = {
 
 
 class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A message in a list. `place` is an id that finds it directly."""
+    """A message in a list, with what its page knows better. `place` is an id that finds it directly."""
 
-    id: str
+    message: Listed[Any]
     place: str
     phase: str
     key: str
     preview: str
-    size: int
-    priority: int
-    timestamp_ns: int
     attempts: int
     holder: str
-    reason: str
-    error: str
     due_ms: int
     since_ms: int
     until_ms: int
@@ -308,18 +303,13 @@ def row_of(found: Listed[Any]) -> MessageRow:
     record, delivery = record_of(found), home_of(found)
     lease = None if isinstance(found, DeadLetter | Waiting) else delivery.group.leases.get(record.offset)
     return MessageRow(
-        id=found.id,
+        message=found,
         place=place_of(found),
         phase=found.phase,
         key=plain(found.key),
         preview=preview(record.value),
-        size=found.size,
-        priority=found.priority,
-        timestamp_ns=found.timestamp_ns,
         attempts=found.attempts,
         holder=found.holder,
-        reason=found.reason,
-        error=found.error,
         due_ms=_due_ms(found),
         since_ms=0 if lease is None else lease.at_ms,
         until_ms=0 if lease is None else until_ms(delivery, lease),
