@@ -59,7 +59,7 @@ _STEP_S = 1.0
 _AT_ONCE = 1_000  # dead letters purged at a time
 
 
-@routes.add("GET", "/v1/queues/{queue}/dead", action="read", query=DeadQuery, answers=Letters)
+@routes.add("GET", "/v1/queues/{queue}/dead", action="read", query=DeadQuery)
 async def list_dead(call: Call) -> Letters:
     """Dead letters that the condition chooses, oldest first; page by page with `after`."""
     query: DeadQuery = call.query
@@ -128,7 +128,7 @@ def _letter(letter: DeadLetter[bytes], *, bodies: bool = True) -> Letter:
     )
 
 
-@routes.add("GET", "/v1/queues/{queue}/dead/groups", action="read", query=DeadGroupsQuery, answers=DeadGroups)
+@routes.add("GET", "/v1/queues/{queue}/dead/groups", action="read", query=DeadGroupsQuery)
 async def dead_groups(call: Call) -> DeadGroups:
     """Dead letters by reason and kind of error, the most frequent first."""
     query: DeadGroupsQuery = call.query
@@ -151,7 +151,6 @@ async def dead_groups(call: Call) -> DeadGroups:
     "/v1/queues/{queue}/dead/{id}",
     action="read",
     query=InGroup,
-    answers=Letter,
     errors=("unknown_topic", "unknown_group", "not_found"),
 )
 async def show_dead(call: Call) -> Letter:
@@ -230,7 +229,7 @@ async def _lines(call: Call, group: ServedGroup, letters: list[ChosenLetter]) ->
         yield framed(_redrive_answer(letters, done), LINES)
 
 
-@routes.add("POST", "/v1/queues/{queue}/dead/purge", action="admin", body=Purge, answers=RedriveTold, act=True)
+@routes.add("POST", "/v1/queues/{queue}/dead/purge", action="admin", body=Purge, act=True)
 async def purge(call: Call) -> RedriveTold:
     """Drop dead letters for good."""
     wanted: Purge = call.body
@@ -258,7 +257,7 @@ _Line: TypeAlias = tuple[int, int, int, Any]  # due time, partition, number, mes
 _LAST: Final = 2**62  # beyond any number
 
 
-@delayed_routes.add("GET", "/v1/topics/{topic}/delayed", action="read", query=DelayedQuery, answers=ListedMessages)
+@delayed_routes.add("GET", "/v1/topics/{topic}/delayed", action="read", query=DelayedQuery)
 async def list_delayed(call: Call) -> ListedMessages:
     """Messages that wait for their time, the next one first; page by page with `after`."""
     return await call.scan(_delayed, call)
@@ -296,7 +295,6 @@ def _of_partition(number: int, partition: Partition, after: Mark | None, limit: 
     "DELETE",
     "/v1/topics/{topic}/delayed/{id}",
     action="consume",
-    answers=Cancelled,
     act=True,
     looks_first=True,  # otherwise any consumer could fill the audit log with ids that never existed
     errors=("unknown_topic", "not_found"),
@@ -329,13 +327,13 @@ def _cancel(call: Call, *, only_look: bool = False) -> bool:
 _MESSAGE: Final = "/v1/queues/{queue}/messages/{id}"
 
 
-@routes.add("POST", f"{_MESSAGE}/takeBack", action="admin", query=InGroup, answers=MessageChanged, act=True)
+@routes.add("POST", f"{_MESSAGE}/takeBack", action="admin", query=InGroup, act=True)
 async def take_back(call: Call) -> MessageChanged:
     """End the lease of a message, whoever holds it: it is ready at once, and the attempt does not count."""
     return await _changed(call, QueueGroup.take_back)
 
 
-@routes.add("POST", f"{_MESSAGE}/runNow", action="admin", query=InGroup, answers=MessageChanged, act=True)
+@routes.add("POST", f"{_MESSAGE}/runNow", action="admin", query=InGroup, act=True)
 async def run_now(call: Call) -> MessageChanged:
     """End the delay of a message, or its wait for a retry: it is ready at once."""
     return await _changed(call, QueueGroup.run_now)
