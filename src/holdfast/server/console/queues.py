@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections import Counter, deque
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal, TypeAlias, cast
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -195,14 +195,6 @@ Tab: TypeAlias = Literal["ready", "leased", "delayed", "dead", "done"]
 
 DONE_PLACES: Final = 10_000  # offsets of each partition that one page searches for done messages
 
-_PHASES: Final = {
-    Phase.READY: "ready",
-    Phase.LEASED: "leased",
-    Phase.DELAYED: "delayed",
-    Phase.DEAD: "dead",
-    Phase.DONE: "done",
-}
-
 
 class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
     """A message in a list, with what its page knows better. `place` is an id that finds it directly."""
@@ -363,7 +355,7 @@ def _at(group: ServedGroup, delivery: Delivery, offset: int) -> Listed[bytes]:
             f"{message_id(group.topic, delivery.number, offset, None)} is not in the log: it holds "
             f"{log.start:,} to {log.end - 1:,} of this partition" + (", or it is gone or damaged" if record else "")
         )
-    phase = cast(PhaseName, _PHASES[state.phase(offset)])
+    phase: PhaseName = state.phase(offset).value
     return seen(group.port, delivery, record, phase, due_ms=state.waiting.get(offset, 0))
 
 
