@@ -338,6 +338,11 @@ def to_datetime(time_ns: int) -> datetime:
     return _EPOCH + timedelta(microseconds=min(time_ns // 1000, _LAST_US))
 
 
+def moment_at(ms: int | None) -> datetime | None:
+    """Convert milliseconds since 1970 to a datetime in UTC; None for 0 and None, which mean that there is no time."""
+    return to_datetime(ms * 1_000_000) if ms else None
+
+
 def due_at_ms(delay: float | timedelta | None, at: datetime | None, now_ms: int) -> int:
     """Return when a message is due, in milliseconds since 1970; 0 if it is not delayed or the time has passed."""
     if delay is not None and at is not None:

@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Body, Contents, Home
-from holdfast.api.drafts import to_datetime
+from holdfast.api.drafts import moment_at, to_datetime
 from holdfast.broker.folder.layout import DEAD_SUFFIX, message_id
 from holdfast.broker.messages import CORRELATION_ID, DeadNote, mark
 from holdfast.broker.tracing.log import TraceStep
@@ -137,8 +137,7 @@ class Listed(Contents[Body]):
     @property
     def due_at(self) -> datetime | None:
         """When it becomes ready, or the time it was delayed to; None if it was not delayed."""
-        ms = self._due_ms or self._record.due_at_ms
-        return to_datetime(ms * 1_000_000) if ms else None
+        return moment_at(self._due_ms or self._record.due_at_ms)
 
     @property
     def reason(self) -> str:
@@ -219,14 +218,12 @@ class DeadLetter(Listed[Body]):
     @property
     def first_delivery(self) -> datetime | None:
         """When the message was first delivered, or None if it never was."""
-        ms = self._note.first_ms
-        return to_datetime(ms * 1_000_000) if ms else None
+        return moment_at(self._note.first_ms)
 
     @property
     def last_delivery(self) -> datetime | None:
         """When the message was last delivered, or None if it never was."""
-        ms = self._note.last_ms
-        return to_datetime(ms * 1_000_000) if ms else None
+        return moment_at(self._note.last_ms)
 
     @property
     def dead_at(self) -> datetime:
