@@ -24,11 +24,9 @@ from holdfast.protocol.media import RAW
 from holdfast.protocol.messages import InGroup, Wire
 from holdfast.server.api.admin import is_shown
 from holdfast.server.api.search import Hit, search
-from holdfast.server.console.charts import QueueRates
 from holdfast.server.console.queues import MessageRow, find, group_for, head_of, letter_of, row_of
-from holdfast.server.console.rendering import SAFE, ShownPayload, View, as_text, beginning, payload, plain, render
+from holdfast.server.console.rendering import SAFE, ShownPayload, View, as_text, beginning, page, payload, plain, render
 from holdfast.server.http.messages import Response, StreamResponse
-from holdfast.server.routing import Routes
 from holdfast.server.served import ServedGroup
 from holdfast.server.service import Call
 from holdfast.server.turns import Scan
@@ -241,29 +239,22 @@ class MessageShown(msgspec.Struct, frozen=True, kw_only=True):
     python: str
 
 
-def message_routes(rates: QueueRates) -> Routes:
-    """The pages of one message."""
-    routes = Routes("console")
+@page("/ui/queues/{queue}/messages/{id}", query=MessageQuery)
+async def message(call: Call) -> Response:
+    """One message in any phase."""
+    group = await _group(call)
+    shown = await call.scan(_shown, call, group)
+    return render(call, "message.html", section="message", query=call.query, m=shown, **await head_of(call, group))
 
-    @routes.add("GET", "/ui/queues/{queue}/messages/{id}", action="read", query=MessageQuery, hidden=True)
-    async def message(call: Call) -> Response:
-        """One message in any phase."""
-        group = await _group(call)
-        shown = await call.scan(_shown, call, group)
-        return render(
-            call, "message.html", section="message", query=call.query, m=shown, **await head_of(call, rates, group)
-        )
 
-    @routes.add("GET", "/ui/queues/{queue}/messages/{id}/body", action="read", query=InGroup, hidden=True)
-    async def body(call: Call) -> StreamResponse:
-        """The body of a message, byte for byte, as a file."""
-        group = await _group(call)
-        found = await call.scan(lambda _: find(group, call.path["id"]))
-        name = "".join(letter if letter.isalnum() or letter in "-._" else "_" for letter in call.path["id"])
-        headers = [*SAFE, ("content-disposition", f'attachment; filename="{name}.bin"')]
-        return StreamResponse(aiter(found.chunks()), RAW, headers=headers, length=found.size)
-
-    return routes
+@page("/ui/queues/{queue}/messages/{id}/body", query=InGroup)
+async def body(call: Call) -> StreamResponse:
+    """The body of a message, byte for byte, as a file."""
+    group = await _group(call)
+    found = await call.scan(lambda _: find(group, call.path["id"]))
+    name = "".join(letter if letter.isalnum() or letter in "-._" else "_" for letter in call.path["id"])
+    headers = [*SAFE, ("content-disposition", f'attachment; filename="{name}.bin"')]
+    return StreamResponse(aiter(found.chunks()), RAW, headers=headers, length=found.size)
 
 
 async def _group(call: Call) -> ServedGroup:
@@ -325,8 +316,6 @@ def _state(found: Listed[Any]) -> str:
 
 # The search page: one box over all queues and phases.
 
-search_routes = Routes("console")
-
 _LIMIT = 50
 
 
@@ -345,7 +334,7 @@ class HitRow(msgspec.Struct, frozen=True, kw_only=True):
     row: MessageRow
 
 
-@search_routes.add("GET", "/ui/search", action="read", scope="any", query=SearchPageQuery, hidden=True)
+@page("/ui/search", scope="any", query=SearchPageQuery)
 async def search_page(call: Call) -> Response:
     """Messages in all queues that match what was typed, and what was searched for them."""
     query: SearchPageQuery = call.query

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.api.topics import GroupInfo
+from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.streams.offsets import lag_of
 from holdfast.broker.topic import Topic
@@ -22,8 +23,8 @@ from holdfast.server.api.admin import effective_of
 from holdfast.server.api.groups import is_shown
 from holdfast.server.audit import Act, Audit, is_routine, words_of
 from holdfast.server.console.attention import MOST_SHOWN, OLD_S, QueueRow, concerns, disk_concern, is_stalled
-from holdfast.server.console.charts import NO_FLOW, RANGES, QueueRates, Range, charts_of, spark_of
-from holdfast.server.console.rendering import render
+from holdfast.server.console.charts import NO_FLOW, RANGES, Range, charts_of, flow_of, spark_of
+from holdfast.server.console.rendering import page, render
 from holdfast.server.http.messages import Response
 from holdfast.server.metrics import sync_times
 from holdfast.server.routing import Routes
@@ -40,42 +41,36 @@ class OverviewQuery(Wire, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=1_000)] = 100
 
 
-def overview_routes(rates: QueueRates) -> Routes:
-    """The routes of the first page."""
-    routes = Routes("console")
-
-    @routes.add("GET", "/ui", action="read", scope="any", query=OverviewQuery, hidden=True)
-    async def overview(call: Call) -> Response:
-        """What needs attention, how everything fared, and all queues with their counts and rates."""
-        query: OverviewQuery = call.query
-        known = [name for name in await call.service.port.topics() if call.principal.sees(name)]
-        wanted = [name for name in known if query.name.lower() in name.lower()]
-        some = wanted[query.start : query.start + query.limit]
-        rows, groups = await asyncio.to_thread(_rows, call, rates, some)
-        found = concerns(rows, groups)
-        everything = await asyncio.to_thread(_everything, call, query.range) if call.principal.may("read") else {}
-        found = everything.pop("concerns", []) + found
-        return render(
-            call,
-            "overview.html",
-            rows=rows,
-            groups=groups[:_MOST_GROUPS],
-            more_groups=max(len(groups) - _MOST_GROUPS, 0),
-            concerns=found[:MOST_SHOWN],
-            more_concerns=max(len(found) - MOST_SHOWN, 0),
-            query=query,
-            known=len(known),
-            wanted=len(wanted),
-            shown=len(some),
-            totals=totals_of(rows),
-            folder=call.service.folder,
-            seconds=max((row.spark.seconds for row in rows), default=0.0),
-            ranges=RANGES,
-            old_s=OLD_S,
-            **{"charts": None, "free_bytes": None} | everything,
-        )
-
-    return routes
+@page("/ui", scope="any", query=OverviewQuery)
+async def overview(call: Call) -> Response:
+    """What needs attention, how everything fared, and all queues with their counts and rates."""
+    query: OverviewQuery = call.query
+    known = [name for name in await call.service.port.topics() if call.principal.sees(name)]
+    wanted = [name for name in known if query.name.lower() in name.lower()]
+    some = wanted[query.start : query.start + query.limit]
+    rows, groups = await asyncio.to_thread(_rows, call, some)
+    found = concerns(rows, groups)
+    everything = await asyncio.to_thread(_everything, call, query.range) if call.principal.may("read") else {}
+    found = everything.pop("concerns", []) + found
+    return render(
+        call,
+        "overview.html",
+        rows=rows,
+        groups=groups[:_MOST_GROUPS],
+        more_groups=max(len(groups) - _MOST_GROUPS, 0),
+        concerns=found[:MOST_SHOWN],
+        more_concerns=max(len(found) - MOST_SHOWN, 0),
+        query=query,
+        known=len(known),
+        wanted=len(wanted),
+        shown=len(some),
+        totals=totals_of(rows),
+        folder=call.service.folder,
+        seconds=max((row.spark.seconds for row in rows), default=0.0),
+        ranges=RANGES,
+        old_s=OLD_S,
+        **{"charts": None, "free_bytes": None} | everything,
+    )
 
 
 _MOST_GROUPS: Final = 20
@@ -107,7 +102,7 @@ def _unhandled(row: QueueRow) -> int:
     return row.ready + row.leased + row.delayed
 
 
-def _rows(call: Call, rates: QueueRates, topics: list[str]) -> tuple[list[QueueRow], list[GroupInfo]]:
+def _rows(call: Call, topics: list[str]) -> tuple[list[QueueRow], list[GroupInfo]]:
     """The queues, and the groups that read them as streams, furthest behind first."""
     engine = call.service.engine
     rows: list[QueueRow] = []
@@ -118,29 +113,29 @@ def _rows(call: Call, rates: QueueRates, topics: list[str]) -> tuple[list[QueueR
                 groups = [each for each in topic.groups.values() if call.principal.may_use_queue_group(each.name)]
                 streams += [info for info in streams_on(engine, topic) if is_shown(call, info)]
                 if not groups:
-                    rows.append(_bare_row(topic, rates))
-                rows += [row_of(topic, group, rates, engine.world.clock.now_ns()) for group in groups]
+                    rows.append(_bare_row(engine, topic))
+                rows += [row_of(engine, topic, group) for group in groups]
         except HoldfastError as error:  # a topic that cannot be opened must not hide the others
             rows.append(QueueRow(topic=name, spark=spark_of(NO_FLOW), problem=str(error)))
     streams.sort(key=lambda info: (-info.lag_seconds, -info.lag, info.topic, info.name))
     return rows, streams
 
 
-def _bare_row(topic: Topic, rates: QueueRates) -> QueueRow:
+def _bare_row(engine: BrokerEngine, topic: Topic) -> QueueRow:
     return QueueRow(
         topic=topic.name,
         messages=sum(partition.log.end - partition.log.start for partition in topic.partitions),
-        spark=spark_of(rates.of(topic.name, topic.id)),
+        spark=spark_of(flow_of(engine, topic.name, topic.id)),
         damaged=sum(len(partition.log.damaged()) for partition in topic.partitions),
         problem=_problem(topic),
         upkeep_error=topic.logged_error,
     )
 
 
-def row_of(topic: Topic, group: QueueGroup, rates: QueueRates, now_ns: int) -> QueueRow:
+def row_of(engine: BrokerEngine, topic: Topic, group: QueueGroup) -> QueueRow:
     """The row of a group."""
-    stats = group.stats()
-    flow = rates.of(topic.name, topic.id, group.name)
+    stats, now_ns = group.stats(), engine.world.clock.now_ns()
+    flow = flow_of(engine, topic.name, topic.id, group.name)
     age_s = max(
         lag_of(delivery.partition.log, (topic.name, delivery.number), delivery.group.floor, now_ns).seconds
         for delivery in group.deliveries
@@ -189,10 +184,7 @@ class AuditPageQuery(Wire, kw_only=True):
     routine: bool = False
 
 
-health_routes = Routes("console")
-
-
-@health_routes.add("GET", "/ui/health", action="read", query=HealthQuery, hidden=True)
+@page("/ui/health", query=HealthQuery)
 async def health(call: Call) -> Response:
     """The state of the server: its folder, limits and settings."""
     service = call.service
@@ -257,8 +249,8 @@ def _with_text(acts: list[tuple[Act, str]], text: str) -> list[tuple[Act, str]]:
     return [(act, said) for act, said in acts if has_all(act, said)]
 
 
-def audit_page_routes(audit: Audit | None) -> Routes:
-    """The routes of the audit page, which also says so if there is no audit log."""
+def audit_page(audit: Audit | None) -> Routes:
+    """The audit page, which also says so if there is no audit log."""
     routes = Routes("console")
 
     @routes.add("GET", "/ui/audit", action="admin", query=AuditPageQuery, hidden=True)
