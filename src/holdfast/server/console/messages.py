@@ -18,13 +18,13 @@ from holdfast.api.drafts import to_datetime
 from holdfast.api.listing import DeadLetter, Listed, note_of
 from holdfast.broker.tracing import log
 from holdfast.broker.tracing.log import LEASED, TraceStep
-from holdfast.errors import HoldfastError, InvalidRequest, NotFound
+from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.local.listing import history_of
 from holdfast.protocol.media import RAW
 from holdfast.protocol.messages import InGroup, Wire
 from holdfast.server.api.admin import is_shown
 from holdfast.server.api.search import Hit, search
-from holdfast.server.console.queues import MessageRow, find, group_for, head_of, letter_of, row_of
+from holdfast.server.console.queues import MessageRow, find, head_of, letter_of, needed_group, row_of
 from holdfast.server.console.rendering import SAFE, ShownPayload, View, as_text, beginning, page, payload, plain, render
 from holdfast.server.http.messages import Response, StreamResponse
 from holdfast.server.served import ServedGroup
@@ -242,7 +242,7 @@ class MessageShown(msgspec.Struct, frozen=True, kw_only=True):
 @page("/ui/queues/{queue}/messages/{id}", query=MessageQuery)
 async def message(call: Call) -> Response:
     """One message in any phase."""
-    group = await _group(call)
+    group = await needed_group(call, "its messages have no pages")
     shown = await call.scan(_shown, call, group)
     return render(call, "message.html", section="message", query=call.query, m=shown, **await head_of(call, group))
 
@@ -250,18 +250,11 @@ async def message(call: Call) -> Response:
 @page("/ui/queues/{queue}/messages/{id}/body", query=InGroup)
 async def body(call: Call) -> StreamResponse:
     """The body of a message, byte for byte, as a file."""
-    group = await _group(call)
+    group = await needed_group(call, "its messages have no pages")
     found = await call.scan(lambda _: find(group, call.path["id"]))
     name = "".join(letter if letter.isalnum() or letter in "-._" else "_" for letter in call.path["id"])
     headers = [*SAFE, ("content-disposition", f'attachment; filename="{name}.bin"')]
     return StreamResponse(aiter(found.chunks()), RAW, headers=headers, length=found.size)
-
-
-async def _group(call: Call) -> ServedGroup:
-    group = await group_for(call, call.query.group)
-    if group is None:
-        raise NotFound(f"{call.path['queue']} has no group in queue mode, so its messages have no pages")
-    return group
 
 
 def _shown(_scan: Scan, call: Call, group: ServedGroup) -> MessageShown:

@@ -15,11 +15,10 @@ from holdfast.broker.group import QueueGroup
 from holdfast.broker.streams.offsets import lag_of
 from holdfast.broker.topic import Topic
 from holdfast.config.settings_file import DEFAULT, Effective, Origin, Setting
-from holdfast.env.process import descriptor_limit, open_descriptors
 from holdfast.errors import HoldfastError
 from holdfast.local.broker import samples_in, streams_on
 from holdfast.protocol.messages import Wire
-from holdfast.server.api.admin import effective_of
+from holdfast.server.api import admin
 from holdfast.server.api.groups import is_shown
 from holdfast.server.audit import Act, Audit, is_routine, words_of
 from holdfast.server.console.attention import MOST_SHOWN, OLD_S, QueueRow, concerns, disk_concern, is_stalled
@@ -190,21 +189,12 @@ async def health(call: Call) -> Response:
     service = call.service
     settings = list(_settings(service))
     changed = [each for each in settings if each.origin != DEFAULT]
-    clock = service.world.clock
     return render(
         call,
         "health.html",
         query=call.query,
-        folder=service.folder,
         began_ns=service.began_ns,
-        uptime_s=(clock.monotonic_ns() - service.began_monotonic_ns) / 1e9,
-        connections=service.connections(),
-        most_connections=service.settings.max_connections,
-        descriptors=open_descriptors(),
-        most_descriptors=descriptor_limit(),
-        waiting=service.waits.waiting,
-        most_waiting=service.waits.most,
-        leaving=service.leaving,
+        server=await admin.status(call),
         settings=settings if call.query.all else changed,
         every=len(settings),
         **await asyncio.to_thread(_disk, call),
@@ -214,7 +204,7 @@ async def health(call: Call) -> Response:
 def _settings(service: Service) -> Iterator[Setting]:
     """The settings in force. One that differs from its default without a known origin was passed at the start."""
     usual = {each.name: each.value for each in Effective(broker=BrokerSettings()).settings()}
-    for each in effective_of(service).settings():
+    for each in admin.effective_of(service).settings():
         is_said = each.origin == DEFAULT and each.value != usual[each.name]
         yield msgspec.structs.replace(each, origin=_SAID) if is_said else each
 
@@ -224,9 +214,7 @@ def _disk(call: Call) -> dict[str, Any]:
     topics = engine.open_topics()
     segments = [segment for topic in topics for partition in topic.partitions for segment in partition.log.segments()]
     return {
-        "free_bytes": engine.world.disk.free_bytes(engine.folder),
         "syncs": sync_times(engine),
-        "topics": len(engine.topics()),
         "open_topics": len(topics),
         "partitions": sum(len(topic.partitions) for topic in topics),
         "segments": len(segments),

@@ -215,6 +215,14 @@ async def group_for(call: Call, name: str | None) -> ServedGroup | None:
     return await call.service.group(topic, name)
 
 
+async def needed_group(call: Call, otherwise: str) -> ServedGroup:
+    """The group that a page shows. Raises NotFound where there is none, and says what follows from that."""
+    group = await group_for(call, call.query.group)
+    if group is None:
+        raise NotFound(f"{call.path['queue']} has no group in queue mode, so {otherwise}")
+    return group
+
+
 def rows(
     scan: Scan, group: ServedGroup, tab: Tab, where: str | None, limit: int, after: str
 ) -> tuple[list[MessageRow], str, int]:
@@ -414,9 +422,7 @@ class _Filtered(msgspec.Struct, frozen=True, kw_only=True):
 async def dead(call: Call) -> Response:
     """Dead letters by kind of error, the most frequent first."""
     query: DeadPageQuery = call.query
-    group = await group_for(call, query.group)
-    if group is None:
-        raise NotFound(f"{call.path['queue']} has no group in queue mode, so it has no dead letters")
+    group = await needed_group(call, "it has no dead letters")
     where, problem = query.where.strip(), ""
     counts = KindCounts([], 0, 0, 0)
     looked, more = 0, ""
@@ -458,9 +464,7 @@ async def dead(call: Call) -> Response:
 async def redriven(call: Call) -> Response:
     """What became of letters that were redriven, and the rest of them."""
     query: TriedQuery = call.query
-    group = await group_for(call, query.group)
-    if group is None:
-        raise NotFound(f"{call.path['queue']} has no group in queue mode, so it has no dead letters")
+    group = await needed_group(call, "it has no dead letters")
     ids = [each for each in query.ids.split(",") if each][:_MOST_TRIED]
     tried = await call.scan(_tried, group, ids)
     facts: dict[str, Any] = {"query": query, "tried": tried, "summary": _summary(tried)}
