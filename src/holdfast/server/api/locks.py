@@ -11,7 +11,8 @@ from holdfast.api.drafts import lease_of
 from holdfast.api.locks import Document, Lock, LockInfo, LockRequest, document_content, lock_request
 from holdfast.broker.folder.layout import check_name, parse_lease
 from holdfast.errors import HoldfastError, InvalidRequest, LockHeld, NotFound
-from holdfast.protocol.locks import (
+from holdfast.protocol.media import SMALL_BYTES
+from holdfast.protocol.topics import (
     AcquireLock,
     DocumentNames,
     DocumentQuery,
@@ -22,7 +23,6 @@ from holdfast.protocol.locks import (
     ReleaseLock,
     WriteDocument,
 )
-from holdfast.protocol.media import SMALL_BYTES
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
 from holdfast.server.service import Call

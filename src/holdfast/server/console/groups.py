@@ -18,7 +18,7 @@ from holdfast.local.listing import until_ms
 from holdfast.protocol.messages import Wire
 from holdfast.server.api.admin import waiters_by_group, workers_shown
 from holdfast.server.api.groups import _facts, _offsets, is_shown
-from holdfast.server.console.attention import OLD_S
+from holdfast.server.console.overview import OLD_S
 from holdfast.server.console.rendering import SHOWN_BYTES, page, render
 from holdfast.server.http.messages import Response
 from holdfast.server.service import Call

@@ -29,8 +29,8 @@ from holdfast.protocol.messages import InGroup, Name
 from holdfast.server.api.admin import group_samples
 from holdfast.server.api.dead import OTHERS, KindCounts, kinds_of
 from holdfast.server.api.topics import described
-from holdfast.server.console.attention import OLD_S, QueueRow
 from holdfast.server.console.charts import RANGES, ChartQuery, charts_of, flow_of, spark_of
+from holdfast.server.console.overview import OLD_S, QueueRow
 from holdfast.server.console.overview import row_of as queue_row_of
 from holdfast.server.console.rendering import page, plain, preview, render
 from holdfast.server.http.messages import Response
