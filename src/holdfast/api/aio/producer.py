@@ -13,8 +13,7 @@ from holdfast.broker.messages import TEXT_KEY
 from holdfast.errors import HoldfastError, QueueFull, Unavailable
 from holdfast.producing.aio.waits import AsyncWaits
 from holdfast.producing.core import Addressed, ProducerCore
-from holdfast.producing.parcels import AsyncSent, AsyncSentMany, Destination, Outbox, Parcel, Span
-from holdfast.producing.port import ProducerPort
+from holdfast.producing.parcels import AsyncSent, AsyncSentMany, Destination, Outbox, Parcel, ProducerPort, Span
 from holdfast.producing.rounds import TaskRounds, ThreadRounds
 from holdfast.settings import ProducerSettings
 

@@ -12,8 +12,7 @@ from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Text, duration
 from holdfast.broker.messages import TEXT_KEY
 from holdfast.errors import HoldfastError, QueueFull, Unavailable
 from holdfast.producing.core import Addressed, ProducerCore
-from holdfast.producing.parcels import Destination, Outbox, Parcel, Sent, SentMany, Span
-from holdfast.producing.port import ProducerPort
+from holdfast.producing.parcels import Destination, Outbox, Parcel, ProducerPort, Sent, SentMany, Span
 from holdfast.producing.rounds import ThreadRounds
 from holdfast.producing.sync.waits import Waits
 from holdfast.settings import ProducerSettings

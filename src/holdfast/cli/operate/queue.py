@@ -63,7 +63,7 @@ from holdfast.cli.output import (
 from holdfast.cli.parsing import Section, argument, option
 from holdfast.env import real_world
 from holdfast.errors import Busy, HoldfastError, InvalidRequest, OffsetOutOfRange
-from holdfast.local.dead_letters import LettersBeside
+from holdfast.local.listing import LettersBeside
 from holdfast.model import Pause, Retained
 from holdfast.storage.checks.finding import count_of
 

@@ -27,8 +27,19 @@ from holdfast.broker.group import QueueGroup
 from holdfast.broker.partition import Partition
 from holdfast.env.world import checkpoint
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
-from holdfast.local.dead_letters import ChosenLetter, LocalLetters, Redriving, at_once, choose, drop, in_order
-from holdfast.local.listing import Mark, listed, mark_of, parse_mark
+from holdfast.local.listing import (
+    ChosenLetter,
+    LocalLetters,
+    Mark,
+    Redriving,
+    at_once,
+    choose,
+    drop,
+    in_order,
+    listed,
+    mark_of,
+    parse_mark,
+)
 from holdfast.protocol.media import LINES, ErrorAnswer, fault_of, framed
 from holdfast.protocol.messages import (
     Cancelled,

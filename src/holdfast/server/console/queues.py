@@ -22,8 +22,7 @@ from holdfast.broker.tracing.log import ACKED, BURIED, LEASED, NACKED, PUBLISHED
 from holdfast.delivery.events import Phase
 from holdfast.env.world import checkpoint
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
-from holdfast.local.dead_letters import LocalLetters
-from holdfast.local.listing import Mark, find_message, listed, parse_mark, seen, until_ms
+from holdfast.local.listing import LocalLetters, Mark, find_message, listed, parse_mark, seen, until_ms
 from holdfast.model import Record
 from holdfast.protocol.messages import InGroup, Name
 from holdfast.server.api.admin import group_samples
