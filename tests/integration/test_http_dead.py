@@ -49,6 +49,16 @@ def test_a_dead_letter_says_all_that_is_known_of_it(server: Serving) -> None:
     assert (missing.status, missing.code) == (404, "not_found")
 
 
+def test_a_dead_letter_has_the_times_of_its_message_wherever_it_is_found(server: Serving) -> None:
+    server.post("/v1/queues/orders/enqueue", b"order 3", query={"ttl": 600})
+    receipt = server.post("/v1/queues/orders/dequeue", {}).body["messages"][0]["receipt"]
+    server.post("/v1/queues/orders/nack", {"receipts": [receipt], "error": "late"})
+    letter = server.get("/v1/queues/orders/dead").body["letters"][3]
+    by_id = server.get(f"/v1/queues/orders/messages/{letter['id']}").body
+    assert letter["expires_at_ms"] > 0
+    assert (by_id["expires_at_ms"], by_id["phase"]) == (letter["expires_at_ms"], "dead")
+
+
 def test_dead_letters_are_grouped_by_kind_of_error(server: Serving) -> None:
     groups = server.get("/v1/queues/orders/dead/groups").body["groups"]
     assert [(group["error"], group["count"]) for group in groups] == [("no card …", 2), ("timeout", 1)]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.protocol.locks import KeepLock
 from holdfast.protocol.messages import Ack
+from holdfast.protocol.topics import KeepLock
 from holdfast.server.audit import _given
 from tests.integration.http_gear import Serving
 from tests.integration.test_http_access import guarded, routes_of

@@ -12,7 +12,7 @@ import pytest
 
 import holdfast
 from holdfast import InvalidRequest, NotFound, Worker
-from holdfast.worker import reports
+from holdfast.worker import worker as worker_module
 from tests.integration.http_gear import serving
 from tests.unit.workers import PATIENCE_S, ended, eventually
 
@@ -20,7 +20,7 @@ from tests.unit.workers import PATIENCE_S, ended, eventually
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test waits for seconds until a worker reports."""
-    monkeypatch.setattr(reports, "REPORT_S", 0.02)
+    monkeypatch.setattr(worker_module, "REPORT_S", 0.02)
 
 
 @pytest.fixture(params=["folder", "server", "shared"])

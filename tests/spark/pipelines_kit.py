@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from holdfast.env import World
-from holdfast.spark.pipelines.runner import Runner, raise_first
+from holdfast.spark.pipelines.project import Runner, raise_first
 from holdfast.spark.pipelines.spec import Plan, Project, Spec, Summary, check_project, kind_named, read_options
 
 

@@ -20,10 +20,9 @@ from holdfast.errors import BadSettings, ExpectationFailed, InvalidRequest, Unkn
 from holdfast.spark.pipelines.batches import Slice, run_steps
 from holdfast.spark.pipelines.checkpoint import LedgerBatch
 from holdfast.spark.pipelines.lake import MANY, read_table
-from holdfast.spark.pipelines.project import Pipeline, run
+from holdfast.spark.pipelines.project import Pipeline, Runner, run
 from holdfast.spark.pipelines.python import pipeline
 from holdfast.spark.pipelines.refine import write as kind_write
-from holdfast.spark.pipelines.runner import Runner
 from holdfast.spark.pipelines.spec import Context, Progress, located
 from tests.spark.scripts import run_script
 
@@ -127,9 +126,9 @@ class Killed(LakeDisk):
         if moved == 3:
             os.kill(os.getpid(), signal.SIGKILL)
 
-from holdfast.spark.pipelines import runner
-made = runner.Context
-runner.Context = lambda **given: made(disk=Killed(), **given)
+from holdfast.spark.pipelines import project
+made = project.Context
+project.Context = lambda **given: made(disk=Killed(), **given)
 spark = session("killed", "local[2]", **{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
 Pipeline.land("orders", folder=FOLDER, lake=LAKE, max_rows_per_batch=8).run(spark=spark)
 """

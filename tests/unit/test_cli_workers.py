@@ -10,14 +10,14 @@ import pytest
 
 import holdfast
 from holdfast import Worker
-from holdfast.worker import reports
+from holdfast.worker import worker as worker_module
 from tests.unit.commands import Run, runner
 from tests.unit.workers import PATIENCE_S, eventually
 
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr(reports, "REPORT_S", 0.02)
+    monkeypatch.setattr(worker_module, "REPORT_S", 0.02)
     return runner(capsys, monkeypatch)
 
 

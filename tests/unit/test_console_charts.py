@@ -10,9 +10,8 @@ import pytest
 
 from holdfast.api.topics import GroupInfo
 from holdfast.broker.samples import Sample, Samples
-from holdfast.server.console.attention import OLD_S, QueueRow, concerns, disk_concern
 from holdfast.server.console.charts import NO_FLOW, Flow, bursts, charts_of, segments, spark_of
-from holdfast.server.console.overview import totals_of
+from holdfast.server.console.overview import OLD_S, QueueRow, concerns, disk_concern, totals_of
 
 SPARK = spark_of(NO_FLOW)
 COPY = "/ui/groups/copy"

@@ -24,9 +24,16 @@ from holdfast.spark.pipelines.lake import (
     finish_pending,
     replacements,
 )
-from holdfast.spark.pipelines.project import Pipeline, project_of, python_template, read_project, yaml_template
+from holdfast.spark.pipelines.project import (
+    Pipeline,
+    Runner,
+    in_words,
+    project_of,
+    python_template,
+    read_project,
+    yaml_template,
+)
 from holdfast.spark.pipelines.python import pipeline
-from holdfast.spark.pipelines.runner import Runner, in_words
 from holdfast.spark.pipelines.spec import Expectation, Project, interval_ms, kind_named, kind_names
 from tests.unit.lake_kit import ClumsyDisk, Crash, FrailDisk, context_of, seen, staged
 

@@ -18,9 +18,8 @@ from holdfast.errors import BadSettings, CorruptData, InvalidRequest
 from holdfast.spark.pipelines.checkpoint import ID, Ledger, LedgerBatch, Totals, check_fit, forget, is_half_forgotten
 from holdfast.spark.pipelines.lake import additions, commit, file_name, finish_pending, table_files
 from holdfast.spark.pipelines.land import _Landing
-from holdfast.spark.pipelines.project import Pipeline
+from holdfast.spark.pipelines.project import Pipeline, Runner
 from holdfast.spark.pipelines.python import pipeline
-from holdfast.spark.pipelines.runner import Runner
 from holdfast.spark.pipelines.spec import Context, kind_named
 from tests.unit.lake_kit import Crash, FrailDisk, context_of, seen, staged
 

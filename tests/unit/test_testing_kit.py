@@ -143,7 +143,7 @@ def test_the_clock_does_not_run_backwards_but_the_wall_clock_may_be_set(holdfast
 
 
 def test_a_drain_that_never_ends_says_so(holdfast_kit, monkeypatch):
-    monkeypatch.setattr("holdfast.testing.kit._MAX_DELIVERIES", 50)
+    monkeypatch.setattr("holdfast.testing._MAX_DELIVERIES", 50)
     kit = holdfast_kit()
     kit.queue.put(b"x")
     with pytest.raises(RuntimeError, match="keep putting new messages"):

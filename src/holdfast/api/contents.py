@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any, BinaryIO, Final, Generic, Protocol, TypeVar
 
 from holdfast.api.bodies import Bodies
-from holdfast.api.drafts import to_datetime
+from holdfast.api.drafts import moment_at, to_datetime
 from holdfast.broker.messages import (
     BYTES_HEADERS,
     CORRELATION_ID,
@@ -272,14 +272,12 @@ class MessageFields(Generic[Body]):
     @property
     def expires_at(self) -> datetime | None:
         """When it expires, or None."""
-        ms = self._record.expires_at_ms
-        return to_datetime(ms * 1_000_000) if ms else None
+        return moment_at(self._record.expires_at_ms)
 
     @property
     def due_at(self) -> datetime | None:
         """The time it was delayed to, or None."""
-        ms = self._record.due_at_ms
-        return to_datetime(ms * 1_000_000) if ms else None
+        return moment_at(self._record.due_at_ms)
 
     def __repr__(self) -> str:
         value: Any = self._record.value

@@ -89,18 +89,16 @@ class NewMessage(_MessageBody, frozen=True, kw_only=True):
     correlation_id: str | None = None
 
 
-def message_of(
-    body: Any,
-    key: Text | None,
-    headers: HeadersLike | None,
-    priority: int,
-    delay: Seconds | None,
-    at: datetime | None,
-    ttl: Seconds | None,
-    dedup_id: Text | None,
-    correlation_id: str | None,
-) -> NewMessage:
-    """The message that the arguments of `put`, `publish` or `send` describe."""
+# The options of a NewMessage in the order of its fields, as `put`, `publish` and `send` pass them on.
+MessageOptions: TypeAlias = tuple[
+    Text | None, HeadersLike | None, int, Seconds | None, datetime | None, Seconds | None, Text | None, str | None
+]
+NO_OPTIONS: Final = structs.astuple(NewMessage(None))[1:]
+
+
+def message_of(body: Any, options: MessageOptions) -> NewMessage:
+    """Return the message that the arguments of `put`, `publish` or `send` describe."""
+    key, headers, priority, delay, at, ttl, dedup_id, correlation_id = options
     return NewMessage(
         body=body,
         key=key,
@@ -338,6 +336,11 @@ def to_datetime(time_ns: int) -> datetime:
     Times after the last datetime become the last datetime, so every 64-bit time can be converted.
     """
     return _EPOCH + timedelta(microseconds=min(time_ns // 1000, _LAST_US))
+
+
+def moment_at(ms: int | None) -> datetime | None:
+    """Convert milliseconds since 1970 to a datetime in UTC; None for 0 and None, which mean that there is no time."""
+    return to_datetime(ms * 1_000_000) if ms else None
 
 
 def due_at_ms(delay: float | timedelta | None, at: datetime | None, now_ms: int) -> int:

@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Body, Contents, Home
-from holdfast.api.drafts import to_datetime
+from holdfast.api.drafts import moment_at, to_datetime
 from holdfast.broker.folder.layout import DEAD_SUFFIX, message_id
 from holdfast.broker.messages import CORRELATION_ID, DeadNote, mark
 from holdfast.broker.tracing.log import TraceStep
@@ -137,8 +137,7 @@ class Listed(Contents[Body]):
     @property
     def due_at(self) -> datetime | None:
         """When it becomes ready, or the time it was delayed to; None if it was not delayed."""
-        ms = self._due_ms or self._record.due_at_ms
-        return to_datetime(ms * 1_000_000) if ms else None
+        return moment_at(self._due_ms or self._record.due_at_ms)
 
     @property
     def reason(self) -> str:
@@ -175,6 +174,10 @@ class DeadLetter(Listed[Body]):
     __slots__ = ("_note",)
 
     def __init__(self, home: Home, bodies: Bodies, record: Record, note: DeadNote) -> None:
+        # The record of the dead letter has neither priority nor times, since it must not expire: the note kept them.
+        record = msgspec.structs.replace(
+            record, priority=note.priority, expires_at_ms=note.expires_at_ms, due_at_ms=note.due_at_ms
+        )
         super().__init__(home, bodies, record, "dead", attempts=note.attempts, holder=note.holder, error=note.error)
         self._note = note
 
@@ -203,25 +206,9 @@ class DeadLetter(Listed[Body]):
         return to_datetime(self._note.first.timestamp_ns)
 
     @property
-    def expires_at(self) -> datetime | None:
-        """When the message would have expired, or None. The dead letter itself does not expire."""
-        ms = self._note.expires_at_ms
-        return to_datetime(ms * 1_000_000) if ms else None
-
-    @property
-    def due_at(self) -> datetime | None:
-        """The time the message was delayed to, or None."""
-        ms = self._note.due_at_ms
-        return to_datetime(ms * 1_000_000) if ms else None
-
-    @property
     def correlation_id(self) -> str:
         given = mark(self._record, CORRELATION_ID)
         return self.original_id if given is None else given.decode()
-
-    @property
-    def priority(self) -> int:
-        return self._note.priority
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -231,14 +218,12 @@ class DeadLetter(Listed[Body]):
     @property
     def first_delivery(self) -> datetime | None:
         """When the message was first delivered, or None if it never was."""
-        ms = self._note.first_ms
-        return to_datetime(ms * 1_000_000) if ms else None
+        return moment_at(self._note.first_ms)
 
     @property
     def last_delivery(self) -> datetime | None:
         """When the message was last delivered, or None if it never was."""
-        ms = self._note.last_ms
-        return to_datetime(ms * 1_000_000) if ms else None
+        return moment_at(self._note.last_ms)
 
     @property
     def dead_at(self) -> datetime:

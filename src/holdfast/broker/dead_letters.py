@@ -32,6 +32,7 @@ from holdfast.broker.messages import (
     REDRIVEN_FROM,
     DeadNote,
     decode_note,
+    decoded_mark,
     encode_note,
     encode_original,
     mark,
@@ -491,13 +492,7 @@ class GroupDeadLetters:
 
 def note_of(record: Record) -> DeadNote | None:
     """The note of a dead letter; None if the record is not one."""
-    text = mark(record, DEAD)
-    if text is None:
-        return None
-    try:
-        return decode_note(text)
-    except msgspec.DecodeError:
-        return None
+    return decoded_mark(record, DEAD, decode_note)
 
 
 def _letter(record: Record) -> DeadLetter | None:

@@ -91,15 +91,18 @@ def mark(record: Record, name: str) -> bytes | None:
     return None
 
 
-def original_of(record: Record) -> Original | None:
-    """Where a redriven message was first published; None for other messages."""
-    text = mark(record, ORIGINAL) if record.flags & MOVED else None
-    if text is None:
-        return None
+def decoded_mark(record: Record, name: str, decode: Callable[[bytes], _Value]) -> _Value | None:
+    """The decoded value of one of Holdfast's own headers; None if it is not there, or cannot be decoded."""
+    text = mark(record, name)
     try:
-        return _decode_original(text)
+        return None if text is None else decode(text)
     except msgspec.DecodeError:
         return None
+
+
+def original_of(record: Record) -> Original | None:
+    """Where a redriven message was first published; None for other messages."""
+    return decoded_mark(record, ORIGINAL, _decode_original) if record.flags & MOVED else None
 
 
 def id_of(topic: str, partition: int, record: Record) -> str:

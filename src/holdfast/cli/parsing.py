@@ -346,31 +346,23 @@ def nearest(word: str, known: Iterator[str] | Mapping[str, Any] | Sequence[str])
 
 
 def _unbundled(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
-    """Return a command's signature with each NamedTuple replaced by its fields, and these types by parameter.
-
-    The first field, the place, stays where the parameter was; the other fields become options at the end.
-    """
+    """Return a command's signature with each NamedTuple replaced by its fields, and these types by parameter."""
     signature = inspect.signature(function, eval_str=True)
-    bundles = {
-        name: each.annotation for name, each in signature.parameters.items() if hasattr(each.annotation, "_fields")
-    }
-    first: list[inspect.Parameter] = []
-    last: list[inspect.Parameter] = []
+    bundles: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
     for name, each in signature.parameters.items():
-        if name not in bundles:
-            first.append(each)
+        kind = each.annotation
+        if not hasattr(kind, "_fields"):
+            parameters.append(each)
             continue
-        hints, defaults = hints_of(each.annotation, include_extras=True), each.annotation._field_defaults
-        place, *others = (
-            inspect.Parameter(
-                field, each.kind, default=defaults.get(field, inspect.Parameter.empty), annotation=hints[field]
-            )
-            for field in each.annotation._fields
+        bundles[name] = kind
+        hints, empty = hints_of(kind, include_extras=True), inspect.Parameter.empty
+        parameters += (
+            inspect.Parameter(field, each.kind, default=kind._field_defaults.get(field, empty), annotation=hints[field])
+            for field in kind._fields
         )
-        first.append(place)
-        last += others
-    ordered = sorted([*first, *last], key=lambda one: one.default is not inspect.Parameter.empty)
-    return signature.replace(parameters=ordered), bundles
+    parameters.sort(key=lambda one: one.default is not inspect.Parameter.empty)
+    return signature.replace(parameters=parameters), bundles
 
 
 def _parameter(parameter: inspect.Parameter) -> Parameter:

@@ -41,7 +41,7 @@ from holdfast.errors import HoldfastError, InvalidRequest, NotInstalled
 if TYPE_CHECKING:
     from holdfast.spark.pipelines import spec
     from holdfast.spark.pipelines.checkpoint import PipelineStatus
-    from holdfast.spark.pipelines.runner import Runner
+    from holdfast.spark.pipelines.project import Runner
     from holdfast.spark.pipelines.spec import Project
 
 
@@ -207,7 +207,7 @@ def run_command(
     wanted = _wanted(project, names, everything=everything)
     if full_refresh and not _may_forget(project, wanted, yes=yes, as_json=as_json):
         return NOT_DONE
-    from holdfast.spark.pipelines.runner import Runner
+    from holdfast.spark.pipelines.project import Runner
 
     every_ms = round(parse_duration(every, "--every") * 1000)
     with bars(wanted, shown=not as_json) as tell:
@@ -239,7 +239,7 @@ def plan_command(
         holdfast pipeline plan --all
     """
     project = _project(declared)
-    from holdfast.spark.pipelines.runner import Runner
+    from holdfast.spark.pipelines.project import Runner
 
     plans = Runner(project).plan(_wanted(project, names, everything=everything))
     if as_json:

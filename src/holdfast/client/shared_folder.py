@@ -171,7 +171,7 @@ class _Serving:
             max_partitions=10_000,
         )
         auditor = None if self._audit is None else CallAuditor(self._audit)
-        pages = console_routes(engine, self._audit)  # for `holdfast ui`, beside the owner
+        pages = console_routes(self._audit)  # for `holdfast ui`, beside the owner
         self._server = server = Server(
             engine.world, AsyncLocalBrokerPort(engine), settings, auditor=auditor, more=[routes, *pages]
         )

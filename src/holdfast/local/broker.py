@@ -16,7 +16,7 @@ import msgspec
 from holdfast.api.arguments import Question, moment_ns
 from holdfast.api.bodies import Bodies, kind_of
 from holdfast.api.contents import Contents, PartitionHome
-from holdfast.api.drafts import NewMessage, to_datetime
+from holdfast.api.drafts import NewMessage, moment_at
 from holdfast.api.topics import GroupInfo, PartitionInfo, QueueRequest, TopicInfo, changes_to
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
@@ -57,7 +57,7 @@ def describe(engine: BrokerEngine, topic: Topic) -> TopicInfo:
     return TopicInfo(
         name=topic.name,
         id=topic.id,
-        created_at=to_datetime(topic.created_ms * 1_000_000) if topic.created_ms else None,
+        created_at=moment_at(topic.created_ms),
         partitions=partitions,
         groups=sorted(topic.groups),
         stream_groups=[group.name for group in engine.streams.on(topic)],

@@ -21,8 +21,7 @@ from holdfast.broker.waiters import Waiter
 from holdfast.env import Clock, close_in_children
 from holdfast.errors import Closed, HoldfastError, InvalidRequest, OutOfSequence, QueueFull
 from holdfast.model import Durability
-from holdfast.producing.parcels import MESSAGE_COST, Callback, Destination, Outbox, Parcel, Span
-from holdfast.producing.port import ProducerPort
+from holdfast.producing.parcels import MESSAGE_COST, Callback, Destination, Outbox, Parcel, ProducerPort, Span
 from holdfast.settings import ProducerSettings, load
 
 _NAMED_STICK: Final = 100  # whatever its settings: one that resumes must give the same turns again

@@ -24,9 +24,8 @@ from holdfast.errors import HoldfastError, Unavailable
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability
 from holdfast.protocol import topics as wire
-from holdfast.protocol.locks import KeepLock
 from holdfast.protocol.messages import Said
-from holdfast.protocol.topics import Beat
+from holdfast.protocol.topics import Beat, KeepLock
 from holdfast.remote.client import Client, ask_of
 from holdfast.remote.records import RemoteBody, record_from
 from holdfast.settings import BrokerSettings, ConsumerSettings, load

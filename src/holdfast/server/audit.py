@@ -156,35 +156,32 @@ def act_of(
 
 
 # What each act did, in words: {n} is how many, {target} the queue, topic, group or lock.
-_WORDS: Final = dict(
-    line.split(": ", 1)
-    for line in """\
-PUT /v1/queues/{queue}: created or changed the queue {target}
-POST /v1/topics: created the topic {target}
-PATCH /v1/topics/{topic}: changed settings of {target}
-PATCH /v1/topics/{topic}/settings: changed settings of {target}
-POST /v1/topics/{topic}/partitions: added partitions to {target}
-DELETE /v1/topics/{topic}: deleted {target}
-PUT /v1/topics/{topic}/groups/{group}: created or changed the group {group} of {target}
-DELETE /v1/groups/{group}: deleted the group {group}
-POST /v1/groups/{group}/reset: moved the group {group} ({n})
-POST /v1/queues/{queue}/seek: moved the position of {target}
-POST /v1/queues/{queue}/purge: purged {n} of {target}
-POST /v1/queues/{queue}/compact: compacted {target}
-POST /v1/topics/{topic}/compact: compacted {target}
-POST /v1/topics/{topic}/apply-retention: applied retention to {target}
-POST /v1/queues/{queue}/dead/redrive: redrove {n} of {target}
-POST /v1/queues/{queue}/dead/purge: purged {n} of the dead letters of {target}
-DELETE /v1/queues/{queue}/messages/{id}: cancelled {id}
-DELETE /v1/topics/{topic}/delayed/{id}: cancelled {id}
-POST /v1/queues/{queue}/messages/{id}/takeBack: took back {id} from its worker
-POST /v1/queues/{queue}/messages/{id}/runNow: ran {id} now
-DELETE /v1/locks/{name}: released the lock {target} by force
-POST /v1/admin/sync: synced everything to disk
-POST /v1/queues/{queue}/pause: paused {target}
-POST /v1/queues/{queue}/resume: resumed {target}
-""".splitlines()
-)
+_WORDS: Final = {
+    "PUT /v1/queues/{queue}": "created or changed the queue {target}",
+    "POST /v1/topics": "created the topic {target}",
+    "PATCH /v1/topics/{topic}": "changed settings of {target}",
+    "PATCH /v1/topics/{topic}/settings": "changed settings of {target}",
+    "POST /v1/topics/{topic}/partitions": "added partitions to {target}",
+    "DELETE /v1/topics/{topic}": "deleted {target}",
+    "PUT /v1/topics/{topic}/groups/{group}": "created or changed the group {group} of {target}",
+    "DELETE /v1/groups/{group}": "deleted the group {group}",
+    "POST /v1/groups/{group}/reset": "moved the group {group} ({n})",
+    "POST /v1/queues/{queue}/seek": "moved the position of {target}",
+    "POST /v1/queues/{queue}/purge": "purged {n} of {target}",
+    "POST /v1/queues/{queue}/compact": "compacted {target}",
+    "POST /v1/topics/{topic}/compact": "compacted {target}",
+    "POST /v1/topics/{topic}/apply-retention": "applied retention to {target}",
+    "POST /v1/queues/{queue}/dead/redrive": "redrove {n} of {target}",
+    "POST /v1/queues/{queue}/dead/purge": "purged {n} of the dead letters of {target}",
+    "DELETE /v1/queues/{queue}/messages/{id}": "cancelled {id}",
+    "DELETE /v1/topics/{topic}/delayed/{id}": "cancelled {id}",
+    "POST /v1/queues/{queue}/messages/{id}/takeBack": "took back {id} from its worker",
+    "POST /v1/queues/{queue}/messages/{id}/runNow": "ran {id} now",
+    "DELETE /v1/locks/{name}": "released the lock {target} by force",
+    "POST /v1/admin/sync": "synced everything to disk",
+    "POST /v1/queues/{queue}/pause": "paused {target}",
+    "POST /v1/queues/{queue}/resume": "resumed {target}",
+}
 _VERBS: Final = {"redrove": "redrive", "moved": "move", "purged": "purge"}
 
 

@@ -83,8 +83,9 @@ _NAMES: Final = ("queue", "topic", "name")  # the variables of a path that name 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
     """One route of the API.
 
-    `body` and `query` are the structs that the request is decoded to, `answers` is the struct of the answer. `takes`
-    and `gives` list media types other than JSON and MessagePack.
+    `body` and `query` are the structs that the request is decoded to, `answers` is the struct of the answer; it is
+    given only where the handler does not return it. `takes` and `gives` list media types other than JSON and
+    MessagePack.
 
     An `act` is written to the audit log before the handler runs. With `looks_first` the handler writes it, once it
     knows that there is something to do.
@@ -128,7 +129,7 @@ class Routes:
     def add(
         self, method: str, pattern: str, *, action: Action, summary: str = "", **facts: Any
     ) -> Callable[[Handler], Handler]:
-        """Make the function the handler of a route; its docstring is the summary."""
+        """Make the function the handler of a route: its docstring is the summary, and it answers what it returns."""
 
         def made(handler: Handler) -> Handler:
             named = next((name for name in _NAMES if f"{{{name}}}" in pattern), None)
@@ -141,12 +142,19 @@ class Routes:
                     summary=summary or (handler.__doc__ or "").strip().partition("\n")[0],
                     tag=self.tag,
                     named=named,
-                    **facts,
+                    **{"answers": _returned(handler)} | facts,
                 )
             )
             return handler
 
         return made
+
+
+def _returned(handler: Handler) -> Any:
+    """The struct that a handler returns; None if it makes the response itself, or there is nothing to say."""
+    hint: Any = handler.__annotations__.get("return")
+    found = handler.__globals__.get(hint, hint)  # a name, where annotations are not evaluated
+    return found if isinstance(found, type) and issubclass(found, msgspec.Struct) else None
 
 
 class _Node:

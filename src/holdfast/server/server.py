@@ -239,7 +239,7 @@ def make_server(
     audit = audit or open_audit(world, port.place, settings)
     more = [metrics_routes(metrics.render, asks=settings.metrics_auth), audit_routes(audit)]
     if settings.console:
-        more += console_routes(engine, audit)
+        more += console_routes(audit)
     server = Server(
         world,
         port,

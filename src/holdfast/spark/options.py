@@ -84,8 +84,7 @@ def batch_read_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
     options = _Options(given, now_ms)
     options.check_names(BATCH, other=STREAM, kind="stream", here="batch")
     return options.common(
-        starting=options.places("startingOffsets", "earliest"),
-        starting_ns=options.instant("startingTimestamp", "startingOffsets"),
+        **options.start("earliest"),
         ending=options.places("endingOffsets", "latest"),
         ending_ns=options.instant("endingTimestamp", "endingOffsets"),
     )
@@ -96,8 +95,7 @@ def stream_read_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
     options = _Options(given, now_ms)
     options.check_names(STREAM, other=BATCH, kind="batch", here="stream")
     return options.common(
-        starting=options.places("startingOffsets", "latest"),
-        starting_ns=options.instant("startingTimestamp", "startingOffsets"),
+        **options.start("latest"),
         max_offsets=options.limit("maxOffsetsPerTrigger", _DEFAULT_OFFSETS),
         max_bytes=options.limit("maxBytesPerTrigger", _DEFAULT_BYTES),
         group=given.get("groupId") or None,
@@ -227,6 +225,13 @@ class _Options:
         if not LEAST_TTL_MS <= found <= MOST_TTL_MS:
             raise InvalidRequest(f'option "{name}" is {text!r}: give a second (1s) to a week (1w)')
         return found
+
+    def start(self, default: Literal["earliest", "latest"]) -> dict[str, Any]:
+        """Where reading begins."""
+        return {
+            "starting": self.places("startingOffsets", default),
+            "starting_ns": self.instant("startingTimestamp", "startingOffsets"),
+        }
 
     def instant(self, name: str, instead_of: str) -> int | None:
         """The time of an option; None if it is not given. Raises InvalidRequest if offsets are given, too."""

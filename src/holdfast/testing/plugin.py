@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from holdfast.testing.kit import QueueKit
+from holdfast.testing import QueueKit
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from holdfast.api.arguments import (
 )
 from holdfast.api.contents import Body, Contents
 from holdfast.api.drafts import (
+    NO_OPTIONS,
     AsyncStream,
     HeadersLike,
     NewMessage,
@@ -451,9 +452,6 @@ class AsyncGroup(Face, Generic[Body]):
 # The queue for tasks: a topic with one group.
 
 
-_NO_OPTIONS = (None,) * 8
-
-
 class AsyncQueue(AsyncGroup[Body], Generic[Body]):
     """A durable queue, for the tasks of any event loop.
 
@@ -497,13 +495,13 @@ class AsyncQueue(AsyncGroup[Body], Generic[Body]):
             MessageTooLarge: It exceeds the limit in the settings.
             DiskFull: The disk has no room for it.
         """
-        options = (key, headers, delay, at, ttl, dedup_id, correlation_id, codec)
-        if type(body) is bytes and options == _NO_OPTIONS and type(priority) is int and not priority:
+        options = (key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
+        if type(body) is bytes and options == NO_OPTIONS and type(priority) is int and codec is None:
             plain: Any = body
             stored = await self._port.put_plain(plain, durability)
             if stored is not None:
                 return stored
-        message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
+        message = message_of(body, options)
         return (await self._port.put([message], durability, codec))[0]
 
     async def put_many(

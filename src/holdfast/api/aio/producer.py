@@ -13,8 +13,7 @@ from holdfast.broker.messages import TEXT_KEY
 from holdfast.errors import HoldfastError, QueueFull, Unavailable
 from holdfast.producing.aio.waits import AsyncWaits
 from holdfast.producing.core import Addressed, ProducerCore
-from holdfast.producing.parcels import AsyncSent, AsyncSentMany, Destination, Outbox, Parcel, Span
-from holdfast.producing.port import ProducerPort
+from holdfast.producing.parcels import AsyncSent, AsyncSentMany, Destination, Outbox, Parcel, ProducerPort, Span
 from holdfast.producing.rounds import TaskRounds, ThreadRounds
 from holdfast.settings import ProducerSettings
 
@@ -115,7 +114,7 @@ class AsyncProducer:
             if type(key) is bytes and len(body) + len(key) <= destination.most_bytes:
                 outbox = destination.keyed(key)
                 return self._add(outbox, body, key, flags) or await self._insist(Addressed(outbox, body, key, flags))
-        message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
+        message = message_of(body, (key, headers, priority, delay, at, ttl, dedup_id, correlation_id))
         addressed = self._core.address(destination, message, partition)
         return self._core.put(addressed) or await self._insist(addressed)
 

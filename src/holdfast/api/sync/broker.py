@@ -11,6 +11,7 @@ from holdfast.api.arguments import Question, When, check_id, check_search, span_
 from holdfast.api.bodies import Bodies, kind_of
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import (
+    NO_OPTIONS,
     HeadersLike,
     NewMessage,
     PublishRequest,
@@ -48,8 +49,6 @@ from holdfast.errors import InvalidRequest
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.compaction import KeysCompacted
-
-_NO_OPTIONS = (None,) * 8
 
 
 class Broker(Face):
@@ -233,12 +232,12 @@ class Broker(Face):
             MessageTooLarge: It exceeds the limit in the settings.
             DiskFull: The disk has no room for it.
         """
-        options = (key, headers, delay, at, ttl, dedup_id, correlation_id, codec)
-        if type(body) is bytes and options == _NO_OPTIONS and type(priority) is int and not priority:
+        options = (key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
+        if type(body) is bytes and options == NO_OPTIONS and type(priority) is int and codec is None:
             stored = self._port.publish_plain(topic, body, partition, durability)
             if stored is not None:
                 return stored
-        message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
+        message = message_of(body, options)
         return self._port.publish(topic, PublishRequest([message], partition, durability, codec))[0]
 
     def publish_many(

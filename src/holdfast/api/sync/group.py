@@ -22,6 +22,7 @@ from holdfast.api.arguments import (
 )
 from holdfast.api.contents import Body, Contents
 from holdfast.api.drafts import (
+    NO_OPTIONS,
     HeadersLike,
     NewMessage,
     Seconds,
@@ -452,9 +453,6 @@ class Group(Face, Generic[Body]):
 # The queue for threads: a topic with one group.
 
 
-_NO_OPTIONS = (None,) * 8
-
-
 class Queue(Group[Body], Generic[Body]):
     """A durable queue. Safe to use from any thread.
 
@@ -498,13 +496,13 @@ class Queue(Group[Body], Generic[Body]):
             MessageTooLarge: It exceeds the limit in the settings.
             DiskFull: The disk has no room for it.
         """
-        options = (key, headers, delay, at, ttl, dedup_id, correlation_id, codec)
-        if type(body) is bytes and options == _NO_OPTIONS and type(priority) is int and not priority:
+        options = (key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
+        if type(body) is bytes and options == NO_OPTIONS and type(priority) is int and codec is None:
             plain: Any = body
             stored = self._port.put_plain(plain, durability)
             if stored is not None:
                 return stored
-        message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
+        message = message_of(body, options)
         return self._port.put([message], durability, codec)[0]
 
     def put_many(

@@ -12,8 +12,7 @@ from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Text, duration
 from holdfast.broker.messages import TEXT_KEY
 from holdfast.errors import HoldfastError, QueueFull, Unavailable
 from holdfast.producing.core import Addressed, ProducerCore
-from holdfast.producing.parcels import Destination, Outbox, Parcel, Sent, SentMany, Span
-from holdfast.producing.port import ProducerPort
+from holdfast.producing.parcels import Destination, Outbox, Parcel, ProducerPort, Sent, SentMany, Span
 from holdfast.producing.rounds import ThreadRounds
 from holdfast.producing.sync.waits import Waits
 from holdfast.settings import ProducerSettings
@@ -109,7 +108,7 @@ class Producer:
             if type(key) is bytes and len(body) + len(key) <= destination.most_bytes:
                 outbox = destination.keyed(key)
                 return self._add(outbox, body, key, flags) or self._insist(Addressed(outbox, body, key, flags))
-        message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
+        message = message_of(body, (key, headers, priority, delay, at, ttl, dedup_id, correlation_id))
         addressed = self._core.address(destination, message, partition)
         return self._core.put(addressed) or self._insist(addressed)
 

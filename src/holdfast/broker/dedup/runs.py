@@ -114,19 +114,6 @@ def reference_of(row: bytes) -> int:
 class DedupRun:
     """A run, mapped into memory: only its tail is loaded."""
 
-    __slots__ = (
-        "_block_crcs",
-        "_buckets",
-        "_first_marks",
-        "_records",
-        "_second_marks",
-        "_shift",
-        "count",
-        "facts",
-        "partition",
-        "path",
-    )
-
     def __init__(
         self, path: str, facts: RunFacts, count: int, bucket_bits: int, records: memoryview, tail: bytes
     ) -> None:

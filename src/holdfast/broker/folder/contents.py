@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -35,6 +35,7 @@ from holdfast.storage.files import durable_replace, is_log, join, read_file, rem
 
 __all__ = ["Catalog", "TopicFacts"]
 
+_Decoded = TypeVar("_Decoded")
 
 CONTENTS: Final = "contents"
 DELAYED: Final = "delayed"
@@ -92,13 +93,17 @@ def load_contents(world: World, root: str, topic: str) -> Contents | None:
 
 def _load(world: World, folder: str) -> Contents | None:
     path = join(folder, CONTENTS)
-    content = read_file(world.disk, path)
+    return _read(_decode, read_file(world.disk, path), path)
+
+
+def _read(decode: Callable[[bytes], _Decoded], content: bytes | None, path: str, advice: str = "") -> _Decoded | None:
+    """Decode a sealed file; None if there is none. Raises CorruptData if it is not what was written."""
     if content is None:
         return None
     try:
-        return _decode(unsealed(content, path))
+        return decode(unsealed(content, path))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CorruptData(f"{path} cannot be read: {error}") from error
+        raise CorruptData(f"{path} cannot be read: {error}{advice}") from error
 
 
 def save_contents(world: World, folder: str, contents: Contents) -> None:
@@ -521,12 +526,7 @@ class Catalog:
     def noted(self, name: str) -> TopicFacts | None:
         """Read `topic.json`; None if there is none. Raises CorruptData if it is not what was written."""
         path, content = self._note_of(name)
-        if content is None:
-            return None
-        try:
-            return _decode_catalog(unsealed(content, path))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise CorruptData(f"{path} cannot be read: {error}. Restore it from a backup") from error
+        return _read(_decode_catalog, content, path, ". Restore it from a backup")
 
     def is_listed(self, name: str) -> bool:
         """Whether the topic was written by a release that keeps a list of its parts."""

@@ -13,7 +13,7 @@ from msgspec import to_builtins
 import holdfast
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents, MessageFields, PartitionHome, record_of
-from holdfast.api.drafts import to_datetime
+from holdfast.api.drafts import moment_at, to_datetime
 from holdfast.api.listing import DeadLetter, Found, Listed, PhaseName, until_ms_of
 from holdfast.api.ports import port_of
 from holdfast.api.sync.message import taken_of
@@ -242,8 +242,8 @@ class Everything(NamedTuple):
     @property
     def document(self) -> dict[str, Any]:
         failures = [
-            {**moment("at", _at(failure.at_ms)), "holder": failure.holder, "why": failure.why, "error": failure.error}
-            for failure in self.failures
+            {**moment("at", moment_at(each.at_ms)), "holder": each.holder, "why": each.why, "error": each.error}
+            for each in self.failures
         ]
         facts = {**self.facts, "phase": self.phase, "failures": failures}
         if self.history:
@@ -262,10 +262,11 @@ def everything_about(group: holdfast.Group[bytes], message_id: str) -> Everythin
         return everything_about_letter(group.dead.show(found.message.id), found.history)
     facts: dict[str, Any] = {}
     if found.leased_at_ms:
-        facts |= moment("leased_at", _at(found.leased_at_ms)) | moment("lease_until", _at(found.lease_until_ms))
+        facts |= moment("leased_at", moment_at(found.leased_at_ms))
+        facts |= moment("lease_until", moment_at(found.lease_until_ms))
     if found.first_delivery_ms:
-        facts |= moment("first_delivery", _at(found.first_delivery_ms))
-        facts |= moment("last_delivery", _at(found.last_delivery_ms))
+        facts |= moment("first_delivery", moment_at(found.first_delivery_ms))
+        facts |= moment("last_delivery", moment_at(found.last_delivery_ms))
     if found.state is not None:
         facts["state"] = found.state
     return Everything(found.message, found.phase, facts, found.failures, found.history)
@@ -311,7 +312,7 @@ def _show(console: Console, found: Everything) -> None:
         if text:
             facts.add_row(title, text)
     for number, failure in enumerate(found.failures, 1):
-        summary = f"{seconds_text(_at(failure.at_ms))} UTC, {safe(failure.holder)}: {safe(failure.why)}"
+        summary = f"{seconds_text(moment_at(failure.at_ms))} UTC, {safe(failure.holder)}: {safe(failure.why)}"
         facts.add_row(f"failure {number}", f"{summary}\n{_lines(failure.error)}" if failure.error else summary)
     facts.add_row("body", f"{message.size:,} bytes")
     console.print(facts)
@@ -323,7 +324,7 @@ def _show(console: Console, found: Everything) -> None:
 def _rows(message: AnyMessage, known: dict[str, Any]) -> list[tuple[str, str]]:
     def time(name: str) -> str:
         ms = known.get(f"{name}_ms")
-        return f"{seconds_text(_at(ms))} UTC" if ms else ""
+        return f"{seconds_text(moment_at(ms))} UTC" if ms else ""
 
     reason = safe(known.get("reason", ""))
     return [
@@ -348,10 +349,6 @@ def _rows(message: AnyMessage, known: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _lines(text: str) -> str:
     return "\n".join(safe(line) for line in text.splitlines())
-
-
-def _at(ms: int | None) -> datetime | None:
-    return to_datetime(ms * 1_000_000) if ms else None
 
 
 # `holdfast peek`, `list`, `show`: look at messages without taking them.

@@ -30,7 +30,6 @@ from holdfast.cli.opening import (
     WAIT,
     AsJson,
     DryRun,
-    Group,
     Limit,
     PartitionNumber,
     QueueAt,
@@ -64,7 +63,7 @@ from holdfast.cli.output import (
 from holdfast.cli.parsing import Section, argument, option
 from holdfast.env import real_world
 from holdfast.errors import Busy, HoldfastError, InvalidRequest, OffsetOutOfRange
-from holdfast.local.dead_letters import LettersBeside
+from holdfast.local.listing import LettersBeside
 from holdfast.model import Pause, Retained
 from holdfast.storage.checks.finding import count_of
 
@@ -116,17 +115,13 @@ def cancel_command(
 
 
 def seek_command(
-    folder: QueueFolder,
+    at: QueueAt,
     to: Annotated[str | None, argument("start|end", "Move to the start or the end.")] = None,
     offset: Annotated[int | None, option("--offset", "Move to this offset.", least=0)] = None,
     when: Annotated[str | None, option("--time ISO", "Move to the first message of this time, such as -1h.")] = None,
-    topic: Topic = None,
-    group: Group = None,
     partition: PartitionNumber = None,
     dry_run: DryRun = False,
     yes: Yes = False,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
 ) -> int:
     """Move a queue's position, to replay or to skip messages. Earlier messages are skipped; later ones come again.
 
@@ -139,9 +134,9 @@ def seek_command(
     """
     if sum(given is not None for given in (to, offset, when)) != 1 or to not in (None, "start", "end"):
         raise InvalidRequest("seek goes to one place: start, end, --offset N or --time ISO")
-    name = chosen_topic(folder, topic)
-    with opened_broker(folder, wait=wait) as broker:
-        queue = view(broker, name, group)
+    name = chosen_topic(at.folder, at.topic)
+    with opened_broker(at.folder, wait=at.wait) as broker:
+        queue = view(broker, name, at.group)
         moves = moves_of(broker, queue.group, queue.name, _place(to, offset, when), partition)
         if offset is not None and len(moves) > 1:
             raise InvalidRequest(f"{queue.name} has {len(moves)} partitions, each with offsets: give --partition N")
@@ -153,14 +148,14 @@ def seek_command(
                 start=kept.start,
                 end=kept.end,
             )
-        if not as_json:
+        if not at.as_json:
             show_moves(stdout(), moves)
         if not dry_run:
-            if not confirmed("Go there?", "seek", yes=yes, as_json=as_json):
+            if not confirmed("Go there?", "seek", yes=yes, as_json=at.as_json):
                 return NOT_DONE
             for move in moves:
                 queue.seek(offset=move.after, partition=move.partition)
-    if as_json:
+    if at.as_json:
         again, passed = sum(move.again for move in moves), sum(move.passed_over for move in moves)
         print_json(
             {
@@ -245,15 +240,7 @@ def _print_pause(queue: str, group: str, paused: Pause | None, *, changed: bool)
     print_json({"queue": queue, "group": group, "changed": changed, "paused": msgspec.to_builtins(paused)})
 
 
-def purge_command(
-    folder: QueueFolder,
-    topic: Topic = None,
-    group: Group = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
-) -> int:
+def purge_command(at: QueueAt, dry_run: DryRun = False, yes: Yes = False) -> int:
     """Drop every waiting message of a queue. Messages in flight stay, and so do dead letters.
 
     Delayed messages are dropped, too, unless other groups read the topic. Asks before it changes anything.
@@ -262,19 +249,17 @@ def purge_command(
         holdfast purge jobs --dry-run
         holdfast purge jobs --yes
     """
-    name = chosen_topic(folder, topic)
-    with opened_broker(folder, wait=wait) as broker:
-        queue = view(broker, name, group)
+    with at.opened() as queue:
         stats, purged = queue.stats(), 0
-        if not as_json:
+        if not at.as_json:
             waiting = f"{count_of(stats.ready, 'message')} ready, {count_of(stats.delayed, 'message')} delayed"
             say(f"{waiting}, {stats.leased:,} in hand in {safe(queue.name)}")
         if not dry_run:
-            if not confirmed("Drop all that are not in flight?", "purge", yes=yes, as_json=as_json):
+            if not confirmed("Drop all that are not in flight?", "purge", yes=yes, as_json=at.as_json):
                 return NOT_DONE
-            with progress("dropping messages", shown=not as_json):
+            with progress("dropping messages", shown=not at.as_json):
                 purged = queue.purge()
-    if as_json:
+    if at.as_json:
         print_json({"ready": stats.ready, "delayed": stats.delayed, "leased": stats.leased, "purged": purged})
     elif not dry_run:
         stdout().print(f"{count_of(purged, 'message')} dropped for good")

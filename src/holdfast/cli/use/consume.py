@@ -48,6 +48,7 @@ from holdfast.cli.output import (
 from holdfast.cli.parsing import argument, option
 from holdfast.cli.places import enter, queue_of
 from holdfast.cli.reading import OpeningTurns, TopicReading, time_of
+from holdfast.cli.use.get import given_back_unless_shown
 from holdfast.cli.use.put import separator_of
 from holdfast.client.address import is_address
 from holdfast.errors import InvalidRequest
@@ -303,12 +304,8 @@ class _GroupTaking:
 
     def _from_queue(self, group: Any, most: int, wait_s: float) -> int:
         messages = group.receive_many(most, timeout=wait_s)
-        try:
+        with given_back_unless_shown(messages):
             self._showing.show(messages)
-        except BaseException:
-            for message in messages:
-                message.defer()  # it was not printed
-            raise
         if messages:
             group.ack_many(messages)
         return len(messages)

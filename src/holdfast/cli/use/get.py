@@ -6,14 +6,14 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
 import holdfast
-from holdfast.api.drafts import parse_duration, to_datetime
+from holdfast.api.drafts import moment_at, parse_duration, to_datetime
 from holdfast.api.ports import port_of
 from holdfast.api.sync.message import taken_of
 from holdfast.cli.look.messages import base64_text, body_text, bytes_of, document, header_text, lease_end, text_value
@@ -156,15 +156,10 @@ def get_command(
     lease_s = None if lease is None else parse_duration(lease, "--lease")
 
     def taken(queue: holdfast.Group[bytes], messages: list[holdfast.Message[bytes]]) -> None:
-        try:
-            with _body_file(messages[0], out, export=export) as path:
-                showing = _Showing(at.folder, queue, acked=ack, out=path, stateful=stateful)
-                showing.show(messages, raw=raw, export=export, as_json=at.as_json)
-                sys.stdout.flush()
-        except BaseException:
-            for message in messages:
-                message.defer()  # it was not printed
-            raise
+        with given_back_unless_shown(messages), _body_file(messages[0], out, export=export) as path:
+            showing = _Showing(at.folder, queue, acked=ack, out=path, stateful=stateful)
+            showing.show(messages, raw=raw, export=export, as_json=at.as_json)
+            sys.stdout.flush()
         if ack:
             queue.ack_many(messages)
 
@@ -194,6 +189,17 @@ def _patience_s(timeout: str, *, block: bool) -> float:
     if block and timeout_s:
         raise InvalidRequest("--block waits for ever, --timeout does not; give one of them")
     return _EVER_S if block else timeout_s
+
+
+@contextmanager
+def given_back_unless_shown(messages: Iterable[holdfast.Message[bytes]]) -> Iterator[None]:
+    """Return the messages to the queue if showing them fails: nobody has seen them."""
+    try:
+        yield
+    except BaseException:
+        for message in messages:
+            message.defer()
+        raise
 
 
 @contextmanager
@@ -452,8 +458,8 @@ def _after(group: holdfast.Group[bytes], message: _Message, verb: str) -> dict[s
     )
     if phase == "done" and verb != "acked":
         phase = "dead"  # that was the last attempt
-    until = to_datetime(until_ms * 1_000_000) if until_ms else None
-    return {"done": verb, "id": message.id, "receipt": message.receipt, "phase": phase, **moment("until", until)}
+    facts = {"done": verb, "id": message.id, "receipt": message.receipt, "phase": phase}
+    return {**facts, **moment("until", moment_at(until_ms))}
 
 
 def _sentence(facts: dict[str, Any]) -> str:

@@ -57,17 +57,16 @@ from holdfast.storage.checks.finding import count_of
 STDIN = "-"
 
 
-class Defaults(NamedTuple):
-    """The options that apply to every message."""
+class SharedOptions(NamedTuple):
+    """Options of `put` and `produce` that apply to every message."""
 
-    key: str | bytes | None
-    headers: tuple[tuple[str, str | bytes], ...]
-    priority: int
-    delay: str | None = None
-    at: str | None = None
-    ttl: str | None = None
-    dedup_id: str | bytes | None = None
-    correlation_id: str | None = None
+    headers: Annotated[list[str] | None, option("--header NAME=VALUE", "Add a header.")] = None
+    priority: Annotated[
+        int, option("--priority", "The priority; 9 is the most urgent, 0 the default.", least=0, most=9)
+    ] = 0
+
+
+_NO_OPTIONS: Final = SharedOptions()
 
 
 class Item(NamedTuple):
@@ -93,22 +92,18 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     correlation_id: str | None = None
 
 
+_AS_GIVEN: Final = ("key", "priority", "dedup_id", "correlation_id")  # what a line has replaces what all have
 _decode_line = msgspec.json.Decoder(Line).decode
 
 
 class PutInput:
     """Yields the messages of one call one by one, so that the input may have any size."""
 
-    def __init__(self, defaults: Defaults, now_ms: int, *, lines: bool, jsonl: bool) -> None:
+    def __init__(self, defaults: NewMessage, now_ms: int, *, lines: bool, jsonl: bool) -> None:
         self._now_ms = now_ms
         self._lines = lines
         self._jsonl = jsonl
         self._defaults = defaults
-        self._delay = None if defaults.delay is None else parse_duration(defaults.delay, "--delay")
-        self._at = None if defaults.at is None else parse_instant(defaults.at, now_ms, "--due")
-        self._ttl = None if defaults.ttl is None else parse_duration(defaults.ttl, "--ttl")
-        if self._delay is not None and self._at is not None:
-            raise InvalidRequest("--delay and --due both say when; give one of them")
 
     def items(self, bodies: Sequence[str], files: Sequence[str]) -> Iterator[Item]:
         """Yield arguments first, then files; stdin if neither is given."""
@@ -140,18 +135,7 @@ class PutInput:
         yield Item(name, self._message(content))
 
     def _message(self, body: bytes) -> NewMessage:
-        given = self._defaults
-        return NewMessage(
-            body=body,
-            key=given.key,
-            headers=given.headers,
-            priority=given.priority,
-            delay=self._delay,
-            at=self._at,
-            ttl=self._ttl,
-            dedup_id=given.dedup_id,
-            correlation_id=given.correlation_id,
-        )
+        return msgspec.structs.replace(self._defaults, body=body)
 
     def _of_line(self, place: str, content: bytes) -> Item:
         try:
@@ -163,23 +147,16 @@ class PutInput:
             raise InvalidRequest(f"{place}: {error}") from None
 
     def _of_fields(self, line: Line) -> NewMessage:
-        given = self._defaults
-        own_time = line.delay is not None or line.at is not None
-        headers = line.headers.items() if isinstance(line.headers, dict) else line.headers or ()
-        return NewMessage(
-            body=_body(line),
-            key=given.key if line.key is None else line.key,
-            headers=(*given.headers, *headers),
-            priority=given.priority if line.priority is None else line.priority,
-            delay=_seconds(line.delay, "delay") if own_time else self._delay,
-            at=None if line.at is None and own_time else self._at_of(line),
-            ttl=self._ttl if line.ttl is None else _seconds(line.ttl, "ttl"),
-            dedup_id=given.dedup_id if line.dedup_id is None else line.dedup_id,
-            correlation_id=given.correlation_id if line.correlation_id is None else line.correlation_id,
-        )
-
-    def _at_of(self, line: Line) -> Any:
-        return self._at if line.at is None else parse_instant(line.at, self._now_ms, "at")
+        given = {name: value for name in _AS_GIVEN if (value := getattr(line, name)) is not None}
+        if line.headers:
+            headers = line.headers.items() if isinstance(line.headers, dict) else line.headers
+            given["headers"] = (*(self._defaults.headers or ()), *headers)
+        if line.delay is not None or line.at is not None:
+            given["delay"] = _seconds(line.delay, "delay")
+            given["at"] = None if line.at is None else parse_instant(line.at, self._now_ms, "at")
+        if line.ttl is not None:
+            given["ttl"] = _seconds(line.ttl, "ttl")
+        return msgspec.structs.replace(self._defaults, body=_body(line), **given)
 
 
 def text_or_bytes(argument: str) -> str | bytes:
@@ -196,15 +173,15 @@ def separator_of(text: str) -> bytes:
     return os.fsencode({"\\t": "\t", "\\0": "\0"}.get(text, text))
 
 
-def header_pairs(headers: Sequence[str]) -> tuple[tuple[str, str | bytes], ...]:
-    """Parse `name=value` to pairs."""
+def header_pairs(headers: Sequence[str] | None) -> tuple[tuple[str, str | bytes], ...] | None:
+    """Parse `name=value` to pairs; None if there are none."""
     pairs = []
-    for header in headers:
+    for header in headers or ():
         name, sign, value = header.partition("=")
         if not sign or not name:
             raise InvalidRequest(f"--header {header!r} cannot be used: write it like name=value")
         pairs.append((name, text_or_bytes(value)))
-    return tuple(pairs)
+    return tuple(pairs) or None
 
 
 def _body(line: Line) -> bytes | None:
@@ -247,10 +224,7 @@ def put_command(
     lines: Annotated[bool, option("--lines", "Put each line of stdin, or of the files, as a message.")] = False,
     jsonl: Annotated[bool, option("--jsonl", "Each line is a message as JSON; see `holdfast help json`.")] = False,
     key: Annotated[str | None, option("--key", "The key of the messages.")] = None,
-    headers: Annotated[list[str] | None, option("--header NAME=VALUE", "Add a header.")] = None,
-    priority: Annotated[
-        int, option("--priority", "The priority; 9 is the most urgent, 0 the default.", least=0, most=9)
-    ] = 0,
+    shared: SharedOptions = _NO_OPTIONS,
     delay: Annotated[str | None, option("--delay TIME", "Deliver after this time, such as 30s, 1h30m or 7d.")] = None,
     due: Annotated[
         str | None, option("--due ISO", "Deliver at this time, such as 2026-01-31T12:00:00Z or +1h.")
@@ -284,17 +258,21 @@ def put_command(
     """
     given = (bodies or [], files or [])
     _check_put(*given, dedup_id, lines=lines, jsonl=jsonl)
-    defaults = Defaults(
-        key=None if key is None else text_or_bytes(key),
-        headers=header_pairs(headers or []),
-        priority=priority,
-        delay=delay,
-        at=due,
-        ttl=ttl,
-        dedup_id=None if dedup_id is None else text_or_bytes(dedup_id),
+    now_ms = real_world().clock.now_ns() // 1_000_000
+    defaults = NewMessage(
+        None,
+        key=key and text_or_bytes(key),
+        headers=header_pairs(shared.headers),
+        priority=shared.priority,
+        delay=_seconds(delay, "--delay"),
+        at=None if due is None else parse_instant(due, now_ms, "--due"),
+        ttl=_seconds(ttl, "--ttl"),
+        dedup_id=dedup_id and text_or_bytes(dedup_id),
         correlation_id=correlation_id,
     )
-    intake = PutInput(defaults, real_world().clock.now_ns() // 1_000_000, lines=lines, jsonl=jsonl)
+    if delay is not None and due is not None:
+        raise InvalidRequest("--delay and --due both say when; give one of them")
+    intake = PutInput(defaults, now_ms, lines=lines, jsonl=jsonl)
     name = chosen_topic(folder, topic, create=not no_create)
     putting = _Putting(name, durability, codec, as_json=as_json, quiet=quiet)
     putting.run(folder, _batches(intake.items(*given)), wait, create=not no_create)
@@ -421,10 +399,7 @@ def produce_command(
     key_separator: Annotated[
         str | None, option("--key-separator TEXT", r"Split each line here: the key, then the body.")
     ] = None,
-    headers: Annotated[list[str] | None, option("--header NAME=VALUE", "Add a header.")] = None,
-    priority: Annotated[
-        int, option("--priority", "The priority; 9 is the most urgent, 0 the default.", least=0, most=9)
-    ] = 0,
+    shared: SharedOptions = _NO_OPTIONS,
     partition: PartitionNumber = None,
     acks: Annotated[
         Literal["none", "leader", "all"] | None,
@@ -456,8 +431,9 @@ def produce_command(
     """
     _check_produce(bodies, files, name, resume=resume, jsonl=jsonl, whole=whole)
     separator = None if key_separator is None else _separator(key_separator, key, jsonl=jsonl)
-    key_bytes = None if key is None else text_or_bytes(key)
-    defaults = Defaults(key=key_bytes, headers=header_pairs(headers or []), priority=priority)
+    defaults = NewMessage(
+        None, key=key and text_or_bytes(key), headers=header_pairs(shared.headers), priority=shared.priority
+    )
     changes = _producer_changes(acks, linger, batch_messages, batch_bytes)
     intake = PutInput(defaults, real_world().clock.now_ns() // 1_000_000, lines=not whole and not jsonl, jsonl=jsonl)
     chosen = chosen_topic(folder, topic)
@@ -556,21 +532,10 @@ class _Producing:
         self._producer.close()
         self._seconds = time.monotonic() - began
 
-    def _send(self, place: str, message: Any) -> None:
+    def _send(self, place: str, message: NewMessage) -> None:
         try:
-            sent = self._producer.send(
-                self._topic,
-                message.body,
-                key=message.key,
-                headers=message.headers or None,
-                priority=message.priority,
-                delay=message.delay,
-                at=message.at,
-                ttl=message.ttl,
-                dedup_id=message.dedup_id,
-                correlation_id=message.correlation_id,
-                partition=self._partition,
-            )
+            options = msgspec.structs.asdict(message)
+            sent = self._producer.send(self._topic, options.pop("body"), partition=self._partition, **options)
         except InvalidRequest as error:
             error.args = (f"{place}: {error}",)
             raise

@@ -23,9 +23,8 @@ from holdfast.broker.waiters import ThreadWaiter, Waiter
 from holdfast.broker.workers import Order, WorkerReport
 from holdfast.delivery.events import Receipt
 from holdfast.errors import LeaseLost
-from holdfast.local.dead_letters import LocalLetters
 from holdfast.local.group import CLAIMS_AT_ONCE, Claims, LocalGroup, claims_of, lost_texts, parts_of
-from holdfast.local.listing import look_up, message_history
+from holdfast.local.listing import LocalLetters, look_up, message_history
 from holdfast.local.listing import messages as _messages
 from holdfast.local.publisher import SpooledUpload
 from holdfast.model import CodecName, Durability, Retained

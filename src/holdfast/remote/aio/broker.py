@@ -38,9 +38,7 @@ from holdfast.errors import (
 )
 from holdfast.model import BodyKind, Durability, Retained
 from holdfast.producing.core import producer_settings
-from holdfast.protocol import locks as locks_wire
 from holdfast.protocol import topics as wire
-from holdfast.protocol import topics as wire_groups
 from holdfast.protocol.media import JSON
 from holdfast.protocol.messages import CreateQueue
 from holdfast.protocol.topics import Steps, WorkersOrdered, WorkersTold
@@ -288,7 +286,7 @@ class AsyncRemoteBrokerPort(RemoteBroker):
     async def groups(self, topic: str | None) -> list[GroupInfo]:
         """Return the groups of one topic, or of all topics, in queue mode and in stream mode."""
         path = path_of("groups", topic=topic, limit=MOST_READ)
-        found: wire_groups.Groups = await self._ask("GET", path, wire_groups.Groups)
+        found: wire.Groups = await self._ask("GET", path, wire.Groups)
         return found.groups
 
     async def workers(self) -> list[WorkerInfo]:
@@ -310,7 +308,7 @@ class AsyncRemoteBrokerPort(RemoteBroker):
     ) -> list[Reset]:
         """Move the position of a group; with `dry_run`, only return what would change."""
         body = reset_of(topic, to, partition, dry_run=dry_run)
-        return resets_from(await self._ask("POST", path_of("groups", group, "reset"), wire_groups.ResetDone, body))
+        return resets_from(await self._ask("POST", path_of("groups", group, "reset"), wire.ResetDone, body))
 
     async def effects(self, group: str, resets: Sequence[Reset]) -> list[ResetEffect]:
         """Return what resets would do, counted by offsets: only the server knows each message."""
@@ -381,7 +379,7 @@ class AsyncRemoteLocksPort:
         while True:
             left_s = _MOST_WAIT_S if until_ns is None else max((until_ns - clock.monotonic_ns()) / 1e9, 0)
             wait_s = min(left_s, _MOST_WAIT_S) if wanted.waits else 0
-            body = locks_wire.AcquireLock(
+            body = wire.AcquireLock(
                 owner=wanted.owner, lease=wanted.lease_ms / 1000, wait=wait_s, if_not_exists=wanted.if_not_exists
             )
             try:
@@ -393,19 +391,19 @@ class AsyncRemoteLocksPort:
             return lock
 
     async def keepalive(self, lease_id: str, lease_ms: int | None) -> Lock:
-        body = locks_wire.KeepLock(lease_id=lease_id, lease=None if lease_ms is None else lease_ms / 1000)
+        body = wire.KeepLock(lease_id=lease_id, lease=None if lease_ms is None else lease_ms / 1000)
         kept: Lock = await self._calls.ask("POST", _path(lease_id, "keepalive"), Lock, body)
         return kept
 
     async def release(self, lease_id: str) -> None:
         try:
-            await self._calls.ask("POST", _path(lease_id, "release"), None, locks_wire.ReleaseLock(lease_id=lease_id))
+            await self._calls.ask("POST", _path(lease_id, "release"), None, wire.ReleaseLock(lease_id=lease_id))
         except LeaseLost as error:
             if not getattr(error, "repeated", False):  # otherwise an earlier attempt has done it
                 raise
 
     async def force_release(self, name: str) -> bool:
-        done: locks_wire.LockReleased = await self._calls.ask("DELETE", path_of("locks", name), locks_wire.LockReleased)
+        done: wire.LockReleased = await self._calls.ask("DELETE", path_of("locks", name), wire.LockReleased)
         return done.released
 
     async def describe(self, name: str) -> LockInfo:
@@ -413,7 +411,7 @@ class AsyncRemoteLocksPort:
         return info
 
     async def held_locks(self) -> list[LockInfo]:
-        found: locks_wire.HeldLocks = await self._calls.ask("GET", path_of("locks"), locks_wire.HeldLocks)
+        found: wire.HeldLocks = await self._calls.ask("GET", path_of("locks"), wire.HeldLocks)
         return found.locks
 
     def keep(self, lock: Lock) -> RemoteKeptLock:
@@ -443,11 +441,11 @@ class AsyncRemoteLocksPort:
 
     async def remove_document(self, name: str, version: int | None, lease_id: str | None) -> bool:
         path = path_of("state", name, version=version, lease_id=lease_id)
-        done: locks_wire.DocumentRemoved = await self._calls.ask("DELETE", path, locks_wire.DocumentRemoved)
+        done: wire.DocumentRemoved = await self._calls.ask("DELETE", path, wire.DocumentRemoved)
         return done.removed
 
     async def document_names(self) -> list[str]:
-        found: locks_wire.DocumentNames = await self._calls.ask("GET", path_of("state"), locks_wire.DocumentNames)
+        found: wire.DocumentNames = await self._calls.ask("GET", path_of("state"), wire.DocumentNames)
         return found.names
 
 

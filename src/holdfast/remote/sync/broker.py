@@ -39,9 +39,7 @@ from holdfast.errors import (
 )
 from holdfast.model import BodyKind, Durability, Retained
 from holdfast.producing.core import producer_settings
-from holdfast.protocol import locks as locks_wire
 from holdfast.protocol import topics as wire
-from holdfast.protocol import topics as wire_groups
 from holdfast.protocol.media import JSON
 from holdfast.protocol.messages import CreateQueue
 from holdfast.protocol.topics import Steps, WorkersOrdered, WorkersTold
@@ -287,7 +285,7 @@ class RemoteBrokerPort(RemoteBroker):
     def groups(self, topic: str | None) -> list[GroupInfo]:
         """Return the groups of one topic, or of all topics, in queue mode and in stream mode."""
         path = path_of("groups", topic=topic, limit=MOST_READ)
-        found: wire_groups.Groups = self._ask("GET", path, wire_groups.Groups)
+        found: wire.Groups = self._ask("GET", path, wire.Groups)
         return found.groups
 
     def workers(self) -> list[WorkerInfo]:
@@ -307,7 +305,7 @@ class RemoteBrokerPort(RemoteBroker):
     def reset_offsets(self, group: str, topic: str, to: To, partition: int | None, *, dry_run: bool) -> list[Reset]:
         """Move the position of a group; with `dry_run`, only return what would change."""
         body = reset_of(topic, to, partition, dry_run=dry_run)
-        return resets_from(self._ask("POST", path_of("groups", group, "reset"), wire_groups.ResetDone, body))
+        return resets_from(self._ask("POST", path_of("groups", group, "reset"), wire.ResetDone, body))
 
     def effects(self, group: str, resets: Sequence[Reset]) -> list[ResetEffect]:
         """Return what resets would do, counted by offsets: only the server knows each message."""
@@ -378,7 +376,7 @@ class RemoteLocksPort:
         while True:
             left_s = _MOST_WAIT_S if until_ns is None else max((until_ns - clock.monotonic_ns()) / 1e9, 0)
             wait_s = min(left_s, _MOST_WAIT_S) if wanted.waits else 0
-            body = locks_wire.AcquireLock(
+            body = wire.AcquireLock(
                 owner=wanted.owner, lease=wanted.lease_ms / 1000, wait=wait_s, if_not_exists=wanted.if_not_exists
             )
             try:
@@ -390,19 +388,19 @@ class RemoteLocksPort:
             return lock
 
     def keepalive(self, lease_id: str, lease_ms: int | None) -> Lock:
-        body = locks_wire.KeepLock(lease_id=lease_id, lease=None if lease_ms is None else lease_ms / 1000)
+        body = wire.KeepLock(lease_id=lease_id, lease=None if lease_ms is None else lease_ms / 1000)
         kept: Lock = self._calls.ask("POST", _path(lease_id, "keepalive"), Lock, body)
         return kept
 
     def release(self, lease_id: str) -> None:
         try:
-            self._calls.ask("POST", _path(lease_id, "release"), None, locks_wire.ReleaseLock(lease_id=lease_id))
+            self._calls.ask("POST", _path(lease_id, "release"), None, wire.ReleaseLock(lease_id=lease_id))
         except LeaseLost as error:
             if not getattr(error, "repeated", False):  # otherwise an earlier attempt has done it
                 raise
 
     def force_release(self, name: str) -> bool:
-        done: locks_wire.LockReleased = self._calls.ask("DELETE", path_of("locks", name), locks_wire.LockReleased)
+        done: wire.LockReleased = self._calls.ask("DELETE", path_of("locks", name), wire.LockReleased)
         return done.released
 
     def describe(self, name: str) -> LockInfo:
@@ -410,7 +408,7 @@ class RemoteLocksPort:
         return info
 
     def held_locks(self) -> list[LockInfo]:
-        found: locks_wire.HeldLocks = self._calls.ask("GET", path_of("locks"), locks_wire.HeldLocks)
+        found: wire.HeldLocks = self._calls.ask("GET", path_of("locks"), wire.HeldLocks)
         return found.locks
 
     def keep(self, lock: Lock) -> RemoteKeptLock:
@@ -440,11 +438,11 @@ class RemoteLocksPort:
 
     def remove_document(self, name: str, version: int | None, lease_id: str | None) -> bool:
         path = path_of("state", name, version=version, lease_id=lease_id)
-        done: locks_wire.DocumentRemoved = self._calls.ask("DELETE", path, locks_wire.DocumentRemoved)
+        done: wire.DocumentRemoved = self._calls.ask("DELETE", path, wire.DocumentRemoved)
         return done.removed
 
     def document_names(self) -> list[str]:
-        found: locks_wire.DocumentNames = self._calls.ask("GET", path_of("state"), locks_wire.DocumentNames)
+        found: wire.DocumentNames = self._calls.ask("GET", path_of("state"), wire.DocumentNames)
         return found.names
 
 

@@ -70,13 +70,13 @@ class MetricsQuery(msgspec.Struct):
     """What Prometheus may add to its address is nothing to us."""
 
 
-@health_routes.add("GET", "/healthz", action="open", answers=Health)
+@health_routes.add("GET", "/healthz", action="open")
 async def healthz(call: Call) -> Health:
     """The process is alive and answers."""
     return Health(status="alive")
 
 
-@health_routes.add("GET", "/readyz", action="open", answers=Health, errors=("unavailable",))
+@health_routes.add("GET", "/readyz", action="open", errors=("unavailable",))
 async def readyz(call: Call) -> Health:
     """The server takes calls: its folder is open, no disk has failed, and it is not about to go."""
     if call.service.leaving:
@@ -117,7 +117,7 @@ def metrics_routes(render: Callable[[str], tuple[bytes, str]], *, asks: bool) ->
 routes = Routes("admin")
 
 
-@routes.add("GET", "/v1/admin/status", action="read", answers=Status)
+@routes.add("GET", "/v1/admin/status", action="read")
 async def status(call: Call) -> Status:
     """How the server does: since when, on which folder, with how many callers."""
     service = call.service
@@ -150,7 +150,7 @@ async def sync(call: Call) -> None:
     await call.service.port.sync()
 
 
-@routes.add("GET", "/v1/admin/waiters", action="read", query=LimitQuery, answers=WaitersTold)
+@routes.add("GET", "/v1/admin/waiters", action="read", query=LimitQuery)
 async def waiters(call: Call) -> WaitersTold:
     """Who waits for messages, by topic and group, the longest lines first."""
     query: LimitQuery = call.query
@@ -182,13 +182,7 @@ workers_routes = Routes("workers")
 
 
 @workers_routes.add(
-    "POST",
-    "/v1/queues/{queue}/workers",
-    action="consume",
-    query=InGroup,
-    body=WorkerReport,
-    answers=WorkerOrder,
-    errors=("unknown_group",),
+    "POST", "/v1/queues/{queue}/workers", action="consume", query=InGroup, body=WorkerReport, errors=("unknown_group",)
 )
 async def report_worker(call: Call) -> WorkerOrder:
     """A worker of the queue says what it is doing, every few seconds; the answer says what it was told to do."""
@@ -197,7 +191,7 @@ async def report_worker(call: Call) -> WorkerOrder:
     return WorkerOrder(order=workers.report(caller_of(call.principal), group.topic, group.group, call.body))
 
 
-@workers_routes.add("GET", "/v1/workers", action="read", scope="any", answers=WorkersTold)
+@workers_routes.add("GET", "/v1/workers", action="read", scope="any")
 async def workers(call: Call) -> WorkersTold:
     """The workers that report themselves, or did within the last hour, as far as the caller may see their queues."""
     return WorkersTold(workers=workers_shown(call))
@@ -269,15 +263,13 @@ def effective_of(service: Service) -> Effective:
     )
 
 
-@settings_routes.add("GET", "/v1/settings", action="read", answers=SettingsTold)
+@settings_routes.add("GET", "/v1/settings", action="read")
 async def settings(call: Call) -> SettingsTold:
     """Every setting of server and broker that is in force, and where it comes from."""
     return _settings_answer(effective_of(call.service).settings())
 
 
-@settings_routes.add(
-    "GET", "/v1/topics/{topic}/settings", action="read", query=TopicSettingsQuery, answers=SettingsTold
-)
+@settings_routes.add("GET", "/v1/topics/{topic}/settings", action="read", query=TopicSettingsQuery)
 async def topic_settings(call: Call) -> SettingsTold:
     """The settings that a topic follows, and where each comes from."""
     query: TopicSettingsQuery = call.query
@@ -285,13 +277,7 @@ async def topic_settings(call: Call) -> SettingsTold:
 
 
 @settings_routes.add(
-    "PATCH",
-    "/v1/topics/{topic}/settings",
-    action="admin",
-    body=AlterTopic,
-    answers=SettingsTold,
-    act=True,
-    errors=("bad_settings",),
+    "PATCH", "/v1/topics/{topic}/settings", action="admin", body=AlterTopic, act=True, errors=("bad_settings",)
 )
 async def alter_settings(call: Call) -> SettingsTold:
     """Change settings of a topic; they count at once, and are kept."""
@@ -350,7 +336,7 @@ def audit_routes(audit: Audit) -> Routes:
     """The route of the audit log."""
     routes = Routes("admin")
 
-    @routes.add("GET", "/v1/admin/audit", action="admin", query=AuditQuery, answers=Acts)
+    @routes.add("GET", "/v1/admin/audit", action="admin", query=AuditQuery)
     async def acts(call: Call) -> Acts:
         """The last administrative acts: who did what to which topic, when, and what became of it; and refusals."""
         query: AuditQuery = call.query
@@ -370,7 +356,7 @@ trace_routes = Routes("traces")
 _END: Final = 2**62  # beyond the end of any log
 
 
-@trace_routes.add("GET", "/v1/traces/{message_id}", action="read", scope="any", query=TraceQuery, answers=Steps)
+@trace_routes.add("GET", "/v1/traces/{message_id}", action="read", scope="any", query=TraceQuery)
 async def trace(call: Call) -> Steps:
     """The life of a message step by step, page by page with `after`; empty where it was not sampled."""
     query: TraceQuery = call.query
@@ -402,7 +388,7 @@ def is_shown(call: Call, step: TraceStep) -> bool:
     return call.principal.sees(step.topic) and call.principal.may_use_queue_group(step.group or None)
 
 
-@trace_routes.add("GET", "/v1/traces", action="read", scope="any", query=TracesQuery, answers=Steps)
+@trace_routes.add("GET", "/v1/traces", action="read", scope="any", query=TracesQuery)
 async def search(call: Call) -> Steps:
     """Steps that fit, oldest first; page by page with `after`. Who may not read every topic must name one."""
     query: TracesQuery = call.query
@@ -454,7 +440,7 @@ def _place(scan: Scan) -> str:
     return "" if scan.mark is None else str(scan.mark.offset)
 
 
-@trace_routes.add("GET", "/v1/traces/stats", action="read", scope="any", query=StatsQuery, answers=TraceStats)
+@trace_routes.add("GET", "/v1/traces/stats", action="read", scope="any", query=StatsQuery)
 async def stats(call: Call) -> TraceStats:
     """How long messages waited and were worked on, how often they were tried, what failed."""
     query: StatsQuery = call.query
@@ -485,7 +471,7 @@ async def stats(call: Call) -> TraceStats:
 sample_routes = Routes("samples")
 
 
-@sample_routes.add("GET", "/v1/samples", action="read", query=SamplesQuery, answers=Samples)
+@sample_routes.add("GET", "/v1/samples", action="read", query=SamplesQuery)
 async def total_samples(call: Call) -> Samples:
     """Rates, backlog and handling times of all topics together, over time."""
     query: SamplesQuery = call.query
@@ -493,12 +479,7 @@ async def total_samples(call: Call) -> Samples:
 
 
 @sample_routes.add(
-    "GET",
-    "/v1/queues/{queue}/samples",
-    action="read",
-    query=GroupSamplesQuery,
-    answers=Samples,
-    errors=("unknown_group",),
+    "GET", "/v1/queues/{queue}/samples", action="read", query=GroupSamplesQuery, errors=("unknown_group",)
 )
 async def samples_of_group(call: Call) -> Samples:
     """Rates, backlog and handling times of one group of a topic, over time."""

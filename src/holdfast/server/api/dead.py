@@ -18,7 +18,7 @@ from holdfast.api.arguments import chosen_ids
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import PartitionHome
 from holdfast.api.drafts import to_datetime
-from holdfast.api.listing import DeadGroup, DeadKinds, DeadLetter, Listed, Waiting, fingerprint, note_of
+from holdfast.api.listing import DeadGroup, DeadKinds, DeadLetter, Listed, Waiting, fingerprint
 from holdfast.broker.dead_letters import DeadLetterLog
 from holdfast.broker.dead_letters import note_of as note_in
 from holdfast.broker.delivery import Delivery
@@ -27,8 +27,19 @@ from holdfast.broker.group import QueueGroup
 from holdfast.broker.partition import Partition
 from holdfast.env.world import checkpoint
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
-from holdfast.local.dead_letters import ChosenLetter, LocalLetters, Redriving, at_once, choose, drop, in_order
-from holdfast.local.listing import Mark, listed, mark_of, parse_mark
+from holdfast.local.listing import (
+    ChosenLetter,
+    LocalLetters,
+    Mark,
+    Redriving,
+    at_once,
+    choose,
+    drop,
+    in_order,
+    listed,
+    mark_of,
+    parse_mark,
+)
 from holdfast.protocol.media import LINES, ErrorAnswer, fault_of, framed
 from holdfast.protocol.messages import (
     Cancelled,
@@ -59,7 +70,7 @@ _STEP_S = 1.0
 _AT_ONCE = 1_000  # dead letters purged at a time
 
 
-@routes.add("GET", "/v1/queues/{queue}/dead", action="read", query=DeadQuery, answers=Letters)
+@routes.add("GET", "/v1/queues/{queue}/dead", action="read", query=DeadQuery)
 async def list_dead(call: Call) -> Letters:
     """Dead letters that the condition chooses, oldest first; page by page with `after`."""
     query: DeadQuery = call.query
@@ -114,9 +125,8 @@ async def _chosen(call: Call, group: ServedGroup) -> list[ChosenLetter]:
 
 
 def _letter(letter: DeadLetter[bytes], *, bodies: bool = True) -> Letter:
-    note = note_of(letter)
     facts = msgspec.structs.asdict(as_listed(letter, bodies=bodies))
-    facts |= {"original_id": letter.original_id, "expires_at_ms": note.expires_at_ms, "due_at_ms": note.due_at_ms}
+    facts["original_id"] = letter.original_id
     return Letter(
         **facts,
         original_offset=letter.original_offset,
@@ -129,7 +139,7 @@ def _letter(letter: DeadLetter[bytes], *, bodies: bool = True) -> Letter:
     )
 
 
-@routes.add("GET", "/v1/queues/{queue}/dead/groups", action="read", query=DeadGroupsQuery, answers=DeadGroups)
+@routes.add("GET", "/v1/queues/{queue}/dead/groups", action="read", query=DeadGroupsQuery)
 async def dead_groups(call: Call) -> DeadGroups:
     """Dead letters by reason and kind of error, the most frequent first."""
     query: DeadGroupsQuery = call.query
@@ -152,7 +162,6 @@ async def dead_groups(call: Call) -> DeadGroups:
     "/v1/queues/{queue}/dead/{id}",
     action="read",
     query=InGroup,
-    answers=Letter,
     errors=("unknown_topic", "unknown_group", "not_found"),
 )
 async def show_dead(call: Call) -> Letter:
@@ -231,7 +240,7 @@ async def _lines(call: Call, group: ServedGroup, letters: list[ChosenLetter]) ->
         yield framed(_redrive_answer(letters, done), LINES)
 
 
-@routes.add("POST", "/v1/queues/{queue}/dead/purge", action="admin", body=Purge, answers=RedriveTold, act=True)
+@routes.add("POST", "/v1/queues/{queue}/dead/purge", action="admin", body=Purge, act=True)
 async def purge(call: Call) -> RedriveTold:
     """Drop dead letters for good."""
     wanted: Purge = call.body
@@ -259,7 +268,7 @@ _Line: TypeAlias = tuple[int, int, int, Any]  # due time, partition, number, mes
 _LAST: Final = 2**62  # beyond any number
 
 
-@delayed_routes.add("GET", "/v1/topics/{topic}/delayed", action="read", query=DelayedQuery, answers=ListedMessages)
+@delayed_routes.add("GET", "/v1/topics/{topic}/delayed", action="read", query=DelayedQuery)
 async def list_delayed(call: Call) -> ListedMessages:
     """Messages that wait for their time, the next one first; page by page with `after`."""
     return await call.scan(_delayed, call)
@@ -297,7 +306,6 @@ def _of_partition(number: int, partition: Partition, after: Mark | None, limit: 
     "DELETE",
     "/v1/topics/{topic}/delayed/{id}",
     action="consume",
-    answers=Cancelled,
     act=True,
     looks_first=True,  # otherwise any consumer could fill the audit log with ids that never existed
     errors=("unknown_topic", "not_found"),
@@ -330,13 +338,13 @@ def _cancel(call: Call, *, only_look: bool = False) -> bool:
 _MESSAGE: Final = "/v1/queues/{queue}/messages/{id}"
 
 
-@routes.add("POST", f"{_MESSAGE}/takeBack", action="admin", query=InGroup, answers=MessageChanged, act=True)
+@routes.add("POST", f"{_MESSAGE}/takeBack", action="admin", query=InGroup, act=True)
 async def take_back(call: Call) -> MessageChanged:
     """End the lease of a message, whoever holds it: it is ready at once, and the attempt does not count."""
     return await _changed(call, QueueGroup.take_back)
 
 
-@routes.add("POST", f"{_MESSAGE}/runNow", action="admin", query=InGroup, answers=MessageChanged, act=True)
+@routes.add("POST", f"{_MESSAGE}/runNow", action="admin", query=InGroup, act=True)
 async def run_now(call: Call) -> MessageChanged:
     """End the delay of a message, or its wait for a retry: it is ready at once."""
     return await _changed(call, QueueGroup.run_now)

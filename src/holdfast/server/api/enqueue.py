@@ -436,9 +436,7 @@ producer_routes = Routes("producers")
 _MOST_ID = 2**63 - 1
 
 
-@producer_routes.add(
-    "POST", "/v1/producers", action="publish", scope="any", body=BeginProducer, answers=ProducerBegun, status=201
-)
+@producer_routes.add("POST", "/v1/producers", action="publish", scope="any", body=BeginProducer, status=201)
 async def begin_producer(call: Call) -> ProducerBegun:
     """Be a producer whose batches are stored once, however often they are sent."""
     given: BeginProducer = call.body
@@ -504,13 +502,7 @@ def _check_in_sequence(call: Call, messages: Drafts) -> None:
             )
 
 
-@producer_routes.add(
-    "GET",
-    "/v1/topics/{topic}/partitions/{partition}/sequence",
-    action="publish",
-    query=SequenceQuery,
-    answers=NextSequence,
-)
+@producer_routes.add("GET", "/v1/topics/{topic}/partitions/{partition}/sequence", action="publish", query=SequenceQuery)
 async def next_sequence(call: Call) -> NextSequence:
     """The number that a producer's next message for this partition must have, and where earlier ones are."""
     return await asyncio.to_thread(_next_sequence, call, _number(call.query.producer))

@@ -44,9 +44,7 @@ from holdfast.server.service import Call
 routes = Routes("groups")
 
 
-@routes.add(
-    "GET", "/v1/groups", action="read", scope="any", query=GroupsQuery, answers=Groups, errors=("unknown_topic",)
-)
+@routes.add("GET", "/v1/groups", action="read", scope="any", query=GroupsQuery, errors=("unknown_topic",))
 async def list_groups(call: Call) -> Groups:
     """The groups of a topic, or of all that the caller may see, in both modes."""
     query: GroupsQuery = call.query
@@ -62,7 +60,7 @@ def is_shown(call: Call, info: GroupInfo) -> bool:
     return call.principal.sees(info.topic) and call.principal.may_use(info.mode, info.name)
 
 
-@routes.add("GET", "/v1/groups/{group}", action="read", scope="any", answers=GroupTold, errors=("unknown_group",))
+@routes.add("GET", "/v1/groups/{group}", action="read", scope="any", errors=("unknown_group",))
 async def describe_group(call: Call) -> GroupTold:
     """A group: on which topics it is, how far behind, and in stream mode its members."""
     name = call.path["group"]
@@ -136,7 +134,6 @@ def _topics(call: Call) -> set[str]:
     action="read",
     scope="any",
     query=OnTopic,
-    answers=GroupOffsets,
     errors=("unknown_topic", "unknown_group"),
 )
 async def offsets(call: Call) -> GroupOffsets:
@@ -196,7 +193,6 @@ def _is_in_queue_mode(call: Call, name: str) -> bool:
     scope="any",
     allowed=_may_reset,
     body=ResetOffsets,
-    answers=ResetDone,
     act=True,
     errors=("unknown_topic", "unknown_group"),
 )
@@ -258,7 +254,6 @@ async def _may_join(call: Call) -> None:
     scope="any",
     allowed=_may_join,
     body=Join,
-    answers=Joined,
     status=201,
     errors=("unknown_topic", "bad_settings", "fenced"),
 )
@@ -278,7 +273,7 @@ async def join(call: Call) -> Joined:
     )
 
 
-@routes.add("POST", f"{_MEMBER}/heartbeat", action="consume", scope="any", answers=Beat, errors=("fenced",))
+@routes.add("POST", f"{_MEMBER}/heartbeat", action="consume", scope="any", errors=("fenced",))
 async def heartbeat(call: Call) -> Beat:
     """The member lives; needed between polls that are further apart than its session."""
     member = _member(call)
@@ -338,7 +333,6 @@ def _poll_answer(call: Call, polled: Polled, found: Found) -> Response:
     action="consume",
     scope="any",
     body=CommitOffsets,
-    answers=CommitDone,
     errors=("fenced", "offset_out_of_range", "unknown_topic"),
 )
 async def commit(call: Call) -> CommitDone:
@@ -350,13 +344,7 @@ async def commit(call: Call) -> CommitDone:
 
 
 @routes.add(
-    "POST",
-    f"{_MEMBER}/seek",
-    action="consume",
-    scope="any",
-    body=MoveMember,
-    answers=Beat,
-    errors=("fenced", "offset_out_of_range"),
+    "POST", f"{_MEMBER}/seek", action="consume", scope="any", body=MoveMember, errors=("fenced", "offset_out_of_range")
 )
 async def seek(call: Call) -> Beat:
     """Let the member read on elsewhere; nothing is committed by that."""
@@ -379,7 +367,7 @@ async def leave(call: Call) -> None:
 pause_routes = Routes("queues")
 
 
-@pause_routes.add("POST", "/v1/queues/{queue}/pause", action="admin", body=PauseGroup, answers=PauseTold, act=True)
+@pause_routes.add("POST", "/v1/queues/{queue}/pause", action="admin", body=PauseGroup, act=True)
 async def pause(call: Call) -> PauseTold:
     """Hand out no messages of the group until it is resumed; those in flight can be settled, and publishing goes on."""
     given: PauseGroup = call.body
@@ -389,7 +377,7 @@ async def pause(call: Call) -> PauseTold:
     return PauseTold(changed=changed, paused=group.queue_group.paused)
 
 
-@pause_routes.add("POST", "/v1/queues/{queue}/resume", action="admin", query=InGroup, answers=PauseTold, act=True)
+@pause_routes.add("POST", "/v1/queues/{queue}/resume", action="admin", query=InGroup, act=True)
 async def resume(call: Call) -> PauseTold:
     """Hand out messages again, to those who wait as well."""
     group = await existing_group(call)

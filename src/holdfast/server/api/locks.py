@@ -11,7 +11,8 @@ from holdfast.api.drafts import lease_of
 from holdfast.api.locks import Document, Lock, LockInfo, LockRequest, document_content, lock_request
 from holdfast.broker.folder.layout import check_name, parse_lease
 from holdfast.errors import HoldfastError, InvalidRequest, LockHeld, NotFound
-from holdfast.protocol.locks import (
+from holdfast.protocol.media import SMALL_BYTES
+from holdfast.protocol.topics import (
     AcquireLock,
     DocumentNames,
     DocumentQuery,
@@ -22,7 +23,6 @@ from holdfast.protocol.locks import (
     ReleaseLock,
     WriteDocument,
 )
-from holdfast.protocol.media import SMALL_BYTES
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
 from holdfast.server.service import Call
@@ -77,7 +77,7 @@ async def _waited(call: Call, request: LockRequest) -> Lock | None:
     return await call.service.locks.acquire(request)
 
 
-@routes.add("POST", "/v1/locks/{name}/keepalive", action="lock", body=KeepLock, answers=Lock, errors=("lease_lost",))
+@routes.add("POST", "/v1/locks/{name}/keepalive", action="lock", body=KeepLock, errors=("lease_lost",))
 async def keepalive(call: Call) -> Lock:
     """Let the lease go on; 409 where it is lost, with who has the lock now."""
     given: KeepLock = call.body
@@ -92,26 +92,26 @@ async def release(call: Call) -> None:
     await call.service.locks.release(_lease(call, given.lease_id))
 
 
-@routes.add("DELETE", "/v1/locks/{name}", action="lock", also="admin", answers=LockReleased, act=True)
+@routes.add("DELETE", "/v1/locks/{name}", action="lock", also="admin", act=True)
 async def force_release(call: Call) -> LockReleased:
     """Take a lock from whoever holds it, who is told at the next keepalive: for administrators who may use the lock."""
     return LockReleased(released=await call.service.locks.force_release(check_name(call.path["name"], "lock")))
 
 
-@routes.add("GET", "/v1/locks", action="lock", scope="any", answers=HeldLocks)
+@routes.add("GET", "/v1/locks", action="lock", scope="any")
 async def list_locks(call: Call) -> HeldLocks:
     """The locks that somebody holds, as far as the caller may use them."""
     found = await call.service.locks.held_locks()
     return HeldLocks(locks=[info for info in found if call.principal.may("lock", info.name)])
 
 
-@routes.add("GET", "/v1/locks/{name}", action="lock", answers=LockInfo)
+@routes.add("GET", "/v1/locks/{name}", action="lock")
 async def describe(call: Call) -> LockInfo:
     """Who holds a lock, since and until when, how many wait, and whether there is a document of its name."""
     return await call.service.locks.describe(check_name(call.path["name"], "lock"))
 
 
-@routes.add("GET", "/v1/state", action="lock", scope="any", answers=DocumentNames)
+@routes.add("GET", "/v1/state", action="lock", scope="any")
 async def list_documents(call: Call) -> DocumentNames:
     """The names of the documents that the caller may use."""
     found = await call.service.locks.document_names()
@@ -151,14 +151,7 @@ async def update_document(call: Call) -> Response:
     return await pool.run(lambda _: _document_answer(call, document))
 
 
-@routes.add(
-    "DELETE",
-    "/v1/state/{name}",
-    action="lock",
-    query=DocumentQuery,
-    answers=DocumentRemoved,
-    errors=("conflict", "lease_lost"),
-)
+@routes.add("DELETE", "/v1/state/{name}", action="lock", query=DocumentQuery, errors=("conflict", "lease_lost"))
 async def remove_document(call: Call) -> DocumentRemoved:
     """Take a document away, on the same conditions."""
     version, lease_id = _conditions(call)

@@ -124,7 +124,7 @@ async def existing_group(call: Call) -> ServedGroup:
     return await call.service.group(queue, group)
 
 
-@routes.add("PUT", "/v1/queues/{queue}", action="admin", body=CreateQueue, answers=TopicInfo, act=True)
+@routes.add("PUT", "/v1/queues/{queue}", action="admin", body=CreateQueue, act=True)
 async def create_queue(call: Call) -> TopicInfo:
     """Make a queue, or change the settings of one that is there; the same call twice is fine."""
     wanted: CreateQueue = call.body
@@ -294,7 +294,7 @@ async def _settled(call: Call, outcome: Callable[[TopicSettings], MessageOutcome
     return Settled(settled=len(set(given.receipts)))
 
 
-@routes.add("POST", "/v1/queues/{queue}/ack", action="consume", body=Ack, answers=Settled, errors=("lease_lost",))
+@routes.add("POST", "/v1/queues/{queue}/ack", action="consume", body=Ack, errors=("lease_lost",))
 async def ack(call: Call) -> Settled:
     """The work is done. Where some receipts are not good any more, the answer names them; the others count."""
     return await _settled(call, _acked)
@@ -304,7 +304,7 @@ def _acked(_: TopicSettings) -> MessageOutcome:
     return ACK
 
 
-@routes.add("POST", "/v1/queues/{queue}/nack", action="consume", body=Nack, answers=Settled, errors=("lease_lost",))
+@routes.add("POST", "/v1/queues/{queue}/nack", action="consume", body=Nack, errors=("lease_lost",))
 async def nack(call: Call) -> Settled:
     """The work failed or was dropped unhandled (the attempt counts), or was put off (`intent` "defer": it does not)."""
     given: Nack = call.body
@@ -322,7 +322,7 @@ async def nack(call: Call) -> Settled:
     return await _settled(call, nacked)
 
 
-@routes.add("POST", "/v1/queues/{queue}/reject", action="consume", body=Reject, answers=Settled, errors=("lease_lost",))
+@routes.add("POST", "/v1/queues/{queue}/reject", action="consume", body=Reject, errors=("lease_lost",))
 async def reject(call: Call) -> Settled:
     """The work can never be done: straight to the dead letters."""
     given: Reject = call.body
@@ -331,7 +331,7 @@ async def reject(call: Call) -> Settled:
     )
 
 
-@routes.add("POST", "/v1/queues/{queue}/extend", action="consume", body=Extend, answers=Settled, errors=("lease_lost",))
+@routes.add("POST", "/v1/queues/{queue}/extend", action="consume", body=Extend, errors=("lease_lost",))
 async def extend(call: Call) -> Settled:
     """The work takes longer: the lease begins anew; with a lease of 0 it ends now."""
     given: Extend = call.body
@@ -344,7 +344,7 @@ async def extend(call: Call) -> Settled:
     return await _settled(call, extended)
 
 
-@routes.add("GET", "/v1/queues/{queue}/state", action="consume", query=InHand, answers=State, errors=("lease_lost",))
+@routes.add("GET", "/v1/queues/{queue}/state", action="consume", query=InHand, errors=("lease_lost",))
 async def get_state(call: Call) -> State:
     """The document that goes with a message in hand; version 0 where there is none yet."""
     query: InHand = call.query
@@ -356,7 +356,6 @@ async def get_state(call: Call) -> State:
     "/v1/queues/{queue}/state",
     action="consume",
     body=SaveState,
-    answers=State,
     errors=("lease_lost", "conflict", "message_too_large"),
 )
 async def save_state(call: Call) -> State:
@@ -370,7 +369,7 @@ async def save_state(call: Call) -> State:
     return await group.save_state(given.receipt, given.version, value, given.durability, content)
 
 
-@routes.add("GET", "/v1/queues/{queue}/stats", action="read", query=InGroup, answers=QueueStats)
+@routes.add("GET", "/v1/queues/{queue}/stats", action="read", query=InGroup)
 async def stats(call: Call) -> QueueStats:
     """How many messages stand where, what they take, and what was counted since the server began."""
     return await (await existing_group(call)).port.stats()
@@ -389,7 +388,7 @@ async def peek(call: Call) -> Response:
     return answer() if len(found) <= _FEW else await call.service.pool.run(lambda _: answer())
 
 
-@routes.add("GET", "/v1/queues/{queue}/messages", action="read", query=ListQuery, answers=ListedMessages)
+@routes.add("GET", "/v1/queues/{queue}/messages", action="read", query=ListQuery)
 async def messages(call: Call) -> ListedMessages:
     """What is ready, leased, delayed, dead or done, without taking it; page by page with `after`."""
     query: ListQuery = call.query
@@ -462,7 +461,6 @@ def _lease(found: Found[Any]) -> dict[str, Any]:
     "/v1/queues/{queue}/messages/{id}",
     action="consume",
     query=InGroup,
-    answers=Cancelled,
     act=True,
     looks_first=True,  # otherwise any consumer could fill the audit log with ids that never existed
 )
@@ -486,15 +484,7 @@ def _check_was_there(group: ServedGroup, message_id: str) -> None:
         raise InvalidRequest(f"there is no message {message_id}")
 
 
-@routes.add(
-    "POST",
-    "/v1/queues/{queue}/seek",
-    action="admin",
-    body=Seek,
-    answers=Sought,
-    act=True,
-    errors=("offset_out_of_range",),
-)
+@routes.add("POST", "/v1/queues/{queue}/seek", action="admin", body=Seek, act=True, errors=("offset_out_of_range",))
 async def seek(call: Call) -> Sought:
     """Go on from there: all before is passed over, all behind comes again."""
     given: Seek = call.body
@@ -504,28 +494,28 @@ async def seek(call: Call) -> Sought:
     return Sought(offset=offset)
 
 
-@routes.add("POST", "/v1/queues/{queue}/purge", action="admin", query=InGroup, answers=Purged, act=True)
+@routes.add("POST", "/v1/queues/{queue}/purge", action="admin", query=InGroup, act=True)
 async def purge(call: Call) -> Purged:
     """Drop every message that nobody has in hand; delayed ones too, unless other groups read the topic."""
     call.count = await (await existing_group(call)).port.purge()
     return Purged(purged=call.count)
 
 
-@routes.add("POST", "/v1/queues/{queue}/compact", action="admin", query=InGroup, answers=Compacted, act=True)
+@routes.add("POST", "/v1/queues/{queue}/compact", action="admin", query=InGroup, act=True)
 async def compact(call: Call) -> Compacted:
     """Let go of what is done now, whatever retention says."""
     freed = await (await existing_group(call)).port.compact()
     return Compacted(segments=freed.segments, bytes=freed.bytes, journal_bytes=freed.journal_bytes)
 
 
-@routes.add("GET", "/v1/queues/{queue}/committed", action="read", query=InGroup, answers=Committed)
+@routes.add("GET", "/v1/queues/{queue}/committed", action="read", query=InGroup)
 async def committed(call: Call) -> Committed:
     """How far each partition is settled without a gap."""
     found = await (await existing_group(call)).port.committed()
     return Committed(offsets={str(number): offset for number, offset in found.items()})
 
 
-@routes.add("GET", "/v1/queues/{queue}/messages/{id}", action="read", query=InGroup, answers=Listed)
+@routes.add("GET", "/v1/queues/{queue}/messages/{id}", action="read", query=InGroup)
 async def show(call: Call) -> Listed:
     """One message, wherever it stands, with its body."""
     group = await existing_group(call)
@@ -549,9 +539,7 @@ def find(_scan: Scan, group: ServedGroup, message_id: str) -> Listed | None:
 # Messages in flight by receipt, for a client that continues where another process stopped.
 
 
-@routes.add(
-    "GET", "/v1/queues/{queue}/inHand", action="consume", query=InHand, answers=Delivery, errors=("lease_lost",)
-)
+@routes.add("GET", "/v1/queues/{queue}/inHand", action="consume", query=InHand, errors=("lease_lost",))
 async def in_hand(call: Call) -> Delivery:
     """The message that a receipt stands for, as it was delivered; `lease_lost` if it is no longer held."""
     query: InHand = call.query
@@ -563,7 +551,7 @@ async def in_hand(call: Call) -> Delivery:
 # Everything that is known of one message, by its id.
 
 
-@routes.add("GET", "/v1/queues/{queue}/lookup", action="read", query=LookupQuery, answers=Whole, errors=("not_found",))
+@routes.add("GET", "/v1/queues/{queue}/lookup", action="read", query=LookupQuery, errors=("not_found",))
 async def lookup(call: Call) -> Whole:
     """One message, living, done or dead, with its lease, its document, and all that became of it step by step."""
     query: LookupQuery = call.query

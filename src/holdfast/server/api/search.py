@@ -446,7 +446,7 @@ def _unescaped(text: str) -> str:
 routes = Routes("search")
 
 
-@routes.add("GET", "/v1/search", action="read", scope="any", query=SearchQuery, answers=SearchAnswer)
+@routes.add("GET", "/v1/search", action="read", scope="any", query=SearchQuery)
 async def find_messages(call: Call) -> SearchAnswer:
     """Messages in any queue and phase that the caller may read, with what was searched; page by page with `after`."""
     query: SearchQuery = call.query

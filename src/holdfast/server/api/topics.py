@@ -52,7 +52,7 @@ routes = Routes("topics")
 _FEW: Final = 100  # messages that are encoded on the event loop; more go to a thread
 
 
-@routes.add("GET", "/v1/topics", action="read", scope="any", query=TopicsQuery, answers=Topics)
+@routes.add("GET", "/v1/topics", action="read", scope="any", query=TopicsQuery)
 async def list_topics(call: Call) -> Topics:
     """The topics that the caller may see, by name."""
     query: TopicsQuery = call.query
@@ -95,7 +95,6 @@ async def _may_create(call: Call) -> None:
     scope="any",
     allowed=_may_create,
     body=CreateTopic,
-    answers=TopicInfo,
     status=201,
     act=True,
     errors=("topic_exists", "bad_settings"),
@@ -111,21 +110,13 @@ async def create_topic(call: Call) -> TopicInfo:
     return visible_topic(call, info)
 
 
-@routes.add("GET", "/v1/topics/{topic}", action="read", answers=TopicInfo)
+@routes.add("GET", "/v1/topics/{topic}", action="read")
 async def describe_topic(call: Call) -> TopicInfo:
     """What a topic is and holds."""
     return await described(call, call.path["topic"])
 
 
-@routes.add(
-    "PATCH",
-    "/v1/topics/{topic}",
-    action="admin",
-    body=AlterTopic,
-    answers=TopicInfo,
-    act=True,
-    errors=("bad_settings",),
-)
+@routes.add("PATCH", "/v1/topics/{topic}", action="admin", body=AlterTopic, act=True, errors=("bad_settings",))
 async def alter_topic(call: Call) -> TopicInfo:
     """Change settings of a topic; they count at once, and are kept."""
     given: AlterTopic = call.body
@@ -147,13 +138,7 @@ async def delete_topic(call: Call) -> None:
 
 
 @routes.add(
-    "POST",
-    "/v1/topics/{topic}/partitions",
-    action="admin",
-    body=AddPartitions,
-    answers=TopicInfo,
-    act=True,
-    errors=("bad_settings",),
+    "POST", "/v1/topics/{topic}/partitions", action="admin", body=AddPartitions, act=True, errors=("bad_settings",)
 )
 async def add_partitions(call: Call) -> TopicInfo:
     """Give a topic more partitions. From now on keys may go to other partitions than before."""
@@ -164,13 +149,13 @@ async def add_partitions(call: Call) -> TopicInfo:
     return visible_topic(call, await call.service.port.add_partitions(topic, given.count))
 
 
-@routes.add("POST", "/v1/topics/{topic}/compact", action="admin", answers=KeysCompacted, act=True)
+@routes.add("POST", "/v1/topics/{topic}/compact", action="admin", act=True)
 async def compact_topic(call: Call) -> KeysCompacted:
     """Of each key keep the last message, now; offsets never change. For topics whose cleanup asks for it."""
     return await call.service.port.compact_topic(check_topic_name(call.path["topic"]))
 
 
-@routes.add("POST", "/v1/topics/{topic}/apply-retention", action="admin", answers=Retained, act=True)
+@routes.add("POST", "/v1/topics/{topic}/apply-retention", action="admin", act=True)
 async def apply_retention(call: Call) -> Retained:
     """Drop now what the retention settings of the topic let go, as upkeep does in time."""
     return await call.service.port.apply_retention(check_topic_name(call.path["topic"]))
@@ -186,7 +171,6 @@ async def _may_create_group(call: Call) -> None:
     action="admin",
     allowed=_may_create_group,
     body=CreateGroup,
-    answers=GroupSettings,
     act=True,
     errors=("bad_settings",),
 )
@@ -312,9 +296,7 @@ def _within(found: list[Contents[bytes]], *, bodies: bool) -> Iterator[Said]:
 # Topics with all their groups, partition by partition, as `holdfast topic`, `group` and `top` show them.
 
 
-@routes.add(
-    "GET", "/v1/standing", action="read", scope="any", query=StandingQuery, answers=Standings, errors=("unknown_topic",)
-)
+@routes.add("GET", "/v1/standing", action="read", scope="any", query=StandingQuery, errors=("unknown_topic",))
 async def standing(call: Call) -> Standings:
     """Topics with their partitions and groups, each with what it has in hand and how far behind it is."""
     query: StandingQuery = call.query

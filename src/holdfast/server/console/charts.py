@@ -70,22 +70,16 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
         return any(self.out)
 
 
-class QueueRates:
-    """The latest samples of an engine's groups."""
-
-    def __init__(self, engine: BrokerEngine) -> None:
-        self._store = engine.sampler.store
-
-    def of(self, topic: str, topic_id: int, group: str = "") -> Flow:
-        """The rates of a group in queue mode; without a group, those into the topic."""
-        key = SeriesKey("queue" if group else "topic", topic, group, topic_id)
-        samples = self._store.read(key, _SPARK_S)
-        return Flow(
-            into=line_of(samples, "published_rate"),
-            out=line_of(samples, "handled_rate"),
-            step_s=samples.step_seconds,
-            buried=_growth(samples.samples),
-        )
+def flow_of(engine: BrokerEngine, topic: str, topic_id: int, group: str = "") -> Flow:
+    """How a group in queue mode fared lately; without a group, the rates into the topic."""
+    key = SeriesKey("queue" if group else "topic", topic, group, topic_id)
+    samples = engine.sampler.store.read(key, _SPARK_S)
+    return Flow(
+        into=line_of(samples, "published_rate"),
+        out=line_of(samples, "handled_rate"),
+        step_s=samples.step_seconds,
+        buried=_growth(samples.samples),
+    )
 
 
 NO_FLOW: Final = Flow(into=[], out=[])

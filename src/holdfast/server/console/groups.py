@@ -18,13 +18,10 @@ from holdfast.local.listing import until_ms
 from holdfast.protocol.messages import Wire
 from holdfast.server.api.admin import waiters_by_group, workers_shown
 from holdfast.server.api.groups import _facts, _offsets, is_shown
-from holdfast.server.console.attention import OLD_S
-from holdfast.server.console.rendering import SHOWN_BYTES, render
+from holdfast.server.console.overview import OLD_S
+from holdfast.server.console.rendering import SHOWN_BYTES, page, render
 from holdfast.server.http.messages import Response
-from holdfast.server.routing import Routes
 from holdfast.server.service import Call
-
-routes = Routes("console")
 
 _MOST: Final = 500
 
@@ -35,7 +32,7 @@ class GroupsPageQuery(Wire, kw_only=True):
     name: Annotated[str, Meta(max_length=200)] = ""
 
 
-@routes.add("GET", "/ui/groups", action="read", scope="any", query=GroupsPageQuery, hidden=True)
+@page("/ui/groups", scope="any", query=GroupsPageQuery)
 async def groups(call: Call) -> Response:
     """All groups and their lag."""
     query: GroupsPageQuery = call.query
@@ -57,7 +54,7 @@ async def groups(call: Call) -> Response:
     )
 
 
-@routes.add("GET", "/ui/groups/{group}", action="read", scope="any", hidden=True)
+@page("/ui/groups/{group}", scope="any")
 async def group(call: Call) -> Response:
     """One group: its position in each partition and, for a stream group, its members."""
     name = call.path["group"]
@@ -102,7 +99,7 @@ class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
     facts: MemberFacts
 
 
-@routes.add("GET", "/ui/workers", action="read", scope="any", hidden=True)
+@page("/ui/workers", scope="any")
 async def workers(call: Call) -> Response:
     """Lease holders, members of stream groups, and waiting calls."""
     service = call.service
@@ -178,7 +175,7 @@ class LocksQuery(Wire, kw_only=True):
     document: Annotated[str, Meta(max_length=200)] = ""
 
 
-@routes.add("GET", "/ui/locks", action="lock", scope="any", query=LocksQuery, hidden=True)
+@page("/ui/locks", action="lock", scope="any", query=LocksQuery)
 async def locks(call: Call) -> Response:
     """Held locks with their holders, and state documents."""
     query: LocksQuery = call.query

@@ -18,17 +18,15 @@ from holdfast.api.drafts import to_datetime
 from holdfast.api.listing import DeadLetter, Listed, note_of
 from holdfast.broker.tracing import log
 from holdfast.broker.tracing.log import LEASED, TraceStep
-from holdfast.errors import HoldfastError, InvalidRequest, NotFound
+from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.local.listing import history_of
 from holdfast.protocol.media import RAW
 from holdfast.protocol.messages import InGroup, Wire
 from holdfast.server.api.admin import is_shown
 from holdfast.server.api.search import Hit, search
-from holdfast.server.console.charts import QueueRates
-from holdfast.server.console.queues import MessageRow, find, group_for, head_of, letter_of, row_of
-from holdfast.server.console.rendering import SAFE, ShownPayload, View, as_text, beginning, payload, plain, render
+from holdfast.server.console.queues import MessageRow, find, head_of, letter_of, needed_group, row_of
+from holdfast.server.console.rendering import SAFE, ShownPayload, View, as_text, beginning, page, payload, plain, render
 from holdfast.server.http.messages import Response, StreamResponse
-from holdfast.server.routing import Routes
 from holdfast.server.served import ServedGroup
 from holdfast.server.service import Call
 from holdfast.server.turns import Scan
@@ -226,9 +224,6 @@ class MessageShown(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a message's page."""
 
     row: MessageRow
-    partition: int
-    offset: int | None
-    correlation_id: str
     expires_ms: int
     headers: list[tuple[str, str]]
     payload: ShownPayload
@@ -244,36 +239,22 @@ class MessageShown(msgspec.Struct, frozen=True, kw_only=True):
     python: str
 
 
-def message_routes(rates: QueueRates) -> Routes:
-    """The pages of one message."""
-    routes = Routes("console")
-
-    @routes.add("GET", "/ui/queues/{queue}/messages/{id}", action="read", query=MessageQuery, hidden=True)
-    async def message(call: Call) -> Response:
-        """One message in any phase."""
-        group = await _group(call)
-        shown = await call.scan(_shown, call, group)
-        return render(
-            call, "message.html", section="message", query=call.query, m=shown, **await head_of(call, rates, group)
-        )
-
-    @routes.add("GET", "/ui/queues/{queue}/messages/{id}/body", action="read", query=InGroup, hidden=True)
-    async def body(call: Call) -> StreamResponse:
-        """The body of a message, byte for byte, as a file."""
-        group = await _group(call)
-        found = await call.scan(lambda _: find(group, call.path["id"]))
-        name = "".join(letter if letter.isalnum() or letter in "-._" else "_" for letter in call.path["id"])
-        headers = [*SAFE, ("content-disposition", f'attachment; filename="{name}.bin"')]
-        return StreamResponse(aiter(found.chunks()), RAW, headers=headers, length=found.size)
-
-    return routes
+@page("/ui/queues/{queue}/messages/{id}", query=MessageQuery)
+async def message(call: Call) -> Response:
+    """One message in any phase."""
+    group = await needed_group(call, "its messages have no pages")
+    shown = await call.scan(_shown, call, group)
+    return render(call, "message.html", section="message", query=call.query, m=shown, **await head_of(call, group))
 
 
-async def _group(call: Call) -> ServedGroup:
-    group = await group_for(call, call.query.group)
-    if group is None:
-        raise NotFound(f"{call.path['queue']} has no group in queue mode, so its messages have no pages")
-    return group
+@page("/ui/queues/{queue}/messages/{id}/body", query=InGroup)
+async def body(call: Call) -> StreamResponse:
+    """The body of a message, byte for byte, as a file."""
+    group = await needed_group(call, "its messages have no pages")
+    found = await call.scan(lambda _: find(group, call.path["id"]))
+    name = "".join(letter if letter.isalnum() or letter in "-._" else "_" for letter in call.path["id"])
+    headers = [*SAFE, ("content-disposition", f'attachment; filename="{name}.bin"')]
+    return StreamResponse(aiter(found.chunks()), RAW, headers=headers, length=found.size)
 
 
 def _shown(_scan: Scan, call: Call, group: ServedGroup) -> MessageShown:
@@ -289,10 +270,7 @@ def _shown(_scan: Scan, call: Call, group: ServedGroup) -> MessageShown:
     query: MessageQuery = call.query
     return MessageShown(
         row=_row(found, steps, letter),
-        partition=found.partition,
-        offset=found.offset,
-        correlation_id=found.correlation_id,
-        expires_ms=_expires_ms(found),
+        expires_ms=record_of(found).expires_at_ms,
         headers=[(name, plain(value)) for name, value in found.headers.pairs],
         payload=payload(record_of(found).value, query.view),
         life=life_of(traced or steps),
@@ -306,10 +284,6 @@ def _shown(_scan: Scan, call: Call, group: ServedGroup) -> MessageShown:
         curl=curl(found, base),
         python=python(found, base),
     )
-
-
-def _expires_ms(found: Listed[Any]) -> int:
-    return note_of(found).expires_at_ms if isinstance(found, DeadLetter) else record_of(found).expires_at_ms
 
 
 def _row(found: Listed[Any], steps: Sequence[TraceStep], letter: str) -> MessageRow:
@@ -335,8 +309,6 @@ def _state(found: Listed[Any]) -> str:
 
 # The search page: one box over all queues and phases.
 
-search_routes = Routes("console")
-
 _LIMIT = 50
 
 
@@ -355,7 +327,7 @@ class HitRow(msgspec.Struct, frozen=True, kw_only=True):
     row: MessageRow
 
 
-@search_routes.add("GET", "/ui/search", action="read", scope="any", query=SearchPageQuery, hidden=True)
+@page("/ui/search", scope="any", query=SearchPageQuery)
 async def search_page(call: Call) -> Response:
     """Messages in all queues that match what was typed, and what was searched for them."""
     query: SearchPageQuery = call.query

@@ -1,34 +1,175 @@
-"""The first page, with the counts and rates of every queue; the health page; the audit log."""
+"""The first page: what needs attention, and every queue with its counts and rates; the health page; the audit log."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final
+from urllib.parse import quote, urlencode
 
 import msgspec
 from msgspec import Meta
 
 from holdfast.api.topics import GroupInfo
+from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.streams.offsets import lag_of
 from holdfast.broker.topic import Topic
 from holdfast.config.settings_file import DEFAULT, Effective, Origin, Setting
-from holdfast.env.process import descriptor_limit, open_descriptors
 from holdfast.errors import HoldfastError
 from holdfast.local.broker import samples_in, streams_on
+from holdfast.model import Pause
 from holdfast.protocol.messages import Wire
-from holdfast.server.api.admin import effective_of
+from holdfast.server.api import admin
 from holdfast.server.api.groups import is_shown
 from holdfast.server.audit import Act, Audit, is_routine, words_of
-from holdfast.server.console.attention import MOST_SHOWN, OLD_S, QueueRow, concerns, disk_concern, is_stalled
-from holdfast.server.console.charts import NO_FLOW, RANGES, QueueRates, Range, charts_of, spark_of
-from holdfast.server.console.rendering import render
+from holdfast.server.console.charts import NO_FLOW, RANGES, Flow, Range, Spark, charts_of, flow_of, spark_of
+from holdfast.server.console.rendering import age, count, page, render, size
 from holdfast.server.http.messages import Response
 from holdfast.server.metrics import sync_times
 from holdfast.server.routing import Routes
 from holdfast.server.service import Call, Service
 from holdfast.settings import BrokerSettings
+
+OLD_S: Final = 15 * 60  # the age from which a message is shown in red
+MOST_SHOWN: Final = 12
+_LOW_BYTES: Final = 1024**3  # less free space than this is little, whatever the settings say
+
+
+class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One queue group of one topic. A topic without one has a row with an empty group."""
+
+    topic: str
+    group: str = ""
+    messages: int = 0
+    ready: int = 0
+    leased: int = 0
+    delayed: int = 0
+    dead: int = 0
+    age_s: float = 0.0
+    waiters: int = 0
+    spark: Spark
+    buried: int = 0
+    damaged: int = 0
+    stalled: bool = False
+    problem: str = ""
+    upkeep_error: str = ""
+    paused: Pause | None = None
+
+    @property
+    def is_old(self) -> bool:
+        return self.age_s >= OLD_S
+
+    @property
+    def dead_grows(self) -> bool:
+        return self.dead > 0 and self.buried > 0
+
+
+class Concern(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that needs attention: what, in which words, and where it can be handled."""
+
+    what: str
+    text: str
+    href: str
+    link: str
+
+
+def concerns(rows: Sequence[QueueRow], groups: Sequence[GroupInfo]) -> list[Concern]:
+    """What is wrong with these queues and groups, the worst first."""
+    found = [*_damage(rows, groups), *_upkeep(rows), *_stalled(rows, groups), *_old(rows), *_dead(rows)]
+    return list(dict.fromkeys(found))  # what concerns a topic is in the rows of all its groups
+
+
+def disk_concern(engine: BrokerEngine, free_bytes: int) -> list[Concern]:
+    """That the disk is nearly full, if it is."""
+    least = engine.settings.topic.min_free_bytes
+    if free_bytes >= max(_LOW_BYTES, 2 * least):
+        return []
+    text = f"{size(free_bytes)} free; below {size(least)} (min_free_bytes) new messages are refused"
+    return [Concern(what="The disk is nearly full", text=text, href="/ui/health", link="Health")]
+
+
+def link_of(topic: str, group: str = "", page: str = "") -> str:
+    """The address of a page of a queue."""
+    asked = f"?{urlencode({'group': group})}" if group not in ("", DEFAULT_GROUP) else ""
+    return f"/ui/queues/{quote(topic, safe='')}{page}{asked}"
+
+
+def _name(row: QueueRow) -> str:
+    return row.topic if row.group in ("", DEFAULT_GROUP) else f"{row.topic}, group {row.group}"
+
+
+def _damage(rows: Sequence[QueueRow], groups: Sequence[GroupInfo]) -> Iterator[Concern]:
+    for row in rows:
+        link, href = "Open the queue", link_of(row.topic)
+        if row.problem:
+            yield Concern(what=f"{row.topic} is damaged", text=row.problem, href=href, link=link)
+        if row.damaged:
+            text = f"{_messages(row.damaged)} cannot be read; run `holdfast check` on the folder"
+            yield Concern(what=f"{row.topic} is damaged", text=text, href=href, link=link)
+    for info in groups:
+        if info.problem:
+            what = f"Group {info.name} on {info.topic} stands still"
+            yield Concern(what=what, text=info.problem, href=_group_link(info), link="Open the group")
+
+
+def _upkeep(rows: Sequence[QueueRow]) -> Iterator[Concern]:
+    for row in rows:
+        if row.upkeep_error:
+            what = f"Upkeep of {row.topic} fails"
+            yield Concern(what=what, text=row.upkeep_error, href=link_of(row.topic), link="Open the queue")
+
+
+def _stalled(rows: Sequence[QueueRow], groups: Sequence[GroupInfo]) -> Iterator[Concern]:
+    for row in rows:
+        if row.stalled:
+            text = f"{_messages(row.ready)} ready, and none was handled lately; {_takers(row)}"
+            yield Concern(what=f"{_name(row)} stands still", text=text, href="/ui/workers", link="Workers")
+    for info in groups:
+        if info.lag and info.lag_seconds >= OLD_S and not info.problem:
+            kind = "Query" if info.mode == "query" else "Group"
+            text = f"{_messages(info.lag)} and {age(info.lag_seconds)} behind"
+            if info.mode == "stream" and not info.members:
+                text += "; it has no members"
+            what = f"{kind} {info.name} on {info.topic} falls behind"
+            yield Concern(what=what, text=text, href=_group_link(info), link="Open the group")
+
+
+def _old(rows: Sequence[QueueRow]) -> Iterator[Concern]:
+    for row in rows:
+        if row.is_old and not row.stalled:
+            text = f"the oldest message waits for {age(row.age_s)}"
+            href = link_of(row.topic, row.group, "/charts")
+            yield Concern(what=f"{_name(row)} is late", text=text, href=href, link="Charts")
+
+
+def _dead(rows: Sequence[QueueRow]) -> Iterator[Concern]:
+    for row in rows:
+        if row.dead_grows:
+            text = f"{count(row.buried)} more in the last 15 min, {count(row.dead)} in all"
+            href = link_of(row.topic, row.group, "/dead")
+            yield Concern(what=f"Dead letters of {_name(row)} grow", text=text, href=href, link="Dead letters")
+
+
+def is_stalled(flow: Flow, ready: int, age_s: float) -> bool:
+    """Whether messages wait for long and none was handled since samples are taken, or for 15 minutes."""
+    return ready > 0 and age_s >= OLD_S and not flow.handled
+
+
+def _takers(row: QueueRow) -> str:
+    return f"{count(row.waiters)} wait for messages" if row.waiters else "nobody waits for messages"
+
+
+def _messages(number: int) -> str:
+    return "1 message" if number == 1 else f"{count(number)} messages"
+
+
+def _group_link(info: GroupInfo) -> str:
+    return f"/ui/groups/{quote(info.name, safe='')}"
+
+
+# The first page.
 
 
 class OverviewQuery(Wire, kw_only=True):
@@ -40,42 +181,36 @@ class OverviewQuery(Wire, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=1_000)] = 100
 
 
-def overview_routes(rates: QueueRates) -> Routes:
-    """The routes of the first page."""
-    routes = Routes("console")
-
-    @routes.add("GET", "/ui", action="read", scope="any", query=OverviewQuery, hidden=True)
-    async def overview(call: Call) -> Response:
-        """What needs attention, how everything fared, and all queues with their counts and rates."""
-        query: OverviewQuery = call.query
-        known = [name for name in await call.service.port.topics() if call.principal.sees(name)]
-        wanted = [name for name in known if query.name.lower() in name.lower()]
-        some = wanted[query.start : query.start + query.limit]
-        rows, groups = await asyncio.to_thread(_rows, call, rates, some)
-        found = concerns(rows, groups)
-        everything = await asyncio.to_thread(_everything, call, query.range) if call.principal.may("read") else {}
-        found = everything.pop("concerns", []) + found
-        return render(
-            call,
-            "overview.html",
-            rows=rows,
-            groups=groups[:_MOST_GROUPS],
-            more_groups=max(len(groups) - _MOST_GROUPS, 0),
-            concerns=found[:MOST_SHOWN],
-            more_concerns=max(len(found) - MOST_SHOWN, 0),
-            query=query,
-            known=len(known),
-            wanted=len(wanted),
-            shown=len(some),
-            totals=totals_of(rows),
-            folder=call.service.folder,
-            seconds=max((row.spark.seconds for row in rows), default=0.0),
-            ranges=RANGES,
-            old_s=OLD_S,
-            **{"charts": None, "free_bytes": None} | everything,
-        )
-
-    return routes
+@page("/ui", scope="any", query=OverviewQuery)
+async def overview(call: Call) -> Response:
+    """What needs attention, how everything fared, and all queues with their counts and rates."""
+    query: OverviewQuery = call.query
+    known = [name for name in await call.service.port.topics() if call.principal.sees(name)]
+    wanted = [name for name in known if query.name.lower() in name.lower()]
+    some = wanted[query.start : query.start + query.limit]
+    rows, groups = await asyncio.to_thread(_rows, call, some)
+    found = concerns(rows, groups)
+    everything = await asyncio.to_thread(_everything, call, query.range) if call.principal.may("read") else {}
+    found = everything.pop("concerns", []) + found
+    return render(
+        call,
+        "overview.html",
+        rows=rows,
+        groups=groups[:_MOST_GROUPS],
+        more_groups=max(len(groups) - _MOST_GROUPS, 0),
+        concerns=found[:MOST_SHOWN],
+        more_concerns=max(len(found) - MOST_SHOWN, 0),
+        query=query,
+        known=len(known),
+        wanted=len(wanted),
+        shown=len(some),
+        totals=totals_of(rows),
+        folder=call.service.folder,
+        seconds=max((row.spark.seconds for row in rows), default=0.0),
+        ranges=RANGES,
+        old_s=OLD_S,
+        **{"charts": None, "free_bytes": None} | everything,
+    )
 
 
 _MOST_GROUPS: Final = 20
@@ -107,7 +242,7 @@ def _unhandled(row: QueueRow) -> int:
     return row.ready + row.leased + row.delayed
 
 
-def _rows(call: Call, rates: QueueRates, topics: list[str]) -> tuple[list[QueueRow], list[GroupInfo]]:
+def _rows(call: Call, topics: list[str]) -> tuple[list[QueueRow], list[GroupInfo]]:
     """The queues, and the groups that read them as streams, furthest behind first."""
     engine = call.service.engine
     rows: list[QueueRow] = []
@@ -118,29 +253,29 @@ def _rows(call: Call, rates: QueueRates, topics: list[str]) -> tuple[list[QueueR
                 groups = [each for each in topic.groups.values() if call.principal.may_use_queue_group(each.name)]
                 streams += [info for info in streams_on(engine, topic) if is_shown(call, info)]
                 if not groups:
-                    rows.append(_bare_row(topic, rates))
-                rows += [row_of(topic, group, rates, engine.world.clock.now_ns()) for group in groups]
+                    rows.append(_bare_row(engine, topic))
+                rows += [row_of(engine, topic, group) for group in groups]
         except HoldfastError as error:  # a topic that cannot be opened must not hide the others
             rows.append(QueueRow(topic=name, spark=spark_of(NO_FLOW), problem=str(error)))
     streams.sort(key=lambda info: (-info.lag_seconds, -info.lag, info.topic, info.name))
     return rows, streams
 
 
-def _bare_row(topic: Topic, rates: QueueRates) -> QueueRow:
+def _bare_row(engine: BrokerEngine, topic: Topic) -> QueueRow:
     return QueueRow(
         topic=topic.name,
         messages=sum(partition.log.end - partition.log.start for partition in topic.partitions),
-        spark=spark_of(rates.of(topic.name, topic.id)),
+        spark=spark_of(flow_of(engine, topic.name, topic.id)),
         damaged=sum(len(partition.log.damaged()) for partition in topic.partitions),
         problem=_problem(topic),
         upkeep_error=topic.logged_error,
     )
 
 
-def row_of(topic: Topic, group: QueueGroup, rates: QueueRates, now_ns: int) -> QueueRow:
+def row_of(engine: BrokerEngine, topic: Topic, group: QueueGroup) -> QueueRow:
     """The row of a group."""
-    stats = group.stats()
-    flow = rates.of(topic.name, topic.id, group.name)
+    stats, now_ns = group.stats(), engine.world.clock.now_ns()
+    flow = flow_of(engine, topic.name, topic.id, group.name)
     age_s = max(
         lag_of(delivery.partition.log, (topic.name, delivery.number), delivery.group.floor, now_ns).seconds
         for delivery in group.deliveries
@@ -189,30 +324,18 @@ class AuditPageQuery(Wire, kw_only=True):
     routine: bool = False
 
 
-health_routes = Routes("console")
-
-
-@health_routes.add("GET", "/ui/health", action="read", query=HealthQuery, hidden=True)
+@page("/ui/health", query=HealthQuery)
 async def health(call: Call) -> Response:
     """The state of the server: its folder, limits and settings."""
     service = call.service
     settings = list(_settings(service))
     changed = [each for each in settings if each.origin != DEFAULT]
-    clock = service.world.clock
     return render(
         call,
         "health.html",
         query=call.query,
-        folder=service.folder,
         began_ns=service.began_ns,
-        uptime_s=(clock.monotonic_ns() - service.began_monotonic_ns) / 1e9,
-        connections=service.connections(),
-        most_connections=service.settings.max_connections,
-        descriptors=open_descriptors(),
-        most_descriptors=descriptor_limit(),
-        waiting=service.waits.waiting,
-        most_waiting=service.waits.most,
-        leaving=service.leaving,
+        server=await admin.status(call),
         settings=settings if call.query.all else changed,
         every=len(settings),
         **await asyncio.to_thread(_disk, call),
@@ -222,7 +345,7 @@ async def health(call: Call) -> Response:
 def _settings(service: Service) -> Iterator[Setting]:
     """The settings in force. One that differs from its default without a known origin was passed at the start."""
     usual = {each.name: each.value for each in Effective(broker=BrokerSettings()).settings()}
-    for each in effective_of(service).settings():
+    for each in admin.effective_of(service).settings():
         is_said = each.origin == DEFAULT and each.value != usual[each.name]
         yield msgspec.structs.replace(each, origin=_SAID) if is_said else each
 
@@ -232,9 +355,7 @@ def _disk(call: Call) -> dict[str, Any]:
     topics = engine.open_topics()
     segments = [segment for topic in topics for partition in topic.partitions for segment in partition.log.segments()]
     return {
-        "free_bytes": engine.world.disk.free_bytes(engine.folder),
         "syncs": sync_times(engine),
-        "topics": len(engine.topics()),
         "open_topics": len(topics),
         "partitions": sum(len(topic.partitions) for topic in topics),
         "segments": len(segments),
@@ -257,8 +378,8 @@ def _with_text(acts: list[tuple[Act, str]], text: str) -> list[tuple[Act, str]]:
     return [(act, said) for act, said in acts if has_all(act, said)]
 
 
-def audit_page_routes(audit: Audit | None) -> Routes:
-    """The routes of the audit page, which also says so if there is no audit log."""
+def audit_page(audit: Audit | None) -> Routes:
+    """The audit page, which also says so if there is no audit log."""
     routes = Routes("console")
 
     @routes.add("GET", "/ui/audit", action="admin", query=AuditPageQuery, hidden=True)

@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections import Counter, deque
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal, TypeAlias, cast
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -22,19 +22,17 @@ from holdfast.broker.tracing.log import ACKED, BURIED, LEASED, NACKED, PUBLISHED
 from holdfast.delivery.events import Phase
 from holdfast.env.world import checkpoint
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
-from holdfast.local.dead_letters import LocalLetters
-from holdfast.local.listing import Mark, find_message, listed, parse_mark, seen, until_ms
+from holdfast.local.listing import LocalLetters, Mark, find_message, listed, parse_mark, seen, until_ms
 from holdfast.model import Record
 from holdfast.protocol.messages import InGroup, Name
 from holdfast.server.api.admin import group_samples
 from holdfast.server.api.dead import OTHERS, KindCounts, kinds_of
 from holdfast.server.api.topics import described
-from holdfast.server.console.attention import OLD_S, QueueRow
-from holdfast.server.console.charts import RANGES, ChartQuery, QueueRates, charts_of, spark_of
+from holdfast.server.console.charts import RANGES, ChartQuery, charts_of, flow_of, spark_of
+from holdfast.server.console.overview import OLD_S, QueueRow
 from holdfast.server.console.overview import row_of as queue_row_of
-from holdfast.server.console.rendering import plain, preview, render
+from holdfast.server.console.rendering import page, plain, preview, render
 from holdfast.server.http.messages import Response
-from holdfast.server.routing import Routes
 from holdfast.server.served import ServedGroup
 from holdfast.server.service import Call
 from holdfast.server.turns import Full, Scan
@@ -70,16 +68,14 @@ class SendQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     group: Name | None = None
 
 
-async def head_of(call: Call, rates: QueueRates, group: ServedGroup | None) -> dict[str, Any]:
+async def head_of(call: Call, group: ServedGroup | None) -> dict[str, Any]:
     """The facts for the head of every page of a queue."""
     info = await described(call, call.path["queue"])
-    name = call.path["queue"]
+    name, engine = call.path["queue"], call.service.engine
     if group is None:
-        messages = info.messages
-        row = QueueRow(topic=name, messages=messages, spark=spark_of(rates.of(name, info.id)))
+        row = QueueRow(topic=name, messages=info.messages, spark=spark_of(flow_of(engine, name, info.id)))
     else:
-        now_ns = call.service.world.clock.now_ns()
-        row = await asyncio.to_thread(queue_row_of, group.queue_group.topic, group.queue_group, rates, now_ns)
+        row = await asyncio.to_thread(queue_row_of, engine, group.queue_group.topic, group.queue_group)
     chosen = None if group is None or group.group == DEFAULT_GROUP else group.group
     return {
         "queue": name,
@@ -110,83 +106,73 @@ def _setting_text(name: str, value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def queue_routes(rates: QueueRates) -> Routes:
-    """The pages of one queue."""
-    routes = Routes("console")
-
-    @routes.add("GET", "/ui/queues/{queue}", action="read", query=QueueQuery, hidden=True)
-    async def queue(call: Call) -> Response:
-        """The messages of a queue in one phase that match a condition."""
-        query: QueueQuery = call.query
-        group = await group_for(call, query.group)
-        found: list[MessageRow] = []
-        problem = more = ""
-        damaged = 0
-        if group is not None:
-            try:
-                where = query.where.strip() or None
-                found, more, damaged = await call.scan(rows, group, query.tab, where, query.limit, query.after)
-            except InvalidRequest as error:
-                problem = str(error)
-        head = await head_of(call, rates, group)
-        return render(
-            call,
-            "queue.html",
-            status=400 if problem else 200,
-            section="messages",
-            query=query,
-            tabs=_TABS,
-            rows=found,
-            more=more,
-            damaged=damaged,
-            scanned=call.service.settings.scan_messages,
-            problem=problem,
-            policy=policy_of(head["info"], group),
-            done_places=DONE_PLACES,
-            **head,
-        )
-
-    @routes.add("GET", "/ui/queues/{queue}/tail", action="read", query=InGroup, hidden=True)
-    async def tail(call: Call) -> Response:
-        """Messages as they arrive."""
-        group = await group_for(call, call.query.group)
-        return render(call, "tail.html", section="tail", **await head_of(call, rates, group))
-
-    @routes.add("GET", "/ui/queues/{queue}/send", action="publish", query=SendQuery, hidden=True)
-    async def send(call: Call) -> Response:
-        """A form for a new message."""
+@page("/ui/queues/{queue}", query=QueueQuery)
+async def queue(call: Call) -> Response:
+    """The messages of a queue in one phase that match a condition."""
+    query: QueueQuery = call.query
+    group = await group_for(call, query.group)
+    found: list[MessageRow] = []
+    problem = more = ""
+    damaged = 0
+    if group is not None:
         try:
-            group = await group_for(call, call.query.group)
-        except HoldfastError:
-            group = None
-        return render(call, "send.html", section="send", **await head_of(call, rates, group))
+            where = query.where.strip() or None
+            found, more, damaged = await call.scan(rows, group, query.tab, where, query.limit, query.after)
+        except InvalidRequest as error:
+            problem = str(error)
+    head = await head_of(call, group)
+    return render(
+        call,
+        "queue.html",
+        status=400 if problem else 200,
+        section="messages",
+        query=query,
+        tabs=_TABS,
+        rows=found,
+        more=more,
+        damaged=damaged,
+        scanned=call.service.settings.scan_messages,
+        problem=problem,
+        policy=policy_of(head["info"], group),
+        done_places=DONE_PLACES,
+        **head,
+    )
 
-    return routes
+
+@page("/ui/queues/{queue}/tail", query=InGroup)
+async def tail(call: Call) -> Response:
+    """Messages as they arrive."""
+    group = await group_for(call, call.query.group)
+    return render(call, "tail.html", section="tail", **await head_of(call, group))
 
 
-def chart_routes(rates: QueueRates) -> Routes:
-    """The charts of one queue."""
-    routes = Routes("console")
+@page("/ui/queues/{queue}/send", action="publish", query=SendQuery)
+async def send(call: Call) -> Response:
+    """A form for a new message."""
+    try:
+        group = await group_for(call, call.query.group)
+    except HoldfastError:
+        group = None
+    return render(call, "send.html", section="send", **await head_of(call, group))
 
-    @routes.add("GET", "/ui/queues/{queue}/charts", action="read", query=ChartQuery, hidden=True)
-    async def charts(call: Call) -> Response:
-        """How a group in either mode fared over time; without a group, how the queue did."""
-        query: ChartQuery = call.query
-        name = call.path["queue"]
-        samples = await asyncio.to_thread(group_samples, call, name, query.group, RANGES[query.range])
-        group = await group_for(call, samples.group) if samples.mode == "queue" else None
-        return render(
-            call,
-            "queue_charts.html",
-            section="charts",
-            charts=charts_of(samples, query.range),
-            charts_group=samples.group,
-            asked_group=query.group,
-            ranges=RANGES,
-            **await head_of(call, rates, group),
-        )
 
-    return routes
+@page("/ui/queues/{queue}/charts", query=ChartQuery)
+async def charts(call: Call) -> Response:
+    """How a group in either mode fared over time; without a group, how the queue did."""
+    query: ChartQuery = call.query
+    name = call.path["queue"]
+    samples = await asyncio.to_thread(group_samples, call, name, query.group, RANGES[query.range])
+    group = await group_for(call, samples.group) if samples.mode == "queue" else None
+    return render(
+        call,
+        "queue_charts.html",
+        section="charts",
+        charts=charts_of(samples, query.range),
+        charts_group=samples.group,
+        asked_group=query.group,
+        ranges=RANGES,
+        **await head_of(call, group),
+    )
 
 
 # Messages of a queue, found by phase and condition or by id.
@@ -195,30 +181,17 @@ Tab: TypeAlias = Literal["ready", "leased", "delayed", "dead", "done"]
 
 DONE_PLACES: Final = 10_000  # offsets of each partition that one page searches for done messages
 
-_PHASES: Final = {
-    Phase.READY: "ready",
-    Phase.LEASED: "leased",
-    Phase.DELAYED: "delayed",
-    Phase.DEAD: "dead",
-    Phase.DONE: "done",
-}
-
 
 class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A message in a list. `place` is an id that finds it directly."""
+    """A message in a list, with what its page knows better. `place` is an id that finds it directly."""
 
-    id: str
+    message: Listed[Any]
     place: str
     phase: str
     key: str
     preview: str
-    size: int
-    priority: int
-    timestamp_ns: int
     attempts: int
     holder: str
-    reason: str
-    error: str
     due_ms: int
     since_ms: int
     until_ms: int
@@ -239,6 +212,14 @@ async def group_for(call: Call, name: str | None) -> ServedGroup | None:
         if name not in groups:
             raise NotFound(f"{topic} has no group {name} in queue mode; there are: {', '.join(groups) or 'none'}")
     return await call.service.group(topic, name)
+
+
+async def needed_group(call: Call, otherwise: str) -> ServedGroup:
+    """The group that a page shows. Raises NotFound where there is none, and says what follows from that."""
+    group = await group_for(call, call.query.group)
+    if group is None:
+        raise NotFound(f"{call.path['queue']} has no group in queue mode, so {otherwise}")
+    return group
 
 
 def rows(
@@ -308,18 +289,13 @@ def row_of(found: Listed[Any]) -> MessageRow:
     record, delivery = record_of(found), home_of(found)
     lease = None if isinstance(found, DeadLetter | Waiting) else delivery.group.leases.get(record.offset)
     return MessageRow(
-        id=found.id,
+        message=found,
         place=place_of(found),
         phase=found.phase,
         key=plain(found.key),
         preview=preview(record.value),
-        size=found.size,
-        priority=found.priority,
-        timestamp_ns=found.timestamp_ns,
         attempts=found.attempts,
         holder=found.holder,
-        reason=found.reason,
-        error=found.error,
         due_ms=_due_ms(found),
         since_ms=0 if lease is None else lease.at_ms,
         until_ms=0 if lease is None else until_ms(delivery, lease),
@@ -373,7 +349,7 @@ def _at(group: ServedGroup, delivery: Delivery, offset: int) -> Listed[bytes]:
             f"{message_id(group.topic, delivery.number, offset, None)} is not in the log: it holds "
             f"{log.start:,} to {log.end - 1:,} of this partition" + (", or it is gone or damaged" if record else "")
         )
-    phase = cast(PhaseName, _PHASES[state.phase(offset)])
+    phase: PhaseName = state.phase(offset).value
     return seen(group.port, delivery, record, phase, due_ms=state.waiting.get(offset, 0))
 
 
@@ -414,6 +390,13 @@ class DeadPageQuery(InGroup, kw_only=True):
     after: Annotated[str, Meta(max_length=100)] = ""
 
 
+class TriedQuery(InGroup, kw_only=True):
+    """The letters that were redriven, separated by commas, and the condition that chose them."""
+
+    ids: Annotated[str, Meta(min_length=1, max_length=20_000)]
+    where: Annotated[str, Meta(max_length=10_000)] = ""
+
+
 class DeadKind(msgspec.Struct, frozen=True, kw_only=True):
     """Dead letters with the same error, the condition that matches them, and how many died when."""
 
@@ -434,66 +417,57 @@ class _Filtered(msgspec.Struct, frozen=True, kw_only=True):
     more: str
 
 
-def dead_routes(rates: QueueRates) -> Routes:
-    """The page of a queue's dead letters."""
-    routes = Routes("console")
-
-    @routes.add("GET", "/ui/queues/{queue}/dead", action="read", query=DeadPageQuery, hidden=True)
-    async def dead(call: Call) -> Response:
-        """Dead letters by kind of error, the most frequent first."""
-        query: DeadPageQuery = call.query
-        group = await group_for(call, query.group)
-        if group is None:
-            raise NotFound(f"{call.path['queue']} has no group in queue mode, so it has no dead letters")
-        where, problem = query.where.strip(), ""
-        counts = KindCounts([], 0, 0, 0)
-        looked, more = 0, ""
-        try:
-            if where:
-                found = await call.scan(_filtered, group, where, query.after)
-                letters = sum(each.count for each in found.groups)
-                counts = KindCounts(found.groups[:_MOST_GROUPS], len(found.groups), letters, letters)
-                looked, more = found.looked, found.more
-            else:
-                counts = await _counted(call, group)
-        except InvalidRequest as error:
-            problem = str(error)
-        kinds = [
-            DeadKind(
-                group=each,
-                where="" if each.error == OTHERS else both(where, where_of(each)),
-                over_time=counts.over_time[i] if counts.over_time else [],
-            )
-            for i, each in enumerate(counts.groups)
-        ]
-        return render(
-            call,
-            "dead.html",
-            status=400 if problem else 200,
-            section="dead",
-            query=query,
-            kinds=kinds,
-            counts=counts,
-            left_out=max(counts.kinds - len(kinds), 0),
-            looked=looked,
-            more=more,
-            problem=problem,
-            **await head_of(call, rates, group),
+@page("/ui/queues/{queue}/dead", query=DeadPageQuery)
+async def dead(call: Call) -> Response:
+    """Dead letters by kind of error, the most frequent first."""
+    query: DeadPageQuery = call.query
+    group = await needed_group(call, "it has no dead letters")
+    where, problem = query.where.strip(), ""
+    counts = KindCounts([], 0, 0, 0)
+    looked, more = 0, ""
+    try:
+        if where:
+            found = await call.scan(_filtered, group, where, query.after)
+            letters = sum(each.count for each in found.groups)
+            counts = KindCounts(found.groups[:_MOST_GROUPS], len(found.groups), letters, letters)
+            looked, more = found.looked, found.more
+        else:
+            counts = await _counted(call, group)
+    except InvalidRequest as error:
+        problem = str(error)
+    kinds = [
+        DeadKind(
+            group=each,
+            where="" if each.error == OTHERS else both(where, where_of(each)),
+            over_time=counts.over_time[i] if counts.over_time else [],
         )
+        for i, each in enumerate(counts.groups)
+    ]
+    return render(
+        call,
+        "dead.html",
+        status=400 if problem else 200,
+        section="dead",
+        query=query,
+        kinds=kinds,
+        counts=counts,
+        left_out=max(counts.kinds - len(kinds), 0),
+        looked=looked,
+        more=more,
+        problem=problem,
+        **await head_of(call, group),
+    )
 
-    @routes.add("GET", "/ui/queues/{queue}/redriven", action="read", query=TriedQuery, hidden=True)
-    async def redriven(call: Call) -> Response:
-        """What became of letters that were redriven, and the rest of them."""
-        query: TriedQuery = call.query
-        group = await group_for(call, query.group)
-        if group is None:
-            raise NotFound(f"{call.path['queue']} has no group in queue mode, so it has no dead letters")
-        ids = [each for each in query.ids.split(",") if each][:_MOST_TRIED]
-        tried = await call.scan(_tried, group, ids)
-        facts: dict[str, Any] = {"query": query, "tried": tried, "summary": _summary(tried)}
-        return render(call, "redriven.html", section="dead", **facts, **await head_of(call, rates, group))
 
-    return routes
+@page("/ui/queues/{queue}/redriven", query=TriedQuery)
+async def redriven(call: Call) -> Response:
+    """What became of letters that were redriven, and the rest of them."""
+    query: TriedQuery = call.query
+    group = await needed_group(call, "it has no dead letters")
+    ids = [each for each in query.ids.split(",") if each][:_MOST_TRIED]
+    tried = await call.scan(_tried, group, ids)
+    facts: dict[str, Any] = {"query": query, "tried": tried, "summary": _summary(tried)}
+    return render(call, "redriven.html", section="dead", **facts, **await head_of(call, group))
 
 
 # What became of a few letters that were redriven, before the rest follows.
@@ -502,13 +476,6 @@ _MOST_TRIED: Final = 100
 
 _FATES: Final = {ACKED: "done", LEASED: "at work", NACKED: "failed, tried again", REDRIVEN: "redriven"}
 _FATES_WAITING: Final = dict.fromkeys((PUBLISHED, RELEASED, RETURNED), "waiting")
-
-
-class TriedQuery(InGroup, kw_only=True):
-    """The letters that were redriven, separated by commas, and the condition that chose them."""
-
-    ids: Annotated[str, Meta(min_length=1, max_length=20_000)]
-    where: Annotated[str, Meta(max_length=10_000)] = ""
 
 
 class TriedLetter(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from holdfast.large import LargeValue
 from holdfast.protocol.media import Fault
 from holdfast.server.access.tokens import Principal
 from holdfast.server.http.messages import Request, Response
-from holdfast.server.routing import Routes
+from holdfast.server.routing import Action, Handler, Routes
 from holdfast.server.service import Call
 
 if TYPE_CHECKING:
@@ -135,6 +135,12 @@ def error_page(
 
 routes = Routes("console")
 
+
+def page(pattern: str, *, action: Action = "read", **facts: Any) -> Callable[[Handler], Handler]:
+    """Make the function the handler of a page of the console."""
+    return routes.add("GET", pattern, action=action, hidden=True, **facts)
+
+
 _MEDIA: Final = {
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
@@ -154,13 +160,13 @@ def _found() -> dict[str, tuple[bytes, str, str]]:
     return made
 
 
-@routes.add("GET", "/", action="read", scope="any", hidden=True)
+@page("/", scope="any")
 async def start(call: Call) -> Response:
     """Redirect the server's bare address to the console."""
     return Response(303, headers=[*SAFE, ("location", "/ui")])
 
 
-@routes.add("GET", "/ui/static/{file}", action="open", hidden=True)
+@page("/ui/static/{file}", action="open")
 async def static(call: Call) -> Response:
     """A style sheet, script or icon. It contains no data, so it needs no token."""
     found = _found().get(call.path["file"])
