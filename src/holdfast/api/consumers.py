@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
@@ -13,6 +12,7 @@ import msgspec
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Body, Home, MessageFields, PartitionHome
 from holdfast.broker.folder.layout import check_name, check_topic_name
+from holdfast.env.later import asyncio
 from holdfast.errors import InvalidRequest
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Record

@@ -11,7 +11,6 @@ import msgspec
 
 from holdfast.broker.folder.contents import check_settings
 from holdfast.client.address import is_address, parse_address, refuse_almost
-from holdfast.client.shared_folder import open_shared
 from holdfast.errors import InvalidRequest
 from holdfast.settings import TopicSettings
 
@@ -56,6 +55,8 @@ def opener(
         raise InvalidRequest(f"share={share!r} cannot be used: give True or False")
     if not share or world is not None:  # a folder in a simulated world has no other processes
         return lambda: (open_here(), None)
+    from holdfast.client.shared_folder import open_shared
+
     return partial(open_shared, place, open_here, settings, for_tasks=for_tasks)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
@@ -30,6 +28,7 @@ from holdfast.broker.topic import Topic
 from holdfast.broker.tracing.log import Search, TraceStats, TraceStep
 from holdfast.broker.upkeep import reading
 from holdfast.codec.samples import SeriesKey
+from holdfast.env.later import asyncio, futures
 from holdfast.env.world import Wanted
 from holdfast.errors import (
     CorruptData,
@@ -560,7 +559,7 @@ class TopicThreads:
 
     def __init__(self) -> None:
         self._turns: dict[str, _Turn] = {}
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: futures.ThreadPoolExecutor | None = None
 
     def at(self, topic: str) -> TopicThread:
         """Return the runner of one topic."""
@@ -596,9 +595,9 @@ class TopicThreads:
         if pool is not None:
             pool.shutdown(wait=False)
 
-    def _submit(self, call: Callable[..., _Result], *arguments: Any) -> Future[_Result]:
+    def _submit(self, call: Callable[..., _Result], *arguments: Any) -> futures.Future[_Result]:
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="holdfast-topics")
+            self._pool = futures.ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="holdfast-topics")
         return self._pool.submit(call, *arguments)
 
     def _done(self, topic: str, turn: _Turn) -> None:

@@ -334,6 +334,16 @@ class LocalGroup:
         self.check_open()
         return self.queue_group.cancel(message_id)
 
+    def take_back_now(self, message_id: str) -> bool:
+        """End the lease of a message. Returns False if nobody holds it."""
+        self.check_open()
+        return self.queue_group.take_back(message_id)
+
+    def end_delay_now(self, message_id: str) -> bool:
+        """End the delay of a message, or its wait for a retry. Returns False if it has none."""
+        self.check_open()
+        return self.queue_group.run_now(message_id)
+
     def ready_now(self) -> int:
         """Return the number of ready messages."""
         self.check_open()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
 from holdfast.api.arguments import MessageOutcome, ReceiveRequest
 from holdfast.api.bodies import Bodies
 from holdfast.api.listing import Listed, Where, warn_of_damage
-from holdfast.broker.metrics import Observer
 from holdfast.client.calling import Ask, path_of
 from holdfast.delivery.where import compile_where
 from holdfast.errors import Closed, InvalidRequest, LeaseLost
@@ -20,6 +19,9 @@ from holdfast.protocol.messages import Ack, Delivery, Extend, Letters, Nack, Rej
 from holdfast.remote.client import Client, HeldLease, ask_of
 from holdfast.remote.records import NamedPlace, RemoteBody, listed_from, path_by_id, record_from
 from holdfast.settings import TopicSettings
+
+if TYPE_CHECKING:
+    from holdfast.broker.metrics import Observer
 
 _Part = TypeVar("_Part")
 

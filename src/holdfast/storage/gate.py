@@ -13,17 +13,17 @@ time. So a failure is final, and every caller from then on gets it.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias
 
+from holdfast.env.later import asyncio, futures
 from holdfast.errors import Closed, DiskFailed, HoldfastError, Unavailable
 
-_Waiting = tuple[int, asyncio.AbstractEventLoop, "asyncio.Future[None]"]
-_Settled = tuple["asyncio.Future[None]", HoldfastError | None]
+_Waiting: TypeAlias = "tuple[int, asyncio.AbstractEventLoop, asyncio.Future[None]]"
+_Settled: TypeAlias = "tuple[asyncio.Future[None], HoldfastError | None]"
 
 # A sync covers everything written before it began, so truncation is the only reason for not being covered.
 _TRUNCATED = "the message was truncated away before it was synced; it is not in the log"
@@ -45,7 +45,7 @@ class SyncGate:
         self._reached, self._served = synced_end, 0  # of the sync under way: its end, and how many tasks it serves
         self._waiting_tasks: list[_Waiting] = []
         self._starting: set[asyncio.AbstractEventLoop] = set()
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: futures.ThreadPoolExecutor | None = None
         self.synced_end = synced_end
         self.failure: DiskFailed | None = None
         self._closed = False
@@ -115,7 +115,7 @@ class SyncGate:
     def _lead_from_pool(self) -> None:
         self._begin()
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="holdfast-sync")
+            self._pool = futures.ThreadPoolExecutor(1, thread_name_prefix="holdfast-sync")
         self._pool.submit(self._lead)
 
     def _lead(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Generic, Self
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 from holdfast.api.aio.ports import AsyncConsumerPort, tell
 from holdfast.api.consumers import (
@@ -22,11 +22,13 @@ from holdfast.api.consumers import (
 )
 from holdfast.api.contents import Body, home_of
 from holdfast.api.drafts import Seconds, duration_ms, instant_ns
-from holdfast.broker.streams.offsets import PartitionLag
 from holdfast.errors import Closed, Fenced, InvalidRequest
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability
 from holdfast.settings import ConsumerSettings
+
+if TYPE_CHECKING:
+    from holdfast.broker.streams.offsets import PartitionLag
 
 
 class AsyncConsumer(Generic[Body]):

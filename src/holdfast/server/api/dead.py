@@ -29,6 +29,7 @@ from holdfast.env.world import checkpoint
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 from holdfast.local.dead_letters import ChosenLetter, LocalLetters, Redriving, at_once, choose, drop, in_order
 from holdfast.local.listing import Mark, listed, mark_of, parse_mark
+from holdfast.local.search import Full
 from holdfast.protocol.media import LINES, ErrorAnswer, fault_of, framed
 from holdfast.protocol.messages import (
     Cancelled,
@@ -50,7 +51,7 @@ from holdfast.server.http.messages import StreamResponse
 from holdfast.server.routing import Routes
 from holdfast.server.served import ServedGroup
 from holdfast.server.service import Call
-from holdfast.server.turns import Full, Scan
+from holdfast.server.turns import Scan
 
 routes = Routes("dead letters")
 

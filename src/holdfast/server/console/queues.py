@@ -24,6 +24,7 @@ from holdfast.env.world import checkpoint
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 from holdfast.local.dead_letters import LocalLetters
 from holdfast.local.listing import Mark, find_message, listed, parse_mark, seen, until_ms
+from holdfast.local.search import Full
 from holdfast.model import Record
 from holdfast.protocol.messages import InGroup, Name
 from holdfast.server.api.admin import group_samples
@@ -37,7 +38,7 @@ from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
 from holdfast.server.served import ServedGroup
 from holdfast.server.service import Call
-from holdfast.server.turns import Full, Scan
+from holdfast.server.turns import Scan
 from holdfast.settings import TopicSettings
 
 _TABS: Final = ("ready", "leased", "delayed", "dead", "done")
