@@ -145,7 +145,9 @@ def owned_partition(
     found = partitions.get((topic, partition)) if type(topic) is str and type(partition) is int else None
     if found is None:
         ours = ", ".join(f"{name}-{number}" for name, number in sorted(partitions)[:10]) or "none"
-        raise InvalidRequest(f"partition {partition!r} of {topic!r} is not this consumer's; its own are: {ours}")
+        raise InvalidRequest(
+            f"partition {partition!r} of {topic!r} is not assigned to this consumer: use one of its own: {ours}"
+        )
     return found
 
 

@@ -96,7 +96,10 @@ def fingerprint(error: str) -> str:
 
 def no_letter(letter_id: str) -> InvalidRequest:
     """Return the error for an id of no dead letter."""
-    return InvalidRequest(f"there is no dead letter {letter_id}; it may have been redriven or purged")
+    return InvalidRequest(
+        f"there is no dead letter {letter_id}; it may have been redriven or purged. `queue.dead.list()` shows those "
+        "that are left"
+    )
 
 
 # Messages that were listed without being leased.

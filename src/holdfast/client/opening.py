@@ -172,7 +172,9 @@ def given(**arguments: Any) -> dict[str, Any]:
 def refuse_local(**arguments: Any) -> None:
     """Refuse arguments that apply only to a folder."""
     for name in given(**arguments):
-        raise InvalidRequest(f"{name}=... is for a folder: a server has its own, and was told when it was started")
+        raise InvalidRequest(
+            f"{name}=... applies to folders only: leave it out, and set it where the server is started"
+        )
 
 
 def refuse_remote(**arguments: Any) -> None:

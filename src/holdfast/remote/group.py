@@ -94,7 +94,7 @@ class RemoteGroup:
     def check_open(self) -> None:
         self.client.caller.check_open()
         if self._view_closed:
-            raise Closed(f"this view of the group {self.group} is closed; take it anew")
+            raise Closed(f"this view of the group {self.group} is closed: get it again from the broker")
 
     def promise(self, durability: Durability | None, ack_durability: Durability | None) -> None:
         """Apply the durability that this program asked for; the client is closed with this group."""
@@ -224,7 +224,8 @@ class RemoteGroup:
             held = each.held if isinstance(each, RemoteTaken) else None
             if held is None or (held.topic, held.group) != (self.topic, self.group):
                 raise InvalidRequest(
-                    "a message is of another queue; nothing was changed. Settle it with the queue that it came from"
+                    "a message belongs to another queue; nothing was changed. Settle it with the queue that it came "
+                    "from"
                 )
 
     def _extended(self, taken: RemoteTaken, lease_ms: int | None, since_ns: int) -> None:

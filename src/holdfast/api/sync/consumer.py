@@ -379,7 +379,8 @@ class Consumer(Generic[Body]):
             if partition is None or partition.home is not home_of(message):
                 raise Fenced(
                     f"{message.id} came when partition {place[1]} of {place[0]} was this consumer's, which it was not "
-                    "all the time since: others may have handled it. Nothing was committed; poll, and go on from there"
+                    "all the time since: others may have handled it. Nothing was committed: call `poll` and continue "
+                    "from there"
                 )
             offsets[place] = max(message.offset + 1, partition.start, offsets.get(place, 0))
         return offsets

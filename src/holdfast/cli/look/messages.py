@@ -258,7 +258,8 @@ def everything_about(group: holdfast.Group[bytes], message_id: str) -> Everythin
     found: Found | None = port_of(group).look_up(message_id)
     if found is None:
         raise InvalidRequest(
-            f"there is no message {message_id} in {group.folder}: it never was, or it is done and was dropped since"
+            f"there is no message {message_id} in {group.folder}: check the id; if it is right, the message is done "
+            "and was removed by retention"
         )
     if found.phase == "dead":
         return everything_about_letter(group.dead.show(found.message.id), found.history)
@@ -279,7 +280,10 @@ def dead_id(group: holdfast.Group[bytes], message_id: str) -> str:
         return group.dead.show(message_id).id
     found: str | None = port_of(group).letter_id_of(message_id)
     if found is None:
-        raise InvalidRequest(f"there is no dead letter of {message_id}; it may have been redriven or purged")
+        raise InvalidRequest(
+            f"there is no dead letter of {message_id}; it may have been redriven or purged. List those that are left "
+            "with `holdfast dead ls`"
+        )
     return found
 
 

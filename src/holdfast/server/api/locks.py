@@ -124,7 +124,7 @@ async def get_document(call: Call) -> Response:
     name = check_name(call.path["name"], "document")
     document = await call.service.locks.document(name)
     if document is None:
-        raise NotFound(f"there is no document {name}: GET /v1/state lists those there are")
+        raise NotFound(f"there is no document {name}: list the documents with GET /v1/state")
     return _document_answer(call, document)
 
 

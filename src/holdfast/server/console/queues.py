@@ -386,7 +386,7 @@ def _delayed(group: ServedGroup, delivery: Delivery, delayed_id: int, wanted: st
     for phase in ("ready", "leased", "delayed"):  # it may have come due, and kept its id
         for found in listed(group.port, phase, lambda each: each.id == wanted, 1):
             return found
-    raise NotFound(f"{wanted} waits no more: it was delivered and is done, or was taken back")
+    raise NotFound(f"{wanted} is no longer delayed: it was delivered or cancelled. Look it up by its id")
 
 
 def letter_of(found: Listed[Any]) -> str:
