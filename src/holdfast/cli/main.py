@@ -57,7 +57,7 @@ COMMANDS: Final[dict[str, dict[str, Entry]]] = {
         "cancel": Entry("operate.queue:cancel_command", "Cancel messages that nobody is working on."),
         "take-back": Entry("operate.queue:take_back_command", "Take leased messages back from their consumers."),
         "run-now": Entry("operate.queue:run_now_command", "Make delayed messages ready now."),
-        "pause": Entry("operate.queue:pause_command", "Stop handing out messages, while publishing goes on."),
+        "pause": Entry("operate.queue:pause_command", "Stop handing out messages; publishing continues."),
         "resume": Entry("operate.queue:resume_command", "Hand out messages again after `pause`."),
         "workers": Entry("serve:workers_command", "List workers and what they do, or drain, stop or resume them."),
         "purge": Entry("operate.queue:purge_command", "Drop every waiting message of a queue."),
@@ -74,7 +74,7 @@ COMMANDS: Final[dict[str, dict[str, Entry]]] = {
         "status": Entry("serve:status_command", "Show how a server is doing."),
         "waiters": Entry("serve:waiters_command", "Show who is waiting for messages at a server."),
         "audit": Entry("serve:audit_command", "Show who changed what at a server."),
-        "token": Entry("operate.token:app", "Who may call a server, and what each may do."),
+        "token": Entry("operate.token:app", "Manage tokens: who may call a server, and what they may do."),
     },
     "Pipelines": {
         "pipeline": Entry("pipeline:app", "Pipelines from queues to tables and back, on Spark."),

@@ -178,9 +178,10 @@ def seek_command(
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Move a queue's position, to replay or to skip messages. Earlier messages are skipped; later ones come again.
+    """Move a queue's position, to replay or to skip messages.
 
-    This is the only way to receive messages again that are done. Asks before it changes anything.
+    Earlier messages are skipped; later ones are delivered again. This is the only way to receive messages
+    again that are done. Asks before it changes anything.
 
     Examples:
         holdfast seek jobs start --dry-run
@@ -247,7 +248,7 @@ def pause_command(
     at: QueueAt,
     reason: Annotated[str, option("--reason TEXT", "Why, for everybody who looks at the queue.")] = "",
 ) -> int:
-    """Stop handing out messages, while publishing goes on. It lasts until `holdfast resume`, also over a restart.
+    """Stop handing out messages; publishing continues. It lasts until `holdfast resume`, also over a restart.
 
     Messages in flight can be settled as usual. Consumers wait as they do at an empty queue.
 

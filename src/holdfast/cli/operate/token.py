@@ -42,7 +42,7 @@ from holdfast.server.access.tokens import (
     without_entry,
 )
 
-app = Section("Who may call a server, and what each may do.")
+app = Section("Manage tokens: who may call a server, and what they may do.")
 
 # People and scanners recognize a leaked token by this prefix.
 _PREFIX: Final = "holdfast_"

@@ -333,7 +333,7 @@ _MESSAGE: Final = "/v1/queues/{queue}/messages/{id}"
 
 @routes.add("POST", f"{_MESSAGE}/takeBack", action="admin", query=InGroup, answers=MessageChanged, act=True)
 async def take_back(call: Call) -> MessageChanged:
-    """End the lease of a message, whoever holds it: it is ready at once, and the attempt does not count."""
+    """End the lease of a message, no matter who holds it: it is ready at once, and the attempt is not counted."""
     return await _changed(call, QueueGroup.take_back)
 
 
