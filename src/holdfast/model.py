@@ -15,6 +15,7 @@ CodecName: TypeAlias = Literal["none", "zstd", "lz4", "gzip"]
 BodyKind: TypeAlias = Literal["bytes", "text", "json"]
 HeaderPairs: TypeAlias = Sequence[tuple[str, bytes]]
 
+MOST_DOCUMENT_BYTES: Final = 1024 * 1024  # of a state document, as JSON
 _HEADER_BYTES: Final = 256
 
 

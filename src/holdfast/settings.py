@@ -4,13 +4,13 @@
 # them before it does anything else.
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from holdfast.errors import BadSettings
+from holdfast.later import difflib
 from holdfast.model import BodyKind, CodecName, Durability
 
 _KIB = 1024
@@ -294,7 +294,7 @@ def load(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
     """Build settings from a mapping, such as a TOML table; raises BadSettings for unknown names."""
     unknown = sorted(set(values) - set(kind.__struct_fields__))
     if unknown:
-        near = get_close_matches(unknown[0], kind.__struct_fields__, n=3)
+        near = difflib.get_close_matches(unknown[0], kind.__struct_fields__, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known ones: {', '.join(kind.__struct_fields__)}"
         raise BadSettings(f"unknown setting {', '.join(unknown)}; {hint}")
     return kind(**values)

@@ -1119,7 +1119,7 @@ async def test_arguments_of_a_consumer_are_refused_in_the_same_words(place):
         async with entered(broker.consumer("orders", group="readers")) as consumer:
             for call, why in (
                 (lambda: consumer.poll(0, 0), "max_records=0 cannot be used"),
-                (lambda: consumer.seek("orders", 7, 0), "partition 7 of 'orders' is not this consumer's"),
+                (lambda: consumer.seek("orders", 7, 0), "partition 7 of 'orders' is not assigned to this consumer"),
                 (lambda: consumer.seek("orders", 0, "x"), "offset='x' is no offset"),
                 (lambda: consumer.seek_to_start("returns"), "this consumer reads orders, not 'returns'"),
                 (lambda: consumer.commit([7]), "7 is not a message of a consumer"),

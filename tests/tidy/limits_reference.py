@@ -17,6 +17,7 @@ from holdfast.broker.folder import layout
 from holdfast.codec import samples
 from holdfast.delivery import group, where
 from holdfast.large import LARGE_BYTES
+from holdfast.model import MOST_DOCUMENT_BYTES
 from holdfast.protocol import media, messages
 from holdfast.server import forms, limits, served, turns, waiting
 from holdfast.server.access.tokens import TokenEntry, principal_of
@@ -70,7 +71,7 @@ def _messages() -> list[Limit]:
         _setting("deliveries that fail before a message is a dead letter", QueueSettings, "max_attempts"),
         Limit("errors that are kept with a message", f"the last {group._MOST_FAILURES}"),
         _setting("characters of an error that are kept", QueueSettings, "max_error_chars"),
-        Limit("the state of a message, as JSON", _size(locks.MOST_DOCUMENT_BYTES)),
+        Limit("the state of a message, as JSON", _size(MOST_DOCUMENT_BYTES)),
         Limit("the name of a topic", f"{200 - len(layout.DEAD_SUFFIX)} characters: letters, digits, `_`, `-` and `.`"),
         Limit("the name of a group", f"{_meta(messages.Name, 'max_length')} characters, the same ones"),
         _setting("partitions of a topic", TopicSettings, "partitions", "topics"),
@@ -176,7 +177,7 @@ def _samples() -> list[Limit]:
 
 def _locks() -> list[Limit]:
     return [
-        Limit("a state document, as JSON", _size(locks.MOST_DOCUMENT_BYTES)),
+        Limit("a state document, as JSON", _size(MOST_DOCUMENT_BYTES)),
         Limit("all state documents of a folder", _size(locks._MOST_BYTES)),
         Limit("those who wait for locks", f"{locks._MOST_WAITERS:,}"),
         Limit("a lock's lease", f"{_most(messages.Lease) // (24 * 3600)} days"),

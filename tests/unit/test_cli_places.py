@@ -170,7 +170,7 @@ def test_a_profile_is_a_place_with_a_name(run, jobs):
     (found,) = run("profile", "ls", "--json").document["profiles"]
     assert (found["place"], found["queue"], found["in_use"]) == (str(jobs), "jobs", True)
     assert run("profile", "rm", "here").code == 0
-    assert run("profile", "ls", "--json").document == {"file": str(places.path()), "use": None, "profiles": []}
+    assert run("profile", "ls", "--json").document == {"file": str(Path(places.path())), "use": None, "profiles": []}
     done = run("peek", "--profile", "here")
     assert (done.code, "there is no profile here" in done.err) == (2, True)
 
@@ -199,14 +199,14 @@ def test_tokens_come_from_files_and_are_shown_to_nobody(run, tmp_path):
     known = places.read().profiles
     assert (known["prod"].token, known["test"].token) == ("hf_secret", "hf_other")
     assert known["prod"].tls_ca == str(tmp_path / "ca.pem")
-    assert stat.S_IMODE(places.path().stat().st_mode) == 0o600
+    assert stat.S_IMODE(Path(places.path()).stat().st_mode) == 0o600
     (tmp_path / "token").write_text("two words")
     assert run("profile", "add", "prod", "https://queue.example", "--token-file", "token").code == 2
 
 
 def test_a_broken_file_of_profiles_is_one_line(run, tmp_path):
-    places.path().parent.mkdir()
-    places.path().write_text('[profiles.x]\nplace = "a"\npassword = "b"\n')
+    Path(places.path()).parent.mkdir()
+    Path(places.path()).write_text('[profiles.x]\nplace = "a"\npassword = "b"\n')
     done = run("peek", "--profile", "x")
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "password" in done.err

@@ -54,7 +54,7 @@ def test_a_handler_that_cannot_be_had_is_one_sentence(call: Run, handler: str, s
         (["--at", "missing", "--queue", "q"], "there is no folder missing"),
         (["--at", "q", "--queue", "no/thing"], "no/thing"),
         (["--at", "http://127.0.0.1:1", "--queue", "no/thing"], "no/thing"),
-        (["--at", "http://h", "--queue", "a", "--queue", "b", "--concurrency", "1"], "too little for 2 queues"),
+        (["--at", "http://h", "--queue", "a", "--queue", "b", "--concurrency", "1"], "too low for 2 queues"),
         ([], "--at"),
     ],
 )

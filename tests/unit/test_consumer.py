@@ -540,7 +540,7 @@ def test_seeking_to_where_nothing_can_be_is_refused():
     consumer = streams.consumer()
     with pytest.raises(OffsetOutOfRange, match="it holds 0 to 0"):
         consumer.seek("orders", 0, 2)
-    with pytest.raises(InvalidRequest, match="not this consumer's"):
+    with pytest.raises(InvalidRequest, match="not assigned to this consumer"):
         consumer.seek("orders", 7, 0)
     with pytest.raises(InvalidRequest):
         consumer.seek("orders", 0, "0")  # type: ignore[arg-type]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import holdfast
 from holdfast import checksum
 
 COMMAND = [sys.executable, "-X", "importtime", "-m", "holdfast"]
@@ -36,16 +39,86 @@ def test_a_server_listens_before_it_loads_what_only_some_calls_need(tmp_path: Pa
     assert not found & (LATER | {"holdfast.server.openapi", "holdfast.server.forms"})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments", [["put", "x"], ["put", "y", "--header", "a=b", "--wait", "5s"]], ids=["plain", "with options"]
-)
-def test_a_quick_command_takes_its_arguments_without_a_library_for_models(tmp_path: Path, arguments: list[str]):
-    name, *rest = arguments
-    command = [*COMMAND, name, str(tmp_path / "jobs"), *rest]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+# Slow to load, and of no use to a quick command: an event loop, TLS, mail, archives, processes, models.
+NEVER = {
+    "asyncio", "concurrent.futures", "dataclasses", "difflib", "email", "http.client", "jinja2", "multiprocessing",
+    "opentelemetry", "pathlib", "prometheus_client", "pyarrow", "pydantic", "random", "rich.console", "ssl",
+    "subprocess", "tempfile", "tomllib", "holdfast.server.server", "holdfast.spark", "holdfast.storage.checks.repair",
+    "holdfast.worker", "holdfast.local.aio.broker", "holdfast.remote.aio.broker", "holdfast.cli.look.trace",
+}  # fmt: skip
+# A command on a folder needs no client, and one that calls a server no engine.
+NO_CLIENT = {"holdfast.remote.client", "holdfast.client.shared_folder", "httptools", "urllib.parse"}
+NO_ENGINE = {
+    "holdfast.broker.engine",
+    "holdfast.broker.topic",
+    "holdfast.local.broker",
+    "holdfast.client.shared_folder",
+}
+QUICK = [
+    ["put", "x"],
+    ["put", "y", "--header", "a=b", "--wait", "5s"],
+    ["get"],
+    ["ls"],
+    ["peek"],
+    ["stats"],
+]
+
+
+def run(*arguments: str) -> set[str]:
+    """Run a command; returns the modules that it loaded."""
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "pydantic" not in loaded(done.stderr)
+    return loaded(done.stderr)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A queue with a message for every command that takes one."""
+    path = str(tmp_path_factory.mktemp("quick") / "jobs")
+    with holdfast.open(path) as queue:
+        queue.put_many([b"x"] * 10)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of such a queue on a server."""
+    command = [sys.executable, "-m", "holdfast", "serve", str(tmp_path_factory.mktemp("served")), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().decode().partition(" at ")[2].split()[0]
+        with holdfast.open(f"{url}/jobs") as queue:
+            queue.put_many([b"x"] * 10)
+        yield f"{url}/jobs"
+        process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", QUICK, ids=" ".join)
+def test_a_quick_command_on_a_folder_loads_only_what_it_needs(folder: str, arguments: list[str]):
+    name, *rest = arguments
+    assert not run(name, folder, *rest) & (NEVER | NO_CLIENT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", QUICK, ids=" ".join)
+def test_a_quick_command_that_calls_a_server_loads_only_what_it_needs(server: str, arguments: list[str]):
+    name, *rest = arguments
+    assert not run(name, server, *rest) & (NEVER | NO_ENGINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["folder", "server"])
+def test_settling_by_receipt_loads_only_what_it_needs(request: pytest.FixtureRequest, place: str):
+    place = request.getfixturevalue(place)
+    taken = subprocess.run([*COMMAND, "get", place, "--json"], capture_output=True, text=True, check=True)
+    receipt = json.loads(taken.stdout)["receipt"]
+    assert not run("ack", place, receipt) & NEVER
+
+
+def test_the_list_of_commands_loads_no_queue():
+    found = run("--help")
+    assert not found & (NEVER | NO_CLIENT | NO_ENGINE | {"holdfast.env", "holdfast.broker"})
 
 
 def test_the_package_brings_no_reader_of_mail_and_archives_with_it():

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from holdfast.api.search import parse_search
 from holdfast.delivery.where import compile_where
 from holdfast.errors import InvalidRequest
-from holdfast.server.api.search import parse_search
 
 DAY_NS = 1_794_873_600_000_000_000  # 2026-11-17T00:00:00Z
 NOW_MS = DAY_NS // 1_000_000 + 12 * 3_600_000

@@ -599,7 +599,7 @@ class Callable:
         ({"handler": Callable}, "the class Callable"),
         ({"concurrency": 0}, "concurrency=0 cannot be used"),
         ({"concurrency": True}, "concurrency=True"),
-        ({"queue": ["a", "b", "c"], "concurrency": 2}, "too little for 3 queues"),
+        ({"queue": ["a", "b", "c"], "concurrency": 2}, "too low for 3 queues"),
         ({"queue": ["a", "a"]}, "named twice"),
         ({"queue": []}, "is empty"),
         ({"queue": 7}, "queue=7 cannot be used"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import traceback
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -11,10 +10,9 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import msgspec
 
 from holdfast.api.drafts import Seconds, duration_ms, instant_ns, lease_of
-from holdfast.broker.locks import MOST_DOCUMENT_BYTES
-from holdfast.broker.samples import LONGEST_S
+from holdfast.env.later import asyncio
 from holdfast.errors import InvalidRequest, MessageTooLarge
-from holdfast.model import Durability
+from holdfast.model import MOST_DOCUMENT_BYTES, Durability
 
 # Searches in traces, with their times and limits.
 
@@ -52,14 +50,20 @@ def moment_ns(value: When, name: str, now_ns: int) -> int:
 
 def span_of(last: Seconds) -> int:
     """Convert the time that samples are wanted of to milliseconds."""
+    from holdfast.codec.samples import LONGEST_S  # for these calls only
+
     return duration_ms(last, "last", minimum_ms=1, maximum_ms=LONGEST_S * 1000)
 
 
 MOST_AT_ONCE: Final = 100_000
 MOST_REASON_CHARS: Final = 500
 
-# Not the handler's fault: these return the message to the queue without counting an attempt.
-INTERRUPTIONS: Final = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError)
+
+def is_interruption(error: BaseException) -> bool:
+    """Whether it is not the handler's fault: the message returns to the queue without counting an attempt."""
+    if isinstance(error, Exception):
+        return False
+    return isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError))
 
 
 class ReceiveRequest(msgspec.Struct, frozen=True, gc=False):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
@@ -13,6 +12,7 @@ import msgspec
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Body, Home, MessageFields, PartitionHome
 from holdfast.broker.folder.layout import check_name, check_topic_name
+from holdfast.env.later import asyncio
 from holdfast.errors import InvalidRequest
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Record
@@ -145,7 +145,9 @@ def owned_partition(
     found = partitions.get((topic, partition)) if type(topic) is str and type(partition) is int else None
     if found is None:
         ours = ", ".join(f"{name}-{number}" for name, number in sorted(partitions)[:10]) or "none"
-        raise InvalidRequest(f"partition {partition!r} of {topic!r} is not this consumer's; its own are: {ours}")
+        raise InvalidRequest(
+            f"partition {partition!r} of {topic!r} is not assigned to this consumer: use one of its own: {ours}"
+        )
     return found
 
 

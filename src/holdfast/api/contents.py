@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from datetime import datetime
 from io import BytesIO
@@ -22,6 +21,7 @@ from holdfast.broker.messages import (
     original_of,
     users_headers,
 )
+from holdfast.env.later import asyncio
 from holdfast.errors import InvalidRequest
 from holdfast.large import CHUNK_BYTES, LargeValue
 from holdfast.model import Record

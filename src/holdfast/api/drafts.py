@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import AsyncIterable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -14,11 +13,21 @@ from msgspec import structs
 
 from holdfast.api.bodies import Bodies
 from holdfast.broker.folder.layout import message_id
-from holdfast.broker.messages import BYTES_HEADERS, CORRELATION_ID, DEDUP_ID, PREFIX, TEXT_HEADERS, TEXT_KEY, TOMBSTONE
-from holdfast.broker.partition import Draft, Place
+from holdfast.broker.messages import (
+    BYTES_HEADERS,
+    CORRELATION_ID,
+    DEDUP_ID,
+    PREFIX,
+    TEXT_HEADERS,
+    TEXT_KEY,
+    TOMBSTONE,
+    Draft,
+    Place,
+)
 from holdfast.delivery.where import moment_of, seconds_of
 from holdfast.errors import InvalidRequest
 from holdfast.large import Value
+from holdfast.later import pattern
 from holdfast.model import CodecName, Durability
 from holdfast.settings import TopicSettings
 
@@ -289,8 +298,8 @@ MAX_LEASE_MS: Final = 30 * 24 * 3600 * 1000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
-_NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
-_BASIC_DATE: Final = re.compile(r"[0-9]{8}")
+_NUMBER: Final = pattern(r"[0-9]+(?:\.[0-9]+)?")
+_BASIC_DATE: Final = pattern(r"[0-9]{8}")
 _FAR_S: Final = 1e12  # beyond every limit, and safe to multiply
 _MAX_SHOWN: Final = 80
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import islice
@@ -21,10 +20,11 @@ from holdfast.broker.tracing.log import TraceStep
 from holdfast.delivery.group import Failure
 from holdfast.delivery.where import compile_where
 from holdfast.errors import InvalidRequest
+from holdfast.later import pattern
 from holdfast.model import Record
 
 # Errors that differ only in numbers, addresses and quoted values are one kind of error.
-_DETAILS: Final = re.compile(r"0x[0-9a-fA-F]+|'[^']*'|\"[^\"]*\"|\d+")
+_DETAILS: Final = pattern(r"0x[0-9a-fA-F]+|'[^']*'|\"[^\"]*\"|\d+")
 
 
 class DeadGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +96,10 @@ def fingerprint(error: str) -> str:
 
 def no_letter(letter_id: str) -> InvalidRequest:
     """Return the error for an id of no dead letter."""
-    return InvalidRequest(f"there is no dead letter {letter_id}; it may have been redriven or purged")
+    return InvalidRequest(
+        f"there is no dead letter {letter_id}; it may have been redriven or purged. `queue.dead.list()` shows those "
+        "that are left"
+    )
 
 
 # Messages that were listed without being leased.

@@ -10,8 +10,8 @@ import msgspec
 from holdfast.api.arguments import switch
 from holdfast.api.drafts import Seconds, duration_ms, lease_of
 from holdfast.broker.folder.layout import check_name, parse_lease
-from holdfast.broker.locks import MOST_DOCUMENT_BYTES
 from holdfast.errors import InvalidRequest, MessageTooLarge
+from holdfast.model import MOST_DOCUMENT_BYTES
 
 
 class Lock(msgspec.Struct, frozen=True, kw_only=True):

@@ -162,6 +162,6 @@ def check_read(offset: object, limit: object, on_damage: object) -> None:
     if type(limit) is not int or not 1 <= limit <= _MOST_AT_ONCE:
         raise InvalidRequest(f"limit={limit!r} cannot be used: give a whole number from 1 to {_MOST_AT_ONCE}")
     if on_damage not in ("raise", "skip"):
-        raise InvalidRequest(f'on_damage={on_damage!r} cannot be used: "raise" or "skip"')
+        raise InvalidRequest(f'on_damage={on_damage!r} cannot be used: give "raise" or "skip"')
     if offset is not None and type(offset) is not int:
         raise InvalidRequest(f"offset={offset!r} is no offset; give a whole number")

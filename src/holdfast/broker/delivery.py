@@ -22,7 +22,6 @@ falls back to the general path. Keep the two paths in step; tests compare them.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -66,6 +65,7 @@ from holdfast.delivery.events import (
 )
 from holdfast.delivery.group import FAR, Group, Lease
 from holdfast.env import World
+from holdfast.env.later import asyncio
 from holdfast.errors import CorruptData, DamagedRange, HoldfastError, LeaseLost, OffsetOutOfRange, Unavailable
 from holdfast.model import Appended, Durability, Record
 from holdfast.settings import TopicSettings

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from os import PathLike, fspath
 from typing import Any, Final
 
@@ -72,7 +71,7 @@ class BrokerEngine:
         self.space = Space(self)
         # The rest of the process needs descriptors, too, and running out of them refuses calls.
         most_files = min(settings.open_files, descriptor_limit() * 3 // 5)
-        self.world = world = replace(
+        self.world = world = msgspec.structs.replace(
             world, open_files=OpenFiles(most_files), make_space=self.space.make, put_aside=self.space.put_aside
         )
         world.open_files.on_too_many = self._attention

@@ -28,7 +28,6 @@ questions about single messages), the journal itself, and an index of which mess
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import zlib
 from abc import ABC, abstractmethod
@@ -64,6 +63,7 @@ from holdfast.delivery.group import FAR, Group, IllegalMove
 from holdfast.delivery.image import GroupImage, group_of, image_of
 from holdfast.env import World
 from holdfast.errors import CorruptData, DamagedRange, DiskFull, HoldfastError, Unavailable
+from holdfast.later import pattern
 from holdfast.model import Appended, Durability
 from holdfast.settings import LogSettings
 from holdfast.storage.files import FULL_DISK, advice, durable_replace, join, read_file, segment_name, with_space
@@ -171,7 +171,7 @@ def _not_written(folder: str, error: OSError) -> HoldfastError:
 # 8    n     payload  the segment's bytes, compressed with zlib
 
 
-_NAME: Final = re.compile(r"(\d{20})-(\d{20})-(\d{20})\.past")
+_NAME: Final = pattern(r"(\d{20})-(\d{20})-(\d{20})\.past")
 
 _MAGIC_EVENTS: Final = b"HFP\x01"
 _FAST: Final = 1  # zlib level: a journal is repetitive, so a higher one would save little

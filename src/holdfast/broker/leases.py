@@ -8,8 +8,6 @@ import threading
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from hashlib import blake2b
-from hmac import compare_digest
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -21,6 +19,7 @@ from holdfast.delivery.events import Buried, BuriedReady, Event, Receipt
 from holdfast.delivery.group import Group, Lease
 from holdfast.env import World
 from holdfast.errors import LeaseLost
+from holdfast.later import hashlib, hmac
 from holdfast.model import Appended, Record
 from holdfast.storage.files import durable_replace, join, read_file, translated, with_space
 
@@ -244,7 +243,7 @@ class Prover:
 
     def __init__(self, key: bytes, *scope: str | int, mark: int) -> None:
         self._mark = mark
-        self._scope = blake2b(key=key, digest_size=_MAC_BYTES)
+        self._scope = hashlib.blake2b(key=key, digest_size=_MAC_BYTES)
         self._scope.update("".join(f"{part}\0" for part in scope).encode())
 
     def text(self, name: str, fence: int, at_ms: int) -> str:
@@ -259,7 +258,7 @@ class Prover:
             return self._read_old(token)
         content = a2b_base64(token.encode().translate(_FROM_URL))
         head = content[: _HEAD.size]
-        if not compare_digest(content[_HEAD.size :], self._mac(head, name)):
+        if not hmac.compare_digest(content[_HEAD.size :], self._mac(head, name)):
             return None
         version, fence, granted = _HEAD.unpack(head)
         return Proven(fence, granted) if version == VERSION else None

@@ -124,7 +124,6 @@ def newest_locks(world: World, folder: str) -> tuple[LocksSnapshot | None, str]:
 
 logger = logging.getLogger(__name__)
 
-MOST_DOCUMENT_BYTES: Final = 1024 * 1024
 _MOST_BYTES: Final = 256 * 1024 * 1024  # of all documents, which are kept in memory
 _MOST_WAITERS: Final = 10_000
 _AFTER_ERROR_MS: Final = 1_000

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
-from typing import Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from holdfast.broker.delayed import Delayed
 from holdfast.broker.folder.layout import message_id
 from holdfast.codec.columns import FLAGS, HEADERS, encode_head
 from holdfast.codec.frame import Frame
@@ -16,8 +15,11 @@ from holdfast.delivery.group import Failure
 from holdfast.errors import UnknownTopic
 from holdfast.large import Value
 from holdfast.model import Appended, Batch, CodecName, Durability, HeaderPairs, Record
-from holdfast.storage import LogReader
-from holdfast.storage.log import Log
+
+if TYPE_CHECKING:
+    from holdfast.broker.delayed import Delayed
+    from holdfast.storage import LogReader
+    from holdfast.storage.log import Log
 
 PREFIX: Final = "holdfast."
 CORRELATION_ID: Final = "holdfast.correlation-id"

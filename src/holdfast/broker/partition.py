@@ -17,7 +17,6 @@ both. It covers everything that leaves `delayed/`, so a message is either releas
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -47,6 +46,7 @@ from holdfast.codec.columns import PRIORITIES
 from holdfast.codec.encode import Body, same_body, single_head
 from holdfast.codec.frame import Frame, FrameHeader
 from holdfast.env import World
+from holdfast.env.later import asyncio
 from holdfast.errors import Closed, CorruptData
 from holdfast.model import NO_PRODUCER, Appended, Batch, CodecName, Durability, LogPosition, Producer
 from holdfast.settings import TopicSettings

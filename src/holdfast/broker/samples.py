@@ -50,7 +50,6 @@ logger = logging.getLogger(__name__)
 SAMPLES: Final = "samples"
 MOST_SERIES: Final = 100
 TOTAL: Final = SeriesKey("total")
-LONGEST_S: Final = RINGS[-1].span_s
 _LEAST_FREE_BYTES: Final = 16 * 1024 * 1024  # with less room on the disk, samples leave it to messages
 
 Mode: TypeAlias = Literal["total", "topic", "queue", "stream"]

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, Final
 from weakref import WeakSet
@@ -55,6 +54,7 @@ from holdfast.delivery.events import PROVEN
 from holdfast.env import World
 from holdfast.env.world import Abandoned, checkpoint
 from holdfast.errors import BadSettings, Closed, CorruptData, HoldfastError, UnknownGroup, UnknownTopic
+from holdfast.later import difflib
 from holdfast.model import Pause, Retained
 from holdfast.settings import GROUP_FIELDS, TopicSettings, load
 from holdfast.storage.compaction import KeysCompacted, Progress
@@ -383,7 +383,7 @@ class Topic:
 
     def _mind_slip(self, name: str) -> None:
         """Warn if a new group's name looks like a misspelling of another: the new one gets every message."""
-        if get_close_matches(name, self.groups, n=1, cutoff=_ALIKE):
+        if difflib.get_close_matches(name, self.groups, n=1, cutoff=_ALIKE):
             logger.warning(
                 "the group %s of topic %s is new: it gets all messages that are kept. If another was meant, there are "
                 "%s; delete this one with `holdfast group delete`",

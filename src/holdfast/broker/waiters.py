@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 from bisect import bisect_left
@@ -12,6 +11,7 @@ from operator import attrgetter
 from typing import Final, Protocol
 
 from holdfast.env import Clock
+from holdfast.env.later import asyncio
 
 _TICKET: Final = attrgetter("ticket")
 _COUNT: Final = attrgetter("count")

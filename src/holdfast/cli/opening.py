@@ -7,15 +7,13 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import holdfast
 from holdfast.api.bodies import Bodies
 from holdfast.api.drafts import parse_duration
 from holdfast.api.ports import port_of
 from holdfast.api.topics import topic_settings
-from holdfast.broker.engine import BrokerEngine
-from holdfast.broker.folder.contents import Catalog, GroupNotes
 from holdfast.broker.folder.layout import (
     DEAD_SUFFIX,
     DEFAULT_GROUP,
@@ -44,15 +42,16 @@ from holdfast.cli.places import (
     usual_place,
 )
 from holdfast.client.address import Address, is_address
-from holdfast.client.shared_folder import socket_of
 from holdfast.config.settings_file import read_settings
 from holdfast.env import real_world
 from holdfast.env.process import environment
 from holdfast.env.sockets import absolute, answers_at
 from holdfast.errors import Busy, Forbidden, HoldfastError, InvalidRequest, NotAQueue, UnknownGroup, UnknownTopic
-from holdfast.local.sync.broker import LocalBrokerPort
 from holdfast.settings import TopicSettings
 from holdfast.storage.files import is_log, join, translated
+
+if TYPE_CHECKING:
+    from holdfast.broker.engine import BrokerEngine
 
 # `holdfast completion`, and the words that a shell completes.
 
@@ -213,6 +212,8 @@ def _groups(typed: Typed) -> Iterator[str]:
         for name, groups in _topics_of_server(place):
             yield from groups if chosen in (None, name) else ()
         return
+    from holdfast.broker.folder.contents import Catalog, GroupNotes
+
     catalog = Catalog(world, place)
     for topic in [chosen] if isinstance(chosen, str) else topics(world, place):
         yield from GroupNotes(world, topic_folder(place, topic)).names(catalog.facts(topic).partitions)
@@ -295,6 +296,9 @@ def _seconds(wait: str | float) -> float:
 
 
 def _folder_or_its_owner(folder: str, wait_s: float, *, create: bool) -> holdfast.Broker:
+    from holdfast.broker.engine import BrokerEngine
+    from holdfast.local.sync.broker import LocalBrokerPort
+
     settings = read_settings(real_world(), environment()).broker
     give_up = time.monotonic() + wait_s
     while True:
@@ -311,6 +315,8 @@ def _folder_or_its_owner(folder: str, wait_s: float, *, create: bool) -> holdfas
 
 def _owner_at(folder: str) -> holdfast.Broker | None:
     """Connect to the process that owns a folder, if it listens."""
+    from holdfast.client.shared_folder import socket_of
+
     path = absolute(folder.rstrip("/") or "/")
     if not answers_at(socket_of(path)):
         return None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin
@@ -403,6 +402,8 @@ def _width() -> int:
 
 def wrapped(text: str, *, indent: int = 0, hang: int = 0) -> str:
     """Break a paragraph into lines of the terminal's width; words are never cut."""
+    import textwrap  # for help only
+
     return textwrap.fill(
         text,
         _width(),
@@ -422,6 +423,8 @@ def paragraphs(text: str) -> str:
 
 def columns(rows: Sequence[tuple[str, str]], label: int = 0) -> str:
     """Lay out names and what they mean in two columns; a long name has its own line."""
+    import textwrap  # for help only
+
     label = min(max(label, *(len(left) for left, _ in rows)), _MOST_LABEL)
     lines = []
     for left, right in rows:

@@ -7,9 +7,7 @@ import json
 import os
 import sys
 import time
-import tomllib
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -19,6 +17,7 @@ from holdfast.cli.parsing import Command, Parameter, Typed, UsageError, option, 
 from holdfast.client.address import Address, is_address, parse_address, refuse_almost
 from holdfast.env.process import environment, set_variable
 from holdfast.errors import BadSettings, InvalidRequest, Unauthenticated, Unavailable
+from holdfast.later import tomllib
 
 if TYPE_CHECKING:
     from holdfast.api.sync.broker import Broker
@@ -61,38 +60,42 @@ class Profiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         return found
 
 
-def path() -> Path:
+def path() -> str:
     """Return the path of the profiles: `HOLDFAST_PROFILES`, or the user's configuration folder."""
     named = os.environ.get(FILE)
     if named:
-        return Path(named)
-    home = os.environ.get("XDG_CONFIG_HOME") or str(Path("~/.config").expanduser())
-    return Path(home) / "holdfast" / "profiles.toml"
+        return named
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return os.path.join(home, "holdfast", "profiles.toml")
 
 
 def read() -> Profiles:
     """Read the file; no profiles if there is none."""
     try:
-        content = path().read_text("utf-8")
+        with open(path(), encoding="utf-8") as file:
+            content = file.read()
     except FileNotFoundError:
         return Profiles()
+    except UnicodeDecodeError as error:
+        raise BadSettings(f"{path()} cannot be used: {error}") from None
     try:
         return msgspec.convert(tomllib.loads(content), Profiles)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise BadSettings(f"{path()} cannot be used: {error}") from None
 
 
 def write(profiles: Profiles) -> None:
     """Replace the file. It may hold tokens, so only its owner may read it."""
     place = path()
-    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    new = place.with_name(f"{place.name}.{os.getpid()}.new")
+    os.makedirs(os.path.dirname(place) or ".", mode=0o700, exist_ok=True)
+    new = f"{place}.{os.getpid()}.new"
     try:
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(_toml(profiles))
-        new.replace(place)
+        os.replace(new, place)
     finally:
-        new.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(new)
 
 
 def _toml(profiles: Profiles) -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 from holdfast.broker.folder.layout import is_store
 from holdfast.errors import InvalidRequest
+from holdfast.later import pattern, urllib_parse
 
 _PORTS: Final = {"http": 80, "https": 443}
 # What was surely meant for a server: another scheme, or host:port without one.
-_ALMOST: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|[A-Za-z0-9.-]+:\d{1,5}(/|$)")
+_ALMOST: Final = pattern(r"[A-Za-z][A-Za-z0-9+.-]*://|[A-Za-z0-9.-]+:\d{1,5}(/|$)")
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,13 +64,13 @@ def parse_address(text: object) -> Address:
             raise InvalidRequest(f"{text!r} is no address: a socket has an absolute path, such as unix:/run/holdfast")
         return Address(text=text, socket=path)
     try:
-        parts = urlsplit(text)
+        parts = urllib_parse.urlsplit(text)
         port = parts.port
     except ValueError as error:
         raise InvalidRequest(f"{text!r} is no address: {error}") from None
     if not parts.hostname or parts.query or parts.fragment or parts.username is not None:
         raise InvalidRequest(f"{text!r} is no address: give http://host:port, and a token by itself")
-    queue = unquote(parts.path.strip("/")).removeprefix("v1/queues/")
+    queue = urllib_parse.unquote(parts.path.strip("/")).removeprefix("v1/queues/")
     if "/" in queue:
         raise InvalidRequest(f"{text!r} is no address of a queue: give http://host:port/queue")
     return Address(

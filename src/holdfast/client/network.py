@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Mapping
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from holdfast.client.address import Address
 from holdfast.env import Clock
+from holdfast.env.later import asyncio
 from holdfast.env.sockets import check_listener, connect_tcp, connect_unix, has_ended, short_name
 from holdfast.errors import InvalidRequest, Unauthenticated
 
@@ -119,7 +119,13 @@ class ThreadNetwork:
         return work()
 
 
-class TaskTransport(asyncio.Protocol):
+if TYPE_CHECKING:
+    _Protocol = asyncio.Protocol
+else:
+    _Protocol = object  # an event loop asks for the methods only, and asyncio would be loaded for the name
+
+
+class TaskTransport(_Protocol):
     """A connection for the tasks of one event loop."""
 
     def __init__(self) -> None:
@@ -137,6 +143,9 @@ class TaskTransport(asyncio.Protocol):
     def data_received(self, content: bytes) -> None:
         self._content += content
         self._wake(self._waiting)
+
+    def eof_received(self) -> None:
+        """Let the loop close the connection."""
 
     def connection_lost(self, error: Exception | None) -> None:
         self._over = True

@@ -11,7 +11,6 @@ import msgspec
 
 from holdfast.broker.folder.contents import check_settings
 from holdfast.client.address import is_address, parse_address, refuse_almost
-from holdfast.client.shared_folder import open_shared
 from holdfast.errors import InvalidRequest
 from holdfast.settings import TopicSettings
 
@@ -56,6 +55,8 @@ def opener(
         raise InvalidRequest(f"share={share!r} cannot be used: give True or False")
     if not share or world is not None:  # a folder in a simulated world has no other processes
         return lambda: (open_here(), None)
+    from holdfast.client.shared_folder import open_shared
+
     return partial(open_shared, place, open_here, settings, for_tasks=for_tasks)
 
 
@@ -171,7 +172,9 @@ def given(**arguments: Any) -> dict[str, Any]:
 def refuse_local(**arguments: Any) -> None:
     """Refuse arguments that apply only to a folder."""
     for name in given(**arguments):
-        raise InvalidRequest(f"{name}=... is for a folder: a server has its own, and was told when it was started")
+        raise InvalidRequest(
+            f"{name}=... applies to folders only: leave it out, and set it where the server is started"
+        )
 
 
 def refuse_remote(**arguments: Any) -> None:

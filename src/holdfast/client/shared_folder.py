@@ -24,8 +24,6 @@ from holdfast.env.sockets import (
     someone_calls,
 )
 from holdfast.errors import Busy, HoldfastError
-from holdfast.local.aio.broker import AsyncLocalBrokerPort
-from holdfast.local.aio.group import AsyncLocalGroupPort
 from holdfast.local.broker import LocalBroker
 from holdfast.local.group import LocalGroup
 from holdfast.local.opening import store_settings
@@ -384,6 +382,9 @@ class ForkedPort:
 
 
 def _port_of(parents: LocalGroup | LocalBroker, path: str) -> Any:
+    from holdfast.local.aio.broker import AsyncLocalBrokerPort
+    from holdfast.local.aio.group import AsyncLocalGroupPort
+
     for_tasks = isinstance(parents, (AsyncLocalGroupPort, AsyncLocalBrokerPort))
     client = _client_of(parents.engine, path, for_tasks=for_tasks)
     if isinstance(parents, LocalGroup):

@@ -86,6 +86,7 @@ RINGS: Final = tuple(
     Ring(step_s, steps, SERIES_HEADER_BYTES + SLOT_BYTES * sum(before for _, before in _STEPS[:i]))
     for i, (step_s, steps) in enumerate(_STEPS)
 )
+LONGEST_S: Final = RINGS[-1].span_s
 SERIES_BYTES: Final = 49_152
 assert RINGS[-1].start + RINGS[-1].steps * SLOT_BYTES <= SERIES_BYTES
 

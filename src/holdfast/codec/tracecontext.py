@@ -17,6 +17,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from holdfast.later import pattern
+
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 
@@ -26,9 +28,9 @@ TraceState: TypeAlias = tuple[tuple[str, str], ...]
 
 _MOST_MEMBERS: Final = 32
 _MOST_STATE_CHARS: Final = 8_192  # 16 times what everyone must support; more is an attack or a mistake
-_PARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII | re.DOTALL)
-_KEY: Final = re.compile(r"[a-z0-9][a-z0-9_\-*/@]{0,255}", re.ASCII)
-_VALUE: Final = re.compile(r"[ -+\--<>-~]{0,255}[!-+\--<>-~]", re.ASCII)
+_PARENT: Final = pattern(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII | re.DOTALL)
+_KEY: Final = pattern(r"[a-z0-9][a-z0-9_\-*/@]{0,255}", re.ASCII)
+_VALUE: Final = pattern(r"[ -+\--<>-~]{0,255}[!-+\--<>-~]", re.ASCII)
 
 
 class TraceContext(msgspec.Struct, frozen=True, gc=False):

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from difflib import get_close_matches
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -14,6 +13,7 @@ from msgspec import inspect
 
 from holdfast.delivery.where import seconds_of
 from holdfast.errors import BadSettings
+from holdfast.later import difflib, pattern
 from holdfast.settings import (
     BrokerSettings,
     ConsumerSettings,
@@ -25,9 +25,9 @@ from holdfast.settings import (
 )
 
 _HOUR_MS: Final = 3_600_000
-_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(i?)b", re.IGNORECASE)
+_SIZE: Final = pattern(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(i?)b", re.IGNORECASE)
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_GROUPED: Final = re.compile(r"-?[0-9]+(?:_[0-9]+)+")
+_GROUPED: Final = pattern(r"-?[0-9]+(?:_[0-9]+)+")
 _SAMPLES: Final = {"_ms": 'a time such as "30s" or "7d"', "_bytes": 'a size such as "64MiB" or "100kB"'}
 _MOST_SHOWN: Final = 80
 
@@ -283,13 +283,13 @@ def _in(section: str, knob: Knob) -> Knob:
 def nearest(section: str, name: str) -> Knob | None:
     """Return what an unknown name may have been meant to be: a misspelling, or a name of another section."""
     own = {knob.name: knob for knob in names_of(section).values() if not _is_foreign(section, knob)}
-    slips = get_close_matches(name, own, n=1, cutoff=0.85)
+    slips = difflib.get_close_matches(name, own, n=1, cutoff=0.85)
     if not slips:
         for other in SECTIONS:
             meant = named(other, name)
             if other != section and meant is not None:
                 return meant.knobs[0]
-    near = slips or get_close_matches(name, own, n=1)
+    near = slips or difflib.get_close_matches(name, own, n=1)
     return _in(section, own[near[0]]) if near else None
 
 

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import posixpath
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from difflib import get_close_matches
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -35,6 +33,7 @@ from holdfast.config.knobs import (
 )
 from holdfast.env import World
 from holdfast.errors import BadSettings, InvalidRequest
+from holdfast.later import difflib, pattern, tomllib
 from holdfast.settings import BrokerSettings, ConsumerSettings, ProducerSettings, ServerSettings, TopicSettings
 from holdfast.storage.files import read_file
 
@@ -189,13 +188,13 @@ class _SettingsReading:
             home = next((each for each in SECTIONS if section in names_of(each)), None)
             words = f"write it below [{home}]" if home else f"settings go in sections: {', '.join(SECTIONS)}"
             return self._problem(where, f"{shown_name(section)} is outside of any section; {words}")
-        near = get_close_matches(section, (*SECTIONS, TOPICS), n=1)
+        near = difflib.get_close_matches(section, (*SECTIONS, TOPICS), n=1)
         words = f"did you mean [{near[0]}]?" if near else f"there are {', '.join((*SECTIONS, f'{TOPICS}.NAME'))}"
         return self._problem(where, f"there is no section [{shown_name(section)}]; {words}")
 
     def _near_miss(self, where: Origin, key: str) -> None:
         """Report a variable that looks like a misspelled section; one that is unlike every setting is not ours."""
-        near = get_close_matches(key, [*map(variable, KNOBS.values()), FILE_VARIABLE], n=1, cutoff=0.93)
+        near = difflib.get_close_matches(key, [*map(variable, KNOBS.values()), FILE_VARIABLE], n=1, cutoff=0.93)
         if near and key != FILE_VARIABLE:
             self._problem(where, f"there is no such setting; did you mean {near[0]}?")
 
@@ -340,7 +339,7 @@ class Effective(msgspec.Struct, frozen=True, kw_only=True):
 
 Path: TypeAlias = tuple[str, ...]
 
-_PLACE: Final = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+_PLACE: Final = pattern(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
 def parsed(text: str) -> tuple[dict[str, Any], dict[Path, int]]:

@@ -37,9 +37,10 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 import msgspec
 
 from holdfast.errors import InvalidRequest
+from holdfast.later import pattern
 
 _UNITS_MS: Final = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
-_DURATION: Final = re.compile("".join(rf"(?:([0-9]+(?:\.[0-9]+)?){unit})?" for unit in _UNITS_MS))
+_DURATION: Final = pattern("".join(rf"(?:([0-9]+(?:\.[0-9]+)?){unit})?" for unit in _UNITS_MS))
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 # Defined once: `int | float` inside a function would be built again at every call.
@@ -171,7 +172,7 @@ MAX_INSTRUCTIONS: Final = 2_000
 MAX_STEPS: Final = 25_000_000
 
 _MEMORY_BYTES: Final = 1 << 20
-_ESCAPE_EXPRESSIONS: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
+_ESCAPE_EXPRESSIONS: Final = pattern(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
 # RE2 reads UTF-8, which has no surrogates; here they represent bytes that are not UTF-8. So they are mapped, in text
 # and
 # pattern alike, to code points that nothing else uses: the end of the last private plane.
@@ -282,7 +283,7 @@ MAX_DEPTH: Final = 40
 _PLAIN: Final = ("body", "key", "id", "offset", "priority", "attempts", "correlation_id", "error", "reason", "holder")
 NAMES: Final = (*_PLAIN, "time", "age", "header.NAME", "json.PATH")
 
-_TOKEN: Final = re.compile(
+_TOKEN: Final = pattern(
     r"""(?P<number> -?[0-9]+ (?:\.[0-9]+)? (?:[eE][+-]?[0-9]+)? [\w.]* )
       | (?P<text> "(?:[^"\\]|\\.)*" | '(?:[^'\\]|\\.)*' )
       | (?P<name> [^\W\d]\w* )
@@ -290,8 +291,8 @@ _TOKEN: Final = re.compile(
       | (?P<sign> [=!<>]= | !~ | [<>~()\[\],] )""",
     re.VERBOSE | re.DOTALL,
 )
-_NUMBER: Final = re.compile(r"-?[0-9]+(?P<rest>(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)")
-_ESCAPE: Final = re.compile(r"""\\([\\"'nrt])""")
+_NUMBER: Final = pattern(r"-?[0-9]+(?P<rest>(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)")
+_ESCAPE: Final = pattern(r"""\\([\\"'nrt])""")
 _ESCAPED: Final = {"n": "\n", "r": "\r", "t": "\t"}
 _WORDS: Final = {"true": True, "false": False, "null": None, "none": None}
 _RESERVED: Final = frozenset({"and", "or", "not", "in"})

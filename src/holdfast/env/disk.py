@@ -8,7 +8,6 @@ survives a power cut only after `sync_folder`.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import grp
@@ -17,11 +16,12 @@ import os
 import pwd
 import stat
 from collections.abc import MutableSequence, Sequence
-from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
+import msgspec
+
+from holdfast.env.later import ctypes
 from holdfast.env.process import close_in_children
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
@@ -405,7 +405,8 @@ def _refuse_read_only(fd: int) -> None:
 def _file_system(folder: str) -> str:
     """Return the type of the mount that holds the folder, from the kernel's own list."""
     try:
-        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
+            lines = mounts.read().splitlines()
     except OSError as error:
         if error.errno in RAN_OUT:  # "unknown" would mean that maps are safe to store into
             raise
@@ -516,12 +517,14 @@ def exposure(folder: str, *, above: bool = False) -> str | None:
 
 def replaceable(path: str) -> str | None:
     """Say why any user could replace what is at the path; None if they cannot."""
-    folder = Path(os.path.realpath(os.path.dirname(os.path.abspath(path))))
-    for above in (folder, *folder.parents):
+    above = os.path.realpath(os.path.dirname(os.path.abspath(path)))
+    while True:
         mode = os.stat(above).st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             return f"every user may rename what is in {above}"
-    return None
+        if above == os.path.dirname(above):
+            return None
+        above = os.path.dirname(above)
 
 
 def shared_group(gid: int, uid: int) -> str | None:
@@ -563,8 +566,7 @@ def _has_list(path: str) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class FileFacts:
+class FileFacts(msgspec.Struct, frozen=True):
     """Facts that show whether a file was changed or replaced: then at least one of them differs."""
 
     inode: int

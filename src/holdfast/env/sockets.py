@@ -11,7 +11,6 @@ import stat
 import termios
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
@@ -133,7 +132,7 @@ def hang_up(listening: socket.socket) -> None:
 def remove_socket(path: str) -> None:
     """Remove a socket's name if it exists."""
     with suppress(OSError):
-        Path(path).unlink(missing_ok=True)
+        os.unlink(path)
 
 
 def answers_at(path: str, timeout_s: float = 1.0) -> bool:

@@ -7,7 +7,6 @@ files on a network file system cannot be watched.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import math
 import os
@@ -16,6 +15,7 @@ from struct import Struct
 from typing import Final, Protocol
 
 from holdfast.env.disk import Descriptor
+from holdfast.env.later import ctypes
 
 _MODIFY: Final = 0x002
 _ATTRIBUTES: Final = 0x004  # also reported when another file takes its name

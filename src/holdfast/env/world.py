@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import random
-import secrets
 import socket
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
+import msgspec
+
 from holdfast.env.disk import Disk, RealDisk
+from holdfast.env.later import asyncio
 from holdfast.env.process import OpenFiles
 from holdfast.env.watch import FolderWatch, InotifyWatch, no_watch
 
@@ -41,15 +38,14 @@ def nothing_aside() -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class World:
+class World(msgspec.Struct, frozen=True):
     """Everything that storage may know of what is outside the process."""
 
     clock: Clock
     disk: Disk
     ids: Ids
     watch: Callable[[], FolderWatch] = no_watch  # raises WatchRefused if there is none: callers poll instead
-    open_files: OpenFiles = field(default_factory=OpenFiles)  # of all logs that share this world
+    open_files: OpenFiles = msgspec.field(default_factory=OpenFiles)  # of all logs that share this world
     make_space: MakeSpace = no_space
     # Called after something was freed on a full disk: keeps it for what must continue there, before others take it.
     # Returns how many bytes are kept for that.
@@ -167,16 +163,16 @@ class SystemIds:
         self._boot_id = _read_boot_id()
 
     def random_u32(self) -> int:
-        return secrets.randbelow(2**32 - 1) + 1
+        return int.from_bytes(os.urandom(16)) % (2**32 - 1) + 1
 
     def random_bytes(self, count: int) -> bytes:
-        return secrets.token_bytes(count)
+        return os.urandom(count)
 
     def boot_id(self) -> int:
         return self._boot_id
 
     def process_note(self) -> dict[str, str | int]:
-        command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]) if sys.argv[0] else "python"
+        command = " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]]) if sys.argv[0] else "python"
         return {"pid": os.getpid(), "host": socket.gethostname(), "command": command[:200]}
 
 
@@ -184,6 +180,8 @@ class SeededIds:
     """The same numbers for the same seed; `reboot` simulates a restart of the machine."""
 
     def __init__(self, seed: int = 0) -> None:
+        import random  # only for simulations, and slow to load
+
         self._random = random.Random(seed)
         self._boot_id = self._random.getrandbits(63) | 1
 
@@ -205,8 +203,8 @@ class SeededIds:
 
 def _read_boot_id() -> int:
     try:
-        text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-        return uuid.UUID(text.strip()).int >> 64
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return int(file.read().strip().replace("-", ""), 16) >> 64
     except (OSError, ValueError):
         return 0
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Final, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar
 from weakref import WeakSet
 
 import msgspec
@@ -30,7 +28,7 @@ from holdfast.broker.topic import Topic
 from holdfast.broker.tracing.log import Search, TraceStats, TraceStep
 from holdfast.broker.upkeep import reading
 from holdfast.codec.samples import SeriesKey
-from holdfast.env.threads import DaemonThreads
+from holdfast.env.later import asyncio, futures
 from holdfast.env.world import Wanted
 from holdfast.errors import (
     CorruptData,
@@ -47,6 +45,9 @@ from holdfast.model import Retained, extra_bytes
 from holdfast.settings import BrokerSettings, TopicSettings
 from holdfast.storage.compaction import KeysCompacted
 from holdfast.storage.view import OnDamage
+
+if TYPE_CHECKING:
+    from holdfast.env.threads import DaemonThreads
 
 # Descriptions of topics and their groups.
 
@@ -597,8 +598,10 @@ class TopicThreads:
         if pool is not None:
             pool.shutdown(wait=False)
 
-    def _submit(self, call: Callable[..., _Result], *arguments: Any) -> Future[_Result]:
+    def _submit(self, call: Callable[..., _Result], *arguments: Any) -> futures.Future[_Result]:
         if self._pool is None:
+            from holdfast.env.threads import DaemonThreads  # loads what few programs need
+
             self._pool = DaemonThreads(_MOST_THREADS, "holdfast-topics")
         return self._pool.submit(call, *arguments)
 

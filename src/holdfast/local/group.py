@@ -83,7 +83,7 @@ class LocalGroup:
         self.engine.check_open()
         self.queue_group.check_open()
         if self.view_closed:
-            raise Closed(f"this view of the group {self.group} is closed; take it anew")
+            raise Closed(f"this view of the group {self.group} is closed: get it again from the broker")
 
     def after_fork(self) -> Any:
         """Return the port for a child after a fork: a client of the parent if the folder is shared."""
@@ -259,7 +259,10 @@ class LocalGroup:
         homes = set(map(_HOME, taken))
         for home in homes:
             if home not in self.deliveries:
-                raise InvalidRequest("a message is of another queue, or of an earlier opening; nothing was changed")
+                raise InvalidRequest(
+                    "a message belongs to another queue, or was received before the queue was reopened; nothing was "
+                    "changed. Settle it with the queue that it came from"
+                )
         if len(homes) == 1:
             return [(homes.pop(), taken)]
         found: dict[Delivery, list[Delivered]] = {home: [] for home in homes}
@@ -333,6 +336,16 @@ class LocalGroup:
         """Cancel a ready or delayed message. Returns False if it is too late."""
         self.check_open()
         return self.queue_group.cancel(message_id)
+
+    def take_back_now(self, message_id: str) -> bool:
+        """End the lease of a message. Returns False if nobody holds it."""
+        self.check_open()
+        return self.queue_group.take_back(message_id)
+
+    def end_delay_now(self, message_id: str) -> bool:
+        """End the delay of a message, or its wait for a retry. Returns False if it has none."""
+        self.check_open()
+        return self.queue_group.run_now(message_id)
 
     def ready_now(self) -> int:
         """Return the number of ready messages."""

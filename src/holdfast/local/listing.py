@@ -72,7 +72,10 @@ def look_up(group: LocalGroup, message_id: str) -> Found | None:
 
 def no_message(message_id: str, topic: str) -> NotFound:
     """Return the error for the id of no message."""
-    return NotFound(f"there is no message {message_id} in {topic}: it never was, or it is done and was dropped since")
+    return NotFound(
+        f"there is no message {message_id} in {topic}: check the id; if it is right, the message is done and was "
+        "removed by retention"
+    )
 
 
 def history_of(found: Listed[Any]) -> list[TraceStep]:

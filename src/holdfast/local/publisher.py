@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias, get_args
 
@@ -17,6 +16,7 @@ from holdfast.broker.producers import ProducerId
 from holdfast.broker.topic import Topic
 from holdfast.codec.encode import message_sizes
 from holdfast.env import Clock, World
+from holdfast.env.later import asyncio
 from holdfast.errors import HoldfastError, InvalidRequest, MessageTooLarge
 from holdfast.large import Value
 from holdfast.model import NO_PRODUCER, Appended, Batch, CodecName, Durability, Producer

@@ -526,7 +526,9 @@ class Sender:
         if (name is not None or resume) and not settings.idempotent:
             raise InvalidRequest("a producer with a name is idempotent: leave out idempotent=False, or the name")
         if resume and name is None:
-            raise InvalidRequest("resume=True needs a name: it goes on where the last producer of that name had got to")
+            raise InvalidRequest(
+                "resume=True needs a name: give name=..., to continue where the last producer with that name stopped"
+            )
         self._port = port
         self._settings = settings
         self._durability: Durability = "fsync" if settings.acks == "all" else "os"

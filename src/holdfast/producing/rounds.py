@@ -6,7 +6,6 @@ asks a server, a thread does the rounds for tasks as well: no loop waits for it,
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import weakref
@@ -14,6 +13,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from holdfast.env import Clock, end_at_exit
+from holdfast.env.later import asyncio
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.producing.core import ProducerCore, Writing
 from holdfast.producing.sync.waits import Waits

@@ -10,6 +10,7 @@ import msgspec
 
 from holdfast import errors
 from holdfast.errors import HoldfastError, InvalidRequest, LeaseLost, OffsetOutOfRange, OutOfSequence, Removed, TailLost
+from holdfast.later import pattern
 
 JSON: Final = "application/json"
 MSGPACK: Final = "application/msgpack"
@@ -22,7 +23,7 @@ MULTIPART: Final = "multipart/form-data"
 UNSAID: Final = ("", "application/x-www-form-urlencoded")
 
 _LENGTH_BYTES: Final = 4
-_LINE: Final = re.compile(rb"[^\n]+")
+_LINE: Final = pattern(rb"[^\n]+")
 _SLICE: Final = 64 * 1024  # so much is cut into lines at once: each is an object
 
 _Value = TypeVar("_Value")
@@ -109,7 +110,7 @@ _Marks: TypeAlias = tuple[tuple[bytes, int], ...]
 _COMMAS: Final[_Marks] = ((b",", 1),)
 # Every value but the first of a list or a map follows a comma.
 _VALUES: Final[_Marks] = (*_COMMAS, (b"[", 2), (b"{", 2), (b":", 2))
-_ESCAPE: Final = re.compile(rb"\\.", re.DOTALL)
+_ESCAPE: Final = pattern(rb"\\.", re.DOTALL)
 # By its first byte: how many bytes of a value follow; below 0, in how many bytes that stands (10 more: an extension).
 _NAMED: Final = {
     0xC4: -1, 0xC5: -2, 0xC6: -4, 0xC7: -11, 0xC8: -12, 0xC9: -14, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4,

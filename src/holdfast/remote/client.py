@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 import threading
@@ -21,6 +20,7 @@ from holdfast.client.address import Address
 from holdfast.client.calling import Ask, Caller, packed, path_of
 from holdfast.client.network import Network, TaskNetwork, ThreadNetwork, run
 from holdfast.env import Clock, World, close_in_children, end_at_exit
+from holdfast.env.later import asyncio
 from holdfast.errors import HoldfastError, LeaseLost, Unavailable
 from holdfast.model import Durability
 from holdfast.producing.parcels import Outbox, Parcel

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
 from holdfast.api.arguments import MessageOutcome, ReceiveRequest
 from holdfast.api.bodies import Bodies
 from holdfast.api.listing import Listed, Where, warn_of_damage
-from holdfast.broker.metrics import Observer
 from holdfast.client.calling import Ask, path_of
 from holdfast.delivery.where import compile_where
 from holdfast.errors import Closed, InvalidRequest, LeaseLost
@@ -20,6 +19,9 @@ from holdfast.protocol.messages import Ack, Delivery, Extend, Letters, Nack, Rej
 from holdfast.remote.client import Client, HeldLease, ask_of
 from holdfast.remote.records import NamedPlace, RemoteBody, listed_from, path_by_id, record_from
 from holdfast.settings import TopicSettings
+
+if TYPE_CHECKING:
+    from holdfast.broker.metrics import Observer
 
 _Part = TypeVar("_Part")
 
@@ -92,7 +94,7 @@ class RemoteGroup:
     def check_open(self) -> None:
         self.client.caller.check_open()
         if self._view_closed:
-            raise Closed(f"this view of the group {self.group} is closed; take it anew")
+            raise Closed(f"this view of the group {self.group} is closed: get it again from the broker")
 
     def promise(self, durability: Durability | None, ack_durability: Durability | None) -> None:
         """Apply the durability that this program asked for; the client is closed with this group."""
@@ -222,7 +224,8 @@ class RemoteGroup:
             held = each.held if isinstance(each, RemoteTaken) else None
             if held is None or (held.topic, held.group) != (self.topic, self.group):
                 raise InvalidRequest(
-                    "a message is of another queue; nothing was changed. Settle it with the queue that it came from"
+                    "a message belongs to another queue; nothing was changed. Settle it with the queue that it came "
+                    "from"
                 )
 
     def _extended(self, taken: RemoteTaken, lease_ms: int | None, since_ns: int) -> None:

@@ -19,8 +19,7 @@ import msgspec
 from holdfast.api.bodies import Bodies
 from holdfast.api.drafts import Drafter, NewMessage, PublishRequest, Stored, has_only_a_body
 from holdfast.api.topics import TopicInfo
-from holdfast.broker.messages import RoundRobin, check_partition, partition_for
-from holdfast.broker.partition import Draft
+from holdfast.broker.messages import Draft, RoundRobin, check_partition, partition_for
 from holdfast.client.calling import Ask, Caller, packed, path_of
 from holdfast.errors import Fenced, Forbidden, HoldfastError, InvalidRequest, OutOfSequence, UnknownTopic
 from holdfast.model import CodecName, Durability

@@ -22,6 +22,7 @@ from holdfast.api.drafts import (
     no_stream,
 )
 from holdfast.api.listing import DeadLetter, Listed, Waiting
+from holdfast.api.search import SearchedQueue, SearchHit, SearchPage
 from holdfast.broker.folder.layout import parse_message_id
 from holdfast.broker.messages import (
     BYTES_HEADERS,
@@ -300,6 +301,44 @@ def listed_from(client: Client, bodies: Bodies, queue: str, group: str, message:
         holder=message.holder,
         error=message.error,
         until_ms=message.lease_until_ms,
+    )
+
+
+class FoundLetter(Listed[Any]):
+    """A dead letter that a search found: the server tells less of it than of one that is looked up by its id."""
+
+    __slots__ = ("_reason",)
+
+    def __init__(self, bodies: Bodies, record: Record, message: messages.Listed) -> None:
+        facts: dict[str, Any] = {"attempts": message.attempts, "holder": message.holder, "error": message.error}
+        super().__init__(place_of(message), bodies, record, "dead", due_ms=message.due_ms, **facts)
+        self._reason = message.reason
+
+    @property
+    def reason(self) -> str:
+        return self._reason
+
+
+def search_page_from(client: Client, bodies: Bodies, answer: messages.SearchAnswer) -> SearchPage:
+    """Return what a search found and looked at."""
+    found = []
+    for each in answer.messages:
+        if each.phase == "dead":
+            payload = RemoteBody(client.beside, path_by_id(each.topic, each.group, each.id), each.size)
+            message: Listed[Any] = FoundLetter(bodies, record_from(each, payload), each)
+        else:
+            message = listed_from(client, bodies, each.topic, each.group, each)
+        found.append(SearchHit(message, each.group))
+    return SearchPage(
+        messages=found,
+        next=answer.next,
+        scanned=answer.scanned,
+        scanned_in_all=answer.scanned_in_all,
+        queues=[SearchedQueue(**msgspec.structs.asdict(each)) for each in answer.queues],
+        left=answer.left,
+        left_out=answer.left_out,
+        not_queues=answer.not_queues,
+        where=answer.where,
     )
 
 

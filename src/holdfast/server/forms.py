@@ -64,7 +64,9 @@ class _Parts:
             return
         self.options += data[start:end]
         if len(self.options) > _MOST_OPTIONS_BYTES:
-            raise InvalidRequest(f"the form's options have more than {_MOST_OPTIONS_BYTES} bytes")
+            raise InvalidRequest(
+                f"the form's options have more than {_MOST_OPTIONS_BYTES} bytes: put large content into the payload"
+            )
 
 
 async def read_form(request: Request, most_bytes: int, most_ratio: int) -> tuple[Options, AsyncIterator[bytes]]:
@@ -105,7 +107,7 @@ async def _payload(parser: MultipartParser, parts: _Parts, chunks: AsyncIterator
             break
         await _write(parser, chunk)
     if not parts.ended:
-        raise InvalidRequest("the form ends too early; nothing was stored")
+        raise InvalidRequest("the form is incomplete, and nothing was stored: send it again as a whole")
 
 
 async def _write(parser: MultipartParser, chunk: bytes) -> None:

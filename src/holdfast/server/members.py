@@ -184,7 +184,7 @@ class ServedMember:
     async def move(self, wanted: MoveMember) -> None:
         """Move the member's positions."""
         if sum(each is not None for each in (wanted.to, wanted.offset, wanted.time)) != 1:
-            raise InvalidRequest("say where to go on with one of to, offset and time")
+            raise InvalidRequest("give exactly one of to, offset and time")
         if wanted.offset is not None and (wanted.topic is None or wanted.partition is None):
             raise InvalidRequest("an offset is one of a partition: give topic and partition")
         where = SeekTarget(

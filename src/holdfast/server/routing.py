@@ -200,13 +200,13 @@ class RouteTable:
             if following is None:
                 following = node.any
                 if following is None or not part:
-                    raise NotFound(f"there is nothing at {path}; /docs lists what there is")
+                    raise NotFound(f"there is nothing at {path}: see /docs for all paths")
                 found[following.variable] = part
             node = following
         route = node.methods.get(method) or (node.methods.get("GET") if method == "HEAD" else None)
         if route is None:
             if not node.methods:
-                raise NotFound(f"there is nothing at {path}; /docs lists what there is")
+                raise NotFound(f"there is nothing at {path}: see /docs for all paths")
             allowed = ", ".join(sorted({*node.methods, *(["HEAD"] if "GET" in node.methods else [])}))
             raise Refused(
                 f"{method} is not possible at {path}, but {allowed}", status=405, headers=(("allow", allowed),)

@@ -264,7 +264,7 @@ class Call:
             read = _query if len(request.query) > _KEPT_QUERY_CHARS else _known_query
             self.query = read(request.query, route.query)
         elif request.query:
-            raise InvalidRequest(f"{route.pattern} takes nothing behind the '?'")
+            raise InvalidRequest(f"{route.pattern} takes no query parameters: remove everything after the '?'")
         if route.body is not None:
             settings = self.service.settings
             content = await request.read(settings.max_request_bytes, settings.max_unpack_ratio)
@@ -332,7 +332,7 @@ def _query(text: str, kind: Any) -> Any:
         if name == "header":  # the only parameter that may be repeated
             found.setdefault(name, []).append(value)
         elif name in found:
-            raise InvalidRequest(f"{name} is given twice behind the '?'")
+            raise InvalidRequest(f"{name} is given twice in the query: give it once")
         else:
             found[name] = value
     try:

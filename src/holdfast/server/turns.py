@@ -30,6 +30,7 @@ from holdfast.env.threads import DaemonThreads
 from holdfast.env.world import Wanted
 from holdfast.errors import TooManyWaiters
 from holdfast.local.listing import Mark
+from holdfast.local.search import Full
 
 CALLER: Final[ContextVar[str | None]] = ContextVar("caller", default=None)  # the caller that the current task works for
 
@@ -278,10 +279,6 @@ MOST_WAITING: Final = 32  # scans of one caller
 _MOST_IN_ALL: Final = 16 * MOST_WAITING
 _STRETCH: Final = 32  # messages between two pauses
 _PAUSE_S: Final = 0.00005  # long enough for the event loop to wake up
-
-
-class Full(Exception):
-    """A scan has looked at as many messages as it may."""
 
 
 class Scan(Wanted):

@@ -17,8 +17,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Final
 
 import msgspec
@@ -30,6 +28,7 @@ from holdfast.codec.frame import HEADER_BYTES, MOST_RAW_BYTES, Codec, Frame, Fra
 from holdfast.env import File, World
 from holdfast.env.disk import write_fully
 from holdfast.errors import CorruptData, DiskFull, HoldfastError, MessageTooLarge, Unavailable, UnknownFormat
+from holdfast.later import hashlib
 from holdfast.model import Producer
 from holdfast.settings import LogSettings
 from holdfast.storage.files import FULL_DISK, advice, index_name, join, opened_folder, rewritten_name, room
@@ -181,7 +180,7 @@ class _KeyPass:
         for at, key in enumerate(keys, offset):
             if key is None:
                 continue
-            name = key if len(key) < _DIGEST_BYTES else blake2b(key, digest_size=_DIGEST_BYTES).digest()
+            name = key if len(key) < _DIGEST_BYTES else hashlib.blake2b(key, digest_size=_DIGEST_BYTES).digest()
             if parts > 1 and hash(name) % parts != self._part:
                 continue
             if name in last:
@@ -305,8 +304,7 @@ class KeysCompacted(msgspec.Struct, frozen=True, gc=False):
     freed_bytes: int
 
 
-@dataclass(frozen=True)
-class CompactionLimits:
+class CompactionLimits(msgspec.Struct, frozen=True):
     """What a compaction may do. All readers of this process have passed everything below `floor`.
 
     `needed_outside` returns the first offset that a reader in another process still needs; one may appear at any time.

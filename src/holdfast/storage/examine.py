@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import msgspec
@@ -29,8 +28,7 @@ from holdfast.storage.segment import Segment
 from holdfast.storage.state import NO_EPOCHS, Epochs, Identity, LogState, load_epochs
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(msgspec.Struct, frozen=True):
     """Where the log ends: `position` in segment `base`. Bytes up to `used_end` and later segments are removed."""
 
     base: int
@@ -41,8 +39,7 @@ class Cut:
     later_bases: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class SegmentDamage:
+class SegmentDamage(msgspec.Struct, frozen=True):
     """Damage, and the segment it is in. Here `next_offset` is always known."""
 
     base: int
@@ -78,8 +75,7 @@ class ScannedTail:
         return known[max(bisect_right(known, offset) - 1, 0) :]
 
 
-@dataclass
-class Findings:
+class Findings(msgspec.Struct):
     """Everything that opening needs to know."""
 
     log_id: int | None
@@ -97,8 +93,8 @@ class Findings:
     last_epoch: int
     active_base: int = 0
     active_position: int = 0
-    indexes: dict[int, SegmentIndex] = field(default_factory=dict)
-    damage: list[SegmentDamage] = field(default_factory=list)
+    indexes: dict[int, SegmentIndex] = {}
+    damage: list[SegmentDamage] = []
     cut: Cut | None = None
     lost_tail: tuple[int, int] | None = None  # synced offsets [first, next) of which nothing is left
     scanned: ScannedTail | None = None

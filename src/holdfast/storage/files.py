@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from datetime import UTC, datetime
@@ -15,14 +14,15 @@ import msgspec
 from holdfast.env import FolderLock, FolderLocked, World
 from holdfast.env.disk import RAN_OUT, BytesLike, Disk, File, OpenFolder, write_fully
 from holdfast.errors import Busy, CorruptData, DiskFull, HoldfastError, InvalidRequest, NotALog, Unavailable
+from holdfast.later import pattern
 
 LOCK: Final = "lock"
 STATE: Final = "state"
 EPOCHS: Final = "epochs"
 QUARANTINE: Final = "quarantine"
 
-_SEGMENT: Final = re.compile(r"(\d{20})\.log")
-_INDEX: Final = re.compile(r"(\d{20})\.idx")
+_SEGMENT: Final = pattern(r"(\d{20})\.log")
+_INDEX: Final = pattern(r"(\d{20})\.idx")
 
 _CHUNK: Final = 1 << 20
 _ZEROS: Final = memoryview(bytes(256 * 1024))

@@ -13,17 +13,20 @@ time. So a failure is final, and every caller from then on gets it.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
-from holdfast.env.threads import DaemonThreads
+from holdfast.env.later import asyncio
 from holdfast.errors import Closed, DiskFailed, HoldfastError, Unavailable
 
-_Waiting = tuple[int, asyncio.AbstractEventLoop, "asyncio.Future[None]"]
-_Settled = tuple["asyncio.Future[None]", HoldfastError | None]
+if TYPE_CHECKING:
+    from holdfast.env.threads import DaemonThreads
+
+_Waiting: TypeAlias = "tuple[int, asyncio.AbstractEventLoop, asyncio.Future[None]]"
+_Settled: TypeAlias = "tuple[asyncio.Future[None], HoldfastError | None]"
 
 # A sync covers everything written before it began, so truncation is the only reason for not being covered.
 _TRUNCATED = "the message was truncated away before it was synced; it is not in the log"
@@ -115,6 +118,8 @@ class SyncGate:
     def _lead_from_pool(self) -> None:
         self._begin()
         if self._pool is None:
+            from holdfast.env.threads import DaemonThreads  # loads what few programs need
+
             self._pool = DaemonThreads(1, "holdfast-sync")
         try:
             self._pool.submit(self._lead)

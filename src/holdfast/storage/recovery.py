@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import logging
 from contextlib import closing
-from dataclasses import dataclass, field
 from itertools import pairwise
+
+import msgspec
 
 from holdfast.codec.encode import FramePlace, gap_body, header_for
 from holdfast.codec.frame import frame_bytes
@@ -47,8 +48,7 @@ from holdfast.storage.state import Epochs, Identity, LogState
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class OpenReport:
+class OpenReport(msgspec.Struct, frozen=True):
     """What opening found and did; empty if the log had been closed cleanly."""
 
     clean: bool = True
@@ -58,8 +58,7 @@ class OpenReport:
     lost_tail: tuple[int, int] | None = None
 
 
-@dataclass
-class Recovered:
+class Recovered(msgspec.Struct):
     """A log ready for its owner."""
 
     log_id: int
@@ -69,12 +68,11 @@ class Recovered:
     sealed: list[Segment]
     active: ActiveSegment | None
     end: int
-    report: OpenReport = field(default_factory=OpenReport)
+    report: OpenReport = msgspec.field(default_factory=OpenReport)
     scanned: ScannedTail | None = None
 
 
-@dataclass(frozen=True)
-class SegmentLimits:
+class SegmentLimits(msgspec.Struct, frozen=True):
     """The settings that segments need."""
 
     index_bytes: int

@@ -269,7 +269,7 @@ def origins_of(queue: object, *, at: object, group: str | None, body_type: Any, 
         found = [_origin(each, opener) for each in wanted]
     names = [origin.name for origin in found if not origin.borrowed]
     if len(set(names)) < len(names):
-        raise InvalidRequest(f"a queue is named twice: {', '.join(names)}")
+        raise InvalidRequest(f"a queue is named twice: {', '.join(names)}. Name each queue once")
     return found
 
 
@@ -413,7 +413,9 @@ def checked_concurrency(value: object, queues: int) -> int:
     if type(value) is not int or not 1 <= value <= _MAX_CONCURRENCY:
         raise InvalidRequest(f"concurrency={value!r} cannot be used: give a whole number from 1 to {_MAX_CONCURRENCY}")
     if value < queues:
-        raise InvalidRequest(f"concurrency={value} is too little for {queues} queues: each needs a handler of its own")
+        raise InvalidRequest(
+            f"concurrency={value} is too low for {queues} queues, which need a handler each: give at least {queues}"
+        )
     return value
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from holdfast.api.aio.consumer import AsyncConsumer
 from holdfast.api.aio.group import AsyncGroup, AsyncQueue
 from holdfast.api.aio.message import AsyncDocuments, AsyncLocks
 from holdfast.api.aio.opening import AsyncOpening
 from holdfast.api.aio.ports import AsyncBrokerPort
-from holdfast.api.aio.producer import AsyncProducer
 from holdfast.api.arguments import Question, When, check_id, check_search, span_of, switch
 from holdfast.api.bodies import Bodies, kind_of
 from holdfast.api.contents import Contents
@@ -29,6 +28,7 @@ from holdfast.api.drafts import (
     stream_options,
 )
 from holdfast.api.ports import Face
+from holdfast.api.search import SearchPage, check_search_request
 from holdfast.api.topics import (
     GroupInfo,
     QueueRequest,
@@ -41,14 +41,17 @@ from holdfast.api.topics import (
     to_of,
 )
 from holdfast.broker.folder.layout import check_name, check_readable_name, check_topic_name
-from holdfast.broker.samples import Samples
-from holdfast.broker.streams.offsets import Reset
-from holdfast.broker.tracing.log import TraceStats, TraceStep
-from holdfast.broker.workers import Order, WorkerInfo
 from holdfast.errors import InvalidRequest
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.settings import BrokerSettings, QueueSettings
-from holdfast.storage.compaction import KeysCompacted
+
+if TYPE_CHECKING:
+    from holdfast.api.aio.producer import AsyncProducer
+    from holdfast.broker.samples import Samples
+    from holdfast.broker.streams.offsets import Reset
+    from holdfast.broker.tracing.log import TraceStats, TraceStep
+    from holdfast.broker.workers import Order, WorkerInfo
+    from holdfast.storage.compaction import KeysCompacted
 
 
 class AsyncBroker(Face):
@@ -542,6 +545,33 @@ class AsyncBroker(Face):
         """
         check_id(message_id)
         return await self._port.trace(message_id)
+
+    async def search(self, text: str, *, limit: int = 50, after: str = "") -> SearchPage:
+        """Search the messages of all queues, in every phase, for what you would type into the console's search box.
+
+            page = broker.search("key=customer-7 age<1h")
+            while True:
+                for message, group in page.messages:
+                    print(message.topic, message.id, message.phase)
+                if not page.next:
+                    break
+                page = broker.search("key=customer-7 age<1h", after=page.next)
+
+        Args:
+            text: Terms that must all hold: an id, key=VALUE, a header as NAME=VALUE, a part of a JSON body such as
+                $.order.id=7, time=2026-11-17 (or time>, time<, age<1h), queue=TEXT, or a text. "where CONDITION" takes
+                a condition as `messages` does.
+            limit: The maximum number of messages, up to 1,000.
+            after: The `next` of the page before, to search further.
+
+        Returns:
+            The messages that were found, and what was searched. One call looks at a limited number of messages.
+
+        Raises:
+            InvalidRequest: The text cannot be understood, or another argument cannot be used.
+        """
+        check_search_request(text, limit, after)
+        return await self._port.search(text, limit, after)
 
     async def search_traces(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Generic, Self
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 from holdfast.api.aio.ports import AsyncConsumerPort, tell
 from holdfast.api.consumers import (
@@ -22,11 +22,13 @@ from holdfast.api.consumers import (
 )
 from holdfast.api.contents import Body, home_of
 from holdfast.api.drafts import Seconds, duration_ms, instant_ns
-from holdfast.broker.streams.offsets import PartitionLag
 from holdfast.errors import Closed, Fenced, InvalidRequest
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability
 from holdfast.settings import ConsumerSettings
+
+if TYPE_CHECKING:
+    from holdfast.broker.streams.offsets import PartitionLag
 
 
 class AsyncConsumer(Generic[Body]):
@@ -376,7 +378,8 @@ class AsyncConsumer(Generic[Body]):
             if partition is None or partition.home is not home_of(message):
                 raise Fenced(
                     f"{message.id} came when partition {place[1]} of {place[0]} was this consumer's, which it was not "
-                    "all the time since: others may have handled it. Nothing was committed; poll, and go on from there"
+                    "all the time since: others may have handled it. Nothing was committed: call `poll` and continue "
+                    "from there"
                 )
             offsets[place] = max(message.offset + 1, partition.start, offsets.get(place, 0))
         return offsets

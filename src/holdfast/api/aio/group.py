@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
-from typing import Any, Generic, Self, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 from msgspec import UNSET, UnsetType
 
@@ -45,13 +45,15 @@ from holdfast.api.listing import (
 )
 from holdfast.api.ports import Face
 from holdfast.broker.folder.layout import DEFAULT_GROUP
-from holdfast.broker.group import Compacted, QueueStats
-from holdfast.broker.metrics import Observer
-from holdfast.broker.samples import Samples
-from holdfast.broker.tracing.log import TraceStep
 from holdfast.errors import Closed, Empty, InvalidRequest, LeaseLost
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.settings import TopicSettings
+
+if TYPE_CHECKING:
+    from holdfast.broker.group import Compacted, QueueStats
+    from holdfast.broker.metrics import Observer
+    from holdfast.broker.samples import Samples
+    from holdfast.broker.tracing.log import TraceStep
 
 
 class AsyncGroup(Face, Generic[Body]):
@@ -297,6 +299,40 @@ class AsyncGroup(Face, Generic[Body]):
         """
         check_id(message_id)
         return await self._port.cancel(message_id)
+
+    async def take_back(self, message_id: str) -> bool:
+        """End the lease of a message, no matter who holds it: it is ready at once, and the attempt is not counted.
+
+        The holder may finish its work, but can no longer ack the message. On a server this needs an admin token.
+
+        Args:
+            message_id: The id that `put` returned.
+
+        Returns:
+            False if nobody holds it.
+
+        Raises:
+            InvalidRequest: No message ever had this id.
+        """
+        check_id(message_id)
+        return await self._port.take_back(message_id)
+
+    async def run_now(self, message_id: str) -> bool:
+        """End the delay of a message, or its wait for a retry: it is ready at once.
+
+        On a server this needs an admin token.
+
+        Args:
+            message_id: The id that `put` returned.
+
+        Returns:
+            False if it is not delayed.
+
+        Raises:
+            InvalidRequest: No message ever had this id.
+        """
+        check_id(message_id)
+        return await self._port.run_now(message_id)
 
     async def history(self, message_id: str) -> list[TraceStep]:
         """Return what happened to a message, from publish to ack or dead letter, and who held it when.

@@ -11,11 +11,11 @@ import msgspec
 
 from holdfast.api.aio.ports import AsyncGroupPort, AsyncLocksPort
 from holdfast.api.arguments import (
-    INTERRUPTIONS,
     check_rate,
     chosen_ids,
     error_text,
     gives_back,
+    is_interruption,
     state_content,
     switch,
 )
@@ -255,7 +255,7 @@ class AsyncMessage(MessageFields[Body], msgspec.Struct, Generic[Body], eq=False,
             await self.ack()
             return
         try:
-            if isinstance(error, INTERRUPTIONS):
+            if is_interruption(error):
                 await self._port.release(self._taken)
                 self._settled = True
             else:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, Generic, Self
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 from holdfast.api.consumers import (
     ConsumedPartition,
@@ -23,11 +23,13 @@ from holdfast.api.consumers import (
 from holdfast.api.contents import Body, home_of
 from holdfast.api.drafts import Seconds, duration_ms, instant_ns
 from holdfast.api.sync.ports import ConsumerPort, tell
-from holdfast.broker.streams.offsets import PartitionLag
 from holdfast.errors import Closed, Fenced, InvalidRequest
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability
 from holdfast.settings import ConsumerSettings
+
+if TYPE_CHECKING:
+    from holdfast.broker.streams.offsets import PartitionLag
 
 
 class Consumer(Generic[Body]):
@@ -377,7 +379,8 @@ class Consumer(Generic[Body]):
             if partition is None or partition.home is not home_of(message):
                 raise Fenced(
                     f"{message.id} came when partition {place[1]} of {place[0]} was this consumer's, which it was not "
-                    "all the time since: others may have handled it. Nothing was committed; poll, and go on from there"
+                    "all the time since: others may have handled it. Nothing was committed: call `poll` and continue "
+                    "from there"
                 )
             offsets[place] = max(message.offset + 1, partition.start, offsets.get(place, 0))
         return offsets

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, Generic, Self, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 from msgspec import UNSET, UnsetType
 
@@ -46,13 +46,15 @@ from holdfast.api.ports import Face
 from holdfast.api.sync.message import DeadLetters, Message, settle, taken_of
 from holdfast.api.sync.ports import GroupPort
 from holdfast.broker.folder.layout import DEFAULT_GROUP
-from holdfast.broker.group import Compacted, QueueStats
-from holdfast.broker.metrics import Observer
-from holdfast.broker.samples import Samples
-from holdfast.broker.tracing.log import TraceStep
 from holdfast.errors import Closed, Empty, InvalidRequest, LeaseLost
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.settings import TopicSettings
+
+if TYPE_CHECKING:
+    from holdfast.broker.group import Compacted, QueueStats
+    from holdfast.broker.metrics import Observer
+    from holdfast.broker.samples import Samples
+    from holdfast.broker.tracing.log import TraceStep
 
 
 class Group(Face, Generic[Body]):
@@ -298,6 +300,40 @@ class Group(Face, Generic[Body]):
         """
         check_id(message_id)
         return self._port.cancel(message_id)
+
+    def take_back(self, message_id: str) -> bool:
+        """End the lease of a message, no matter who holds it: it is ready at once, and the attempt is not counted.
+
+        The holder may finish its work, but can no longer ack the message. On a server this needs an admin token.
+
+        Args:
+            message_id: The id that `put` returned.
+
+        Returns:
+            False if nobody holds it.
+
+        Raises:
+            InvalidRequest: No message ever had this id.
+        """
+        check_id(message_id)
+        return self._port.take_back(message_id)
+
+    def run_now(self, message_id: str) -> bool:
+        """End the delay of a message, or its wait for a retry: it is ready at once.
+
+        On a server this needs an admin token.
+
+        Args:
+            message_id: The id that `put` returned.
+
+        Returns:
+            False if it is not delayed.
+
+        Raises:
+            InvalidRequest: No message ever had this id.
+        """
+        check_id(message_id)
+        return self._port.run_now(message_id)
 
     def history(self, message_id: str) -> list[TraceStep]:
         """Return what happened to a message, from publish to ack or dead letter, and who held it when.

@@ -11,11 +11,11 @@ from typing import Any, Generic, Self, TypeAlias
 import msgspec
 
 from holdfast.api.arguments import (
-    INTERRUPTIONS,
     check_rate,
     chosen_ids,
     error_text,
     gives_back,
+    is_interruption,
     state_content,
     switch,
 )
@@ -256,7 +256,7 @@ class Message(MessageFields[Body], msgspec.Struct, Generic[Body], eq=False, gc=F
             self.ack()
             return
         try:
-            if isinstance(error, INTERRUPTIONS):
+            if is_interruption(error):
                 self._port.release(self._taken)
                 self._settled = True
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.api.arguments import MessageOutcome, Question, ReceiveRequest
 from holdfast.api.bodies import Bodies
@@ -14,19 +14,22 @@ from holdfast.api.contents import Contents, Taken
 from holdfast.api.drafts import NewMessage, PublishRequest, Stored, StreamRequest
 from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Listed, Redriven, Where
 from holdfast.api.locks import Document, KeptLock, Lock, LockInfo, LockRequest
-from holdfast.api.sync.producer import Producer
 from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo
-from holdfast.broker.group import Compacted, QueueStats
-from holdfast.broker.metrics import Observer
-from holdfast.broker.samples import Samples
-from holdfast.broker.streams.offsets import PartitionLag, Reset, ResetEffect, To
-from holdfast.broker.tracing.log import TraceStats, TraceStep
-from holdfast.broker.workers import Order, WorkerInfo, WorkerReport
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import BodyKind, CodecName, Durability, Retained
 from holdfast.settings import BrokerSettings, ConsumerSettings, TopicSettings
-from holdfast.storage.compaction import KeysCompacted
-from holdfast.storage.view import OnDamage
+
+if TYPE_CHECKING:
+    from holdfast.api.search import SearchPage
+    from holdfast.api.sync.producer import Producer
+    from holdfast.broker.group import Compacted, QueueStats
+    from holdfast.broker.metrics import Observer
+    from holdfast.broker.samples import Samples
+    from holdfast.broker.streams.offsets import PartitionLag, Reset, ResetEffect, To
+    from holdfast.broker.tracing.log import TraceStats, TraceStep
+    from holdfast.broker.workers import Order, WorkerInfo, WorkerReport
+    from holdfast.storage.compaction import KeysCompacted
+    from holdfast.storage.view import OnDamage
 
 
 class BrokerPort(Protocol):
@@ -139,6 +142,9 @@ class BrokerPort(Protocol):
 
     def trace(self, message_id: str) -> list[TraceStep]:
         """Return the traced steps of a message."""
+
+    def search(self, text: str, limit: int, after: str) -> SearchPage:
+        """Search the messages of all queues for what somebody typed, from the start or further."""
 
     def search_traces(self, question: Question, limit: int, *, last: bool) -> list[TraceStep]:
         """Return the matching steps: the first ones, or the last."""
@@ -339,6 +345,12 @@ class GroupPort(Protocol):
 
     def cancel(self, message_id: str) -> bool:
         """Cancel a ready or delayed message. Returns False if it is too late."""
+
+    def take_back(self, message_id: str) -> bool:
+        """End the lease of a message. Returns False if nobody holds it."""
+
+    def run_now(self, message_id: str) -> bool:
+        """End the delay of a message, or its wait for a retry. Returns False if it has none."""
 
     def history(self, message_id: str) -> list[TraceStep]:
         """Return every step of a message that is still stored."""

@@ -33,7 +33,6 @@ tail, and its references have no partition. Such a run can still be read, and is
 
 from __future__ import annotations
 
-import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -50,6 +49,7 @@ from holdfast.checksum import crc32c
 from holdfast.env import Disk, File, World
 from holdfast.env.disk import write_fully
 from holdfast.errors import CorruptData, UnknownFormat
+from holdfast.later import pattern
 from holdfast.model import LogPosition
 from holdfast.storage.files import durable_replace, join, opened_folder, read_file
 
@@ -388,7 +388,7 @@ def _little_endian(kind: str, data: bytes) -> array[int]:
 # Checking dedup ids on disk: reads every byte, and changes nothing except in `renew_note`.
 
 
-_RUN: Final = re.compile(r"(\d{20})\.ids")
+_RUN: Final = pattern(r"(\d{20})\.ids")
 
 
 def damaged_dedup(world: World, folder: str) -> list[str]:

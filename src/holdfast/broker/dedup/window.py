@@ -27,12 +27,12 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b
 from operator import add
 from struct import Struct
 from typing import Final
+
+import msgspec
 
 from holdfast.broker.dedup.runs import (
     DIGEST_BYTES,
@@ -54,6 +54,7 @@ from holdfast.broker.metrics import Metrics
 from holdfast.broker.partition import Partition
 from holdfast.env import Disk, World
 from holdfast.errors import Closed, CorruptData, DamagedRange, DiskFailed, DiskFull, HoldfastError
+from holdfast.later import hashlib
 from holdfast.model import Appended
 from holdfast.storage.files import FULL_DISK, join, open_error, ran_out, remove_tree, shortage
 from holdfast.storage.log import Log
@@ -242,8 +243,7 @@ class DedupIndex:
         return self._world.clock.now_ns() // 1_000_000
 
 
-@dataclass(slots=True)
-class Saving:
+class Saving(msgspec.Struct):
     """A save in progress. What it writes no longer changes."""
 
     disk: Disk
@@ -326,7 +326,7 @@ def _to_merge(runs: list[DedupRun], recent: int) -> list[DedupRun]:
 
 
 def _digest(dedup_id: bytes) -> bytes:
-    return blake2b(dedup_id, digest_size=DIGEST_BYTES).digest()
+    return hashlib.blake2b(dedup_id, digest_size=DIGEST_BYTES).digest()
 
 
 def _latest(one: dict[bytes, bytes], two: dict[bytes, bytes]) -> dict[bytes, bytes]:

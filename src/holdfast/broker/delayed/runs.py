@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import repeat
 from struct import Struct
 from typing import Annotated, Final, TypeAlias
@@ -23,6 +21,7 @@ from holdfast.env import World
 from holdfast.env.disk import Disk, File
 from holdfast.errors import ChecksumMismatch, CorruptData, UnknownFormat
 from holdfast.large import LARGE_BYTES
+from holdfast.later import pattern
 from holdfast.model import Record
 from holdfast.settings import check_fields
 from holdfast.storage.files import durable_replace, join, ran_out, read_file, shortage
@@ -86,16 +85,15 @@ def load_manifest(disk: Disk, folder: str) -> Manifest | None:
 
 logger = logging.getLogger(__name__)
 
-_RUN: Final = re.compile(r"\d{20}-(\d{10})\.run")
+_RUN: Final = pattern(r"\d{20}-(\d{10})\.run")
 
 
-@dataclass
-class LoadedManifest:
+class LoadedManifest(msgspec.Struct):
     """What opening found in the folder."""
 
     manifest: Manifest
-    runs: list[DelayedRun] = field(default_factory=list)
-    damage: list[str] = field(default_factory=list)
+    runs: list[DelayedRun] = []
+    damage: list[str] = []
 
 
 def load(world: World, folder: str, *, intake_is_new: bool) -> LoadedManifest:

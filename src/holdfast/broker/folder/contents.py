@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -29,6 +28,7 @@ from holdfast.broker.folder.layout import (
 from holdfast.broker.leases import KEY_FILE
 from holdfast.env import World
 from holdfast.errors import BadSettings, CorruptData, TopicExists, UnknownTopic
+from holdfast.later import pattern
 from holdfast.model import Pause
 from holdfast.settings import QueueSettings, TopicSettings, load
 from holdfast.storage.files import durable_replace, is_log, join, read_file, remove_tree, translated
@@ -485,7 +485,7 @@ _NEW: Final = ".new-"
 _GONE: Final = ".gone-"
 
 
-_LEFT: Final = re.compile(r"(\.new-|\.gone-)(.*)-[0-9]+")
+_LEFT: Final = pattern(r"(\.new-|\.gone-)(.*)-[0-9]+")
 
 
 _decode_catalog = msgspec.json.Decoder(TopicFacts).decode

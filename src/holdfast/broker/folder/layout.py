@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-import re
 from contextlib import closing
 from typing import Final, NamedTuple
 
@@ -12,6 +11,7 @@ import msgspec
 from holdfast.checksum import crc32c
 from holdfast.env import World
 from holdfast.errors import ChecksumMismatch, InvalidRequest
+from holdfast.later import pattern
 from holdfast.storage.files import join, read_file
 
 TOPICS: Final = "topics"
@@ -34,11 +34,11 @@ STORE_SCHEMES: Final = frozenset({"s3", "az", "gs", "postgresql", "file", "memor
 STORE_MARK: Final = "store.url"  # beside the local copy of such a folder: what it is a copy of
 
 _MOST_CHARS: Final = 200
-_NAME: Final = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{_MOST_CHARS - 1}}}")
-_ID: Final = re.compile(r"(?:(.*)-([0-9]{1,5})-)?(d?)([0-9]{1,18})")
+_NAME: Final = pattern(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{_MOST_CHARS - 1}}}")
+_ID: Final = pattern(r"(?:(.*)-([0-9]{1,5})-)?(d?)([0-9]{1,18})")
 _TOKEN: Final = r"@([0-9a-f]{1,16}|[A-Za-z0-9_-]{32})"  # as proofs.py makes them, or only a fence
-_RECEIPT: Final = re.compile(r"(?:(.*)-([0-9]{1,5})-)?([0-9]{1,18})" + _TOKEN)
-_LEASE: Final = re.compile(r"(.*)" + _TOKEN)
+_RECEIPT: Final = pattern(r"(?:(.*)-([0-9]{1,5})-)?([0-9]{1,18})" + _TOKEN)
+_LEASE: Final = pattern(r"(.*)" + _TOKEN)
 
 
 def is_store(place: object) -> bool:
@@ -187,7 +187,7 @@ def parse_lease(text: object) -> LeaseText:
 # written by an older release or by a person, and is accepted as it is; the next write adds one.
 
 
-_CHECK: Final = re.compile(rb'\{\s*"check":\s*"([0-9a-f]{8})",?')
+_CHECK: Final = pattern(rb'\{\s*"check":\s*"([0-9a-f]{8})",?')
 
 
 def sealed(document: bytes) -> bytes:

@@ -6,7 +6,6 @@ import hashlib
 import posixpath
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -135,7 +134,7 @@ def own_stored(
             )  # fmt: skip
         undoing.callback(owner.close)
         give_up = undoing.pop_all().close
-    return folder, replace(world, disk=owner.disk), owner, give_up
+    return folder, msgspec.structs.replace(world, disk=owner.disk), owner, give_up
 
 
 def _note(world: World) -> dict[str, Any]:

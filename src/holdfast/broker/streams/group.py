@@ -7,7 +7,6 @@ static members are journaled: all other members are gone after a restart, and jo
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -33,6 +32,7 @@ from holdfast.broker.streams.offsets import (
 )
 from holdfast.broker.waiters import Waiters
 from holdfast.errors import Closed, CorruptData, HoldfastError, InvalidRequest, UnknownGroup, UnknownTopic
+from holdfast.later import pattern
 from holdfast.membership.assignment import TopicPartition
 from holdfast.membership.members import (
     Command,
@@ -502,7 +502,7 @@ class StreamGroup:
 
 
 _AFTER_ERROR_MS: Final = 1_000
-_GONE: Final = re.compile(r"\.gone-.*")
+_GONE: Final = pattern(r"\.gone-.*")
 
 
 class StreamGroups:

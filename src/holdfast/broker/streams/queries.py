@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -24,6 +23,7 @@ from holdfast.broker.streams.offsets import PartitionLag, lag_of
 from holdfast.env import World, close_in_children, end_at_exit
 from holdfast.env.disk import Disk, write_fully
 from holdfast.errors import Closed, InvalidRequest
+from holdfast.later import pattern
 from holdfast.storage.files import join, read_file, translated
 from holdfast.storage.keeper import Keeper
 
@@ -42,8 +42,8 @@ FROM_THE_START: Final = 0
 # The floor of a partition that a query does not read.
 NOT_READ: Final = 2**63 - 1
 
-QUERY_FILE: Final = re.compile(r"(.+)@[0-9a-f]{8}\.json")
-UNFINISHED: Final = re.compile(r".+@[0-9a-f]{8}\.json\.tmp")
+QUERY_FILE: Final = pattern(r"(.+)@[0-9a-f]{8}\.json")
+UNFINISHED: Final = pattern(r".+@[0-9a-f]{8}\.json\.tmp")
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 

@@ -12,8 +12,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from difflib import get_close_matches
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
@@ -35,6 +33,7 @@ from holdfast.codec.tracecontext import (
 )
 from holdfast.env import World
 from holdfast.errors import Closed, HoldfastError, InvalidRequest
+from holdfast.later import difflib, hashlib
 from holdfast.model import Batch, HeaderPairs, Record
 from holdfast.settings import LogSettings
 from holdfast.storage.files import is_log
@@ -327,7 +326,7 @@ def _mixed(seed: int, number: int) -> int:
 
 
 def _seeds(name: str, count: int) -> Sequence[int]:
-    digest = blake2b(name.encode(), digest_size=8 * count).digest()
+    digest = hashlib.blake2b(name.encode(), digest_size=8 * count).digest()
     return [int.from_bytes(digest[i : i + 8], "little") for i in range(0, len(digest), 8)]
 
 
@@ -465,7 +464,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
             if not isinstance(getattr(self, name), str | None):
                 raise InvalidRequest(f"{name}={getattr(self, name)!r} cannot be searched for: give a text")
         if self.event is not None and self.event not in STEPS:
-            near = get_close_matches(self.event, STEPS, n=1)
+            near = difflib.get_close_matches(self.event, STEPS, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise InvalidRequest(f"there is no event {self.event!r}; {hint}choose from {', '.join(STEPS)}")
 

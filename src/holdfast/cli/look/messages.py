@@ -1,4 +1,4 @@
-"""Messages as tables for people and as JSON for scripts, and the commands `peek`, `list` and `show`."""
+"""Messages as tables for people and as JSON for scripts, and the commands `peek`, `ls`, `show` and `search`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from holdfast.api.contents import Contents, MessageFields, PartitionHome, record
 from holdfast.api.drafts import moment_at, to_datetime
 from holdfast.api.listing import DeadLetter, Found, Listed, PhaseName, until_ms_of
 from holdfast.api.ports import port_of
+from holdfast.api.search import MOST_FOUND, SearchHit, SearchPage
 from holdfast.api.sync.message import taken_of
 from holdfast.broker.messages import TOMBSTONE
 from holdfast.broker.tracing.log import TraceStep
-from holdfast.cli.look.trace import life_line
-from holdfast.cli.opening import Limit, QueueAt, Where
+from holdfast.cli.opening import WAIT, AsJson, DataFolder, Limit, QueueAt, Wait, Where, opened_broker, some_of
 from holdfast.cli.output import (
+    NOTHING_THERE,
     OK,
     Column,
     Console,
@@ -44,6 +45,7 @@ from holdfast.delivery.group import Failure
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest
 from holdfast.model import Record
+from holdfast.storage.checks.finding import count_of
 
 AnyMessage: TypeAlias = MessageFields[Any]
 
@@ -256,7 +258,8 @@ def everything_about(group: holdfast.Group[bytes], message_id: str) -> Everythin
     found: Found | None = port_of(group).look_up(message_id)
     if found is None:
         raise InvalidRequest(
-            f"there is no message {message_id} in {group.folder}: it never was, or it is done and was dropped since"
+            f"there is no message {message_id} in {group.folder}: check the id; if it is right, the message is done "
+            "and was removed by retention"
         )
     if found.phase == "dead":
         return everything_about_letter(group.dead.show(found.message.id), found.history)
@@ -278,7 +281,10 @@ def dead_id(group: holdfast.Group[bytes], message_id: str) -> str:
         return group.dead.show(message_id).id
     found: str | None = port_of(group).letter_id_of(message_id)
     if found is None:
-        raise InvalidRequest(f"there is no dead letter of {message_id}; it may have been redriven or purged")
+        raise InvalidRequest(
+            f"there is no dead letter of {message_id}; it may have been redriven or purged. List those that are left "
+            "with `holdfast dead ls`"
+        )
     return found
 
 
@@ -316,6 +322,8 @@ def _show(console: Console, found: Everything) -> None:
         facts.add_row(f"failure {number}", f"{summary}\n{_lines(failure.error)}" if failure.error else summary)
     facts.add_row("body", f"{message.size:,} bytes")
     console.print(facts)
+    from holdfast.cli.look.trace import life_line  # for `show` only
+
     for line in life_line(found.history, width=console.width, now_ns=real_world().clock.now_ns()):
         console.print(line)
     console.print(body_text(message.raw))
@@ -441,3 +449,66 @@ def _lease(queue: holdfast.Group[Any] | None, message: AnyMessage) -> dict[str, 
 
 def _until(queue: holdfast.Group[Any]) -> MessageColumn:
     return MessageColumn("until (UTC)", 19, lambda message: seconds_text(lease_end(queue, message)))
+
+
+# `holdfast search`: messages in all queues and phases.
+
+_PHASE: Final = MessageColumn("state", 7, lambda message: getattr(message, "phase", ""))
+_SEARCH_COLUMNS: Final = (ID, _PHASE, TIME, KEY, ERROR, SIZE)
+
+
+def search_command(
+    folder: DataFolder,
+    terms: Annotated[list[str], argument("TERM", "What to search for; all of the terms must hold.")],
+    limit: Annotated[int, option("--limit", "At most this many messages.", least=1)] = 50,
+    after: Annotated[str, option("--after PLACE", "Search further: what the search before printed.")] = "",
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Find messages in all queues, whatever their state. Takes nothing, and searches as the console does.
+
+    A term is an id, key=VALUE, a header as NAME=VALUE, a part of a JSON body such as $.order.id=7, a time such as
+    time=2026-11-17, time>2026-11-17T10:30 or age<1h, queue=TEXT, or any text. A term that begins with `where ` is a
+    condition as `ls --where` takes it.
+
+    Exit code: 3 if nothing was found.
+
+    Examples:
+        holdfast search ./data key=customer-7 'age<1h'
+        holdfast search ./data '"card declined"' tenant=acme
+        holdfast search http://host:7700 '$.order.id=7' --json
+        holdfast search ./data 'where attempts > 3 and error ~ "timeout"'
+    """
+    text = " ".join(terms)
+    if not text.strip():
+        raise InvalidRequest("there is nothing to search for: name a term, such as an id, key=VALUE or a text")
+    found: list[SearchHit] = []
+    scanned = 0
+    with opened_broker(folder, wait=wait) as broker:
+        while True:
+            page = broker.search(text, limit=min(limit - len(found), MOST_FOUND), after=after)
+            found += page.messages
+            scanned += page.scanned
+            after = page.next
+            if not after or len(found) >= limit:
+                break
+        if as_json:
+            for message, group in found:
+                print_json(document(message, group=group))
+        elif found:
+            messages: list[AnyMessage] = [each.message for each in found]
+            Pages(stdout(), _SEARCH_COLUMNS).show(messages)
+    _report_search(page, len(found), scanned)
+    return OK if found else NOTHING_THERE
+
+
+def _report_search(page: SearchPage, found: int, scanned: int) -> None:
+    """Say what was searched, and what was not."""
+    note(f"{count_of(found, 'message')} found; {count_of(scanned, 'message')} searched")
+    for each in page.queues:
+        if each.problem:
+            note(f"{safe(each.queue)} could not be searched: {safe(each.problem)}")
+    if page.not_queues:
+        note(f"not searched, since no queue group reads them: {safe(some_of(page.not_queues))}")
+    if page.next:
+        note(f"there may be more; search further with --after {page.next}")

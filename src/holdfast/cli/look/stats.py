@@ -17,10 +17,7 @@ from holdfast.api.ports import port_of
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.inspect.status import GroupStanding, TopicStanding
 from holdfast.broker.samples import Line, Samples, line_of, peak_of, squeezed, top_of
-from holdfast.cli.look.log import owner_of
 from holdfast.cli.opening import AsJson, DataFolder, QueueAt, Topic, opened_broker, topics_of, unknown_topic
-from holdfast.cli.operate.queue import pause_text
-from holdfast.cli.operate.topics import topics_document, topics_table
 from holdfast.cli.output import (
     OK,
     Screen,
@@ -97,6 +94,8 @@ class LoadSource:
         """Describe the process that owns the folder."""
         if is_address(self.name):
             return "a server"
+        from holdfast.cli.look.log import owner_of
+
         owner = owner_of(self.name)
         return f"owned by {owner}" if owner is not None and owner.alive else "no owner to be seen"
 
@@ -437,6 +436,8 @@ class _Looking:
         place = self._at.folder
         named = self._at.topic or self._at.group or queue_of(place)
         if not named and len(topics_of(place)) > 1:
+            from holdfast.cli.operate.topics import topics_document, topics_table
+
             topics = list(standing_of(place).topics())
             return topics_document(place, topics), topics_table(topics)
         with self._at.opened() as queue:
@@ -475,6 +476,8 @@ def _stats_table(found: dict[str, Any], paused: Pause | None) -> Table:
     of_group = "" if found["group"] == DEFAULT_GROUP else f", group {safe(found['group'])}"
     facts.add_row("queue", f"{safe(found['name'])} in {safe(found['folder'])}{of_group}")
     if paused is not None:
+        from holdfast.cli.operate.queue import pause_text
+
         facts.add_row("paused", f"{pause_text(paused)}; `holdfast resume` ends it")
     for phase in ("ready", "leased", "delayed", "dead"):
         facts.add_row(phase, f"{found[phase]:,}")

@@ -1,4 +1,4 @@
-"""`holdfast cancel`, `seek`, `pause`, `resume`, `purge`, `compact`, `apply-retention` and `dead`: operate a queue."""
+"""Commands that operate a queue: change messages, pause and resume, seek, purge, compact, and handle dead letters."""
 
 from __future__ import annotations
 
@@ -85,32 +85,82 @@ def show_moves(console: Console, moves: Sequence[ResetEffect]) -> None:
     )
 
 
-def cancel_command(
-    at: QueueAt,
-    ids: Annotated[list[str], argument("ID", "The id of a message, as `put` printed it.")],
-) -> int:
+_MessageIds: TypeAlias = Annotated[list[str], argument("ID", "The id of a message, as `put` printed it.")]
+
+
+def cancel_command(at: QueueAt, ids: _MessageIds) -> int:
     """Cancel messages that nobody is working on. They must be ready or delayed.
 
     Examples:
         holdfast cancel jobs jobs-0-17 jobs-0-18
     """
+    return _change_each(
+        at,
+        ids,
+        lambda queue, message_id: queue.cancel(message_id),
+        "cancelled",
+        "cannot be cancelled: it is leased, done, dead or cancelled already; `holdfast show` says which",
+    )
+
+
+def take_back_command(at: QueueAt, ids: _MessageIds) -> int:
+    """Take leased messages back from their consumers. They are ready at once, and the attempt is not counted.
+
+    A consumer that still works on such a message can no longer ack it. To end a lease that you hold, use `nack` or
+    `defer` with its receipt.
+
+    Examples:
+        holdfast take-back jobs jobs-0-17
+        holdfast take-back http://host:7700/jobs jobs-0-17
+    """
+    return _change_each(
+        at,
+        ids,
+        lambda queue, message_id: queue.take_back(message_id),
+        "taken back",
+        "is not leased, so there is nothing to take back; `holdfast show` says what state it is in",
+    )
+
+
+def run_now_command(at: QueueAt, ids: _MessageIds) -> int:
+    """Make delayed messages ready now. Also ends the wait before a retry.
+
+    Examples:
+        holdfast run-now jobs jobs-0-d3
+        holdfast run-now jobs $(holdfast ls jobs delayed --json | jq -r .id)
+    """
+    return _change_each(
+        at,
+        ids,
+        lambda queue, message_id: queue.run_now(message_id),
+        "made ready",
+        "is not delayed, so there is nothing to wait for; `holdfast show` says what state it is in",
+    )
+
+
+def _change_each(
+    at: QueueAt,
+    ids: Sequence[str],
+    change: Callable[[holdfast.Group[bytes], str], bool],
+    done: str,
+    refused: str,
+) -> int:
+    """Change messages one by one, print what happened to each, and go on after an error."""
     code = OK
     with opened_broker(at.folder, wait=at.wait) as broker:
         views = Views(broker, at)
         for message_id in ids:
             try:
-                if not views.of_id(message_id).cancel(message_id):
-                    raise InvalidRequest(
-                        f"{message_id} cannot be cancelled: somebody works on it, or it is done, dead or cancelled"
-                    )
+                if not change(views.of_id(message_id), message_id):
+                    raise InvalidRequest(f"{message_id} {refused}")
             except HoldfastError as error:
                 print_error(error.code, str(error), as_json=at.as_json)
                 code = NOT_DONE
                 continue
             if at.as_json:
-                print_json({"done": "cancelled", "id": message_id})
+                print_json({"done": done, "id": message_id})
             else:
-                say(f"cancelled {safe(message_id)}")
+                say(f"{done} {safe(message_id)}")
     return code
 
 
@@ -123,9 +173,10 @@ def seek_command(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> int:
-    """Move a queue's position, to replay or to skip messages. Earlier messages are skipped; later ones come again.
+    """Move a queue's position, to replay or to skip messages.
 
-    This is the only way to receive messages again that are done. Asks before it changes anything.
+    Earlier messages are skipped; later ones are delivered again. This is the only way to receive messages
+    again that are done. Asks before it changes anything.
 
     Examples:
         holdfast seek jobs start --dry-run
@@ -192,7 +243,7 @@ def pause_command(
     at: QueueAt,
     reason: Annotated[str, option("--reason TEXT", "Why, for everybody who looks at the queue.")] = "",
 ) -> int:
-    """Stop handing out messages, while publishing goes on. It lasts until `holdfast resume`, also over a restart.
+    """Stop handing out messages; publishing continues. It lasts until `holdfast resume`, also over a restart.
 
     Messages in flight can be settled as usual. Consumers wait as they do at an empty queue.
 

@@ -44,9 +44,10 @@ from holdfast.delivery.where import seconds_of
 from holdfast.env import World, real_world
 from holdfast.env.process import environment
 from holdfast.errors import BadSettings, InvalidRequest, UnknownTopic
+from holdfast.later import pattern
 from holdfast.settings import TopicSettings, load
 
-_SIZE: Final = re.compile(r"([0-9]+)\s*([KMG])(?:i?B)?", re.IGNORECASE)
+_SIZE: Final = pattern(r"([0-9]+)\s*([KMG])(?:i?B)?", re.IGNORECASE)
 _FACTORS: Final = {"K": 1024, "M": 1024**2, "G": 1024**3}
 
 
@@ -327,9 +328,9 @@ def ls_command(as_json: AsJson = False) -> int:
     known = places.read()
     if as_json:
         found = [_document(name, each, known.use) for name, each in sorted(known.profiles.items())]
-        print_json({"file": str(places.path()), "use": known.use, "profiles": found})
+        print_json({"file": places.path(), "use": known.use, "profiles": found})
     elif not known.profiles:
-        note(f"no profiles in {safe(str(places.path()))}")
+        note(f"no profiles in {safe(places.path())}")
     else:
         shown = table("profile", "place", "queue", "token", "in use")
         for name, each in sorted(known.profiles.items()):

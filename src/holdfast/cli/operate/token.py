@@ -42,7 +42,7 @@ from holdfast.server.access.tokens import (
     without_entry,
 )
 
-app = Section("Who may call a server, and what each may do.")
+app = Section("Manage tokens: who may call a server, and what they may do.")
 
 # People and scanners recognize a leaked token by this prefix.
 _PREFIX: Final = "holdfast_"
@@ -197,7 +197,7 @@ def remove_command(
     before = _tokens(path)
     if all(entry.name != name for entry in before.entries):
         known = ", ".join(entry.name for entry in before.entries) or "none"
-        raise InvalidRequest(f"{path} has no token called {name}; it has {known}")
+        raise InvalidRequest(f"{path} has no token called {name}; choose one of {known}")
     _write(path, without_entry(_text(path), name, path))
     if as_json:
         print_json({"removed": name, "file": path})
@@ -237,7 +237,9 @@ def _moment(text: str | None) -> datetime | None:
         to_datetime(now_ns + int(seconds * 1e9)) if seconds is not None else parse_instant(text, now_ns // 1_000_000)
     )
     if found <= to_datetime(now_ns):
-        raise InvalidRequest(f"--expires {text} has passed already, so the token would never work")
+        raise InvalidRequest(
+            f"--expires {text} is in the past, so the token would never work: give a time to come, such as 30d"
+        )
     return found.replace(microsecond=0)
 
 

@@ -421,7 +421,7 @@ def _module(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise InvalidRequest(
-                f"there is no module {name}, neither in {os.getcwd()} nor where Python keeps its packages: {_FORM}"
+                f"there is no module {name}, neither in {os.getcwd()} nor among the installed packages: {_FORM}"
             ) from None
         raise _not_imported(name, error) from None
     except Exception as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Annotated, Any, Final, TypeAlias
@@ -210,6 +209,8 @@ def _body_file(message: holdfast.Message[bytes], out: str | None, *, export: boo
     """
     path, made = out, False
     if path is None and export and not fits_variable(message):
+        import tempfile  # for large bodies only
+
         number, path = tempfile.mkstemp(prefix="holdfast-")
         os.close(number)
         made = True

@@ -130,7 +130,7 @@ def keepalive_command(
 def release_command(
     folder: DataFolder,
     lease_id: LeaseIdArgument = None,
-    force: Annotated[str | None, option("--force NAME", "Release this lock, whoever holds it.")] = None,
+    force: Annotated[str | None, option("--force NAME", "Release this lock, no matter who holds it.")] = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:

@@ -11,15 +11,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
-from typing import Annotated, Any, BinaryIO, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Literal, NamedTuple
 
 import msgspec
 
 import holdfast
 from holdfast.api.drafts import NewMessage, parse_duration, parse_instant
 from holdfast.api.ports import port_of
-from holdfast.api.sync.producer import Producer
-from holdfast.cli.look.trace import time_text
 from holdfast.cli.opening import (
     WAIT,
     AsJson,
@@ -33,7 +31,6 @@ from holdfast.cli.opening import (
     see_to_queue,
     topic_names,
 )
-from holdfast.cli.operate.settings import size_of
 from holdfast.cli.output import (
     OK,
     note,
@@ -48,8 +45,11 @@ from holdfast.cli.parsing import argument, option
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.model import CodecName, Durability
-from holdfast.producing.parcels import Sent
 from holdfast.storage.checks.finding import count_of
+
+if TYPE_CHECKING:
+    from holdfast.api.sync.producer import Producer
+    from holdfast.producing.parcels import Sent
 
 # The input of `holdfast put`: arguments, files, stdin, lines or JSON lines, as messages with their places.
 
@@ -448,6 +448,8 @@ def produce_command(
 
 def _producer_changes(acks: str | None, linger: str | None, messages: int | None, size: str | None) -> dict[str, Any]:
     """Return the producer settings that were given."""
+    from holdfast.cli.operate.settings import size_of  # not needed by `put`, which should start fast
+
     given = {
         "acks": acks,
         "linger_ms": None if linger is None else round(parse_duration(linger, "--linger") * 1000),
@@ -599,6 +601,8 @@ class _Producing:
                 }
             )
             return
+        from holdfast.cli.look.trace import time_text  # not needed by `put`, which should start fast
+
         again = f"; {self.known:,} of them were there already" if self.known else ""
         text = f"{count_of(self.sent, 'message')} ({size(self.bytes)}) to {safe(self._topic)}"
         speed = f" in {time_text(round(self._seconds * 1e9))}, {rate:,.0f} a second" if self.sent > 1 else ""

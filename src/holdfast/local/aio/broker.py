@@ -20,6 +20,7 @@ from holdfast.api.consumers import MemberRequest, SeekTarget, StreamMessage
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import NewMessage, PublishRequest, Stored, StreamRequest
 from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
+from holdfast.api.search import SearchPage
 from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
 from holdfast.broker.folder.layout import DEAD_SUFFIX, check_topic_name
@@ -244,6 +245,12 @@ class AsyncLocalBrokerPort(LocalBroker):
     async def trace(self, message_id: str) -> list[TraceStep]:
         """Return the traced steps of a message."""
         return await asyncio.to_thread(self.engine.trace, message_id)
+
+    async def search(self, text: str, limit: int, after: str) -> SearchPage:
+        """Search the messages of all queues for what somebody typed."""
+        from holdfast.local.search import search_folder
+
+        return await asyncio.to_thread(search_folder, self, text, limit, after)
 
     async def search_traces(self, question: Question, limit: int, *, last: bool) -> list[TraceStep]:
         """Return the matching steps: the first ones, or the last."""

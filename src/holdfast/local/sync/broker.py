@@ -15,6 +15,7 @@ from holdfast.api.consumers import MemberRequest, SeekTarget, StreamMessage
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import NewMessage, PublishRequest, Stored, StreamRequest
 from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
+from holdfast.api.search import SearchPage
 from holdfast.api.sync.broker import Broker
 from holdfast.api.sync.group import Queue
 from holdfast.api.sync.ports import tell
@@ -193,6 +194,12 @@ class LocalBrokerPort(LocalBroker):
     def trace(self, message_id: str) -> list[TraceStep]:
         """Return the traced steps of a message."""
         return self.engine.trace(message_id)
+
+    def search(self, text: str, limit: int, after: str) -> SearchPage:
+        """Search the messages of all queues for what somebody typed."""
+        from holdfast.local.search import search_folder
+
+        return search_folder(self, text, limit, after)
 
     def search_traces(self, question: Question, limit: int, *, last: bool) -> list[TraceStep]:
         """Return the matching steps: the first ones, or the last."""

@@ -171,6 +171,14 @@ class LocalGroupPort(LocalGroup):
         """Cancel a ready or delayed message. Returns False if it is too late."""
         return self.cancel_now(message_id)
 
+    def take_back(self, message_id: str) -> bool:
+        """End the lease of a message. Returns False if nobody holds it."""
+        return self.take_back_now(message_id)
+
+    def run_now(self, message_id: str) -> bool:
+        """End the delay of a message, or its wait for a retry. Returns False if it has none."""
+        return self.end_delay_now(message_id)
+
     def history(self, message_id: str) -> list[TraceStep]:
         """Return every step of a message that is still stored."""
         self.check_open()

@@ -14,6 +14,7 @@ from holdfast.api.consumers import MemberRequest
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import NewMessage, PublishRequest, Stored, StreamRequest
 from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
+from holdfast.api.search import SearchPage
 from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo, changes_to, check_partitions, topic_settings
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_topic_name, parse_lease
 from holdfast.broker.group import Compacted
@@ -40,13 +41,13 @@ from holdfast.model import BodyKind, Durability, Retained
 from holdfast.producing.core import producer_settings
 from holdfast.protocol import topics as wire
 from holdfast.protocol.media import JSON
-from holdfast.protocol.messages import CreateQueue
+from holdfast.protocol.messages import CreateQueue, SearchAnswer
 from holdfast.protocol.topics import Steps, WorkersOrdered, WorkersTold
 from holdfast.remote.aio.consumer import AsyncRemoteConsumerPort
 from holdfast.remote.aio.group import AsyncRemoteGroupPort
 from holdfast.remote.broker import MOST_READ, RemoteBroker, RemoteKeptLock, plain, reset_of, resets_from
 from holdfast.remote.client import AsyncCalls, Client, RemoteProducerPort
-from holdfast.remote.records import contents_from, publish_stream
+from holdfast.remote.records import contents_from, publish_stream, search_page_from
 from holdfast.settings import ProducerSettings, TopicSettings
 from holdfast.storage.compaction import KeysCompacted
 from holdfast.storage.view import OnDamage
@@ -322,6 +323,11 @@ class AsyncRemoteBrokerPort(RemoteBroker):
             some: Steps = await self._ask("GET", path_of("traces", message_id, after=after), Steps)
             found, after = found + some.steps, some.next
         return found
+
+    async def search(self, text: str, limit: int, after: str) -> SearchPage:
+        """Search the messages of all queues for what somebody typed."""
+        answer: SearchAnswer = await self._ask("GET", path_of("search", q=text, limit=limit, after=after), SearchAnswer)
+        return search_page_from(self.client, self.bodies, answer)
 
     async def search_traces(self, question: Question, limit: int, *, last: bool) -> list[TraceStep]:
         """Return the matching steps: the first ones, or the last."""

@@ -229,6 +229,22 @@ class AsyncRemoteGroupPort(RemoteGroup):
         answer: queues.Cancelled = await self._ask("DELETE", verb, queues.Cancelled, group=self.group, again=False)
         return answer.cancelled
 
+    async def take_back(self, message_id: str) -> bool:
+        """End the lease of a message. Returns False if nobody holds it."""
+        return await self._change(message_id, "takeBack")
+
+    async def run_now(self, message_id: str) -> bool:
+        """End the delay of a message, or its wait for a retry. Returns False if it has none."""
+        return await self._change(message_id, "runNow")
+
+    async def _change(self, message_id: str, verb: str) -> bool:
+        # Sent once: if the first call succeeded, a second one would return that there was nothing to do.
+        path = f"messages/{message_id}/{verb}"
+        answer: queues.MessageChanged = await self._ask(
+            "POST", path, queues.MessageChanged, group=self.group, again=False
+        )
+        return answer.changed
+
     async def history(self, message_id: str) -> list[TraceStep]:
         """Return every step of a message that is still stored."""
         found: queues.Whole = await self._ask("GET", "lookup", queues.Whole, id=message_id, group=self.group)

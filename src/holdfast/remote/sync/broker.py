@@ -14,6 +14,7 @@ from holdfast.api.consumers import MemberRequest
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import NewMessage, PublishRequest, Stored, StreamRequest
 from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
+from holdfast.api.search import SearchPage
 from holdfast.api.sync.producer import Producer
 from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo, changes_to, check_partitions, topic_settings
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_topic_name, parse_lease
@@ -41,11 +42,11 @@ from holdfast.model import BodyKind, Durability, Retained
 from holdfast.producing.core import producer_settings
 from holdfast.protocol import topics as wire
 from holdfast.protocol.media import JSON
-from holdfast.protocol.messages import CreateQueue
+from holdfast.protocol.messages import CreateQueue, SearchAnswer
 from holdfast.protocol.topics import Steps, WorkersOrdered, WorkersTold
 from holdfast.remote.broker import MOST_READ, RemoteBroker, RemoteKeptLock, plain, reset_of, resets_from
 from holdfast.remote.client import Calls, Client, RemoteProducerPort
-from holdfast.remote.records import contents_from, publish_stream
+from holdfast.remote.records import contents_from, publish_stream, search_page_from
 from holdfast.remote.sync.consumer import RemoteConsumerPort
 from holdfast.remote.sync.group import RemoteGroupPort
 from holdfast.settings import ProducerSettings, TopicSettings
@@ -319,6 +320,11 @@ class RemoteBrokerPort(RemoteBroker):
             some: Steps = self._ask("GET", path_of("traces", message_id, after=after), Steps)
             found, after = found + some.steps, some.next
         return found
+
+    def search(self, text: str, limit: int, after: str) -> SearchPage:
+        """Search the messages of all queues for what somebody typed."""
+        answer: SearchAnswer = self._ask("GET", path_of("search", q=text, limit=limit, after=after), SearchAnswer)
+        return search_page_from(self.client, self.bodies, answer)
 
     def search_traces(self, question: Question, limit: int, *, last: bool) -> list[TraceStep]:
         """Return the matching steps: the first ones, or the last."""

@@ -226,6 +226,20 @@ class RemoteGroupPort(RemoteGroup):
         answer: queues.Cancelled = self._ask("DELETE", verb, queues.Cancelled, group=self.group, again=False)
         return answer.cancelled
 
+    def take_back(self, message_id: str) -> bool:
+        """End the lease of a message. Returns False if nobody holds it."""
+        return self._change(message_id, "takeBack")
+
+    def run_now(self, message_id: str) -> bool:
+        """End the delay of a message, or its wait for a retry. Returns False if it has none."""
+        return self._change(message_id, "runNow")
+
+    def _change(self, message_id: str, verb: str) -> bool:
+        # Sent once: if the first call succeeded, a second one would return that there was nothing to do.
+        path = f"messages/{message_id}/{verb}"
+        answer: queues.MessageChanged = self._ask("POST", path, queues.MessageChanged, group=self.group, again=False)
+        return answer.changed
+
     def history(self, message_id: str) -> list[TraceStep]:
         """Return every step of a message that is still stored."""
         found: queues.Whole = self._ask("GET", "lookup", queues.Whole, id=message_id, group=self.group)

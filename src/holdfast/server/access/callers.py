@@ -194,7 +194,10 @@ class Access:
             return self._local
         if self._tokens is None:  # every certificate of that issuer has all rights
             if not certificate_names:
-                raise Unauthenticated("the server asks for a client certificate that has a name; there was none")
+                raise Unauthenticated(
+                    "the server asks for a client certificate with a name, and none was sent: send one that has a "
+                    "common name"
+                )
             return Principal(name=certificate_names[0], read_only=self._settings.read_only)
         return self._of_entry(self._entry(self._tokens.current(), authorization, certificate_names))
 

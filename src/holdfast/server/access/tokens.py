@@ -89,17 +89,26 @@ class TokenEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if not self.actions:
             raise BadSettings(f"its role allows nothing; list some of {', '.join(ACTIONS)}")
         if not self.sha256 and self.certificate is None:
-            raise BadSettings("it has neither sha256 nor certificate, so nobody could ever be it")
+            raise BadSettings(
+                "it has neither sha256 nor certificate, so nobody can use it: add one of them, or make it with "
+                "`holdfast token new`"
+            )
         if self.sha256 and not _DIGEST.fullmatch(self.sha256):
             raise BadSettings("sha256 must be 64 of the digits 0 to 9 and a to f; `holdfast token new` makes it")
         if self.locks is not None and "lock" not in self.actions:
             raise BadSettings('locks has no effect without the action lock; write role = ["lock", ...]')
         if self.groups is not None and not self.actions & {"consume", "read", "admin"}:
-            raise BadSettings("groups has no effect: groups are for those who consume, read or admin")
+            raise BadSettings(
+                "groups has no effect without one of the actions consume, read and admin: add one, or remove groups"
+            )
         if self.producers is not None and "publish" not in self.actions:
-            raise BadSettings("producers has no effect without the action publish")
+            raise BadSettings(
+                "producers has no effect without the action publish: add that action, or remove producers"
+            )
         if self.create_groups and "consume" not in self.actions:
-            raise BadSettings("create_groups has no effect without the action consume: groups are made by consuming")
+            raise BadSettings(
+                "create_groups has no effect without the action consume: add that action, or remove create_groups"
+            )
         if self.expires is not None and self.expires.utcoffset() is None:
             raise BadSettings("expires has no time zone; write it as 2027-01-31T00:00:00Z")
 

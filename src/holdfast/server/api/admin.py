@@ -25,6 +25,7 @@ from holdfast.config.settings_file import DEFAULT, Effective, Origin, Setting
 from holdfast.env.process import descriptor_limit, open_descriptors
 from holdfast.errors import Unavailable
 from holdfast.local.broker import places_in, samples_in, steps_in
+from holdfast.local.search import Full
 from holdfast.protocol.media import JSON
 from holdfast.protocol.messages import InGroup, ServerValue, Wire
 from holdfast.protocol.topics import (
@@ -51,7 +52,7 @@ from holdfast.server.audit import Act, Audit
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Route, Routes
 from holdfast.server.service import Call, Service
-from holdfast.server.turns import Full, Scan
+from holdfast.server.turns import Scan
 from holdfast.server.waiting import caller_of
 
 # Health, readiness and metrics.

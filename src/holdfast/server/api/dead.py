@@ -40,6 +40,7 @@ from holdfast.local.listing import (
     mark_of,
     parse_mark,
 )
+from holdfast.local.search import Full
 from holdfast.protocol.media import LINES, ErrorAnswer, fault_of, framed
 from holdfast.protocol.messages import (
     Cancelled,
@@ -61,7 +62,7 @@ from holdfast.server.http.messages import StreamResponse
 from holdfast.server.routing import Routes
 from holdfast.server.served import ServedGroup
 from holdfast.server.service import Call
-from holdfast.server.turns import Full, Scan
+from holdfast.server.turns import Scan
 
 routes = Routes("dead letters")
 
@@ -340,7 +341,7 @@ _MESSAGE: Final = "/v1/queues/{queue}/messages/{id}"
 
 @routes.add("POST", f"{_MESSAGE}/takeBack", action="admin", query=InGroup, act=True)
 async def take_back(call: Call) -> MessageChanged:
-    """End the lease of a message, whoever holds it: it is ready at once, and the attempt does not count."""
+    """End the lease of a message, no matter who holds it: it is ready at once, and the attempt is not counted."""
     return await _changed(call, QueueGroup.take_back)
 
 

@@ -112,7 +112,7 @@ def _read(job: Job, form: _Form, pieces: Iterable[bytes]) -> Drafts:
         hint = "" if form.media == MSGPACK else f". {_LINES_HINT}"
         raise InvalidRequest(f"the messages cannot be read: {error}. Nothing was stored{hint}") from None
     if not found:
-        raise InvalidRequest("there is no message in the request's body")
+        raise InvalidRequest("there is no message in the request's body: send at least one")
     return found
 
 
@@ -217,7 +217,7 @@ def _either(text: str | None, data: bytes | None, name: str) -> str | bytes | No
 def _pair(header: Header) -> tuple[str, str | bytes]:
     value = _either(header.value, header.data, f"the header {header.name}")
     if value is None:
-        raise InvalidRequest(f"the header {header.name} has neither value nor data")
+        raise InvalidRequest(f"the header {header.name} has neither value nor data: give one of them")
     return header.name, value
 
 
@@ -441,7 +441,9 @@ async def begin_producer(call: Call) -> ProducerBegun:
     """Be a producer whose batches are stored once, however often they are sent."""
     given: BeginProducer = call.body
     if given.resume and given.name is None:
-        raise InvalidRequest("resume needs a name: it goes on where the last producer of that name had got to")
+        raise InvalidRequest(
+            "resume needs a name: give one, to continue where the last producer with that name stopped"
+        )
     if given.name is not None:
         call.principal.check_producer(given.name)
     engine = call.service.engine
@@ -522,5 +524,5 @@ def _next_sequence(call: Call, producer_id: int) -> NextSequence:
 def _number(text: str) -> int:
     number = int(text)
     if not 0 < number <= _MOST_ID:
-        raise InvalidRequest(f"{text} is no producer's id; POST /v1/producers gives one")
+        raise InvalidRequest(f"{text} is not a producer's id: get one with POST /v1/producers")
     return number

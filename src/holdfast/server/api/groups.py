@@ -68,7 +68,7 @@ async def describe_group(call: Call) -> GroupTold:
     stream = await asyncio.to_thread(_facts, call)
     if not topics and stream is None:
         call.principal.check_group(name)
-        raise UnknownGroup(f"there is no group {name}: GET /v1/groups lists those there are")
+        raise UnknownGroup(f"there is no group {name}: list the groups with GET /v1/groups")
     return GroupTold(name=name, topics=topics, stream=stream)
 
 
@@ -201,7 +201,7 @@ async def reset(call: Call) -> ResetDone:
     given: ResetOffsets = call.body
     to: list[str | int | datetime] = [each for each in (given.to, given.offset, given.time) if each is not None]
     if len(to) != 1:
-        raise InvalidRequest("say where to go on with one of to, offset and time")
+        raise InvalidRequest("give exactly one of to, offset and time")
     where, group = to_of(to[0]), check_name(call.path["group"], "group")
     found = await call.service.port.reset_offsets(
         group, check_topic_name(given.topic), where, given.partition, dry_run=given.dry_run

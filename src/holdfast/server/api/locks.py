@@ -94,7 +94,7 @@ async def release(call: Call) -> None:
 
 @routes.add("DELETE", "/v1/locks/{name}", action="lock", also="admin", act=True)
 async def force_release(call: Call) -> LockReleased:
-    """Take a lock from whoever holds it, who is told at the next keepalive: for administrators who may use the lock."""
+    """Take a lock from its holder, who learns of it at the next keepalive: for administrators who may use the lock."""
     return LockReleased(released=await call.service.locks.force_release(check_name(call.path["name"], "lock")))
 
 
@@ -124,7 +124,7 @@ async def get_document(call: Call) -> Response:
     name = check_name(call.path["name"], "document")
     document = await call.service.locks.document(name)
     if document is None:
-        raise NotFound(f"there is no document {name}: GET /v1/state lists those there are")
+        raise NotFound(f"there is no document {name}: list the documents with GET /v1/state")
     return _document_answer(call, document)
 
 

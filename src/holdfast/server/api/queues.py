@@ -22,6 +22,7 @@ from holdfast.broker.group import QueueStats
 from holdfast.broker.upkeep import reading
 from holdfast.errors import InvalidRequest, LeaseLost, NotFound, UnknownGroup
 from holdfast.local.listing import find_message, listed, look_up, mark_of, no_message, parse_mark
+from holdfast.local.search import Full
 from holdfast.model import Record
 from holdfast.protocol.media import RAW, SMALL_BYTES
 from holdfast.protocol.messages import (
@@ -73,7 +74,7 @@ from holdfast.server.served import (
     within,
 )
 from holdfast.server.service import Call, partition_of
-from holdfast.server.turns import Full, Scan
+from holdfast.server.turns import Scan
 from holdfast.server.waiting import Attempt
 from holdfast.settings import TopicSettings
 

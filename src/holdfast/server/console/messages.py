@@ -16,6 +16,7 @@ from msgspec import Meta
 from holdfast.api.contents import home_of, record_of
 from holdfast.api.drafts import to_datetime
 from holdfast.api.listing import DeadLetter, Listed, note_of
+from holdfast.api.search import SearchHit
 from holdfast.broker.tracing import log
 from holdfast.broker.tracing.log import LEASED, TraceStep
 from holdfast.errors import HoldfastError, InvalidRequest
@@ -23,7 +24,7 @@ from holdfast.local.listing import history_of
 from holdfast.protocol.media import RAW
 from holdfast.protocol.messages import InGroup, Wire
 from holdfast.server.api.admin import is_shown
-from holdfast.server.api.search import Hit, search
+from holdfast.server.api.search import search
 from holdfast.server.console.queues import MessageRow, find, head_of, letter_of, needed_group, row_of
 from holdfast.server.console.rendering import SAFE, ShownPayload, View, as_text, beginning, page, payload, plain, render
 from holdfast.server.http.messages import Response, StreamResponse
@@ -335,13 +336,13 @@ async def search_page(call: Call) -> Response:
     if query.q.strip():
         try:
             found = await search(call, query.q, _LIMIT, query.after)
-            rows = await call.scan(lambda _scan: list(map(_hit_row, found.found)))
+            rows = await call.scan(lambda _scan: list(map(_hit_row, found.messages)))
         except InvalidRequest as error:
             problem = str(error)
     facts: dict[str, Any] = {"query": query, "found": found, "rows": rows, "problem": problem}
     return render(call, "search.html", status=400 if problem else 200, searched_text=query.q, **facts)
 
 
-def _hit_row(hit: Hit) -> HitRow:
-    row = msgspec.structs.replace(row_of(hit.message), phase=hit.phase)
+def _hit_row(hit: SearchHit) -> HitRow:
+    row = msgspec.structs.replace(row_of(hit.message), phase=hit.message.phase)
     return HitRow(queue=hit.message.topic, group="" if hit.group == "default" else hit.group, row=row)

@@ -23,6 +23,7 @@ from holdfast.delivery.events import Phase
 from holdfast.env.world import checkpoint
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 from holdfast.local.listing import LocalLetters, Mark, find_message, listed, parse_mark, seen, until_ms
+from holdfast.local.search import Full
 from holdfast.model import Record
 from holdfast.protocol.messages import InGroup, Name
 from holdfast.server.api.admin import group_samples
@@ -35,7 +36,7 @@ from holdfast.server.console.rendering import page, plain, preview, render
 from holdfast.server.http.messages import Response
 from holdfast.server.served import ServedGroup
 from holdfast.server.service import Call
-from holdfast.server.turns import Full, Scan
+from holdfast.server.turns import Scan
 from holdfast.settings import TopicSettings
 
 _TABS: Final = ("ready", "leased", "delayed", "dead", "done")
@@ -361,7 +362,7 @@ def _delayed(group: ServedGroup, delivery: Delivery, delayed_id: int, wanted: st
     for phase in ("ready", "leased", "delayed"):  # it may have come due, and kept its id
         for found in listed(group.port, phase, lambda each: each.id == wanted, 1):
             return found
-    raise NotFound(f"{wanted} waits no more: it was delivered and is done, or was taken back")
+    raise NotFound(f"{wanted} is no longer delayed: it was delivered or cancelled. Look it up by its id")
 
 
 def letter_of(found: Listed[Any]) -> str:

@@ -10,7 +10,6 @@ import errno
 from array import array
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -59,8 +58,7 @@ class Oddity(msgspec.Struct, frozen=True, gc=False):
     what: str
 
 
-@dataclass
-class SegmentSurvey:
+class SegmentSurvey(msgspec.Struct):
     """What one segment holds."""
 
     base: int
@@ -69,10 +67,10 @@ class SegmentSurvey:
     messages: int = 0
     removed: int = 0
     end: int = 0
-    stretches: list[MissingStretch] = field(default_factory=list)
-    gaps: list[FrameHeader] = field(default_factory=list)
-    oddities: list[Oddity] = field(default_factory=list)
-    unreadable: list[tuple[int, int]] = field(default_factory=list)
+    stretches: list[MissingStretch] = []
+    gaps: list[FrameHeader] = []
+    oddities: list[Oddity] = []
+    unreadable: list[tuple[int, int]] = []
     index: IndexVerdict = "unknown"
     open_batch: bool = False  # the last frame's batch should continue, but nothing follows
 
