@@ -191,6 +191,8 @@ def _load_server() -> None:
 def _wait(reference: weakref.ref[BrokerEngine], listening: Any, serving: _Serving) -> None:
     """Until somebody calls, and then serve; or until there is nobody who owns the folder."""
     try:
+        with no_fork():  # now: Python refuses to load it once the main thread has returned
+            import concurrent.futures.thread  # noqa: F401
         called = someone_calls(listening)
         engine = reference()
         if called and engine is not None and not serving.over:
