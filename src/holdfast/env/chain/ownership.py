@@ -11,11 +11,11 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from holdfast.env.chain.chain import Chain, ChainTimes, OwnershipLost, Position, walk
+from holdfast.env.chain.chain import Chain, ChainTimes, OwnershipLost, Position, is_left_behind, key_of, walk
 from holdfast.env.chain.checkpoints import Copy, checkpoints, clean_up, read_checkpoint, write_checkpoint
 from holdfast.env.chain.disk import ChainDisk
 from holdfast.env.chain.engines import Store, StoreRefused, StoreUnreachable, probe
@@ -31,6 +31,8 @@ _CHECKPOINT_BYTES: Final = 256 * 1024 * 1024
 _CHECKPOINT_OBJECTS: Final = 5_000
 _CHECKPOINT_NS: Final = 600 * 1_000_000_000
 _NS: Final = 1_000_000_000
+
+_Answer = TypeVar("_Answer")
 
 
 class OwnedElsewhere(Exception):
@@ -49,6 +51,7 @@ class ChainFollower:
         self.owner: dict[str, Any] = {}  # what the owner said about itself
         self.objects = 0  # applied since the checkpoint
         self._is_whole = True  # no object is applied in part
+        self._known = 0  # there was a checkpoint as of this number, so the chain goes at least so far
         self._store = store
         self._root = root
         self.copy = Copy(store, root, world.disk, folder)
@@ -56,17 +59,26 @@ class ChainFollower:
     def begin(self) -> None:
         """Start from the newest checkpoint that can be read, or from nothing."""
         self.at, self.objects = Position(), 0
-        for number in checkpoints(self._store, self._root):
+        numbers = checkpoints(self._store, self._root)
+        while numbers:
+            self._known = max(self._known, numbers[0])
             try:
-                found = read_checkpoint(self._store, self._root, number)
+                found = read_checkpoint(self._store, self._root, numbers[0])
                 self.copy.restore(found)
             except BadObject as error:
                 logger.warning("checkpoint not used", extra={"store": self._store.name, "why": str(error)})
+                # It may have been cleaned up while it was fetched: then there is a newer one.
+                newest = checkpoints(self._store, self._root)
+                numbers = newest if newest[:1] > numbers[:1] else numbers[1:]
                 continue
             self.at, self.owner, self._is_whole = found.at, _note(found.owner), True
             return
         self.copy.clear()
         self._is_whole = True
+
+    def is_left_behind(self) -> bool:
+        """Whether the chain is known to go on, although the next object is missing: it was cleaned up."""
+        return is_left_behind(self._store, self._root, self.at.number)
 
     def catch_up(self) -> bool:
         """Apply all that is there; returns whether there was something."""
@@ -83,7 +95,18 @@ class ChainFollower:
                     self._is_whole = True
                     self.objects += 1
                 self.at = self.at.after(header)
+            self._check_end()
         return self.at.number != before
+
+    def _check_end(self) -> None:
+        """Refuse to take for the end what cannot be: whoever went on from there would leave out what follows."""
+        if self.at.number < self._known:
+            raise BadObject(
+                f"the checkpoint as of object {self._known} cannot be read, and the chain before it has been removed"
+            )
+        has_more = self.at.number == 0 and next(self._store.keys(f"{self._root}chain/"), None) is not None
+        if has_more and self._store.read(key_of(self._root, 0)) is None:  # it may have been made just now
+            raise BadObject("the first objects of the chain have been removed, and there is no checkpoint")
 
 
 def _note(payload: BytesLike) -> dict[str, Any]:
@@ -192,7 +215,13 @@ def take_over(
     while True:
         at, now_ns = follower.at, clock.monotonic_ns()
         free = at.number == 0 or at.is_closed or now_ns - moved_ns >= times.lease_s * _NS
-        if free or is_dead(follower.owner):
+        free = free or at.writer == writer  # our own fence, which came too late to count
+        free = free or is_dead(follower.owner)
+        if free and _patiently(clock, times, follower.is_left_behind):
+            # This process was stopped for so long that what comes next has been cleaned up.
+            _patiently(clock, times, follower.begin)
+            moved_ns = clock.monotonic_ns()
+        elif free:
             chain = Chain.take_over(store, root, clock, at=at, writer=writer, note=said, times=times)
             if chain is not None:
                 logger.info("took over a folder in a store", extra={"store": store.name, "epoch": chain.epoch})
@@ -205,7 +234,7 @@ def take_over(
             moved_ns = clock.monotonic_ns()
 
 
-def _patiently(clock: Clock, times: ChainTimes, call: Callable[[], None]) -> None:
+def _patiently(clock: Clock, times: ChainTimes, call: Callable[[], _Answer]) -> _Answer:
     """Call it again while the store does not answer, for as long as an owner would wait."""
     until_ns = clock.monotonic_ns() + round(times.slowest_s * _NS)
     while True:
