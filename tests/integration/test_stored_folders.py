@@ -265,3 +265,42 @@ def test_the_local_copy_opened_as_a_folder_is_the_queue_in_the_store(machine, ur
     monkeypatch.setenv("HOLDFAST_BROKER_STORE_CACHE_DIR", str(tmp_path / "another"))
     with holdfast.open(url) as queue:
         assert drained(queue) == [b"one", b"two"]
+
+
+def test_a_second_process_of_a_machine_that_stands_by_waits_as_well(machine, url, elsewhere, tmp_path):
+    queue = holdfast.open(url)
+    queue.put(b"one")
+    queue.put(b"two")
+    program = f"""
+        print("waiting", flush=True)
+        with holdfast.open({url!r}) as queue:
+            with queue.get(timeout=30) as message:
+                body = message.body.decode()
+            print(body, flush=True)
+        """
+    both = [elsewhere(program, HOLDFAST_BROKER_STORE_CACHE_DIR=str(tmp_path / "there")) for _ in range(2)]
+    assert [child.stdout.readline().strip() for child in both] == ["waiting", "waiting"]
+    time.sleep(5)  # for longer than a process waits for an owner that does not share
+    queue.close()
+    assert sorted(child.stdout.readline().strip() for child in both) == ["one", "two"]
+
+
+def test_the_next_process_of_the_machine_takes_over_in_the_same_cache(machine, url, elsewhere, tmp_path):
+    owner = elsewhere(
+        f"""
+        queue = holdfast.open({url!r})
+        queue.put(b"kept", durability="fsync")
+        print("open", flush=True)
+        time.sleep(600)
+        """,
+        HOLDFAST_BROKER_STORE_CACHE_DIR=str(tmp_path / "cache"),
+        HOME=str(tmp_path / "home"),
+    )
+    assert owner.stdout.readline().strip() == "open"
+    with holdfast.open(url) as queue:
+        queue.put(b"by the socket")
+        owner.kill()
+        owner.wait()
+        queue.put(b"after", durability="fsync")
+        assert {b"kept", b"after"} <= set(drained(queue))
+    assert not (tmp_path / "home").exists()

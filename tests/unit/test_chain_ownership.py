@@ -179,3 +179,14 @@ def test_an_object_that_exists_and_cannot_be_read_is_not_asked_for_for_ever(mach
     store.create = lambda key, content: False
     with pytest.raises(OwnershipLost, match="gave no answer"):
         put(owner, "file")
+
+
+def test_an_owner_with_a_longer_lease_than_ours_is_given_that(machines, clock, store):
+    """It believes for that long that it is the owner, whatever we have set."""
+    owner = machines[0].own()
+    machine = machines[1]
+    began_ns = clock.monotonic_ns()
+    times = ChainTimes(lease_s=1, slowest_s=10)
+    take_over(store, "", machine.world, "data", unrecorded=frozenset(), times=times)
+    assert clock.monotonic_ns() - began_ns >= owner.chain.times.lease_s * 1e9
+    assert not owner.chain.is_current()

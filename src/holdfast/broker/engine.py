@@ -140,11 +140,13 @@ class BrokerEngine:
             raise BadSettings(f"settings must be BrokerSettings, not {type(settings).__name__}")
         settings = settings or BrokerSettings()
         try:
-            store = folder if is_store(folder) else store_of(world, folder)
+            copied = None if is_store(folder) else store_of(world, folder)
         except OSError as error:
             raise _open_error(folder, error) from error
-        if store is not None:
-            return BrokerEngine._open_stored(store, settings, observer, world, create=create)
+        if is_store(folder):
+            return BrokerEngine._open_stored(folder, None, settings, observer, world, create=create)
+        if copied is not None:
+            return BrokerEngine._open_stored(copied, folder, settings, observer, world, create=create)
         return BrokerEngine._open_here(folder, settings, observer, world, create=create)
 
     @staticmethod
@@ -161,11 +163,11 @@ class BrokerEngine:
 
     @staticmethod
     def _open_stored(
-        url: str, settings: BrokerSettings, observer: Observer | None, world: World, *, create: bool
+        url: str, copy: str | None, settings: BrokerSettings, observer: Observer | None, world: World, *, create: bool
     ) -> BrokerEngine:
         from holdfast.broker.folder.stored import own_stored, parse_place
 
-        folder, stored, owner, give_up = own_stored(parse_place(url), settings, world)
+        folder, stored, owner, give_up = own_stored(parse_place(url), settings, world, copy)
         try:
             owner.keep()
             engine = BrokerEngine._open_here(folder, settings, observer, stored, create=create)

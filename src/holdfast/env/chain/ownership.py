@@ -31,6 +31,7 @@ _CHECKPOINT_BYTES: Final = 256 * 1024 * 1024
 _CHECKPOINT_OBJECTS: Final = 5_000
 _CHECKPOINT_NS: Final = 600 * 1_000_000_000
 _NS: Final = 1_000_000_000
+_LEASE: Final = "lease_s"  # in what an owner says about itself
 
 _Answer = TypeVar("_Answer")
 
@@ -75,6 +76,12 @@ class ChainFollower:
             return
         self.copy.clear()
         self._is_whole = True
+
+    @property
+    def lease_s(self) -> float:
+        """How long the owner may be silent, as it said itself; 0 if it did not."""
+        said = self.owner.get(_LEASE)
+        return float(said) if isinstance(said, int | float) else 0.0
 
     def is_left_behind(self) -> bool:
         """Whether the chain is known to go on, although the next object is missing: it was cleaned up."""
@@ -211,10 +218,11 @@ def take_over(
         probe(store, root, world.ids.random_bytes(8).hex())
     began_ns = moved_ns = clock.monotonic_ns()
     writer = world.ids.random_bytes(16)
-    said = msgspec.json.encode(note or world.ids.process_note())
+    said = msgspec.json.encode({**(note or world.ids.process_note()), _LEASE: times.lease_s})
     while True:
         at, now_ns = follower.at, clock.monotonic_ns()
-        free = at.number == 0 or at.is_closed or now_ns - moved_ns >= times.lease_s * _NS
+        lease_s = max(times.lease_s, follower.lease_s)  # an owner with a longer one relies on that
+        free = at.number == 0 or at.is_closed or now_ns - moved_ns >= lease_s * _NS
         free = free or at.writer == writer  # our own fence, which came too late to count
         free = free or is_dead(follower.owner)
         if free and _patiently(clock, times, follower.is_left_behind):

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from holdfast.env.chain.engines import StoreRefused, StoreUnreachable
 from holdfast.env.process import environment
@@ -43,7 +44,7 @@ class ObjectStoreEngine:
                 retry_config=_NO_RETRIES,  # type: ignore[call-overload,unused-ignore]
             )
         except Exception as error:
-            raise StoreRefused(f"{name} cannot be used: {error}") from error
+            raise StoreRefused(f"{name} cannot be used: {_first_line(error)}") from error
 
     def create(self, key: str, content: bytes) -> bool:
         import obstore
@@ -192,12 +193,18 @@ class PostgresStore:
                 closing.callback(connection.close)
                 yield connection
             except (psycopg.OperationalError, psycopg.InterfaceError, OSError) as error:
-                raise StoreUnreachable(f"{self.name}: {str(error).strip().splitlines()[0]}") from error
+                raise StoreUnreachable(f"{self.name}: {self._said(error)}") from None
             except psycopg.Error as error:
-                raise StoreRefused(f"{self.name}: {str(error).strip().splitlines()[0]}") from error
+                raise StoreRefused(f"{self.name}: {self._said(error)}") from None
             closing.pop_all()
             with self._lock:
                 self._idle.append(connection)
+
+    def _said(self, error: Exception) -> str:
+        """Return what went wrong, without the password, which is part of some messages about a bad URL."""
+        password = urlsplit(self._url).password
+        said = _first_line(error)
+        return said.replace(password, "***") if password else said
 
     def _idle_one(self) -> Connection[Any] | None:
         with self._lock:
