@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from contextlib import suppress
+
 import pytest
 
-from holdfast.env import ManualClock, SeededIds
+from holdfast.env import ManualClock, SeededIds, SystemClock
 from holdfast.env.chain.chain import ChainTimes, OwnershipLost
 from holdfast.env.chain.checkpoints import KEPT_NS, checkpoint_key, checkpoints, clean_up, write_checkpoint
-from holdfast.env.chain.engines import MemoryStore
+from holdfast.env.chain.engines import MemoryStore, StoreRefused
 from holdfast.env.chain.format import BadObject
 from holdfast.env.chain.ownership import ChainFollower, OwnedElsewhere, StoreOwner, take_over
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.env.world import World
 
+PATIENCE_S = 60
 HOUR_S = KEPT_NS / 1e9
 
 
@@ -60,7 +65,7 @@ def move_on(owner, clock, store):
         write_checkpoint(owner.disk, clock.now_ns())
         clock.advance(seconds=HOUR_S)
         owner.chain.tick()
-    assert clean_up(store, "", clock.now_ns()) > 0
+    assert clean_up(store, "", clock.now_ns(), owner.chain.confirm) > 0
 
 
 def test_an_owner_that_slept_until_its_chain_was_cleaned_up_counts_nothing(machines, clock, store):
@@ -190,3 +195,75 @@ def test_an_owner_with_a_longer_lease_than_ours_is_given_that(machines, clock, s
     take_over(store, "", machine.world, "data", unrecorded=frozenset(), times=times)
     assert clock.monotonic_ns() - began_ns >= owner.chain.times.lease_s * 1e9
     assert not owner.chain.is_current()
+
+
+def test_a_checkpoint_that_fails_is_not_tried_again_at_once(machines, clock, store):
+    owner = machines[0].own()
+    put(owner, "file", b"x" * 200_000)
+    create, tried = store.create, []
+
+    def failing(key, content):
+        if key.startswith("content/"):
+            tried.append(key)
+            raise StoreRefused("too large")
+        return create(key, content)
+
+    store.create = failing
+    for _ in range(3_600 * 5):
+        clock.advance(seconds=0.2)
+        with suppress(StoreRefused):
+            owner.checkpoint_if_due()
+    assert 2 <= len(tried) <= 20
+
+
+def test_an_owner_that_is_closed_during_a_checkpoint_is_the_owner_until_the_end(store):
+    """What nobody waits for is sent meanwhile, and the others see that it lives."""
+    disk = SimulatedDisk(maps=False)
+    world = World(clock=SystemClock(), disk=disk, ids=SeededIds(1))
+    owner = take_over(store, "", world, "data", unrecorded=frozenset(), times=ChainTimes(send_s=0.01))
+    for i in range(20):
+        put(owner, f"file-{i}", bytes([i]) * 200_000)
+    create, begun, may_go_on = store.create, threading.Event(), threading.Event()
+    uploaded = []
+
+    def slow(key, content):
+        if key.startswith("content/"):
+            uploaded.append(key)
+            begun.set()
+            may_go_on.wait(PATIENCE_S)
+        return create(key, content)
+
+    store.create = slow
+    owner._checkpoint_at = -10_000  # it is due
+    owner.keep()
+    assert begun.wait(PATIENCE_S)
+    closing = threading.Thread(target=owner.close)
+    closing.start()
+    assert owner._closing.wait(PATIENCE_S)
+    owner.disk.make_folder("data/late")
+    until = time.monotonic() + PATIENCE_S
+    while owner.chain.batch.count and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not owner.chain.batch.count
+    may_go_on.set()
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()
+    assert len(uploaded) < 20  # the rest of the checkpoint is left out
+
+
+def test_the_owner_s_thread_survives_what_nobody_expects(store, caplog):
+    world = World(clock=SystemClock(), disk=SimulatedDisk(maps=False), ids=SeededIds(1))
+    owner = take_over(store, "", world, "data", unrecorded=frozenset(), times=ChainTimes(send_s=0.01))
+    tick, calls, twice = owner.chain.tick, [], threading.Event()
+
+    def failing():
+        calls.append(True)
+        if len(calls) == 1:
+            raise RuntimeError("can't start new thread")
+        twice.set()
+        tick()
+
+    owner.chain.tick = failing
+    owner.keep()
+    assert twice.wait(PATIENCE_S)
+    owner.close()

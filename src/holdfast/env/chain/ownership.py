@@ -16,7 +16,15 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from holdfast.env.chain.chain import Chain, ChainTimes, OwnershipLost, Position, is_left_behind, key_of, walk
-from holdfast.env.chain.checkpoints import Copy, checkpoints, clean_up, read_checkpoint, write_checkpoint
+from holdfast.env.chain.checkpoints import (
+    Copy,
+    Interrupted,
+    Listed,
+    checkpoints,
+    clean_up,
+    read_checkpoint,
+    write_checkpoint,
+)
 from holdfast.env.chain.disk import ChainDisk
 from holdfast.env.chain.engines import Store, StoreRefused, StoreUnreachable, probe
 from holdfast.env.chain.format import BadObject, ObjectKind, replay
@@ -31,6 +39,8 @@ _CHECKPOINT_BYTES: Final = 256 * 1024 * 1024
 _CHECKPOINT_OBJECTS: Final = 5_000
 _CHECKPOINT_NS: Final = 600 * 1_000_000_000
 _NS: Final = 1_000_000_000
+_RETRY_FIRST_S: Final = 5.0
+_RETRY_MOST_S: Final = 600.0
 _LEASE: Final = "lease_s"  # in what an owner says about itself
 
 _Answer = TypeVar("_Answer")
@@ -136,23 +146,30 @@ class StoreOwner:
         self._checkpoint_at = chain.committed - follower.objects
         self._checkpoint_bytes = 0
         self._checkpoint_ns = world.clock.monotonic_ns()
+        self._listed: dict[int, Listed] = {}
+        self._retry_ns = 0  # no checkpoint before: the last one failed
+        self._retry_after_s = _RETRY_FIRST_S
         self._ended = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._closing = threading.Event()  # no more checkpoints
+        self._threads: list[tuple[threading.Thread, threading.Event]] = []
         close_in_children(self)
 
     def keep(self) -> None:
         """Start the threads: one shows that the owner lives, also while the other writes a long checkpoint."""
         often_s = min(self.chain.times.send_s, self.chain.times.lease_s / 8)
-        for name, work, every_s in (
-            ("chain", self.chain.tick, often_s),
-            ("checkpoint", self.checkpoint_if_due, _LOOK_S),
+        for name, work, every_s, over in (
+            ("checkpoint", self.checkpoint_if_due, _LOOK_S, self._closing),
+            ("chain", self.chain.tick, often_s, self._ended),
         ):
-            thread = threading.Thread(target=self._run, args=(work, every_s), name=f"holdfast-{name}", daemon=True)
-            self._threads.append(thread)
+            thread = threading.Thread(
+                target=self._run, args=(work, every_s, over), name=f"holdfast-{name}", daemon=True
+            )
+            self._threads.append((thread, over))
             thread.start()
 
     def disown(self) -> None:
         """In a child after a fork: the parent is the owner."""
+        self._closing.set()
         self._ended.set()
 
     def checkpoint_if_due(self) -> None:
@@ -161,27 +178,40 @@ class StoreOwner:
         objects = chain.committed - self._checkpoint_at
         grown = chain.bytes_sent - self._checkpoint_bytes
         old = self._clock.monotonic_ns() - self._checkpoint_ns >= _CHECKPOINT_NS and grown > 0
-        if objects >= _CHECKPOINT_OBJECTS or grown >= _CHECKPOINT_BYTES or old:
+        due = objects >= _CHECKPOINT_OBJECTS or grown >= _CHECKPOINT_BYTES or old
+        if not due or self._clock.monotonic_ns() < self._retry_ns:
+            return
+        try:
             self.checkpoint()
+        except Interrupted:
+            return
+        except BaseException:
+            # All of it is read and sent again: not at once, if the store does not take it.
+            self._retry_ns = self._clock.monotonic_ns() + round(self._retry_after_s * _NS)
+            self._retry_after_s = min(self._retry_after_s * 2, _RETRY_MOST_S)
+            raise
+        self._retry_after_s = _RETRY_FIRST_S
 
     def checkpoint(self) -> None:
         """Write a checkpoint, and remove what it and those before it make superfluous."""
-        found = write_checkpoint(self.disk, self._clock.now_ns())
+        found = write_checkpoint(self.disk, self._clock.now_ns(), self._closing.is_set)
         self._checkpoint_at, self._checkpoint_bytes = found.at.number, self.chain.bytes_sent
         self._checkpoint_ns = self._clock.monotonic_ns()
-        clean_up(self.chain.store, self.chain.root, self._clock.now_ns())
+        chain = self.chain
+        clean_up(chain.store, chain.root, self._clock.now_ns(), chain.confirm, self._listed)
 
     def close(self) -> None:
         """Hand the folder to whoever waits for it. The engine must be closed before."""
-        self._ended.set()
-        for thread in self._threads:
+        # While a checkpoint comes to its end, the other thread goes on: this is the owner until it says otherwise.
+        for thread, over in self._threads:
+            over.set()
             if thread is not threading.current_thread():
                 thread.join()
         if self.chain.failure is None:
             self.chain.close()
 
-    def _run(self, work: Callable[[], None], every_s: float) -> None:
-        while not self._ended.wait(every_s):
+    def _run(self, work: Callable[[], None], every_s: float, over: threading.Event) -> None:
+        while not over.wait(every_s):
             try:
                 work()
             except OwnershipLost as error:
@@ -189,7 +219,8 @@ class StoreOwner:
                 return
             except (OSError, StoreUnreachable, StoreRefused, BadObject) as error:  # it is tried again later
                 logger.warning("checkpoint not written", extra={"why": str(error)})
-                self._checkpoint_ns = self._clock.monotonic_ns()
+            except Exception:  # whatever it was: without this thread the folder would be lost to the next owner
+                logger.exception("a folder in a store is not looked after")
 
 
 def take_over(
