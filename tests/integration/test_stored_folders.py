@@ -304,3 +304,41 @@ def test_the_next_process_of_the_machine_takes_over_in_the_same_cache(machine, u
         queue.put(b"after", durability="fsync")
         assert {b"kept", b"after"} <= set(drained(queue))
     assert not (tmp_path / "home").exists()
+
+
+def test_a_server_keeps_its_audit_log_in_the_store(machine, url, tmp_path):
+    from holdfast.broker.folder.stored import refreshed_copy
+    from holdfast.config.settings_file import read_settings
+    from holdfast.env import real_world
+    from holdfast.server.server import serve
+    from holdfast.settings import BrokerSettings, ServerSettings
+
+    there = BrokerSettings(store_cache_dir=str(tmp_path / "cache"))
+
+    async def main():
+        stop, addresses = asyncio.Event(), []
+        serving = asyncio.create_task(
+            serve(
+                real_world(), url, there, ServerSettings(port=0), ready=addresses.extend, stop_asked=stop.wait(),
+                effective=read_settings(real_world(), {}),
+            )
+        )  # fmt: skip
+        while not addresses:
+            await asyncio.sleep(0.01)
+        async with holdfast.aio.connect(addresses[0]) as broker:
+            await broker.create_topic("audited")
+        stop.set()
+        assert await serving
+
+    asyncio.run(main())
+    elsewhere = BrokerSettings(store_cache_dir=str(tmp_path / "another"))
+    copy = refreshed_copy(url, elsewhere, real_world())
+    with open(f"{copy}/audit.jsonl") as lines:
+        assert "audited" in lines.read()
+
+
+def test_what_a_server_says_it_serves_has_no_password():
+    from holdfast.broker.folder.stored import shown_place
+
+    assert shown_place("postgresql://u:sesame@host/db/jobs") == "postgresql://host/db/jobs"
+    assert shown_place("./data") == "./data"

@@ -163,6 +163,7 @@ def _not_installed(package: str | None) -> NotInstalled:
 
 def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, *, shares: bool) -> int:
     try:
+        from holdfast.broker.folder.stored import shown_place
         from holdfast.client.shared_folder import share
         from holdfast.server.metrics import start_logging
         from holdfast.server.server import event_loop, serve
@@ -172,6 +173,7 @@ def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, 
         if not is_installed(package):
             raise _not_installed(package)
 
+    shown = shown_place(folder)  # for people, here and by the API: without a password
     start_logging(settings.log_format, sys.stderr)
     effective, settings = _within_limits(effective, settings)
     sys.setswitchinterval(_SWITCH_S)
@@ -179,7 +181,7 @@ def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, 
     def ready(addresses: Sequence[str]) -> None:
         gc.freeze()  # what is loaded never needs to be searched for garbage, which would hold up all calls
         gc.enable()
-        say(folder, addresses, settings)
+        say(shown, addresses, settings)
 
     async def until_stopped() -> bool:
         loop = asyncio.get_running_loop()
@@ -193,7 +195,7 @@ def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, 
             ready=ready,
             stop_asked=loop.create_task(stop_asked.wait()),
             opened=share if shares else None,
-            effective=msgspec.structs.replace(effective, server=settings, data_dir=folder),
+            effective=msgspec.structs.replace(effective, server=settings, data_dir=shown),
         )
 
     with asyncio.Runner(loop_factory=event_loop()) as runner:

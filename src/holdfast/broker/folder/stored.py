@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 import msgspec
 
-from holdfast.broker.folder.layout import OWNER_SOCKET, RESERVE, STORE_MARK
+from holdfast.broker.folder.layout import OWNER_SOCKET, RESERVE, STORE_MARK, is_store
 from holdfast.env import World
 from holdfast.env.chain.chain import ChainTimes
 from holdfast.env.chain.engines import FolderStore, MemoryStore, Store, StoreRefused, StoreUnreachable
@@ -56,7 +56,7 @@ def parse_place(url: str) -> StorePlace:
     except ValueError as error:
         raise InvalidRequest(f"{url.partition('://')[0]}://... is no place in a store: {error}") from None
     user, _, host = parts.netloc.rpartition("@")
-    shown = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+    shown = f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
     path = unquote(parts.path).strip("/")
     names = path.split("/") if path else []
     name = names[-1] if names else host
@@ -73,6 +73,11 @@ def parse_place(url: str) -> StorePlace:
     if parts.scheme != "postgresql" and (user or parts.query or parts.fragment):
         raise InvalidRequest(f"{wrong}keys and options are not part of it, they come from the environment")
     return StorePlace(url=url.rstrip("/"), shown=shown, name=name)
+
+
+def shown_place(place: str) -> str:
+    """Return a folder, or a place in a store without its password."""
+    return parse_place(place).shown if is_store(place) else place
 
 
 def cache_folder(place: StorePlace, settings: BrokerSettings) -> str:
