@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
 
 import pytest
 
@@ -327,6 +331,10 @@ def test_a_server_keeps_its_audit_log_in_the_store(machine, url, tmp_path):
             await asyncio.sleep(0.01)
         async with holdfast.aio.connect(addresses[0]) as broker:
             await broker.create_topic("audited")
+        told = await asyncio.to_thread(asked, addresses[0], "/v1/admin/status")
+        assert told["store"].items() >= {"name": url, "epoch": 1}.items()
+        assert "problem" not in told["store"]
+        assert told["store"]["objects"] > 0
         stop.set()
         assert await serving
 
@@ -342,3 +350,38 @@ def test_what_a_server_says_it_serves_has_no_password():
 
     assert shown_place("postgresql://u:sesame@host/db/jobs") == "postgresql://host/db/jobs"
     assert shown_place("./data") == "./data"
+
+
+def test_a_server_that_lost_its_folder_is_not_ready_and_says_why(machine, url, tmp_path):
+    from holdfast.env import real_world
+    from holdfast.local.aio.broker import AsyncLocalBrokerPort
+    from holdfast.local.opening import open_broker_port
+    from holdfast.server.server import make_server
+    from holdfast.settings import ServerSettings
+
+    async def main():
+        port = await asyncio.to_thread(open_broker_port, AsyncLocalBrokerPort, url)
+        server = make_server(real_world(), port, ServerSettings(port=0))
+        [address] = await server.listen(None)
+        assert (await asyncio.to_thread(asked, address, "/readyz"))["status"] == "ready"
+        chain = tmp_path / "store/jobs/chain"
+        number = port.engine.store.next_number
+        for beyond in range(8):  # its next objects, also those that it writes by itself
+            (chain / f"{number + beyond:020}").write_bytes(b"someone else's")
+        with pytest.raises(OSError, match="taken over"):
+            await asyncio.to_thread(port.engine.store.confirm)
+        assert "taken over" in str(await asyncio.to_thread(asked, address, "/readyz"))
+        assert "taken over" in (await asyncio.to_thread(asked, address, "/v1/admin/status"))["store"]["problem"]
+        await server.drain()
+        with suppress(DiskFailed):
+            await port.close()
+
+    asyncio.run(main())
+
+
+def asked(address, path):
+    try:
+        with urllib.request.urlopen(address + path, timeout=PATIENCE_S) as answer:
+            return json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return json.loads(error.read())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from os import PathLike, fspath
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -55,6 +55,9 @@ from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.files import LOCK, join, open_error, require_own, take_lock
 from holdfast.storage.keeper import Keeper, soonest
 
+if TYPE_CHECKING:
+    from holdfast.env.chain.chain import Chain
+
 logger = logging.getLogger(__name__)
 
 _SHARE_IT: Final = "Close it there and try again; in one process share the object: it is safe for threads"
@@ -67,6 +70,7 @@ class BrokerEngine:
     # What replaces an API object of this folder in a forked child, and with which client; None if not shared.
     stand_in: Callable[[Any], Any] | None = None
     client_in_child: Any = None
+    store: Chain | None = None  # what the folder lives in, if it does not live here
 
     def __init__(self, world: World, folder: str, settings: BrokerSettings, observer: Observer | None = None) -> None:
         self.space = Space(self)
@@ -174,7 +178,7 @@ class BrokerEngine:
         except BaseException:
             give_up()
             raise
-        engine.after_close = give_up
+        engine.after_close, engine.store = give_up, owner.chain
         return engine
 
     def list_parts(self) -> None:

@@ -362,6 +362,7 @@ def status_command(folder: DataFolder, wait: Wait = WAIT, as_json: AsJson = Fals
     status: Status = _asked(folder, wait, Status, "admin", "status")
     if as_json:
         found = {name: getattr(status, name) for name in status.__struct_fields__ if name != "started_at"}
+        found["store"] = None if status.store is None else msgspec.structs.asdict(status.store)
         print_json({**found, **moment("started_at", status.started_at)})
         return OK
     shown = facts_table()
@@ -377,6 +378,13 @@ def status_command(folder: DataFolder, wait: Wait = WAIT, as_json: AsJson = Fals
         ("members", f"{status.members:,}"),
     ):
         shown.add_row(title, text)
+    if status.store is not None:
+        store = status.store
+        text = (
+            f"{safe(store.name)}, epoch {store.epoch:,}, {store.objects:,} objects, the last one "
+            f"{store.silent_seconds:.1f} s ago, {size(store.unsent_bytes)} not sent yet"
+        )
+        shown.add_row("store", f"{text}; lost: {safe(store.problem)}" if store.problem else text)
     if status.tokens_problem:
         shown.add_row("tokens", f"the file cannot be used, the last one holds: {safe(status.tokens_problem)}")
     stdout().print(shown)

@@ -187,6 +187,17 @@ class Chain:
         return self._committed
 
     @property
+    def silent_s(self) -> float:
+        """How long ago the last object that the store has was sent."""
+        return (self._clock.monotonic_ns() - self._confirmed_ns) / _NS
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the store does not have yet, and would be lost with this process."""
+        with self.lock:
+            return self.batch.bytes + sum(len(content) for content in self._in_flight.values())
+
+    @property
     def failure(self) -> OSError | None:
         """Why nothing can be written any more; None as long as all is well."""
         return self._failure

@@ -39,8 +39,7 @@ _CHECKPOINT_BYTES: Final = 256 * 1024 * 1024
 _CHECKPOINT_OBJECTS: Final = 5_000
 _CHECKPOINT_NS: Final = 600 * 1_000_000_000
 _NS: Final = 1_000_000_000
-_RETRY_FIRST_S: Final = 5.0
-_RETRY_MOST_S: Final = 600.0
+_RETRY_S: Final = (5.0, 600.0)  # after a checkpoint that failed: at first, and at most
 _LEASE: Final = "lease_s"  # in what an owner says about itself
 
 _Answer = TypeVar("_Answer")
@@ -148,7 +147,7 @@ class StoreOwner:
         self._checkpoint_ns = world.clock.monotonic_ns()
         self._listed: dict[int, Listed] = {}
         self._retry_ns = 0  # no checkpoint before: the last one failed
-        self._retry_after_s = _RETRY_FIRST_S
+        self._retry_after_s = _RETRY_S[0]
         self._ended = threading.Event()
         self._closing = threading.Event()  # no more checkpoints
         self._threads: list[tuple[threading.Thread, threading.Event]] = []
@@ -188,9 +187,9 @@ class StoreOwner:
         except BaseException:
             # All of it is read and sent again: not at once, if the store does not take it.
             self._retry_ns = self._clock.monotonic_ns() + round(self._retry_after_s * _NS)
-            self._retry_after_s = min(self._retry_after_s * 2, _RETRY_MOST_S)
+            self._retry_after_s = min(self._retry_after_s * 2, _RETRY_S[1])
             raise
-        self._retry_after_s = _RETRY_FIRST_S
+        self._retry_after_s = _RETRY_S[0]
 
     def checkpoint(self) -> None:
         """Write a checkpoint, and remove what it and those before it make superfluous."""
