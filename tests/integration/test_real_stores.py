@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -11,7 +12,8 @@ import pytest
 
 import holdfast
 from holdfast.broker.folder.stored import open_store, parse_place
-from holdfast.env.chain.engines import StoreRefused, probe
+from holdfast.env.chain import services
+from holdfast.env.chain.engines import StoreRefused, StoreUnreachable, probe
 from tests.integration.store_servers import postgres, postgres_program, seaweedfs
 
 pytestmark = [pytest.mark.slow, pytest.mark.serial]
@@ -112,3 +114,72 @@ def test_a_place_without_permission_or_bucket_is_explained(store, tmp_path, monk
     monkeypatch.setenv("HOLDFAST_BROKER_STORE_CACHE_DIR", str(tmp_path / "cache"))
     with pytest.raises((holdfast.HoldfastError, StoreRefused), match="s3://no-such-bucket"):
         holdfast.open("s3://no-such-bucket-here/jobs")
+
+
+@pytest.fixture
+def database(request, tmp_path, monkeypatch):
+    if postgres_program("initdb") is None:
+        pytest.skip("there is no PostgreSQL here")
+    monkeypatch.setattr(services, "_TIMEOUT_S", 1)
+    with postgres(tmp_path) as (url, _):
+        yield url
+
+
+def test_a_database_that_hangs_is_not_waited_for_without_end(database):
+    store, root = open_store(parse_place(database))
+    [connection] = store._idle  # type: ignore[attr-defined]
+    hung = connection.info.backend_pid
+    os.kill(hung, signal.SIGSTOP)
+    try:
+        with pytest.raises(StoreUnreachable, match="did not answer in time"):
+            store.create(f"{root}a", b"1")
+    finally:
+        os.kill(hung, signal.SIGCONT)
+    store.close()
+
+
+def test_a_commit_that_waits_for_a_standby_is_unknown_until_the_standby_has_it(database):
+    """The row is there, and may be lost with its server: nobody is told that it is stored."""
+    import psycopg
+
+    store, root = open_store(parse_place(database))
+    admin = psycopg.connect(database.rpartition("/")[0], autocommit=True)
+    admin.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+    admin.execute("SELECT pg_reload_conf()")
+    for _ in range(2):
+        with pytest.raises(StoreUnreachable):
+            while store.create(f"{root}{os.urandom(4).hex()}", b"1"):
+                pass  # until the setting is seen
+    for _ in range(2):
+        with pytest.raises(StoreUnreachable):
+            store.create(f"{root}a", b"1")
+    admin.execute("ALTER SYSTEM SET synchronous_standby_names = ''")
+    admin.execute("SELECT pg_reload_conf()")
+    chain_says = None
+    while chain_says is None:
+        try:
+            chain_says = store.create(f"{root}a", b"1")
+        except StoreUnreachable:
+            continue
+    assert store.read(f"{root}a") == b"1"
+    admin.close()
+    store.close()
+
+
+def test_a_list_does_not_read_what_others_keep_in_the_same_table(database):
+    store, root = open_store(parse_place(database))
+    for key in (f"{root}a", f"{root}b", "zzz/a", "a/a"):
+        store.create(key, b"")
+    assert list(store.keys(root)) == [f"{root}a", f"{root}b"]
+    assert list(store.keys(root, after=f"{root}a")) == [f"{root}b"]
+    store.close()
+
+
+def test_what_is_large_may_take_longer_than_what_the_lease_depends_on(database):
+    store, root = open_store(parse_place(database))
+    seen = {}
+    for key in (f"{root}chain/1", f"{root}content/1", f"{root}large/1", f"{root}chain/2"):
+        with store._connection(key) as connection:  # type: ignore[attr-defined]
+            seen[key.split("/")[-2] + key[-1]] = connection.execute("SHOW statement_timeout").fetchone()[0]
+    assert seen == {"chain1": "1s", "content1": "10min", "large1": "10min", "chain2": "1s"}
+    store.close()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
 
 import pytest
 
@@ -265,3 +269,119 @@ def test_the_local_copy_opened_as_a_folder_is_the_queue_in_the_store(machine, ur
     monkeypatch.setenv("HOLDFAST_BROKER_STORE_CACHE_DIR", str(tmp_path / "another"))
     with holdfast.open(url) as queue:
         assert drained(queue) == [b"one", b"two"]
+
+
+def test_a_second_process_of_a_machine_that_stands_by_waits_as_well(machine, url, elsewhere, tmp_path):
+    queue = holdfast.open(url)
+    queue.put(b"one")
+    queue.put(b"two")
+    program = f"""
+        print("waiting", flush=True)
+        with holdfast.open({url!r}) as queue:
+            with queue.get(timeout=30) as message:
+                body = message.body.decode()
+            print(body, flush=True)
+        """
+    both = [elsewhere(program, HOLDFAST_BROKER_STORE_CACHE_DIR=str(tmp_path / "there")) for _ in range(2)]
+    assert [child.stdout.readline().strip() for child in both] == ["waiting", "waiting"]
+    time.sleep(5)  # for longer than a process waits for an owner that does not share
+    queue.close()
+    assert sorted(child.stdout.readline().strip() for child in both) == ["one", "two"]
+
+
+def test_the_next_process_of_the_machine_takes_over_in_the_same_cache(machine, url, elsewhere, tmp_path):
+    owner = elsewhere(
+        f"""
+        queue = holdfast.open({url!r})
+        queue.put(b"kept", durability="fsync")
+        print("open", flush=True)
+        time.sleep(600)
+        """,
+        HOLDFAST_BROKER_STORE_CACHE_DIR=str(tmp_path / "cache"),
+        HOME=str(tmp_path / "home"),
+    )
+    assert owner.stdout.readline().strip() == "open"
+    with holdfast.open(url) as queue:
+        queue.put(b"by the socket")
+        owner.kill()
+        owner.wait()
+        queue.put(b"after", durability="fsync")
+        assert {b"kept", b"after"} <= set(drained(queue))
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_server_keeps_its_audit_log_in_the_store(machine, url, tmp_path):
+    from holdfast.broker.folder.stored import refreshed_copy
+    from holdfast.config.settings_file import read_settings
+    from holdfast.env import real_world
+    from holdfast.server.server import serve
+    from holdfast.settings import BrokerSettings, ServerSettings
+
+    there = BrokerSettings(store_cache_dir=str(tmp_path / "cache"))
+
+    async def main():
+        stop, addresses = asyncio.Event(), []
+        serving = asyncio.create_task(
+            serve(
+                real_world(), url, there, ServerSettings(port=0), ready=addresses.extend, stop_asked=stop.wait(),
+                effective=read_settings(real_world(), {}),
+            )
+        )  # fmt: skip
+        while not addresses:
+            await asyncio.sleep(0.01)
+        async with holdfast.aio.connect(addresses[0]) as broker:
+            await broker.create_topic("audited")
+        told = await asyncio.to_thread(asked, addresses[0], "/v1/admin/status")
+        assert told["store"].items() >= {"name": url, "epoch": 1}.items()
+        assert "problem" not in told["store"]
+        assert told["store"]["objects"] > 0
+        stop.set()
+        assert await serving
+
+    asyncio.run(main())
+    elsewhere = BrokerSettings(store_cache_dir=str(tmp_path / "another"))
+    copy = refreshed_copy(url, elsewhere, real_world())
+    with open(f"{copy}/audit.jsonl") as lines:
+        assert "audited" in lines.read()
+
+
+def test_what_a_server_says_it_serves_has_no_password():
+    from holdfast.broker.folder.stored import shown_place
+
+    assert shown_place("postgresql://u:sesame@host/db/jobs") == "postgresql://host/db/jobs"
+    assert shown_place("./data") == "./data"
+
+
+def test_a_server_that_lost_its_folder_is_not_ready_and_says_why(machine, url, tmp_path):
+    from holdfast.env import real_world
+    from holdfast.local.aio.broker import AsyncLocalBrokerPort
+    from holdfast.local.opening import open_broker_port
+    from holdfast.server.server import make_server
+    from holdfast.settings import ServerSettings
+
+    async def main():
+        port = await asyncio.to_thread(open_broker_port, AsyncLocalBrokerPort, url)
+        server = make_server(real_world(), port, ServerSettings(port=0))
+        [address] = await server.listen(None)
+        assert (await asyncio.to_thread(asked, address, "/readyz"))["status"] == "ready"
+        chain = tmp_path / "store/jobs/chain"
+        number = port.engine.store.next_number
+        for beyond in range(8):  # its next objects, also those that it writes by itself
+            (chain / f"{number + beyond:020}").write_bytes(b"someone else's")
+        with pytest.raises(OSError, match="taken over"):
+            await asyncio.to_thread(port.engine.store.confirm)
+        assert "taken over" in str(await asyncio.to_thread(asked, address, "/readyz"))
+        assert "taken over" in (await asyncio.to_thread(asked, address, "/v1/admin/status"))["store"]["problem"]
+        await server.drain()
+        with suppress(DiskFailed):
+            await port.close()
+
+    asyncio.run(main())
+
+
+def asked(address, path):
+    try:
+        with urllib.request.urlopen(address + path, timeout=PATIENCE_S) as answer:
+            return json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return json.loads(error.read())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from holdfast.env import ManualClock, SystemClock
 from holdfast.env.chain.chain import Chain, ChainTimes, OwnershipLost, Position, key_of, walk
 from holdfast.env.chain.disk import ChainDisk
-from holdfast.env.chain.engines import MemoryStore, StoreRefused, StoreUnreachable, probe
+from holdfast.env.chain.engines import FolderStore, MemoryStore, StoreRefused, StoreUnreachable, probe
 from holdfast.env.chain.format import (
     HEADER_BYTES,
     BadObject,
@@ -165,6 +166,22 @@ def test_a_word_is_not_moved_to_before_a_write_that_covers_it():
     batch.write("state", 0, b"c" * 8)
     replay(memoryview(batch.payload()), copy)
     assert copy.files["state"] == b"c" * 8 + b"b" * 8
+
+
+def test_words_that_overlap_in_part_keep_their_order():
+    batch, copy = ChangeBatch(), Written()
+    batch.create("state")
+    batch.write("state", 0, b"a" * 8)
+    batch.write("state", 4, b"b" * 8)
+    batch.write("state", 0, b"c" * 8)
+    replay(memoryview(batch.payload()), copy)
+    assert copy.files["state"] == b"c" * 8 + b"b" * 4
+
+
+@pytest.mark.parametrize("payload", [b"\x03\x00", b"\x03\x05\x00\x00\x00", b"\x63", b"\x04\x00"])
+def test_what_is_no_record_is_a_bad_object(payload):
+    with pytest.raises(BadObject):
+        replay(memoryview(payload), Written())
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../outside", "a/../../b", "a//b", "", "a/./b", "a\0b"])
@@ -385,3 +402,21 @@ def test_a_large_write_that_the_store_does_not_take_says_so_and_leaves_the_owner
     store.is_cut = False
     disk.upload(b"abc")
     disk.chain.commit()
+
+
+def test_an_object_of_a_folder_is_there_when_its_name_is_synced_also_if_an_earlier_attempt_made_it(tmp_path):
+    store = FolderStore(str(tmp_path))
+    sync, synced = store._disk.sync_folder, []
+
+    def failing_once(folder):
+        if folder.endswith("chain"):
+            synced.append(folder)
+            if len(synced) == 1:
+                raise OSError(errno.EMFILE, "too many open files")
+        sync(folder)
+
+    store._disk.sync_folder = failing_once  # type: ignore[method-assign]
+    with pytest.raises(StoreUnreachable):
+        store.create("chain/1", b"x")
+    assert not store.create("chain/1", b"x")
+    assert len(synced) == 2

@@ -5,13 +5,19 @@ from __future__ import annotations
 import random
 import threading
 
+import msgspec
 import pytest
 
+from holdfast.checksum import crc32c
 from holdfast.env import ManualClock, SeededIds, SystemClock
-from holdfast.env.chain.chain import Chain, Position, walk
+from holdfast.env.chain.chain import Chain, OwnershipLost, Position, walk
 from holdfast.env.chain.checkpoints import (
     KEPT_NS,
+    Checkpoint,
     Copy,
+    Listed,
+    StoredFile,
+    checkpoint_key,
     checkpoints,
     clean_up,
     content_key,
@@ -216,8 +222,8 @@ def test_only_what_no_opening_needs_is_cleaned_up():
     put(disk, "file", b"d", LARGE)
     disk.chain.commit()
     whole = replayed(store)
-    assert clean_up(store, "", KEPT_NS // 2) == 0  # none is old enough
-    assert clean_up(store, "", 2 * KEPT_NS) > 0
+    assert clean_up(store, "", KEPT_NS // 2, disk.chain.confirm) == 0  # none is old enough
+    assert clean_up(store, "", 2 * KEPT_NS, disk.chain.confirm) > 0
     assert checkpoints(store, "") == [young.at.number, kept.at.number]
     assert store.read(content_key("", old.files[0].digest)) is None
     for each in (kept, young):
@@ -249,3 +255,74 @@ def test_an_object_whose_large_write_could_not_be_fetched_is_applied_anew():
     seen.is_cut = False
     follower.catch_up()
     assert files_of(fresh) == {"file": b"draft", "large": b"x" * LARGE_BYTES}
+
+
+@pytest.mark.parametrize("path", ["../outside", "/etc/passwd", "a/../../b", ""])
+def test_a_checkpoint_cannot_lead_out_of_the_folder(path):
+    """Whoever may write to the store may make one."""
+    store = MemoryStore()
+    for number, made in enumerate(
+        [
+            Checkpoint(at=Position(), time_ns=0, owner=b"", folders=[], files=[StoredFile(path, 1, b"x")]),
+            Checkpoint(at=Position(), time_ns=0, owner=b"", folders=[path], files=[]),
+        ]
+    ):
+        payload = msgspec.msgpack.encode(made)
+        store.create(checkpoint_key("", number), b"HFCP\x01" + crc32c(payload).to_bytes(4, "little") + payload)
+        with pytest.raises(BadObject, match="not a place in the folder"):
+            read_checkpoint(store, "", number)
+
+
+def test_what_is_no_checkpoint_is_refused_and_other_names_are_passed_over():
+    store = MemoryStore()
+    payload = msgspec.msgpack.encode({"at": "nowhere"})
+    store.create(checkpoint_key("", 3), b"HFCP\x01" + crc32c(payload).to_bytes(4, "little") + payload)
+    store.create("checkpoint/README", b"made by a person")
+    assert checkpoints(store, "") == [3]
+    with pytest.raises(BadObject, match="not as this release writes it"):
+        read_checkpoint(store, "", 3)
+
+
+def test_one_that_cleans_up_too_late_leaves_what_the_next_owner_has_stored():
+    store = MemoryStore()
+    disk = own(store, SimulatedDisk(maps=False))
+    put(disk, "file", b"a" * LARGE)
+    for hour in range(2):
+        put(disk, "small", b"%d" % hour)
+        write_checkpoint(disk, hour * KEPT_NS)
+    keys, made = store.keys, []
+
+    def keys_with_a_new_owner(prefix, after=""):
+        found = keys(prefix, after)
+        if prefix == "chain/" and not made:
+            made.append(True)
+            local, clock = SimulatedDisk(maps=False), ManualClock()
+            follower = ChainFollower(store, "", World(clock=clock, disk=local, ids=SeededIds(1)), "data")
+            follower.begin()
+            follower.catch_up()
+            chain = Chain.take_over(store, "", clock, at=follower.at, writer=bytes(15) + b"1")
+            assert chain is not None
+            taken = ChainDisk(local, "data", chain)
+            put(taken, "next", b"b" * LARGE)
+            made.append(write_checkpoint(taken, 2 * KEPT_NS))
+        return found
+
+    store.keys = keys_with_a_new_owner  # type: ignore[method-assign]
+    with pytest.raises(OwnershipLost):
+        clean_up(store, "", 2 * KEPT_NS, disk.chain.confirm)
+    assert replayed(store, None, made[1])["next"] == b"b" * LARGE
+
+
+def test_each_checkpoint_is_read_once_for_cleaning_up():
+    store = MemoryStore()
+    disk = own(store, SimulatedDisk(maps=False))
+    read, seen = store.read, []
+    store.read = lambda key: seen.append(key) or read(key)  # type: ignore[method-assign]
+    known: dict[int, Listed] = {}
+    for hour in range(5):
+        put(disk, "file", b"%d" % hour)
+        write_checkpoint(disk, hour * KEPT_NS)
+        clean_up(store, "", hour * KEPT_NS, disk.chain.confirm, known)
+    of_checkpoints = [key for key in seen if key.startswith("checkpoint/")]
+    assert len(of_checkpoints) == len(set(of_checkpoints)) == 5
+    assert sorted(known, reverse=True) == checkpoints(store, "")

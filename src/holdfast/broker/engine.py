@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from os import PathLike, fspath
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -54,6 +54,9 @@ from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.files import LOCK, join, open_error, require_own, take_lock
 from holdfast.storage.keeper import Keeper, soonest
 
+if TYPE_CHECKING:
+    from holdfast.env.chain.chain import Chain
+
 logger = logging.getLogger(__name__)
 
 _SHARE_IT: Final = "Close it there and try again; in one process share the object: it is safe for threads"
@@ -66,6 +69,7 @@ class BrokerEngine:
     # What replaces an API object of this folder in a forked child, and with which client; None if not shared.
     stand_in: Callable[[Any], Any] | None = None
     client_in_child: Any = None
+    store: Chain | None = None  # what the folder lives in, if it does not live here
 
     def __init__(self, world: World, folder: str, settings: BrokerSettings, observer: Observer | None = None) -> None:
         self.space = Space(self)
@@ -141,11 +145,13 @@ class BrokerEngine:
             raise BadSettings(f"settings must be BrokerSettings, not {type(settings).__name__}")
         settings = settings or BrokerSettings()
         try:
-            store = folder if is_store(folder) else store_of(world, folder)
+            copied = None if is_store(folder) else store_of(world, folder)
         except OSError as error:
             raise _open_error(folder, error) from error
-        if store is not None:
-            return BrokerEngine._open_stored(store, settings, observer, world, create=create)
+        if is_store(folder):
+            return BrokerEngine._open_stored(folder, None, settings, observer, world, create=create)
+        if copied is not None:
+            return BrokerEngine._open_stored(copied, folder, settings, observer, world, create=create)
         return BrokerEngine._open_here(folder, settings, observer, world, create=create)
 
     @staticmethod
@@ -162,18 +168,18 @@ class BrokerEngine:
 
     @staticmethod
     def _open_stored(
-        url: str, settings: BrokerSettings, observer: Observer | None, world: World, *, create: bool
+        url: str, copy: str | None, settings: BrokerSettings, observer: Observer | None, world: World, *, create: bool
     ) -> BrokerEngine:
         from holdfast.broker.folder.stored import own_stored, parse_place
 
-        folder, stored, owner, give_up = own_stored(parse_place(url), settings, world)
+        folder, stored, owner, give_up = own_stored(parse_place(url), settings, world, copy)
         try:
             owner.keep()
             engine = BrokerEngine._open_here(folder, settings, observer, stored, create=create)
         except BaseException:
             give_up()
             raise
-        engine.after_close = give_up
+        engine.after_close, engine.store = give_up, owner.chain
         return engine
 
     def list_parts(self) -> None:

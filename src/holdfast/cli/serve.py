@@ -163,6 +163,7 @@ def _not_installed(package: str | None) -> NotInstalled:
 
 def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, *, shares: bool) -> int:
     try:
+        from holdfast.broker.folder.stored import shown_place
         from holdfast.client.shared_folder import share
         from holdfast.server.metrics import start_logging
         from holdfast.server.server import event_loop, serve
@@ -172,6 +173,7 @@ def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, 
         if not is_installed(package):
             raise _not_installed(package)
 
+    shown = shown_place(folder)  # for people, here and by the API: without a password
     start_logging(settings.log_format, sys.stderr)
     effective, settings = _within_limits(effective, settings)
     sys.setswitchinterval(_SWITCH_S)
@@ -179,7 +181,7 @@ def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, 
     def ready(addresses: Sequence[str]) -> None:
         gc.freeze()  # what is loaded never needs to be searched for garbage, which would hold up all calls
         gc.enable()
-        say(folder, addresses, settings)
+        say(shown, addresses, settings)
 
     async def until_stopped() -> bool:
         loop = asyncio.get_running_loop()
@@ -193,7 +195,7 @@ def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, 
             ready=ready,
             stop_asked=loop.create_task(stop_asked.wait()),
             opened=share if shares else None,
-            effective=msgspec.structs.replace(effective, server=settings, data_dir=folder),
+            effective=msgspec.structs.replace(effective, server=settings, data_dir=shown),
         )
 
     with asyncio.Runner(loop_factory=event_loop()) as runner:
@@ -360,6 +362,7 @@ def status_command(folder: DataFolder, wait: Wait = WAIT, as_json: AsJson = Fals
     status: Status = _asked(folder, wait, Status, "admin", "status")
     if as_json:
         found = {name: getattr(status, name) for name in status.__struct_fields__ if name != "started_at"}
+        found["store"] = None if status.store is None else msgspec.structs.asdict(status.store)
         print_json({**found, **moment("started_at", status.started_at)})
         return OK
     shown = facts_table()
@@ -375,6 +378,13 @@ def status_command(folder: DataFolder, wait: Wait = WAIT, as_json: AsJson = Fals
         ("members", f"{status.members:,}"),
     ):
         shown.add_row(title, text)
+    if status.store is not None:
+        store = status.store
+        text = (
+            f"{safe(store.name)}, epoch {store.epoch:,}, {store.objects:,} objects, the last one "
+            f"{store.silent_seconds:.1f} s ago, {size(store.unsent_bytes)} not sent yet"
+        )
+        shown.add_row("store", f"{text}; lost: {safe(store.problem)}" if store.problem else text)
     if status.tokens_problem:
         shown.add_row("tokens", f"the file cannot be used, the last one holds: {safe(status.tokens_problem)}")
     stdout().print(shown)

@@ -303,9 +303,12 @@ def open_shared(
             load_client()  # before the owner, which may be a thread of this process, begins to load its server
             clock = real_world().clock
             path = absolute(local_folder(folder, settings))
+            stored = store_settings(settings) if is_store(folder) else None
             if answers_at(socket_of(path)):
-                return None, client_of_owner(path, settings, for_tasks=for_tasks)
-            until_ns = until_ns or clock.monotonic_ns() + _PATIENCE_NS
+                return None, client_of_owner(path, stored or settings, for_tasks=for_tasks)
+            # Another process of this machine may be waiting for its turn to own a folder in a store.
+            patience_ns = _PATIENCE_NS + (0 if stored is None else stored.store_wait_ms * 1_000_000)
+            until_ns = until_ns or clock.monotonic_ns() + patience_ns
             if clock.monotonic_ns() > until_ns:
                 busy.add_note("its owner does not share it: it was opened with share=False, or by a command")
                 raise

@@ -12,7 +12,7 @@ from holdfast.api.arguments import switch
 from holdfast.api.bodies import Bodies
 from holdfast.broker.engine import BrokerEngine, folder_path
 from holdfast.broker.folder.contents import check_settings
-from holdfast.broker.folder.layout import DEFAULT_GROUP, is_store
+from holdfast.broker.folder.layout import DEFAULT_GROUP, is_store, store_of
 from holdfast.broker.metrics import Observer
 from holdfast.env import World, real_world
 from holdfast.env.process import environment
@@ -46,7 +46,7 @@ def open_queue_port(
     if durability is not None:
         changes = {**changes, "durability": durability}
     check_settings(settings, changes)
-    usual = store_settings(None) if world is None and is_store(folder) else BrokerSettings()
+    usual = store_settings(None) if world is None and _is_stored(folder) else BrokerSettings()
     trusting = msgspec.structs.replace(usual, trust_folder=trusts(trust_folder, world))
     engine = BrokerEngine.open(folder, create=create, settings=trusting, observer=observer, world=world)
     try:
@@ -71,6 +71,16 @@ def trusts(given: bool | None, world: World | None) -> bool:  # noqa: FBT001  as
     from holdfast.config.settings_file import load_settings
 
     return load_settings(None, {TRUST: said}).broker.trust_folder
+
+
+def _is_stored(folder: object) -> bool:
+    """Whether this is a folder in a store, or the local copy of one, which stands for it."""
+    if is_store(folder):
+        return True
+    try:
+        return store_of(real_world(), folder_path(folder)) is not None
+    except OSError:
+        return False  # whoever opens it finds out why
 
 
 def store_settings(settings: BrokerSettings | None) -> BrokerSettings:

@@ -371,6 +371,17 @@ class Standings(ServerValue, kw_only=True):
 # The server itself on the wire: how it does, who waits, and the traces it keeps.
 
 
+class StoreStatus(ServerValue, kw_only=True):
+    """The store that the folder lives in, as its owner sees it. `problem` says why it is not the owner any more."""
+
+    name: str
+    epoch: int
+    objects: int
+    silent_seconds: float
+    unsent_bytes: int
+    problem: str = ""
+
+
 class Status(ServerValue, kw_only=True):
     """How the server does. `tokens_problem` says why a changed tokens file is not used; the old one holds then."""
 
@@ -390,6 +401,7 @@ class Status(ServerValue, kw_only=True):
     topics: int
     leaving: bool = False
     tokens_problem: str = ""
+    store: StoreStatus | None = None
 
 
 class LimitQuery(Wire, kw_only=True):

@@ -205,7 +205,8 @@ async def serve(
     tls = tls_context(settings, world.clock)
     port = await open_broker_port_async(folder, settings=broker_settings)
     try:
-        audit = open_audit(world, port.place, settings)
+        audit = open_audit(port.engine.world, port.place, settings)  # on its disk: the folder may live in a store
+        port.engine.at_close(audit.close)
         server = make_server(world, port, settings, audit=audit)
         server.service.effective = effective
         addresses = await server.listen(tls)
@@ -223,7 +224,6 @@ async def serve(
         finished = await server.drain()
     finally:
         await port.close()
-        audit.close()
     if not finished:
         logger.warning("calls were cut off", extra={"drain_ms": settings.drain_ms})
     return finished
@@ -236,7 +236,7 @@ def make_server(
     engine = port.engine
     metrics = ServerMetrics(engine, most_groups=settings.metrics_groups)
     metrics.trace_export = start_export(engine, settings.otlp_endpoint, environment())
-    audit = audit or open_audit(world, port.place, settings)
+    audit = audit or open_audit(engine.world, port.place, settings)
     more = [metrics_routes(metrics.render, asks=settings.metrics_auth), audit_routes(audit)]
     if settings.console:
         more += console_routes(audit)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Any, Final, TypeAlias
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 import msgspec
 
-from holdfast.broker.folder.layout import OWNER_SOCKET, RESERVE, STORE_MARK
+from holdfast.broker.folder.layout import OWNER_SOCKET, RESERVE, STORE_MARK, is_store
 from holdfast.env import World
 from holdfast.env.chain.chain import ChainTimes
 from holdfast.env.chain.engines import FolderStore, MemoryStore, Store, StoreRefused, StoreUnreachable
@@ -22,20 +22,30 @@ from holdfast.env.disk import FolderLock
 from holdfast.env.process import environment, is_alive, process_space
 from holdfast.errors import Busy, CorruptData, DiskFailed, InvalidRequest, NotInstalled
 from holdfast.settings import BrokerSettings
-from holdfast.storage.files import LOCK, durable_replace, take_lock
+from holdfast.storage.files import LOCK, durable_replace, open_error, take_lock
 
 # What holds for one process on one machine, and for no copy elsewhere.
 _UNRECORDED: Final = frozenset({LOCK, OWNER_SOCKET, RESERVE})
 _CACHE: Final = "XDG_CACHE_HOME"
+_MOST_NAME_BYTES: Final = 200  # a name in a folder may have 255, and some get a suffix
+_SECRETS: Final = frozenset({"password", "sslpassword"})
+# The same URL means different stores depending on these. Two of them must not share a copy, or an owner.
+_ELSEWHERE: Final = {
+    "s3": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3"),
+    "az": ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT"),
+}
 _memories: Final[dict[str, MemoryStore]] = {}
 
 
 class StorePlace(msgspec.Struct, frozen=True):
-    """A place in a store: a URL without secrets, and the name of the folder there."""
+    """A place in a store: its URL, which may hold a password, the same for people, and the name of the folder there."""
 
     url: str
     shown: str
     name: str
+
+    def __repr__(self) -> str:
+        return f"StorePlace({self.shown!r})"
 
 
 def parse_place(url: str) -> StorePlace:
@@ -43,14 +53,30 @@ def parse_place(url: str) -> StorePlace:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise InvalidRequest(f"{url!r} is no place in a store: {error}") from None
-    host = parts.netloc.rpartition("@")[2]
+        raise InvalidRequest(f"{url.partition('://')[0]}://... is no place in a store: {error}") from None
+    user, _, host = parts.netloc.rpartition("@")
+    shown = f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
     path = unquote(parts.path).strip("/")
-    name = path.rpartition("/")[2] or host
-    if not (host or parts.scheme == "file") or not name or "\0" in path:
-        raise InvalidRequest(f"{url!r} is no place in a store: {_EXAMPLES[parts.scheme]}")
-    shown = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+    names = path.split("/") if path else []
+    name = names[-1] if names else host
+    wrong = f"{shown!r} is no place in a store: "
+    # The name is that of a folder in the cache, which is emptied: it must not be one that leads elsewhere.
+    if (
+        any(each in ("", ".", "..") for each in [*names, name])
+        or "\0" in path
+        or bool(host) == (parts.scheme == "file")
+    ):
+        raise InvalidRequest(wrong + _EXAMPLES[parts.scheme])
+    if len(name.encode()) > _MOST_NAME_BYTES:
+        raise InvalidRequest(f"{wrong}its name has more than {_MOST_NAME_BYTES} bytes")
+    if parts.scheme != "postgresql" and (user or parts.query or parts.fragment):
+        raise InvalidRequest(f"{wrong}keys and options are not part of it, they come from the environment")
     return StorePlace(url=url.rstrip("/"), shown=shown, name=name)
+
+
+def shown_place(place: str) -> str:
+    """Return a folder, or a place in a store without its password."""
+    return parse_place(place).shown if is_store(place) else place
 
 
 def cache_folder(place: StorePlace, settings: BrokerSettings) -> str:
@@ -59,7 +85,15 @@ def cache_folder(place: StorePlace, settings: BrokerSettings) -> str:
     if given is None:
         home = environment().get(_CACHE) or posixpath.join(posixpath.expanduser("~"), ".cache")
         given = posixpath.join(home, "holdfast")
-    return f"{posixpath.abspath(given)}/{hashlib.sha256(place.shown.encode()).hexdigest()[:16]}/{place.name}"
+    return f"{posixpath.abspath(given)}/{hashlib.sha256(_identity(place).encode()).hexdigest()[:16]}/{place.name}"
+
+
+def _identity(place: StorePlace) -> str:
+    """Return what tells this store from all others: the URL, and what else says where it is."""
+    parts, known = urlsplit(place.url), environment()
+    said = [f"{name}={known[name]}" for name in _ELSEWHERE.get(parts.scheme, ()) if known.get(name)]
+    said += [f"{name}={value}" for name, value in parse_qsl(parts.query) if name not in _SECRETS]
+    return " ".join([place.shown, *said])
 
 
 def refreshed_copy(url: str, settings: BrokerSettings, world: World) -> str:
@@ -68,7 +102,8 @@ def refreshed_copy(url: str, settings: BrokerSettings, world: World) -> str:
     folder = cache_folder(place, settings)
     with ExitStack() as closing:
         try:
-            lock = _locked_copy(place, folder, world)
+            with _translated(place):
+                lock = _locked_copy(place, folder, world)
         except Busy:
             return folder  # its owner is on this machine, and keeps it up to date
         closing.callback(lock.release)
@@ -99,7 +134,9 @@ def _translated(place: StorePlace) -> Iterator[None]:
         busy.is_elsewhere = True
         raise busy from None
     except (StoreRefused, StoreUnreachable) as error:
-        raise DiskFailed(f"{place.shown} cannot be opened: {error}") from error
+        raise DiskFailed(f"{place.shown} cannot be opened: {error}{_advice(place)}") from error
+    except OSError as error:
+        raise open_error(f"the local copy of {place.shown}", error) from error
     except BadObject as error:
         raise CorruptData(f"{place.shown} cannot be opened: {error}. Restore it from a copy") from error
 
@@ -109,24 +146,32 @@ def open_store(place: StorePlace) -> tuple[Store, str]:
     scheme = place.url.partition("://")[0]
     try:
         return _ENGINES[scheme](place)
-    except (StoreRefused, StoreUnreachable) as error:
-        raise InvalidRequest(f"{place.shown} cannot be opened: {error}") from error
+    except StoreRefused as error:
+        raise InvalidRequest(f"{place.shown} cannot be opened: {error}{_advice(place)}") from error
+    except StoreUnreachable as error:
+        raise DiskFailed(f"{place.shown} cannot be opened: {error}{_advice(place)}") from error
+
+
+def _advice(place: StorePlace) -> str:
+    needed = _KEYS.get(place.url.partition("://")[0])
+    return "" if needed is None else f". See that the environment has what it needs: {needed}"
 
 
 def own_stored(
-    place: StorePlace, settings: BrokerSettings, world: World
+    place: StorePlace, settings: BrokerSettings, world: World, copy: str | None = None
 ) -> tuple[str, World, StoreOwner, Callable[[], None]]:
     """Become the owner of a folder in a store; returns its local copy, a world with its disk, and how to let go.
 
-    Raises Busy if another process owns it and goes on doing so.
+    The copy is `copy` if that is known already. Raises Busy if another process owns it and goes on doing so.
     """
     store, root = open_store(place)
-    folder = cache_folder(place, settings)
+    known = copy is not None and posixpath.basename(copy) == place.name
+    folder = posixpath.abspath(copy) if known and copy is not None else cache_folder(place, settings)
     times = ChainTimes(lease_s=settings.store_lease_ms / 1000, send_s=settings.store_send_ms / 1000)
     with ExitStack() as undoing:
         undoing.callback(store.close)
-        undoing.callback(_locked_copy(place, folder, world).release)
         with _translated(place):
+            undoing.callback(_locked_copy(place, folder, world).release)
             owner = take_over(
                 store, root, world, folder,
                 unrecorded=_UNRECORDED, times=times, wait_s=settings.store_wait_ms / 1000,
@@ -198,6 +243,11 @@ _ENGINES: Final[dict[str, _Opener]] = {
     "postgresql": _postgres,
     "file": _folder,
     "memory": _memory,
+}
+_KEYS: Final = {
+    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, and AWS_ENDPOINT_URL unless it is Amazon's",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
 }
 _EXAMPLES: Final = {
     "s3": "give s3://bucket/name",

@@ -15,6 +15,10 @@ still the owner; see `is_current`.
 A create that gets no answer may have taken effect. It is repeated with the same bytes: "exists" and the same bytes mean
 that it was ours. One that takes longer than `slowest_s` is never counted, even if it succeeds, because by then its
 number may have been cleaned up and made anew.
+
+The same may happen to a process that was stopped for hours and believes that it is the owner, or at the end of the
+chain. So a fence, and the first object after a silence, count only if there is no checkpoint beyond them: what is
+cleaned up is always before one. That is looked up after the create, and needs no clock either.
 """
 
 from __future__ import annotations
@@ -76,6 +80,12 @@ def key_of(root: str, number: int) -> str:
     return f"{root}chain/{number:020}"
 
 
+def is_left_behind(store: Store, root: str, number: int) -> bool:
+    """Whether a checkpoint is beyond the number. Then the object may be missing because it was cleaned up."""
+    prefix = f"{root}checkpoint/"
+    return next(store.keys(prefix, after=f"{prefix}{number:020}"), None) is not None
+
+
 def walk(
     store: Store, root: str, start: Position, *, at_once: int = _READ_AHEAD
 ) -> Iterator[tuple[ObjectHeader, memoryview]]:
@@ -134,9 +144,10 @@ class Chain:
         self._committed = at.number  # all objects before it exist
         self._in_flight: dict[int, bytes] = {}
         self._orphans: list[int] = []  # in flight, and the thread that created them was interrupted
-        self._created: dict[int, int] = {}  # beyond a gap, and when each was sent
+        self._created: dict[int, tuple[int, int]] = {}  # beyond a gap, and when each was sent, by both clocks
         self._sent_ns = 0
         self._confirmed_ns = clock.monotonic_ns()  # when the last object that is committed was sent
+        self._confirmed_at_ns = clock.now_ns()  # the same by the wall clock, which does not stop with the machine
         self._waiting_since_ns: int | None = None
         self._failure: OwnershipLost | None = None
         self.bytes_sent = 0
@@ -158,7 +169,7 @@ class Chain:
         chain = Chain(store, root, clock, at=at.after(header), writer=writer, times=times)
         chain.note = note
         try:
-            chain._put(at.number, encode(header, note))
+            chain._put(at.number, encode(header, note), doubted=True)
         except OwnershipLost:
             return None
         return chain
@@ -174,6 +185,17 @@ class Chain:
     def committed(self) -> int:
         """All objects before this number exist."""
         return self._committed
+
+    @property
+    def silent_s(self) -> float:
+        """How long ago the last object that the store has was sent."""
+        return (self._clock.monotonic_ns() - self._confirmed_ns) / _NS
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the store does not have yet, and would be lost with this process."""
+        with self.lock:
+            return self.batch.bytes + sum(len(content) for content in self._in_flight.values())
 
     @property
     def failure(self) -> OSError | None:
@@ -232,9 +254,13 @@ class Chain:
     def is_current(self) -> bool:
         """Whether nobody else can have become the owner by now, if all clocks run at about the same speed.
 
-        Counted from when the last committed object was *sent*: a challenger saw it at that moment at the earliest.
+        Counted from when the last committed object was *sent*: a challenger saw it at that moment at the earliest. The
+        monotonic clock of some systems stands still while the machine sleeps, so the wall clock is asked, too.
         """
-        return self._clock.monotonic_ns() - self._confirmed_ns < self.times.lease_s * 0.8 * _NS
+        limit_ns = self.times.lease_s * 0.8 * _NS
+        if self._clock.monotonic_ns() - self._confirmed_ns >= limit_ns:
+            return False
+        return self._clock.now_ns() - self._confirmed_at_ns < limit_ns
 
     def require_current(self) -> None:
         """Before handing something out: be sure that no other owner can hand it out as well."""
@@ -318,7 +344,7 @@ class Chain:
 
     def _send(self, number: int, content: bytes) -> None:
         try:
-            self._put(number, content)
+            self._put(number, content, doubted=not self.is_current())
         except OwnershipLost:
             raise
         except BaseException:  # the thread was interrupted: another one, or its next call, tries the same bytes again
@@ -327,34 +353,44 @@ class Chain:
                 self._changed.notify_all()
             raise
 
-    def _put(self, number: int, content: bytes) -> None:
+    def _put(self, number: int, content: bytes, *, doubted: bool = False) -> None:
         """Create one object, however often it takes; raises OwnershipLost if that cannot be."""
         key = key_of(self.root, number)
-        began_ns = self._clock.monotonic_ns()
+        began_ns, began_at_ns = self._clock.monotonic_ns(), self._clock.now_ns()
         try:
             while not self.patiently(lambda: self.store.create(key, content)):
                 found = self.patiently(lambda: self.store.read(key))
                 if found == content:  # an earlier attempt that got no answer
                     break
                 if found is not None:
-                    raise self._fail(f"another process has taken over {self.store.name}; open it again to go on there")
+                    raise self._fail(self._taken_over())
+                if self._clock.monotonic_ns() - began_ns > self.times.slowest_s * _NS:
+                    raise StoreUnreachable(f"{key} exists and cannot be read")
+                self._clock.wait(threading.Event(), _RETRY_S)
+            if doubted and self.patiently(lambda: is_left_behind(self.store, self.root, number)):
+                raise self._fail(self._taken_over())
         except StoreUnreachable as error:
             raise self._fail(f"the store gave no answer for {self.times.slowest_s:g} s: {error}") from error
         except StoreRefused as error:
             raise self._fail(f"the store refused an object: {error}") from error
         if self._clock.monotonic_ns() - began_ns > self.times.slowest_s * _NS:
             raise self._fail(f"the store took longer than {self.times.slowest_s:g} s, so this is not counted as stored")
-        self._made(number, began_ns, len(content))
+        self._made(number, (began_ns, began_at_ns), len(content))
 
-    def _made(self, number: int, sent_ns: int, length: int) -> None:
+    def _made(self, number: int, sent: tuple[int, int], length: int) -> None:
         with self._changed:
             self._in_flight.pop(number, None)
-            self._created[number] = sent_ns
+            self._created[number] = sent
             self.bytes_sent += length
             while self._committed in self._created:
-                self._confirmed_ns = max(self._confirmed_ns, self._created.pop(self._committed))
+                sent_ns, sent_at_ns = self._created.pop(self._committed)
+                if sent_ns >= self._confirmed_ns:
+                    self._confirmed_ns, self._confirmed_at_ns = sent_ns, sent_at_ns
                 self._committed += 1
             self._changed.notify_all()
+
+    def _taken_over(self) -> str:
+        return f"another process has taken over {self.store.name}; open it again to go on there"
 
     def _fail(self, why: str) -> OwnershipLost:
         with self._changed:

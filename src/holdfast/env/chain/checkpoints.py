@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -18,7 +18,7 @@ from holdfast.checksum import crc32c
 from holdfast.env.chain.chain import Position
 from holdfast.env.chain.disk import INLINE_BYTES, Captured, ChainDisk
 from holdfast.env.chain.engines import Store
-from holdfast.env.chain.format import BadObject
+from holdfast.env.chain.format import BadObject, check_path
 from holdfast.env.disk import BytesLike, Disk, write_fully
 from holdfast.env.threads import DaemonThreads
 
@@ -58,11 +58,25 @@ def content_key(root: str, digest: str) -> str:
     return f"{root}content/{digest}"
 
 
-def write_checkpoint(disk: ChainDisk, now_ns: int) -> Checkpoint:
-    """Store the folder as it is now. Writing to it goes on meanwhile; raises OSError if this is no longer the owner."""
+class Interrupted(Exception):
+    """The checkpoint is not wanted any more: the folder is being closed."""
+
+
+def write_checkpoint(disk: ChainDisk, now_ns: int, is_over: Callable[[], bool] = lambda: False) -> Checkpoint:
+    """Store the folder as it is now. Writing to it goes on meanwhile; raises OSError if this is no longer the owner.
+
+    Raises Interrupted between two files once `is_over`.
+    """
     chain = disk.chain
+
+    def store(file: Captured) -> StoredFile:
+        if is_over():
+            raise Interrupted
+        chain.check()
+        return _stored(disk, file)
+
     with disk.capturing() as (capture, number), DaemonThreads(_AT_ONCE, "holdfast-checkpoint") as pool:
-        files = list(pool.map(lambda file: _stored(disk, file), capture.files.values()))
+        files = list(pool.map(store, capture.files.values()))
     at = Position(number=number, epoch=chain.epoch, window=chain.window, writer=chain.writer)
     found = Checkpoint(at=at, time_ns=now_ns, owner=chain.note, folders=capture.folders, files=files)
     payload = msgspec.msgpack.encode(found)
@@ -87,7 +101,8 @@ def _stored(disk: ChainDisk, file: Captured) -> StoredFile:
 def checkpoints(store: Store, root: str) -> list[int]:
     """Return the numbers of all checkpoints, newest first."""
     prefix = f"{root}checkpoint/"
-    return sorted((int(key.removeprefix(prefix)) for key in store.keys(prefix)), reverse=True)
+    names = (key.removeprefix(prefix) for key in store.keys(prefix))
+    return sorted((int(name) for name in names if name.isdecimal() and name.isascii()), reverse=True)
 
 
 def read_checkpoint(store: Store, root: str, number: int) -> Checkpoint:
@@ -99,7 +114,13 @@ def read_checkpoint(store: Store, root: str, number: int) -> Checkpoint:
     payload = memoryview(content)[_HEAD_BYTES:]
     if crc32c(payload) != int.from_bytes(content[5:_HEAD_BYTES], "little"):
         raise BadObject(f"checkpoint {number} is damaged: its checksum does not match")
-    return msgspec.msgpack.decode(payload, type=Checkpoint)
+    try:
+        found = msgspec.msgpack.decode(payload, type=Checkpoint)
+    except msgspec.DecodeError as error:
+        raise BadObject(f"checkpoint {number} is not as this release writes it: {error}") from error
+    for path in [*found.folders, *(file.path for file in found.files)]:
+        check_path(path)
+    return found
 
 
 class Copy:
@@ -150,6 +171,9 @@ class Copy:
             file.close()
 
     def write_large(self, path: str, position: int, length: int, digest: bytes, key: str) -> None:
+        if not key.startswith("large/"):
+            raise BadObject(f"a record names {key!r}, which is no large write")
+        check_path(key)
         content = self._store.read(f"{self._root}{key}")
         if content is None or len(content) != length or hashlib.sha256(content).digest() != digest:
             raise BadObject(f"{key}, which holds {length} bytes of {path}, is missing or damaged")
@@ -221,29 +245,55 @@ class Copy:
         return empty
 
 
-def clean_up(store: Store, root: str, now_ns: int) -> int:
+class Listed(msgspec.Struct, frozen=True):
+    """What cleaning up has to know of a checkpoint. They never change, so each is read once."""
+
+    number: int
+    time_ns: int
+    digests: frozenset[str]
+
+
+def clean_up(
+    store: Store, root: str, now_ns: int, confirm: Callable[[], None], known: dict[int, Listed] | None = None
+) -> int:
     """Remove what no opening needs any more; returns how many objects went.
 
     The newest checkpoint older than `KEPT_NS` is kept, with all that follows it; what is before it goes. Contents go
-    when no kept checkpoint lists them. Only the owner calls this, and not while it writes a checkpoint.
+    when no kept checkpoint lists them. Only the owner calls this, and not while it writes a checkpoint. `confirm`
+    raises if this is no longer the owner: contents are listed first, so those of the next owner's first checkpoint,
+    which cannot be read here yet, are not among them. `known` is what an earlier call has read.
     """
-    numbers = checkpoints(store, root)
-    found = [read_checkpoint(store, root, number) for number in numbers]
+    known = {} if known is None else known
+    contents = list(store.keys(f"{root}content/"))
+    found = [_listed(store, root, number, known) for number in checkpoints(store, root)]
     old = [each for each in found if each.time_ns <= now_ns - KEPT_NS]
     if not old:
         return 0
-    kept = [each for each in found if each.at.number >= old[0].at.number]
-    gone = list(_before(store, f"{root}chain/", old[0].at.number))
+    kept = [each for each in found if each.number >= old[0].number]
+    gone = list(_before(store, f"{root}chain/", old[0].number))
     if len(old) > 1:  # a large write may be named a little before the object that refers to it
-        gone += _before(store, f"{root}large/", old[1].at.number)
-    used = {file.digest for each in kept for file in each.files if file.digest}
-    gone += [checkpoint_key(root, each.at.number) for each in found if each not in kept]
-    gone += [key for key in store.keys(f"{root}content/") if key.rpartition("/")[2] not in used]
+        gone += _before(store, f"{root}large/", old[1].number)
+    used = frozenset().union(*(each.digests for each in kept))
+    gone += [checkpoint_key(root, each.number) for each in found if each not in kept]
+    gone += [key for key in contents if key.rpartition("/")[2] not in used]
+    if gone:
+        confirm()
     for key in gone:
         store.remove(key)
+    for each in [each for each in known.values() if each not in kept]:
+        del known[each.number]
     if gone:
         logger.info("store cleaned up", extra={"store": store.name, "objects": len(gone)})
     return len(gone)
+
+
+def _listed(store: Store, root: str, number: int, known: dict[int, Listed]) -> Listed:
+    found = known.get(number)
+    if found is None:
+        each = read_checkpoint(store, root, number)
+        digests = frozenset(file.digest for file in each.files if file.digest)
+        found = known[number] = Listed(number, each.time_ns, digests)
+    return found
 
 
 def _before(store: Store, prefix: str, number: int) -> Iterator[str]:

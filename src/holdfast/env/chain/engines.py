@@ -96,10 +96,11 @@ class FolderStore:
                 file.sync()
             try:
                 self._disk.link(draft, path)
+                made = True
             except FileExistsError:
-                return False
+                made = False  # perhaps ours, of an attempt that failed before its name was synced
             self._disk.sync_folder(os.path.dirname(path))
-        return True
+        return made
 
     def read(self, key: str) -> bytes | None:
         with _translated(self.name):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from struct import Struct
+from struct import error as struct_error
 from typing import Final, Protocol
 
 import msgspec
@@ -121,7 +122,7 @@ class ChangeBatch:
         self.bytes = 0
         self._parts: list[bytes] = []
         self._names: dict[str, int] = {}
-        self._words: dict[tuple[str, int], int] = {}  # where each word's bytes are among the parts
+        self._words: dict[str, dict[int, int]] = {}  # of each file: where each word's bytes are among the parts
 
     def make(self, path: str) -> None:
         self._plain(Op.MAKE, path)
@@ -137,16 +138,16 @@ class ChangeBatch:
 
     def write(self, path: str, position: int, content: bytes) -> None:
         """Add a write. Words of a state file change with every message: only the last value of each is kept."""
-        is_word = len(content) == _WORD_BYTES
+        is_word = len(content) == _WORD_BYTES and position % _WORD_BYTES == 0  # so that no two overlap in part
         if is_word:
-            at = self._words.get((path, position))
+            at = self._words.get(path, {}).get(position)
             if at is not None:
                 self._parts[at] = content
                 return
         self._add(_WRITE.pack(Op.WRITE, self._index(path), position, len(content)))
         if is_word:
-            self._words[path, position] = len(self._parts)
-        elif self._words:
+            self._words.setdefault(path, {})[position] = len(self._parts)
+        else:
             self._forget(path)  # a later word must not be moved to before this write
         self._parts.append(content)
         self.bytes += len(content)
@@ -178,8 +179,7 @@ class ChangeBatch:
         self.count += 1
 
     def _forget(self, path: str) -> None:
-        for key in [key for key in self._words if key[0] == path]:
-            del self._words[key]
+        self._words.pop(path, None)
 
     def _index(self, path: str) -> int:
         index = self._names.get(path)
@@ -212,7 +212,14 @@ class Changes(Protocol):
 
 
 def replay(payload: memoryview, changes: Changes) -> None:
-    """Apply the records of one object in order."""
+    """Apply the records of one object in order; raises BadObject if they are not records."""
+    try:
+        _replay(payload, changes)
+    except (IndexError, struct_error, UnicodeDecodeError) as error:
+        raise BadObject(f"a record is not as this release writes it: {error}") from error
+
+
+def _replay(payload: memoryview, changes: Changes) -> None:
     names: list[str] = []
     at, end = 0, len(payload)
     plain = {
@@ -230,7 +237,7 @@ def replay(payload: memoryview, changes: Changes) -> None:
         elif op == Op.NAME:
             _, _, length = _NAME.unpack_from(payload, at)
             at += _NAME.size
-            names.append(_checked(bytes(payload[at : at + length]).decode("utf-8", "surrogateescape")))
+            names.append(check_path(bytes(payload[at : at + length]).decode("utf-8", "surrogateescape")))
             at += length
         elif op == Op.WRITE:
             _, index, position, length = _WRITE.unpack_from(payload, at)
@@ -254,8 +261,8 @@ def replay(payload: memoryview, changes: Changes) -> None:
             raise BadObject(f"a record of kind {op} was written by a newer release")
 
 
-def _checked(path: str) -> str:
+def check_path(path: str) -> str:
     """Refuse a name that would lead out of the folder: objects may have been made by anyone who may write there."""
     if "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
-        raise BadObject(f"a record names {path!r}, which is not a place in the folder")
+        raise BadObject(f"it names {path!r}, which is not a place in the folder")
     return path

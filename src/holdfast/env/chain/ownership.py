@@ -11,12 +11,20 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from holdfast.env.chain.chain import Chain, ChainTimes, OwnershipLost, Position, walk
-from holdfast.env.chain.checkpoints import Copy, checkpoints, clean_up, read_checkpoint, write_checkpoint
+from holdfast.env.chain.chain import Chain, ChainTimes, OwnershipLost, Position, is_left_behind, key_of, walk
+from holdfast.env.chain.checkpoints import (
+    Copy,
+    Interrupted,
+    Listed,
+    checkpoints,
+    clean_up,
+    read_checkpoint,
+    write_checkpoint,
+)
 from holdfast.env.chain.disk import ChainDisk
 from holdfast.env.chain.engines import Store, StoreRefused, StoreUnreachable, probe
 from holdfast.env.chain.format import BadObject, ObjectKind, replay
@@ -31,6 +39,10 @@ _CHECKPOINT_BYTES: Final = 256 * 1024 * 1024
 _CHECKPOINT_OBJECTS: Final = 5_000
 _CHECKPOINT_NS: Final = 600 * 1_000_000_000
 _NS: Final = 1_000_000_000
+_RETRY_S: Final = (5.0, 600.0)  # after a checkpoint that failed: at first, and at most
+_LEASE: Final = "lease_s"  # in what an owner says about itself
+
+_Answer = TypeVar("_Answer")
 
 
 class OwnedElsewhere(Exception):
@@ -49,6 +61,7 @@ class ChainFollower:
         self.owner: dict[str, Any] = {}  # what the owner said about itself
         self.objects = 0  # applied since the checkpoint
         self._is_whole = True  # no object is applied in part
+        self._known = 0  # there was a checkpoint as of this number, so the chain goes at least so far
         self._store = store
         self._root = root
         self.copy = Copy(store, root, world.disk, folder)
@@ -56,17 +69,32 @@ class ChainFollower:
     def begin(self) -> None:
         """Start from the newest checkpoint that can be read, or from nothing."""
         self.at, self.objects = Position(), 0
-        for number in checkpoints(self._store, self._root):
+        numbers = checkpoints(self._store, self._root)
+        while numbers:
+            self._known = max(self._known, numbers[0])
             try:
-                found = read_checkpoint(self._store, self._root, number)
+                found = read_checkpoint(self._store, self._root, numbers[0])
                 self.copy.restore(found)
             except BadObject as error:
                 logger.warning("checkpoint not used", extra={"store": self._store.name, "why": str(error)})
+                # It may have been cleaned up while it was fetched: then there is a newer one.
+                newest = checkpoints(self._store, self._root)
+                numbers = newest if newest[:1] > numbers[:1] else numbers[1:]
                 continue
             self.at, self.owner, self._is_whole = found.at, _note(found.owner), True
             return
         self.copy.clear()
         self._is_whole = True
+
+    @property
+    def lease_s(self) -> float:
+        """How long the owner may be silent, as it said itself; 0 if it did not."""
+        said = self.owner.get(_LEASE)
+        return float(said) if isinstance(said, int | float) else 0.0
+
+    def is_left_behind(self) -> bool:
+        """Whether the chain is known to go on, although the next object is missing: it was cleaned up."""
+        return is_left_behind(self._store, self._root, self.at.number)
 
     def catch_up(self) -> bool:
         """Apply all that is there; returns whether there was something."""
@@ -83,7 +111,18 @@ class ChainFollower:
                     self._is_whole = True
                     self.objects += 1
                 self.at = self.at.after(header)
+            self._check_end()
         return self.at.number != before
+
+    def _check_end(self) -> None:
+        """Refuse to take for the end what cannot be: whoever went on from there would leave out what follows."""
+        if self.at.number < self._known:
+            raise BadObject(
+                f"the checkpoint as of object {self._known} cannot be read, and the chain before it has been removed"
+            )
+        has_more = self.at.number == 0 and next(self._store.keys(f"{self._root}chain/"), None) is not None
+        if has_more and self._store.read(key_of(self._root, 0)) is None:  # it may have been made just now
+            raise BadObject("the first objects of the chain have been removed, and there is no checkpoint")
 
 
 def _note(payload: BytesLike) -> dict[str, Any]:
@@ -106,23 +145,30 @@ class StoreOwner:
         self._checkpoint_at = chain.committed - follower.objects
         self._checkpoint_bytes = 0
         self._checkpoint_ns = world.clock.monotonic_ns()
+        self._listed: dict[int, Listed] = {}
+        self._retry_ns = 0  # no checkpoint before: the last one failed
+        self._retry_after_s = _RETRY_S[0]
         self._ended = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._closing = threading.Event()  # no more checkpoints
+        self._threads: list[tuple[threading.Thread, threading.Event]] = []
         close_in_children(self)
 
     def keep(self) -> None:
         """Start the threads: one shows that the owner lives, also while the other writes a long checkpoint."""
         often_s = min(self.chain.times.send_s, self.chain.times.lease_s / 8)
-        for name, work, every_s in (
-            ("chain", self.chain.tick, often_s),
-            ("checkpoint", self.checkpoint_if_due, _LOOK_S),
+        for name, work, every_s, over in (
+            ("checkpoint", self.checkpoint_if_due, _LOOK_S, self._closing),
+            ("chain", self.chain.tick, often_s, self._ended),
         ):
-            thread = threading.Thread(target=self._run, args=(work, every_s), name=f"holdfast-{name}", daemon=True)
-            self._threads.append(thread)
+            thread = threading.Thread(
+                target=self._run, args=(work, every_s, over), name=f"holdfast-{name}", daemon=True
+            )
+            self._threads.append((thread, over))
             thread.start()
 
     def disown(self) -> None:
         """In a child after a fork: the parent is the owner."""
+        self._closing.set()
         self._ended.set()
 
     def checkpoint_if_due(self) -> None:
@@ -131,27 +177,40 @@ class StoreOwner:
         objects = chain.committed - self._checkpoint_at
         grown = chain.bytes_sent - self._checkpoint_bytes
         old = self._clock.monotonic_ns() - self._checkpoint_ns >= _CHECKPOINT_NS and grown > 0
-        if objects >= _CHECKPOINT_OBJECTS or grown >= _CHECKPOINT_BYTES or old:
+        due = objects >= _CHECKPOINT_OBJECTS or grown >= _CHECKPOINT_BYTES or old
+        if not due or self._clock.monotonic_ns() < self._retry_ns:
+            return
+        try:
             self.checkpoint()
+        except Interrupted:
+            return
+        except BaseException:
+            # All of it is read and sent again: not at once, if the store does not take it.
+            self._retry_ns = self._clock.monotonic_ns() + round(self._retry_after_s * _NS)
+            self._retry_after_s = min(self._retry_after_s * 2, _RETRY_S[1])
+            raise
+        self._retry_after_s = _RETRY_S[0]
 
     def checkpoint(self) -> None:
         """Write a checkpoint, and remove what it and those before it make superfluous."""
-        found = write_checkpoint(self.disk, self._clock.now_ns())
+        found = write_checkpoint(self.disk, self._clock.now_ns(), self._closing.is_set)
         self._checkpoint_at, self._checkpoint_bytes = found.at.number, self.chain.bytes_sent
         self._checkpoint_ns = self._clock.monotonic_ns()
-        clean_up(self.chain.store, self.chain.root, self._clock.now_ns())
+        chain = self.chain
+        clean_up(chain.store, chain.root, self._clock.now_ns(), chain.confirm, self._listed)
 
     def close(self) -> None:
         """Hand the folder to whoever waits for it. The engine must be closed before."""
-        self._ended.set()
-        for thread in self._threads:
+        # While a checkpoint comes to its end, the other thread goes on: this is the owner until it says otherwise.
+        for thread, over in self._threads:
+            over.set()
             if thread is not threading.current_thread():
                 thread.join()
         if self.chain.failure is None:
             self.chain.close()
 
-    def _run(self, work: Callable[[], None], every_s: float) -> None:
-        while not self._ended.wait(every_s):
+    def _run(self, work: Callable[[], None], every_s: float, over: threading.Event) -> None:
+        while not over.wait(every_s):
             try:
                 work()
             except OwnershipLost as error:
@@ -159,7 +218,8 @@ class StoreOwner:
                 return
             except (OSError, StoreUnreachable, StoreRefused, BadObject) as error:  # it is tried again later
                 logger.warning("checkpoint not written", extra={"why": str(error)})
-                self._checkpoint_ns = self._clock.monotonic_ns()
+            except Exception:  # whatever it was: without this thread the folder would be lost to the next owner
+                logger.exception("a folder in a store is not looked after")
 
 
 def take_over(
@@ -188,11 +248,18 @@ def take_over(
         probe(store, root, world.ids.random_bytes(8).hex())
     began_ns = moved_ns = clock.monotonic_ns()
     writer = world.ids.random_bytes(16)
-    said = msgspec.json.encode(note or world.ids.process_note())
+    said = msgspec.json.encode({**(note or world.ids.process_note()), _LEASE: times.lease_s})
     while True:
         at, now_ns = follower.at, clock.monotonic_ns()
-        free = at.number == 0 or at.is_closed or now_ns - moved_ns >= times.lease_s * _NS
-        if free or is_dead(follower.owner):
+        lease_s = max(times.lease_s, follower.lease_s)  # an owner with a longer one relies on that
+        free = at.number == 0 or at.is_closed or now_ns - moved_ns >= lease_s * _NS
+        free = free or at.writer == writer  # our own fence, which came too late to count
+        free = free or is_dead(follower.owner)
+        if free and _patiently(clock, times, follower.is_left_behind):
+            # This process was stopped for so long that what comes next has been cleaned up.
+            _patiently(clock, times, follower.begin)
+            moved_ns = clock.monotonic_ns()
+        elif free:
             chain = Chain.take_over(store, root, clock, at=at, writer=writer, note=said, times=times)
             if chain is not None:
                 logger.info("took over a folder in a store", extra={"store": store.name, "epoch": chain.epoch})
@@ -205,7 +272,7 @@ def take_over(
             moved_ns = clock.monotonic_ns()
 
 
-def _patiently(clock: Clock, times: ChainTimes, call: Callable[[], None]) -> None:
+def _patiently(clock: Clock, times: ChainTimes, call: Callable[[], _Answer]) -> _Answer:
     """Call it again while the store does not answer, for as long as an owner would wait."""
     until_ns = clock.monotonic_ns() + round(times.slowest_s * _NS)
     while True:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from holdfast.env.chain.engines import StoreRefused, StoreUnreachable
 from holdfast.env.process import environment
@@ -16,7 +20,9 @@ if TYPE_CHECKING:
 
 # A create that is repeated by the library would say "exists" of its own first attempt: we repeat it, and compare bytes.
 _NO_RETRIES: Final[dict[str, Any]] = {"max_retries": 0}
-_TIMEOUT: Final = "8s"
+_TIMEOUT_S: Final = 8
+_BULK_TIMEOUT_S: Final = 600  # for files and large messages, which nobody counts on within the lease
+_BULK: Final = ("content", "large")
 _ENDPOINTS: Final = (
     "AWS_ENDPOINT_URL",
     "AWS_ENDPOINT",
@@ -33,17 +39,21 @@ class ObjectStoreEngine:
         import obstore.store
 
         self.name = name
-        options: dict[str, Any] = {"timeout": _TIMEOUT}
+        options: dict[str, Any] = {}
         if any(environment().get(name, "").startswith("http://") for name in _ENDPOINTS):
             options["allow_http"] = True  # whoever names such an endpoint means it
-        try:
-            self._store: ObjectStore = obstore.store.from_url(
+
+        def opened(timeout_s: int) -> ObjectStore:
+            return obstore.store.from_url(  # type: ignore[call-overload,no-any-return,unused-ignore]
                 url,
-                client_options=options,
-                retry_config=_NO_RETRIES,  # type: ignore[call-overload,unused-ignore]
+                client_options={"timeout": f"{timeout_s}s", **options},
+                retry_config=_NO_RETRIES,
             )
+
+        try:
+            self._store, self._for_bulk = opened(_TIMEOUT_S), opened(_BULK_TIMEOUT_S)
         except Exception as error:
-            raise StoreRefused(f"{name} cannot be used: {error}") from error
+            raise StoreRefused(f"{name} cannot be used: {_first_line(error)}") from error
 
     def create(self, key: str, content: bytes) -> bool:
         import obstore
@@ -51,7 +61,7 @@ class ObjectStoreEngine:
 
         with self._translated():
             try:
-                obstore.put(self._store, key, content, mode="create", use_multipart=False)
+                obstore.put(self._for(key), key, content, mode="create", use_multipart=False)
             except (AlreadyExistsError, PreconditionError):
                 return False
         return True
@@ -62,7 +72,7 @@ class ObjectStoreEngine:
 
         with self._translated():
             try:
-                return bytes(obstore.get(self._store, key).bytes())
+                return bytes(obstore.get(self._for(key), key).bytes())
             except (NotFoundError, FileNotFoundError):
                 return None
 
@@ -87,6 +97,9 @@ class ObjectStoreEngine:
     def close(self) -> None:
         """Do nothing: its connections end with it."""
 
+    def _for(self, key: str) -> ObjectStore:
+        return self._for_bulk if _is_bulk(key) else self._store
+
     @contextmanager
     def _translated(self) -> Iterator[None]:
         from obstore.exceptions import (
@@ -105,13 +118,18 @@ class ObjectStoreEngine:
             raise StoreUnreachable(f"{self.name}: {_first_line(error)}") from error
 
 
+def _is_bulk(key: str) -> bool:
+    """Whether the object may be so large that sending it takes long: 64 MiB at 8 MB/s take 8 s."""
+    return key.rpartition("/")[0].rpartition("/")[2] in _BULK
+
+
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 _TABLE: Final = "holdfast_objects"
 _PAGE: Final = 10_000
-_TIMEOUT_MS: Final = 8_000
+_MARGIN_S: Final = 1  # the server's own limit comes first, if it works
 _CONNECTIONS: Final = 16  # others wait for their turn: a server has a hundred for everyone
 
 
@@ -123,14 +141,14 @@ class PostgresStore:
         self._url = url
         self._lock = threading.Lock()
         self._turns = threading.BoundedSemaphore(_CONNECTIONS)
-        self._idle: list[Connection[Any]] = []
+        self._idle: list[Any] = []
         with self._connection() as connection:
             connection.execute(
                 f'CREATE TABLE IF NOT EXISTS {_TABLE} (key text COLLATE "C" PRIMARY KEY, content bytea NOT NULL)'
             )
 
     def create(self, key: str, content: bytes) -> bool:
-        with self._connection() as connection:
+        with self._connection(key) as connection:
             made = connection.execute(
                 f"INSERT INTO {_TABLE} (key, content) VALUES (%s, %s) ON CONFLICT DO NOTHING",
                 (key, content),
@@ -147,7 +165,7 @@ class PostgresStore:
             return False
 
     def read(self, key: str) -> bytes | None:
-        with self._connection() as connection:
+        with self._connection(key) as connection:
             row = connection.execute(f"SELECT content FROM {_TABLE} WHERE key = %s", (key,), binary=True).fetchone()
         return None if row is None else bytes(row[0])
 
@@ -155,8 +173,9 @@ class PostgresStore:
         while True:
             with self._connection() as connection:
                 rows = connection.execute(
-                    f"SELECT key FROM {_TABLE} WHERE key > %s AND starts_with(key, %s) ORDER BY key LIMIT {_PAGE}",
-                    (max(after, prefix[:-1]), prefix),
+                    f"SELECT key FROM {_TABLE} WHERE key > %s AND key < %s AND starts_with(key, %s) "
+                    f"ORDER BY key LIMIT {_PAGE}",
+                    (max(after, prefix[:-1]), f"{prefix[:-1]}{chr(ord(prefix[-1]) + 1)}", prefix),
                 ).fetchall()
             for (key,) in rows:
                 yield key
@@ -175,30 +194,72 @@ class PostgresStore:
             connection.close()
 
     @contextmanager
-    def _connection(self) -> Iterator[Connection[Any]]:
-        """Return a connection that nobody else uses; each statement is a transaction. A failed one is closed."""
+    def _connection(self, key: str = "") -> Iterator[Connection[Any]]:
+        """Return a connection that nobody else uses; each statement is a transaction. A failed one is closed.
+
+        The server ends a statement that takes too long, but it does not end a commit that waits for a standby, nor
+        anything if it hangs itself. So there is a limit here, too: what takes longer is not known.
+        """
         import psycopg
 
+        limit_s = _BULK_TIMEOUT_S if _is_bulk(key) else _TIMEOUT_S
         with self._turns, ExitStack() as closing:
             try:
-                connection = self._idle_one() or psycopg.connect(
+                connection = self._idle_one() or _bounded_connection().connect(
                     self._url,
                     autocommit=True,
-                    connect_timeout=_TIMEOUT_MS // 1000,
-                    options=f"-c statement_timeout={_TIMEOUT_MS} -c synchronous_commit=on",
+                    connect_timeout=_TIMEOUT_S,
+                    options=f"-c statement_timeout={_TIMEOUT_S}s -c synchronous_commit=on",
                     keepalives_idle=5,
-                    tcp_user_timeout=_TIMEOUT_MS,
+                    tcp_user_timeout=_TIMEOUT_S * 1000,
                 )
                 closing.callback(connection.close)
+                connection.until_s = time.monotonic() + limit_s + _MARGIN_S
+                if limit_s != _TIMEOUT_S:
+                    connection.execute(f"SET statement_timeout = '{limit_s}s'")
                 yield connection
+                if limit_s != _TIMEOUT_S:
+                    connection.execute(f"SET statement_timeout = '{_TIMEOUT_S}s'")
             except (psycopg.OperationalError, psycopg.InterfaceError, OSError) as error:
-                raise StoreUnreachable(f"{self.name}: {str(error).strip().splitlines()[0]}") from error
+                raise StoreUnreachable(f"{self.name}: {self._said(error)}") from None
             except psycopg.Error as error:
-                raise StoreRefused(f"{self.name}: {str(error).strip().splitlines()[0]}") from error
+                raise StoreRefused(f"{self.name}: {self._said(error)}") from None
             closing.pop_all()
             with self._lock:
                 self._idle.append(connection)
 
-    def _idle_one(self) -> Connection[Any] | None:
+    def _said(self, error: Exception) -> str:
+        """Return what went wrong, without the password, which is part of some messages about a bad URL."""
+        password = urlsplit(self._url).password
+        said = _first_line(error)
+        return said.replace(password, "***") if password else said
+
+    def _idle_one(self) -> Any:
         with self._lock:
             return self._idle.pop() if self._idle else None
+
+
+@cache
+def _bounded_connection() -> Any:
+    """Return psycopg's connection with a limit for what waits for the server, `until_s` by the monotonic clock."""
+    import psycopg
+
+    class BoundedConnection(psycopg.Connection[Any]):
+        until_s = math.inf
+
+        def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
+            return super().wait(_until(gen, self), *args, **kwargs)
+
+    def _until(gen: Any, connection: BoundedConnection) -> Generator[Any, Any, Any]:
+        """Do what the generator does, which is resumed now and then while it waits."""
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if not ready and time.monotonic() > connection.until_s:
+                    raise psycopg.OperationalError("the server did not answer in time")
+                wanted = gen.send(ready)
+        except StopIteration as done:
+            return done.value
+
+    return BoundedConnection

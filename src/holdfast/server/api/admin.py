@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cache, partial
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -38,6 +38,7 @@ from holdfast.protocol.topics import (
     StatsQuery,
     Status,
     Steps,
+    StoreStatus,
     TopicSettingsQuery,
     TraceQuery,
     TracesQuery,
@@ -54,6 +55,9 @@ from holdfast.server.routing import Route, Routes
 from holdfast.server.service import Call, Service
 from holdfast.server.turns import Scan
 from holdfast.server.waiting import caller_of
+
+if TYPE_CHECKING:
+    from holdfast.env.chain.chain import Chain
 
 # Health, readiness and metrics.
 
@@ -84,6 +88,9 @@ async def readyz(call: Call) -> Health:
         raise Unavailable("the server is about to go; call another one, or try again when it is back")
     if call.service.port.closed:
         raise Unavailable("the data folder is closed; see the server's log")
+    chain = call.service.engine.store
+    if chain is not None and chain.failure is not None:
+        raise Unavailable(f"this server does not own its folder any more: {chain.failure.strerror}. Start it anew")
     stopped = _stopped(call.service.engine)
     if stopped is not None:
         raise Unavailable(
@@ -142,6 +149,20 @@ async def status(call: Call) -> Status:
         topics=len(topics),
         leaving=service.leaving,
         tokens_problem=service.tokens_problem(),
+        store=_store_status(service.engine.store),
+    )
+
+
+def _store_status(chain: Chain | None) -> StoreStatus | None:
+    if chain is None:
+        return None
+    return StoreStatus(
+        name=chain.store.name,
+        epoch=chain.epoch,
+        objects=chain.committed,
+        silent_seconds=chain.silent_s,
+        unsent_bytes=chain.unsent_bytes,
+        problem="" if chain.failure is None else str(chain.failure.strerror),
     )
 
 

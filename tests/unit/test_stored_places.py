@@ -1,0 +1,115 @@
+"""Places in stores: what is one, where its local copy is, and what people are told."""
+
+from __future__ import annotations
+
+import os
+import stat
+import traceback
+
+import pytest
+
+import holdfast
+from holdfast import HoldfastError, InvalidRequest
+from holdfast.broker.folder.stored import cache_folder, open_store, parse_place
+from holdfast.settings import BrokerSettings
+
+SETTINGS = BrokerSettings(store_cache_dir="/cache")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("HOLDFAST_BROKER_STORE_CACHE_DIR", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "memory://..", "memory://.", "s3://bucket/..", "s3://bucket/a/..", "s3://bucket/%2e%2e", "s3://bucket/a/../b",
+        "s3://..", "gs://bucket/.", "file:///a/..", "file://host/a", "file:///", "s3://bucket/a//b",
+        "s3://b/" + "x" * 300,
+        "s3://bucket/a?endpoint=b", "s3://bucket/a#b", "s3://key:sesame@bucket/a",
+    ],
+)  # fmt: skip
+def test_a_place_whose_copy_would_be_elsewhere_or_that_is_not_understood_is_refused(url, cache):
+    (cache / "kept").mkdir(parents=True)
+    with pytest.raises(InvalidRequest, match="no place in a store"):
+        holdfast.open(url)
+    assert (cache / "kept").exists()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:sesame@/db/x", "postgresql://u:sesame@host", "postgresql://u:sesame@[/db/x",
+        "postgresql://u:ses%zzame@127.0.0.1:1/db/x", "postgresql://u:sesame@127.0.0.1:1/db/x", "s3://u:sesame@bucket/x",
+        "postgresql://127.0.0.1:1/db/x?password=sesame", "postgresql://u:sesame@127.0.0.1:port/db/x",
+    ],
+)  # fmt: skip
+def test_no_error_shows_a_password(url, cache):
+    with pytest.raises(HoldfastError) as caught:
+        holdfast.open(url)
+    said = "".join(traceback.format_exception(caught.value.with_traceback(None)))
+    assert "same" not in said
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_place_is_shown_without_its_password():
+    place = parse_place("postgresql://u:sesame@host/db/x?sslpassword=sesame")
+    assert "sesame" not in repr(place) + place.shown + cache_folder(place, SETTINGS)
+
+
+def test_a_server_that_does_not_answer_may_be_tried_again_and_is_no_mistake_of_the_caller(cache):
+    with pytest.raises(HoldfastError) as caught:
+        open_store(parse_place("postgresql://127.0.0.1:1/db/x"))
+    assert not isinstance(caught.value, InvalidRequest)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("s3://bucket/jobs", "AWS_ENDPOINT_URL"),
+        ("s3://bucket/jobs", "AWS_ENDPOINT_URL_S3"),
+        ("az://container/jobs", "AZURE_STORAGE_ACCOUNT_NAME"),
+    ],
+)
+def test_the_same_name_at_another_service_is_another_copy(url, name, monkeypatch):
+    found = set()
+    for value in ("http://one", "http://two"):
+        monkeypatch.setenv(name, value)
+        found.add(cache_folder(parse_place(url), SETTINGS))
+    assert len(found) == 2
+
+
+def test_the_port_of_another_server_may_be_an_option():
+    here, there = (parse_place(f"postgresql://host/db/x?port={port}&password=p") for port in (1, 2))
+    assert cache_folder(here, SETTINGS) != cache_folder(there, SETTINGS)
+    again = parse_place("postgresql://host/db/x?port=1&password=changed")
+    assert cache_folder(here, SETTINGS) == cache_folder(again, SETTINGS)
+
+
+def test_a_cache_that_cannot_be_made_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("HOLDFAST_BROKER_STORE_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(HoldfastError, match="local copy of memory://unmade"):
+        holdfast.open("memory://unmade")
+
+
+def test_only_its_user_can_read_what_the_copy_belongs_to(cache):
+    with holdfast.open("memory://private") as queue:
+        mark = os.path.join(os.path.dirname(queue.folder), "store.url")
+        assert stat.S_IMODE(os.stat(mark).st_mode) == 0o600
+        assert stat.S_IMODE(os.stat(os.path.dirname(mark)).st_mode) == 0o700
+
+
+def test_another_folder_beside_the_copy_is_not_taken_for_it(cache):
+    with holdfast.open("memory://beside") as queue:
+        copy = queue.folder
+    other = os.path.join(os.path.dirname(copy), "other")
+    os.mkdir(other)
+    with open(os.path.join(other, "precious"), "wb"):
+        pass
+    with holdfast.open(other) as queue:
+        assert queue.folder == copy
+    assert os.listdir(other) == ["precious"]
