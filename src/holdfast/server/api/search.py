@@ -18,6 +18,7 @@ import asyncio
 import base64
 import binascii
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -43,8 +44,11 @@ from holdfast.server.turns import Full, Scan
 Part: TypeAlias = Literal["log", "delayed", "dead"]
 
 MOST_NS: Final = 1_000_000_000
-_BLOCK: Final = 500  # offsets of the log that are read at a time
+MOST_BYTES: Final = 16 * 1024 * 1024  # of the messages in an answer, which stay in memory until it is sent
+_LEAST_BLOCK: Final = 32  # offsets of the log that are read at a time: so many at first, more if that goes fast
+_MOST_BLOCK: Final = 500
 _MOST_NAMED: Final = 100  # queues that an answer names
+_LOG_MARK: Final = re.compile(r"([0-9]{1,9})\.([0-9]{1,18})")
 
 
 class SearchPlace(msgspec.Struct, frozen=True, array_like=True):
@@ -66,7 +70,11 @@ def parse_place(text: str) -> SearchPlace:
     try:
         return msgspec.json.decode(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)), type=SearchPlace)
     except (ValueError, binascii.Error, msgspec.DecodeError):
-        raise InvalidRequest("after cannot be used: give what the page before named as `next`") from None
+        raise _not_a_place() from None
+
+
+def _not_a_place() -> InvalidRequest:
+    return InvalidRequest("after cannot be used: give what the page before named as `next`")
 
 
 class Hit(NamedTuple):
@@ -92,16 +100,18 @@ class Searched(msgspec.Struct, kw_only=True):
 
 
 class _Budget:
-    """How many messages one piece may still look at, and until when."""
+    """How many messages one piece may still look at, how large those it finds may be, and until when."""
 
     def __init__(self, messages: int, now_ns: Callable[[], int]) -> None:
         self.messages = messages
+        self.bytes = MOST_BYTES
+        self.moved = False  # until the search has moved on, time does not count: the next piece would get no further
         self._now_ns = now_ns
         self._late_ns = now_ns() + MOST_NS
 
     @property
     def is_spent(self) -> bool:
-        return self.messages <= 0 or self._now_ns() >= self._late_ns
+        return self.messages <= 0 or self.bytes <= 0 or (self.moved and self._now_ns() >= self._late_ns)
 
 
 async def search(call: Call, text: str, limit: int, after: str) -> Searched:
@@ -135,6 +145,7 @@ async def search(call: Call, text: str, limit: int, after: str) -> Searched:
             answer.left, answer.left_out = rest[:_MOST_NAMED], max(len(rest) - _MOST_NAMED, 0)
             answer.next = msgspec.structs.replace(stopped, looked=answer.looked_in_all).text
             break
+        budget.moved = True
     return answer
 
 
@@ -225,7 +236,10 @@ def _size(main: ServedGroup, groups: list[ServedGroup]) -> int:
     """The messages that a search of the queue looks at in all."""
     logs = sum(each.partition.log.end - each.partition.log.start for each in main.deliveries)
     delayed = sum(0 if each.partition.delayed is None else len(each.partition.delayed) for each in main.deliveries)
-    return logs + delayed + sum(group.queue_group.stats().dead for group in groups)
+    topic = main.queue_group.topic
+    if len(groups) == len(topic.groups):
+        return logs + delayed + topic.dead_count()
+    return logs + delayed + sum(group.queue_group.stats().dead for group in groups)  # reads all letters
 
 
 class _Piece:
@@ -244,6 +258,7 @@ class _Piece:
         self.found: list[Hit] = []
         self.looked = 0
         self._limit, self._budget = limit, budget
+        self._block_size = _LEAST_BLOCK
 
     def run(self, scan: Scan, part: Part, mark: str) -> str:
         """Search on from a mark; the mark to go on from, empty at the end of the part."""
@@ -254,16 +269,24 @@ class _Piece:
         finally:
             self.looked = scan.looked - before
             self._budget.messages -= self.looked
+            self._budget.moved = True
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.found) >= self._limit or self._budget.bytes <= 0
 
     def _add(self, group: str, message: Listed[Any]) -> None:
         self.found.append(Hit(group, message, message.phase))
+        self._budget.bytes -= message.size
 
     def _listed(self, scan: Scan, part: Part, mark: str) -> str:
         after = parse_mark(mark) if mark else None
 
         def look(*place: int) -> None:
-            if scan.looked and not scan.looked % 64 and self._budget.is_spent:
-                raise Full
+            if scan.looked and not scan.looked % 64:
+                self._budget.moved = True
+                if self._budget.is_spent:
+                    raise Full
             scan.look(*place)
 
         try:
@@ -272,7 +295,7 @@ class _Piece:
                     continue  # it is in the log, and was found there
                 if self._test(as_expressions_see(each)):
                     self._add(self._group.group, each)
-                    if len(self.found) >= self._limit:
+                    if self._is_full:
                         break
             else:
                 return ""
@@ -281,32 +304,44 @@ class _Piece:
         return "" if scan.mark is None else scan.mark.text
 
     def _log(self, scan: Scan, mark: str) -> str:
-        partition, _, below = mark.partition(".")
+        partition, below = _log_mark(mark)
         for delivery in self._group.deliveries:
-            if partition and delivery.number < int(partition):
+            if delivery.number < partition:
                 continue
             log = delivery.partition.log
-            high = min(int(below), log.end) if partition and delivery.number == int(partition) else log.end
+            high = min(below, log.end) if delivery.number == partition else log.end
             while high > log.start:
-                room = min(_BLOCK, scan.most - scan.looked)
+                room = min(self._block_size, scan.most - scan.looked)
                 if room <= 0 or self._budget.is_spent:
                     return f"{delivery.number}.{high}"
                 low = max(log.start, high - room)
-                for record in reversed(list(self._block(scan, delivery, low, high))):
-                    message = self._seen(delivery, record)
-                    if message is not None and self._test(as_expressions_see(message[1])):
-                        self._add(*message)
-                        if len(self.found) >= self._limit:
-                            return f"{delivery.number}.{record.offset}"
+                last = self._block(scan, delivery, low, high)
+                if last is not None:
+                    return f"{delivery.number}.{last}"
                 high = low
+                self._block_size = min(2 * self._block_size, _MOST_BLOCK)
         return ""
 
-    def _block(self, scan: Scan, delivery: Delivery, low: int, high: int) -> Iterator[Record]:
+    def _block(self, scan: Scan, delivery: Delivery, low: int, high: int) -> int | None:
+        """Search a block, the newest first; the offset of the last message that was found, if no more fit."""
+        newest: deque[tuple[int, str, Listed[Any]]] = deque()  # as many as fit; older ones are for the next piece
+        held_bytes, is_cut = 0, False
         for record in delivery.partition.log.records(low, on_damage="skip", whole=False):
             if record.offset >= high:
-                return
+                break
             scan.look(delivery.number, record.offset)
-            yield record
+            message = self._seen(delivery, record)
+            if message is None or not self._test(as_expressions_see(message[1])):
+                continue
+            newest.append((record.offset, *message))
+            held_bytes += message[1].size
+            while len(newest) > self._limit - len(self.found) or (len(newest) > 1 and held_bytes > self._budget.bytes):
+                held_bytes -= newest.popleft()[2].size
+                is_cut = True
+        self._budget.moved = True
+        for _, *found in reversed(newest):
+            self._add(*found)
+        return newest[0][0] if newest and (is_cut or self._is_full) else None
 
     def _seen(self, delivery: Delivery, record: Record) -> tuple[str, Listed[Any]] | None:
         """The message as its group has it. One that was redriven belongs to one group only."""
@@ -318,6 +353,16 @@ class _Piece:
         phase: Any = own.group.phase(record.offset).value
         due_ms = own.group.waiting.get(record.offset, 0)
         return group.group, seen(group.port, own, record, phase, due_ms=due_ms)
+
+
+def _log_mark(mark: str) -> tuple[int, int]:
+    """The partition and the offset below which the search of a log goes on; (-1, 0) for its beginning."""
+    if not mark:
+        return -1, 0
+    found = _LOG_MARK.fullmatch(mark)
+    if found is None:
+        raise _not_a_place()
+    return int(found[1]), int(found[2])
 
 
 # What people type into the search box, as a condition in the language of `where`.
@@ -414,8 +459,11 @@ def _when(name: str, relation: str, value: str) -> str:
         raise InvalidRequest(f"{value!r} is no time; write it as 2026-11-17, 2026-11-17T10:30 or 2026-11-17T10:30:15Z")
     if relation != "=":
         return f"time {relation} {literal(moment.isoformat())}"
-    end = moment + _precision(value)
-    return f"time >= {literal(moment.isoformat())} and time < {literal(end.isoformat())}"
+    since = f"time >= {literal(moment.isoformat())}"
+    try:
+        return f"{since} and time < {literal((moment + _precision(value)).isoformat())}"
+    except OverflowError:  # the last day of the year 9999 has no day after it
+        return since
 
 
 def _precision(value: str) -> timedelta:
