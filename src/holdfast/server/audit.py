@@ -183,6 +183,9 @@ DELETE /v1/locks/{name}: released the lock {target} by force
 POST /v1/admin/sync: synced everything to disk
 POST /v1/queues/{queue}/pause: paused {target}
 POST /v1/queues/{queue}/resume: resumed {target}
+POST /v1/workers/{worker}/drain: told the worker {target} to drain
+POST /v1/workers/{worker}/stop: told the worker {target} to stop
+POST /v1/workers/{worker}/resume: told the worker {target} to take messages again
 """.splitlines()
 )
 _VERBS: Final = {"redrove": "redrive", "moved": "move", "purged": "purge"}
