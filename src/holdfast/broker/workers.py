@@ -51,7 +51,7 @@ class RunningMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message that a handler works on, and for how long it has."""
 
     id: Annotated[str, Meta(max_length=300)]
-    seconds: Annotated[float, Meta(ge=0, le=1e9)]  # JSON has no word for infinity
+    seconds: Annotated[float, Meta(ge=0, le=1_000_000_000)]  # JSON has no word for infinity
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
