@@ -67,6 +67,7 @@ def test_only_admins_of_all_topics_of_a_worker_may_tell_it_anything(server: Serv
     assert (nobody.status, nobody.code) == (404, "not_found")
     acts = server.request("GET", "/v1/admin/audit", token="boss").body["acts"]
     assert ("POST /v1/workers/{worker}/drain", "mailer") in [(act["route"], act["target"]) for act in acts]
+    assert "told the worker mailer to drain" in page(server, "/ui/audit", token="boss").text
 
 
 def test_a_report_by_the_id_of_another_caller_changes_nothing_of_that_one(server: Serving):
@@ -86,6 +87,8 @@ def test_a_report_by_the_id_of_another_caller_changes_nothing_of_that_one(server
         {"running": [{"id": "orders-0-1", "seconds": 1}] * 21},
         {"running": [{"id": "x" * 301, "seconds": 1}]},
         {"handled": -1},
+        {"started_ms": 2**53},  # no date
+        {"running": [{"id": "orders-0-1", "seconds": 1e308}]},
     ],
 )
 def test_a_report_that_is_too_large_or_makes_no_sense_is_refused(server: Serving, facts: dict[str, Any]):

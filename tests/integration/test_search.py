@@ -104,12 +104,33 @@ def test_a_page_holds_so_many_and_the_next_goes_on(day: Serving):
     assert ids(second) == [(f"orders-0-{i}", "ready") for i in range(34, 29, -1)]
 
 
-def test_a_piece_ends_in_time_too(day: Serving, monkeypatch: pytest.MonkeyPatch):
+def pages(server: Serving, q: str, **query: Any) -> list[dict[str, Any]]:
+    """All pieces of a search, up to its end."""
+    answers = [found(server, q, **query)]
+    while after := answers[-1].get("next", ""):
+        answers.append(found(server, q, after=after, **query))
+        assert len(answers) < 100
+    return answers
+
+
+def test_a_piece_ends_in_time_too_and_yet_every_piece_gets_further(day: Serving, monkeypatch: pytest.MonkeyPatch):
+    whole = ids(found(day, "enough"))
     monkeypatch.setattr(search, "MOST_NS", 0)
-    answer = found(day, "order")
-    assert answer["messages"] == []
-    assert answer["next"]
-    assert answer["left"] == ["orders", "thumbnails", "webhooks"]
+    answers = pages(day, "enough")
+    assert answers[0]["left"] == ["orders", "thumbnails", "webhooks"]
+    assert [each for answer in answers for each in ids(answer)] == whole != []
+
+
+def test_a_piece_holds_only_so_many_bytes_of_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with serving(tmp_path / "data", whole=True) as server:
+        server.request("PUT", "/v1/queues/big", {})
+        server.post("/v1/queues/big/batch", {"messages": [{"text": f"{i} " + "x" * 1000} for i in range(10)]})
+        monkeypatch.setattr(search, "MOST_BYTES", 2_500)
+        answers = pages(server, "xxx")
+        assert [len(ids(answer)) for answer in answers[:5]] == [2] * 5
+        assert [each for answer in answers for each in ids(answer)] == [
+            (f"big-0-{i}", "ready") for i in range(9, -1, -1)
+        ]
 
 
 def test_redriven_messages_are_found_once_for_the_group_that_has_them(tmp_path: Path):
@@ -144,7 +165,24 @@ def test_what_the_token_does_not_allow_is_neither_found_nor_named(tmp_path: Path
         assert "orders-0" not in text.replace("orders-0-42", "")
 
 
-@pytest.mark.parametrize("query", [{"q": "time=never"}, {"q": "where ("}, {"q": "x", "after": "???"}, {"q": ""}, {}])
+def place(mark: str) -> str:
+    return search.SearchPlace("orders", "default", "log", mark).text
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"q": "time=never"},
+        {"q": "where ("},
+        {"q": "x", "after": "???"},
+        {"q": "x", "after": place("a.b")},
+        {"q": "x", "after": place("0")},
+        {"q": "x", "after": place("0.-1")},
+        {"q": "x", "after": place("0." + "9" * 50)},
+        {"q": ""},
+        {},
+    ],
+)
 def test_what_cannot_be_searched_is_refused_with_a_reason(day: Serving, query: dict[str, str]):
     answer = day.get("/v1/search", query=query)
     assert (answer.status, answer.code) == (400, "invalid_request")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_type_hints
 import msgspec
 
 from holdfast.api import arguments, consumers, drafts
-from holdfast.broker import locks
+from holdfast.broker import locks, workers
 from holdfast.broker import samples as store
 from holdfast.broker.folder import layout
 from holdfast.codec import samples
@@ -159,6 +159,11 @@ def _server() -> list[Limit]:
         _setting("searches that run at a time", ServerSettings, "scan_workers", "server"),
         _setting("messages that one call looks at", ServerSettings, "scan_messages", "server"),
         Limit("searches of one caller that wait", f"{turns.MOST_WAITING}"),
+        Limit(
+            "workers that are listed; their queues, together",
+            f"{workers.MOST_WORKERS:,}; {workers.MOST_REPORTS:,} (of one caller {workers.MOST_WORKERS_EACH:,}; "
+            f"{workers.MOST_REPORTS_EACH:,})",
+        ),
         _setting("an audit log, before a new one is begun", ServerSettings, "audit_bytes", "server"),
         _setting("old audit logs that are kept", ServerSettings, "audit_files", "server"),
     ]

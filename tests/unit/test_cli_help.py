@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -131,6 +132,51 @@ def test_options_are_parsed_as_people_type_them(run, tmp_path):
     assert "unexpected argument" in run("stats", jobs, "more").err
     with pytest.raises(UsageError):
         find(["nonsense"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("help", "nothing"),
+        ("help", "dead", "nothing"),
+        ("ls", "jobs", "--limit", "9" * 30),
+        ("ls", "jobs", "--limit", "9" * 5_000),
+        ("dead", "redrive", "jobs", "--rate", "inf"),
+        ("dead", "redrive", "jobs", "--rate", "nan"),
+        ("group", "reset", "jobs", "default", "--to", "9" * 5_000),
+        ("produce", "jobs", "jobs", "--batch-bytes", "9" * 5_000),
+    ],
+)
+def test_a_mistake_is_no_bug(run, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    assert run("put", "jobs", "a").code == 0
+    done = run(*words)
+    assert (done.code, done.out) == (2, "")
+    assert "bug" not in done.err
+    assert run(*words, "--json").error["code"] in ("usage", "invalid_request")
+
+
+def test_words_after_two_dashes_do_not_choose_how_errors_are_told(run):
+    assert run("nonsense", "--", "--json").err.startswith("error: ")
+
+
+@pytest.mark.parametrize("words", ["--help", "ls --help", "--version", "help json", "dead"])
+def test_a_reader_that_is_gone_and_a_full_disk_end_in_a_code(words):
+    """As with `holdfast --help | head -1`: whoever reads may stop when it has enough."""
+    program = [sys.executable, "-m", "holdfast", *words.split()]
+    reading, writing = os.pipe()
+    os.close(reading)
+    gone = subprocess.run(program, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (gone.returncode, gone.stderr) == (141, "")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "error: No space left on device\n")
+
+
+def test_streams_that_the_caller_has_closed_are_no_mistake():
+    program = f"exec {sys.executable} -m holdfast --version <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", program], check=False).returncode == 0
 
 
 def test_a_table_gives_way_in_its_wide_column_only():

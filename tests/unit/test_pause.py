@@ -12,6 +12,7 @@ import holdfast
 from holdfast import Empty, UnknownGroup
 from holdfast.broker.folder.contents import GroupNotes
 from holdfast.broker.inspect.status import FolderStatus
+from tests.unit.commands import runner
 from tests.unit.queues import FOLDER, Place
 
 GROUP_NOTE = f"{FOLDER}/topics/jobs/groups/default.json"
@@ -166,3 +167,13 @@ def test_it_is_seen_without_owning_the_folder(place):
     (group,) = FolderStatus(place.world, FOLDER).groups("jobs")
     assert group.paused.reason == "why"
     assert group.document["paused"]["reason"] == "why"
+
+
+def test_a_repair_that_goes_on_without_the_note_says_that_the_pause_ends(tmp_path, capsys, monkeypatch):
+    with holdfast.open(tmp_path / "jobs") as queue:
+        queue.put(b"a")
+        queue.pause(reason="x")
+    note = tmp_path / "jobs" / "topics" / "jobs" / "groups" / "default.json"
+    note.write_text(note.read_text().replace('"x"', '"y"'))
+    done = runner(capsys, monkeypatch)("repair", tmp_path / "jobs", "--dry-run")
+    assert "no longer paused" in " ".join(done.out.split())

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.broker.check.folder import check_folder
+from holdfast.broker.dead_letters import DeadLetterLog
 from holdfast.broker.sampler import EVERY_S, QueueSampler
 from holdfast.broker.samples import LONGEST_S, SAMPLES, TOTAL, Sample, SampleStore, ring_for
 from holdfast.codec.samples import HEADER_BYTES, RINGS, SERIES_BYTES, SeriesKey, Slot, file_header
@@ -111,6 +112,52 @@ def test_dead_letters_are_sampled(place):
     queue.get(timeout=0).reject("bad")
     pass_time(place)
     assert samples(place, queue_key(place))[-1].dead == 1
+
+
+def test_with_several_groups_dead_letters_are_not_all_read_at_every_sample(place, monkeypatch):
+    place.broker.create_topic("jobs", max_attempts=1)
+    one = place.broker.group("jobs", "one")
+    place.broker.group("jobs", "two")
+    reads = []
+    read_all = DeadLetterLog.all
+    monkeypatch.setattr(DeadLetterLog, "all", lambda *given: reads.append(1) or read_all(*given))
+    for number in range(1, 4):
+        place.broker.publish("jobs", b"a")
+        one.receive(timeout=0).reject("bad")
+        pass_time(place)
+        assert samples(place, queue_key(place, group="one"))[-1].dead == number
+    one.dead.redrive()
+    pass_time(place)
+    pass_time(place)
+    assert samples(place, queue_key(place, group="one"))[-1].dead == 0
+    assert len(reads) <= 3  # of each group at the first look, and by the redrive
+    pass_time(place, 300)
+    assert samples(place, queue_key(place, group="one"))[-1].dead == 0
+
+
+def test_what_is_gone_is_not_kept_in_mind(place):
+    place.broker.create_topic("jobs")
+    for number in range(5):
+        place.broker.group("jobs", f"g{number}")
+        pass_time(place)
+        place.broker.delete_group(f"g{number}", topic="jobs")
+    pass_time(place)
+    assert {key.group for key in sampler(place)._watched} <= {""}
+
+
+def test_commits_are_read_once_for_all_topics(place, monkeypatch):
+    for number in range(5):
+        place.broker.create_topic(f"t{number}")
+    with place.broker.consumer("t0", group="copy", start="earliest") as consumer:
+        place.broker.publish("t0", b"a")
+        consumer.poll(0)
+        consumer.commit()
+        reads = []
+        stream = place.engine.streams.group("copy")
+        entries = stream.offsets.entries
+        monkeypatch.setattr(stream.offsets, "entries", lambda: reads.append(1) or entries())
+        sampler(place).sample()
+        assert len(reads) == 1
 
 
 def test_the_total_counts_a_message_once_that_two_groups_read(place):

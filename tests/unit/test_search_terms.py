@@ -48,12 +48,18 @@ def matches(text: str, **facts: Any) -> bool:
         "time>2026-11-16 time<2026-11-18",
         "age<2h",
         "age>1h sku",
+        "time<9999-12-31",
         "where json.order.id > 6 and key != null",
         "queue=ord",
     ],
 )
 def test_a_term_finds_the_message(text: str):
     assert matches(text, body=b'{"order": {"id": 7, "lines": [{"sku": "A-1"}]}, "odd name": true, "said": "x y"}')
+
+
+def test_the_last_day_that_can_be_written_has_no_day_after_it():
+    assert not matches("time=9999-12-31")
+    assert not matches("time=9999-12-31T23:59:59")
 
 
 @pytest.mark.parametrize(

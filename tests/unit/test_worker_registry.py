@@ -99,19 +99,49 @@ def test_no_report_touches_the_worker_of_another_caller(registry):
     assert registry.report("a", "orders", "default", report("w1")) == "drain"
 
 
-def test_whoever_may_not_order_on_all_topics_of_a_worker_tells_none_anything(registry):
+def only_orders(topic: str, group: str) -> None:
+    if topic != "orders":
+        raise Forbidden("no")
+
+
+def test_whoever_may_not_order_on_all_queues_of_a_worker_tells_it_nothing(registry):
     registry.report("a", "orders", "default", report("w1"))
-    registry.report("a", "secret", "default", report("w2"))
-
-    def check(topic: str, group: str) -> None:
-        if topic != "orders":
-            raise Forbidden("no")
-
+    registry.report("a", "secret", "default", report("w1"))
     with pytest.raises(Forbidden):
-        registry.order("mailer", "stop", check)
+        registry.check_order("mailer", only_orders)
+    with pytest.raises(Forbidden):
+        registry.order("mailer", "stop", only_orders)
     assert registry.report("a", "orders", "default", report("w1")) is None
-    assert registry.queues("mailer") == {("orders", "default"), ("secret", "default")}
-    assert registry.order("w1", "stop", check) == ["w1"]
+
+
+def test_a_worker_of_others_with_the_same_name_or_id_keeps_nobody_from_orders(registry):
+    registry.report("a", "orders", "default", report("w1"))
+    registry.report("b", "secret", "default", report("w2"))
+    registry.report("b", "secret", "default", report("w3", name="w1"))
+    registry.check_order("mailer", only_orders)
+    assert registry.order("mailer", "stop", only_orders) == ["w1"]
+    assert registry.order("w1", "stop", only_orders) == ["w1"]
+    assert registry.report("b", "secret", "default", report("w2")) is None
+    assert registry.report("a", "orders", "default", report("w1")) == "stop"
+
+
+def test_the_queues_of_all_workers_of_one_caller_are_limited_too(registry, monkeypatch):
+    monkeypatch.setattr(workers, "MOST_REPORTS_EACH", 4)
+    monkeypatch.setattr(workers, "MOST_REPORTS", 6)
+    for topic in ("a", "b"):
+        registry.report("one", topic, "default", report("w1"))
+        registry.report("one", topic, "default", report("w2"))
+    for worker in ("w1", "w3"):
+        with pytest.raises(InvalidRequest, match="of this caller"):
+            registry.report("one", "c", "default", report(worker))
+    registry.report("one", "a", "default", report("w1"))  # what is known is still reported
+    registry.report("two", "a", "default", report("w9"))
+    registry.report("two", "b", "default", report("w9"))
+    with pytest.raises(InvalidRequest, match="3 workers report"):
+        registry.report("two", "c", "default", report("w9"))
+    registry.report("one", "a", "default", report("w2", status="stopped"))
+    registry.report("one", "c", "default", report("w1"))  # in the place of the one that stopped
+    assert set(states(registry)) == {"w1", "w9"}
 
 
 def test_what_one_caller_may_report_is_limited_and_others_are_not_pushed_out(registry, clock, monkeypatch):

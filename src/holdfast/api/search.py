@@ -155,8 +155,11 @@ def _when(name: str, relation: str, value: str) -> str:
         raise InvalidRequest(f"{value!r} is no time; write it as 2026-11-17, 2026-11-17T10:30 or 2026-11-17T10:30:15Z")
     if relation != "=":
         return f"time {relation} {literal(moment.isoformat())}"
-    end = moment + _precision(value)
-    return f"time >= {literal(moment.isoformat())} and time < {literal(end.isoformat())}"
+    since = f"time >= {literal(moment.isoformat())}"
+    try:
+        return f"{since} and time < {literal((moment + _precision(value)).isoformat())}"
+    except OverflowError:  # the last day of the year 9999 has no day after it
+        return since
 
 
 def _precision(value: str) -> timedelta:

@@ -439,9 +439,14 @@ class GroupDeadLetters:
         dead_log, buried = self.dead_log, len(self._delivery.group.burials)
         if dead_log is None:
             return buried
-        if len(self._delivery.partition.deliveries) == 1:  # all of them belong to this group
+        if self.counts_fast:
             return buried + dead_log.letters.ready_count()
         return buried + sum(1 for _ in dead_log.all())
+
+    @property
+    def counts_fast(self) -> bool:
+        """Whether `count` reads no letters: there are none, or all of them belong to this group."""
+        return self.dead_log is None or len(self._delivery.partition.deliveries) == 1
 
     def store_dead(self) -> None:
         """Move dead messages to the dead letters, or drop them if the topic keeps none."""

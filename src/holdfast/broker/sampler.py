@@ -11,12 +11,12 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from operator import add, sub
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.metrics import Counter, Histogram, Metrics
 from holdfast.broker.samples import TOTAL, SampleStore
-from holdfast.broker.streams.offsets import lag_of
+from holdfast.broker.streams.offsets import CommittedOffset, lag_of
 from holdfast.broker.topic import Topic
 from holdfast.codec.samples import RINGS, SeriesKey, Slot
 from holdfast.env import Clock
@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 
 EVERY_S: Final = RINGS[0].step_s
 _SAVE_EVERY: Final = 12  # samples: a minute
-_COUNT_DEAD_EVERY: Final = 60  # samples: with several groups, counting dead letters reads all of them
+# Samples: with several groups, counting dead letters reads all of them. In between, counters tell what came and went.
+_COUNT_DEAD_EVERY: Final = 60
 _MOST_STEPS: Final = 12  # a sample that comes late is spread over so many steps at most
 _NO_TIMES: Final = [0] * len(Histogram().slots())
 _QUANTILES: Final = (0.5, 0.99)
@@ -56,6 +57,8 @@ class Counts(NamedTuple):
 
 _NO_COUNTS: Final = Counts()
 
+_Committed: TypeAlias = "dict[tuple[str, int], dict[StreamGroup, list[CommittedOffset]]]"  # by topic and its id
+
 
 class _Watched:
     """What was seen of a series at the last look."""
@@ -66,7 +69,7 @@ class _Watched:
         self.moved = -1
         self.levels = Levels()
         self.looked = 0
-        self.buried = -1
+        self.died: int | None = None
         self.counted_dead = 0
         self.times: Sequence[int] = _NO_TIMES
         self.bases: list[tuple[int, Sequence[int]]] = [(-1, _NO_TIMES)] * len(RINGS)
@@ -83,6 +86,8 @@ class QueueSampler:
         self._engine = engine
         self._ages = Ages(engine.world.clock)
         self._watched: dict[SeriesKey, _Watched] = {}
+        self._looked: set[SeriesKey] = set()
+        self._committed: _Committed = {}
         self._traffic: defaultdict[SeriesKey, float] = defaultdict(float)
         self._total_times: Sequence[int] = _NO_TIMES
         self._round = 0
@@ -120,19 +125,21 @@ class QueueSampler:
         self._round += 1
         self._recording = _Recording(self._engine.world.clock.now_ns() // 1_000_000 / 1000, steps)
         total, levels = Counts(), Levels()
-        topics = self._engine.open_topics()
-        for topic in topics:
+        self._committed = _by_topic(self._engine.streams.all())
+        self._looked, failed = set(), set()
+        for topic in self._engine.open_topics():
             try:
                 came, held = self._topic(topic)
             except (HoldfastError, OSError) as error:
+                failed.add(topic.name)
                 self._tell(topic, error)
                 continue
             total = Counts(*map(int.__add__, total, came))
             levels = Levels(levels.ready + held.ready, levels.dead + held.dead, max(levels.oldest_s, held.oldest_s))
         self._ages.end_round()
-        names = {topic.name for topic in topics}
-        self._watched = {key: watched for key, watched in self._watched.items() if key.topic in names or key == TOTAL}
         self._record(TOTAL, self._known(TOTAL, self), total, levels, self._total_times)
+        known = self._watched.items()
+        self._watched = {key: watched for key, watched in known if key in self._looked or key.topic in failed}
 
     def _topic(self, topic: Topic) -> tuple[Counts, Levels]:
         """Sample a topic and its groups. Returns what came, and what it holds: each message once."""
@@ -141,8 +148,8 @@ class QueueSampler:
         came = published - watched.counts.published
         watched.counts = Counts(published)
         groups = list(topic.groups.values())
-        for stream in self._engine.streams.all():
-            self._stream_group(topic, stream, came)
+        for stream, entries in self._committed.get((topic.name, topic.id), {}).items():
+            self._stream_group(topic, stream, entries, came)
         if not groups:
             self._record(key, watched, Counts(came), Levels(), _NO_TIMES)
             return Counts(came), Levels()
@@ -179,37 +186,39 @@ class QueueSampler:
             for delivery in deliveries:
                 with delivery.lock:
                     ready += delivery.ready_count()
-        buried = group.metrics.buried.value + group.metrics.redriven.value
-        if buried != watched.buried or self._round - watched.counted_dead >= _COUNT_DEAD_EVERY:
-            watched.buried, watched.counted_dead = buried, self._round
+        died = group.metrics.buried.value - group.metrics.redriven.value
+        is_due = watched.died is None or self._round - watched.counted_dead >= _COUNT_DEAD_EVERY
+        if is_due or (died != watched.died and all(delivery.dead.counts_fast for delivery in deliveries)):
+            watched.counted_dead = self._round
             dead = sum(delivery.dead.count() for delivery in deliveries)
+        elif watched.died is not None:
+            dead = max(dead + died - watched.died, 0)
+        watched.died = died
         ages = [
             self._ages.age_s(each.partition.log, (topic.name, each.number), topic.id, each.group.floor)
             for each in deliveries
         ]
         return Levels(ready, dead, max(ages, default=0.0))
 
-    def _stream_group(self, topic: Topic, group: StreamGroup, came: int) -> None:
+    def _stream_group(self, topic: Topic, group: StreamGroup, entries: list[CommittedOffset], came: int) -> None:
         committed = lag = 0
         age_s = 0.0
-        place = topic.name, topic.id
-        entries = [entry for entry in group.offsets.entries() if (entry.topic, entry.topic_id) == place]
         for entry in entries:
             if entry.partition < len(topic.partitions):
                 log = topic.partitions[entry.partition].log
                 at = max(log.start, min(entry.offset, log.end))
                 committed, lag = committed + entry.offset, lag + log.end - at
                 age_s = max(age_s, self._ages.age_s(log, entry.place, topic.id, at))
-        if entries:
-            key = SeriesKey("stream", topic.name, group.name, topic.id)
-            # Offsets are no counters: what was committed before the first look is not counted.
-            watched = self._known(key, group, Counts(0, committed))
-            before, watched.counts = watched.counts, Counts(0, committed)
-            # A group that was moved back has handled nothing for it.
-            counts = Counts(came, max(committed - before.handled, 0))
-            self._record(key, watched, counts, Levels(lag, 0, age_s), _NO_TIMES)
+        key = SeriesKey("stream", topic.name, group.name, topic.id)
+        # Offsets are no counters: what was committed before the first look is not counted.
+        watched = self._known(key, group, Counts(0, committed))
+        before, watched.counts = watched.counts, Counts(0, committed)
+        # A group that was moved back has handled nothing for it.
+        counts = Counts(came, max(committed - before.handled, 0))
+        self._record(key, watched, counts, Levels(lag, 0, age_s), _NO_TIMES)
 
     def _known(self, key: SeriesKey, source: object, counts: Counts = _NO_COUNTS) -> _Watched:
+        self._looked.add(key)
         watched = self._watched.get(key)
         if watched is None or watched.source is not source:
             watched = self._watched[key] = _Watched(source, counts)
@@ -229,6 +238,15 @@ class QueueSampler:
         if not topic.closed and str(error) != self._logged_error:  # once, not at every sample
             self._logged_error = str(error)
             logger.warning("a topic cannot be sampled", extra={"topic": topic.name, "error": str(error)})
+
+
+def _by_topic(groups: Sequence[StreamGroup]) -> _Committed:
+    """What groups in stream mode have committed, by topic: each is read once, however many topics there are."""
+    found: _Committed = {}
+    for group in groups:
+        for entry in group.offsets.entries():
+            found.setdefault((entry.topic, entry.topic_id), {}).setdefault(group, []).append(entry)
+    return found
 
 
 def moved_of(metrics: Metrics) -> int:

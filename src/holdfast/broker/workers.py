@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.env import Clock
-from holdfast.errors import InvalidRequest, NotFound
+from holdfast.errors import Forbidden, InvalidRequest, NotFound
 
 REPORT_S: Final = 5.0  # between two reports of a worker
 LOST_MS: Final = 30_000  # after so long without a report, a worker counts as lost
@@ -27,6 +27,8 @@ KEPT_MS: Final = 3_600_000  # so long it is listed afterwards
 MOST_WORKERS: Final = 10_000
 MOST_WORKERS_EACH: Final = 1_000  # of one caller
 MOST_QUEUES: Final = 100  # of one worker
+MOST_REPORTS: Final = 20_000  # that are kept: one for each queue of each worker
+MOST_REPORTS_EACH: Final = 5_000  # of one caller
 MOST_RUNNING: Final = 20  # messages that a report names, of each queue; a worker may handle more
 
 Order: TypeAlias = Literal["drain", "stop", "resume"]
@@ -35,6 +37,7 @@ WorkerState: TypeAlias = Literal["starting", "running", "silent", "draining", "d
 
 _ShortText: TypeAlias = Annotated[str, Meta(max_length=200)]
 _Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
+_Time: TypeAlias = Annotated[int, Meta(ge=0, le=2**47)]  # in the year 6429, which is still a date
 
 # The statuses by which a worker shows that it has obeyed.
 _OBEYED: Final[dict[str, frozenset[str]]] = {
@@ -48,7 +51,7 @@ class RunningMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message that a handler works on, and for how long it has."""
 
     id: Annotated[str, Meta(max_length=300)]
-    seconds: Annotated[float, Meta(ge=0)]
+    seconds: Annotated[float, Meta(ge=0, le=1_000_000_000)]  # JSON has no word for infinity
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +62,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     host: _ShortText = ""
     pid: _Count = 0
     version: _ShortText = ""
-    started_ms: _Count = 0
+    started_ms: _Time = 0
     concurrency: _Count = 0
     status: WorkerStatus = "running"
     running: Annotated[list[RunningMessage], Meta(max_length=MOST_RUNNING)] = msgspec.field(default_factory=list)
@@ -125,13 +128,8 @@ class WorkerRegistry:
         now_ms = self._now_ms()
         with self._lock:
             known = self._known.get((caller, report.id))
-            if known is None:
-                self._make_room(caller, now_ms)
-                known = self._known[caller, report.id] = _Known()
-            if (topic, group) not in known.queues and len(known.queues) >= MOST_QUEUES:
-                raise InvalidRequest(
-                    f"the worker {report.name} reports {MOST_QUEUES} queues already, which is the limit"
-                )
+            if known is None or (topic, group) not in known.queues:
+                known = self._room_for(caller, report, now_ms)
             known.report = known.queues[topic, group] = report
             known.seen_ms = now_ms
             if known.order is not None and report.status in _OBEYED[known.order]:
@@ -153,24 +151,36 @@ class WorkerRegistry:
     def order(self, name: str, order: Order, check: Callable[[str, str], None] = _anybody) -> list[str]:
         """Tell the workers of this name, or the one with this id, what to do at their next report; returns their ids.
 
-        `check` raises if the caller may not give orders on a queue; then none is told anything. Raises NotFound.
+        `check` raises if the caller may not give orders on a queue. Workers on such a queue are left out;
+        if no other is left, that is raised. Raises NotFound.
         """
         if order not in get_args(Order):
             raise InvalidRequest(f"order={order!r} cannot be used: give one of {', '.join(get_args(Order))}")
-        now_ms = self._now_ms()
         with self._lock:
-            meant = self._meant(name, now_ms)
-            for known in meant:
-                for place in known.queues:
-                    check(*place)
+            meant = self._allowed(name, check)
             for known in meant:
                 known.order = None if known.report.status in _OBEYED[order] else order
         return [known.report.id for known in meant]
 
-    def queues(self, name: str) -> set[tuple[str, str]]:
-        """The topics and groups of the workers of this name, or of the one with this id. Raises NotFound."""
+    def check_order(self, name: str, check: Callable[[str, str], None]) -> None:
+        """Raise as `order` would, and tell nobody anything."""
         with self._lock:
-            return {place for known in self._meant(name, self._now_ms()) for place in known.queues}
+            self._allowed(name, check)
+
+    def _allowed(self, name: str, check: Callable[[str, str], None]) -> list[_Known]:
+        """The workers of this name without those of others: who took the same name must not keep them from orders."""
+        allowed, refusal = [], None
+        for known in self._meant(name, self._now_ms()):
+            try:
+                for place in known.queues:
+                    check(*place)
+            except Forbidden as error:
+                refusal = error
+            else:
+                allowed.append(known)
+        if not allowed and refusal is not None:
+            raise refusal
+        return allowed
 
     def _meant(self, name: str, now_ms: int) -> list[_Known]:
         meant = [
@@ -195,25 +205,42 @@ class WorkerRegistry:
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000
 
-    def _make_room(self, caller: Hashable, now_ms: int) -> None:
-        """Forget what is gone, of this caller first of all, until there is room for one more of its workers."""
+    def _room_for(self, caller: Hashable, report: WorkerReport, now_ms: int) -> _Known:
+        """The worker, with room for one more queue. Forgets what is gone, of this caller first of all."""
+        known = self._known.get((caller, report.id))
+        if known is not None and len(known.queues) >= MOST_QUEUES:
+            raise InvalidRequest(f"the worker {report.name} reports {MOST_QUEUES} queues already, which is the limit")
         self._forget_old(now_ms)
-        own = [key for key in self._known if key[0] == caller]
-        if len(own) >= MOST_WORKERS_EACH and not self._forget_gone(own, now_ms):
+        key, new = (caller, report.id), int(known is None)
+        own = [each for each in self._known if each[0] == caller]
+        if not self._fits(own, MOST_WORKERS_EACH - new, MOST_REPORTS_EACH, key, now_ms):
             raise InvalidRequest(
                 f"{len(own)} workers of this caller report themselves, which is the limit. This one works, and is not "
                 "listed"
             )
-        if len(self._known) >= MOST_WORKERS and not self._forget_gone(list(self._known), now_ms):
+        if not self._fits(list(self._known), MOST_WORKERS - new, MOST_REPORTS, key, now_ms):
             raise InvalidRequest(
-                f"{MOST_WORKERS} workers report themselves, which is the limit. This one works, and is not listed"
+                f"{len(self._known)} workers report themselves, which is the limit. This one works, and is not listed"
             )
+        return self._known.setdefault(key, known or _Known())
 
-    def _forget_gone(self, keys: list[tuple[Hashable, str]], now_ms: int) -> bool:
+    def _fits(
+        self, keys: list[tuple[Hashable, str]], most: int, most_reports: int, but: tuple[Hashable, str], now_ms: int
+    ) -> bool:
+        """Whether one more report fits with those of these workers; if need be, forgets some that are gone."""
+        while len(keys) > most or sum(len(self._known[key].queues) for key in keys) >= most_reports:
+            gone = self._forget_gone([key for key in keys if key != but], now_ms)
+            if gone is None:
+                return False
+            keys.remove(gone)
+        return True
+
+    def _forget_gone(self, keys: list[tuple[Hashable, str]], now_ms: int) -> tuple[Hashable, str] | None:
         gone = [key for key in keys if _state(self._known[key], now_ms) in ("lost", "stopped")]
-        if gone:
-            del self._known[min(gone, key=lambda key: self._known[key].seen_ms)]
-        return bool(gone)
+        first = min(gone, key=lambda key: self._known[key].seen_ms, default=None)
+        if first is not None:
+            del self._known[first]
+        return first
 
     def _forget_old(self, now_ms: int) -> None:
         for key in [key for key, known in self._known.items() if now_ms - known.seen_ms >= KEPT_MS]:

@@ -14,9 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, NamedTuple
 
 from holdfast import __version__
-from holdfast.cli.output import INTERRUPTED, NOT_DONE, OK, exit_code, print_error
+from holdfast.cli.output import NOT_DONE, OK, exit_code
 from holdfast.cli.parsing import HELP_ROW, Command, Section, UsageError, argument, columns, nearest, paragraphs
-from holdfast.errors import HoldfastError
 
 
 class Entry(NamedTuple):
@@ -221,15 +220,19 @@ def help_command(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and end the process with its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    # The caller may have closed any of them.
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         # File names need not be valid text, and a terminal need not support every character.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     if arguments is not None:
-        sys.exit(_run(given))
+        sys.exit(_exit_code(given))
     # This process is for one command. Nothing that it loads is garbage, and at its end everything is: looking for
     # cycles in it would take a fifth of the time of a quick command.
     gc.disable()
-    code = _run(given, before_call=_collect_from_here)
+    code = _exit_code(given, before_call=_collect_from_here)
     gc.freeze()
     sys.exit(code)
 
@@ -243,25 +246,15 @@ def _nothing() -> None:
     pass
 
 
-def _run(arguments: list[str], before_call: Callable[[], None] = _nothing) -> int:
-    as_json = "--json" in arguments
-    try:
-        if _COMPLETING in os.environ:
-            from holdfast.cli.opening import print_completions
-
-            return print_completions(os.environ[_COMPLETING])
-        return _run_command(arguments, before_call)
-    except UsageError as error:
-        print_error("usage", f"{error} (see `{error.path} --help`)", as_json=as_json)
-        return NOT_DONE
-    except HoldfastError as error:
-        print_error(error.code, str(error), as_json=as_json)
-        return NOT_DONE
-    except KeyboardInterrupt:
-        return INTERRUPTED
+def _exit_code(arguments: list[str], before_call: Callable[[], None] = _nothing) -> int:
+    return exit_code(lambda: _run(arguments, before_call), as_json="--json" in _options_in(arguments))
 
 
-def _run_command(arguments: list[str], before_call: Callable[[], None]) -> int:
+def _run(arguments: list[str], before_call: Callable[[], None]) -> int:
+    if _COMPLETING in os.environ:
+        from holdfast.cli.opening import print_completions
+
+        return print_completions(os.environ[_COMPLETING])
     root, rest = root_options(arguments)
     if root.get("version"):
         sys.stdout.write(f"holdfast {__version__}\n")
@@ -290,8 +283,12 @@ def _run_command(arguments: list[str], before_call: Callable[[], None]) -> int:
 
 
 def _asks_for_help(words: Sequence[str]) -> bool:
-    before = words[: words.index("--")] if "--" in words else words
-    return "--help" in before or "-h" in before
+    return not {"--help", "-h"}.isdisjoint(_options_in(words))
+
+
+def _options_in(words: Sequence[str]) -> Sequence[str]:
+    """The words that may be options: those before `--`."""
+    return words[: words.index("--")] if "--" in words else words
 
 
 def root_options(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
-from holdfast.cli.parsing import cells
+from holdfast.cli.parsing import UsageError, cells
 from holdfast.errors import BadSettings, HoldfastError, InvalidRequest
 
 # Asking before an irreversible change.
@@ -110,7 +110,10 @@ def print_error(code: str, message: str, *, as_json: bool) -> None:
         line = "error: " + "\n- ".join(map(safe, message.split("\n- ")))  # a settings file may have many errors
     else:
         line = f"error: {safe_lines(message)}"
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+    except OSError:
+        hush()  # it may be stdout that failed, and the interpreter would try again
     sys.stderr.write(line + "\n")
 
 
@@ -119,6 +122,9 @@ def exit_code(call: Callable[[], int], *, as_json: bool) -> int:
     try:
         code = call()
         sys.stdout.flush()
+    except UsageError as error:
+        print_error("usage", f"{error} (see `{error.path} --help`)", as_json=as_json)
+        return NOT_DONE
     except HoldfastError as error:
         print_error(error.code, str(error), as_json=as_json)
         return NOT_DONE

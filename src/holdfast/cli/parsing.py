@@ -23,6 +23,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 EXAMPLES: Final = "Examples:"
 # Options that many commands share: they come last in the help.
 _COMMON: Final = ("--topic", "--group", "--wait", "--json", "--at", "--profile", "--help")
+_MOST_NUMBER: Final = 10**18 - 1  # what counts or limits anything is smaller; infinity is not
 _MOST_CELLS: Final = 100
 _LEAST_CELLS: Final = 40
 _INDENT: Final = "  "
@@ -105,6 +106,8 @@ class Parameter(NamedTuple):
         least, most = self.declared.least, self.declared.most
         if (least is not None and not value >= least) or (most is not None and not value <= most):
             raise UsageError(f"{self.label} cannot be {text}: it must be {_range(least, most)}")
+        if not abs(value) <= _MOST_NUMBER:
+            raise UsageError(f"{self.label} cannot be {text!r}: it must be {word} of at most 18 digits")
         return value
 
     def remark(self) -> str:

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -31,6 +32,7 @@ from holdfast.broker.folder.layout import DEAD_SUFFIX, DEFAULT_GROUP, topic_of_i
 from holdfast.broker.messages import ONLY_FOR, mark
 from holdfast.delivery.where import compile_where
 from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.later import pattern
 from holdfast.local.group import LocalGroup
 from holdfast.local.listing import Mark, find_message, listed, parse_mark, seen
 from holdfast.model import Record
@@ -42,8 +44,11 @@ Part: TypeAlias = Literal["log", "delayed", "dead"]
 
 MOST_NS: Final = 1_000_000_000
 _MOST_MESSAGES: Final = 100_000  # that a search in this process looks at before it says how far it got
-_BLOCK: Final = 500  # offsets of the log that are read at a time
+MOST_BYTES: Final = 16 * 1024 * 1024  # of the messages in an answer, which stay in memory until it is sent
+_LEAST_BLOCK: Final = 32  # offsets of the log that are read at a time: so many at first, more if that goes fast
+_MOST_BLOCK: Final = 500
 _MOST_NAMED: Final = 100  # queues that an answer names
+_LOG_MARK: Final = pattern(r"([0-9]{1,9})\.([0-9]{1,18})")
 
 
 class Full(Exception):
@@ -102,7 +107,11 @@ def parse_place(text: str) -> SearchPlace:
     try:
         return msgspec.json.decode(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)), type=SearchPlace)
     except (ValueError, binascii.Error, msgspec.DecodeError):
-        raise InvalidRequest("after cannot be used: give what the page before named as `next`") from None
+        raise _not_a_place() from None
+
+
+def _not_a_place() -> InvalidRequest:
+    return InvalidRequest("after cannot be used: give what the page before named as `next`")
 
 
 class MessageSearch:
@@ -115,12 +124,14 @@ class MessageSearch:
         self.limit = limit
         self.page = SearchPage(messages=[], where=self.terms.where, scanned_in_all=self.start.looked)
         self.budget = messages
+        self.bytes = MOST_BYTES
+        self.moved = False  # until the search has moved on, time does not count: the next piece would get no further
         self._mono_ns = mono_ns
         self._late_ns = mono_ns() + MOST_NS
 
     @property
     def is_spent(self) -> bool:
-        return self.budget <= 0 or self._mono_ns() >= self._late_ns
+        return self.budget <= 0 or self.bytes <= 0 or (self.moved and self._mono_ns() >= self._late_ns)
 
     @property
     def wanted_id(self) -> str:
@@ -192,7 +203,7 @@ def search_queue(
         search.add(piece, report)
         if stopped:
             return msgspec.structs.replace(place, mark=stopped)
-    report.whole = True
+    report.whole = search.moved = True
     return None
 
 
@@ -201,7 +212,10 @@ def size_of(groups: Mapping[str, LocalGroup]) -> int:
     main = groups.get(DEFAULT_GROUP) or next(iter(groups.values()))
     logs = sum(each.partition.log.end - each.partition.log.start for each in main.deliveries)
     delayed = sum(0 if each.partition.delayed is None else len(each.partition.delayed) for each in main.deliveries)
-    return logs + delayed + sum(group.queue_group.stats().dead for group in groups.values())
+    topic = main.queue_group.topic
+    if len(groups) == len(topic.groups):
+        return logs + delayed + topic.dead_count()
+    return logs + delayed + sum(group.queue_group.stats().dead for group in groups.values())  # reads all letters
 
 
 def _without_shadows(found: list[SearchHit]) -> list[SearchHit]:
@@ -221,6 +235,7 @@ class SearchPiece:
         self._limit = search.limit - len(search.page.messages)
         self.found: list[SearchHit] = []
         self.looked = 0
+        self._block_size = _LEAST_BLOCK
 
     def run(self, scan: Looking) -> str:
         """Search on from the mark; returns the mark to go on from, empty at the end of the part."""
@@ -231,13 +246,24 @@ class SearchPiece:
         finally:
             self.looked = scan.looked - before
             self._search.budget -= self.looked
+            self._search.moved = True
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.found) >= self._limit or self._search.bytes <= 0
+
+    def _add(self, hit: SearchHit) -> None:
+        self.found.append(hit)
+        self._search.bytes -= hit.message.size
 
     def _listed(self, scan: Looking, part: Part, mark: str) -> str:
         after = parse_mark(mark) if mark else None
 
         def look(*place: int) -> None:
-            if scan.looked and not scan.looked % 64 and self._search.is_spent:
-                raise Full
+            if scan.looked and not scan.looked % 64:
+                self._search.moved = True
+                if self._search.is_spent:
+                    raise Full
             scan.look(*place)
 
         try:
@@ -245,8 +271,8 @@ class SearchPiece:
                 if part == "delayed" and not isinstance(each, Waiting):
                     continue  # it is in the log, and was found there
                 if self._search.test(as_expressions_see(each)):
-                    self.found.append(SearchHit(each, self._group.group))
-                    if len(self.found) >= self._limit:
+                    self._add(SearchHit(each, self._group.group))
+                    if self._is_full:
                         break
             else:
                 return ""
@@ -255,32 +281,44 @@ class SearchPiece:
         return "" if scan.mark is None else scan.mark.text
 
     def _log(self, scan: Looking, mark: str) -> str:
-        partition, _, below = mark.partition(".")
+        partition, below = _log_mark(mark)
         for delivery in self._group.deliveries:
-            if partition and delivery.number < int(partition):
+            if delivery.number < partition:
                 continue
             log = delivery.partition.log
-            high = min(int(below), log.end) if partition and delivery.number == int(partition) else log.end
+            high = min(below, log.end) if delivery.number == partition else log.end
             while high > log.start:
-                room = min(_BLOCK, scan.most - scan.looked)
+                room = min(self._block_size, scan.most - scan.looked)
                 if room <= 0 or self._search.is_spent:
                     return f"{delivery.number}.{high}"
                 low = max(log.start, high - room)
-                for record in reversed(list(self._block(scan, delivery, low, high))):
-                    message = self._seen(delivery, record)
-                    if message is not None and self._search.test(as_expressions_see(message.message)):
-                        self.found.append(message)
-                        if len(self.found) >= self._limit:
-                            return f"{delivery.number}.{record.offset}"
+                last = self._block(scan, delivery, low, high)
+                if last is not None:
+                    return f"{delivery.number}.{last}"
                 high = low
+                self._block_size = min(2 * self._block_size, _MOST_BLOCK)
         return ""
 
-    def _block(self, scan: Looking, delivery: Delivery, low: int, high: int) -> Iterator[Record]:
+    def _block(self, scan: Looking, delivery: Delivery, low: int, high: int) -> int | None:
+        """Search a block, the newest first; the offset of the last message that was found, if no more fit."""
+        newest: deque[tuple[int, SearchHit]] = deque()  # as many as fit; older ones are for the next piece
+        held_bytes, is_cut = 0, False
         for record in delivery.partition.log.records(low, on_damage="skip", whole=False):
             if record.offset >= high:
-                return
+                break
             scan.look(delivery.number, record.offset)
-            yield record
+            hit = self._seen(delivery, record)
+            if hit is None or not self._search.test(as_expressions_see(hit.message)):
+                continue
+            newest.append((record.offset, hit))
+            held_bytes += hit.message.size
+            while len(newest) > self._limit - len(self.found) or (len(newest) > 1 and held_bytes > self._search.bytes):
+                held_bytes -= newest.popleft()[1].message.size
+                is_cut = True
+        self._search.moved = True
+        for _, hit in reversed(newest):
+            self._add(hit)
+        return newest[0][0] if newest and (is_cut or self._is_full) else None
 
     def _seen(self, delivery: Delivery, record: Record) -> SearchHit | None:
         """The message as its group has it. One that was redriven belongs to one group only."""
@@ -293,6 +331,16 @@ class SearchPiece:
         due_ms = own.group.waiting.get(record.offset, 0)
         message: Listed[Any] = seen(group, own, record, phase, due_ms=due_ms)
         return SearchHit(message, group.group)
+
+
+def _log_mark(mark: str) -> tuple[int, int]:
+    """The partition and the offset below which the search of a log goes on; (-1, 0) for its beginning."""
+    if not mark:
+        return -1, 0
+    found = _LOG_MARK.fullmatch(mark)
+    if found is None:
+        raise _not_a_place()
+    return int(found[1]), int(found[2])
 
 
 # The search of a process in the folder that it owns.

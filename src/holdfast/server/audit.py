@@ -181,6 +181,9 @@ _WORDS: Final = {
     "POST /v1/admin/sync": "synced everything to disk",
     "POST /v1/queues/{queue}/pause": "paused {target}",
     "POST /v1/queues/{queue}/resume": "resumed {target}",
+    "POST /v1/workers/{worker}/drain": "told the worker {target} to drain",
+    "POST /v1/workers/{worker}/stop": "told the worker {target} to stop",
+    "POST /v1/workers/{worker}/resume": "told the worker {target} to take messages again",
 }
 _VERBS: Final = {"redrove": "redrive", "moved": "move", "purged": "purge"}
 

@@ -270,7 +270,7 @@ class _Planner:
             try:
                 notes.read(group)
             except CorruptData as error:
-                cost = "the group has the settings of its topic until you set others"
+                cost = "the group has the settings of its topic until you set others, and is no longer paused if it was"
                 yield self._aside(f"{place}/{GROUPS}/{group}.json", error, cost)
         # The topic's dedup ids, and those of partitions from before topics kept them.
         for part in (DEDUP, *(f"{number}/{DEDUP}" for number in range(facts.partitions))):

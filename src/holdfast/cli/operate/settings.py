@@ -140,12 +140,15 @@ def _value(name: str, text: str, default: Any) -> Any:
     return _number(name, text)
 
 
+_MOST_DIGITS: Final = 24  # with the unit
+
+
 def size_of(name: str, text: str) -> int:
     """Parse a size on the command line to bytes: `65536`, `64KiB`."""
-    found = _SIZE.fullmatch(text)
+    found = _SIZE.fullmatch(text) if len(text) <= _MOST_DIGITS else None
     if found is not None:
         return int(found[1]) * _FACTORS[found[2].upper()]
-    if text.isascii() and text.isdigit():
+    if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS:
         return int(text)
     raise InvalidRequest(f"{name} {text!r} cannot be used: write bytes, or a size such as 64KiB")
 

@@ -250,7 +250,7 @@ def _target(to: str) -> str | int | datetime:
     words = {"start": "earliest", "earliest": "earliest", "end": "latest", "latest": "latest"}
     if to in words:
         return words[to]
-    if to.isascii() and to.isdigit():
+    if to.isascii() and to.isdigit() and len(to) <= 18:
         return int(to)
     return to_datetime(time_of(to, "--to"))
 

@@ -229,8 +229,7 @@ def workers_shown(call: Call) -> list[WorkerInfo]:
 
 async def _may_order(call: Call) -> None:
     call.target = call.path["worker"]
-    for topic, group in sorted(call.service.engine.workers.queues(call.path["worker"])):
-        _check_order(call, topic, group)
+    call.service.engine.workers.check_order(call.path["worker"], partial(_check_order, call))
 
 
 def _check_order(call: Call, topic: str, group: str) -> None:
