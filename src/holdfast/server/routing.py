@@ -73,6 +73,8 @@ def _nearest(kind: type[HoldfastError]) -> int:
 
 Action: TypeAlias = Literal["open", "publish", "consume", "read", "admin", "lock"]
 Handler: TypeAlias = Callable[["Call"], Awaitable[Any]]
+# Answers a call in one step; None if that is not possible, and nothing was done: the handler can do it.
+AtOnce: TypeAlias = Callable[["Call"], Any]
 Check: TypeAlias = Callable[["Call"], Awaitable[None]]
 
 Scope: TypeAlias = Literal["any", "all"]
@@ -115,6 +117,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     tag: str = ""
     hidden: bool = False  # not in the OpenAPI document: a page of the console
     also: Action | None = None  # another action that the caller must have a right to, on any topic
+    at_once: AtOnce | None = None
     named: str | None = None  # the variable of the path whose value the caller must have rights to
 
 

@@ -8,18 +8,20 @@ import logging
 import ssl
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
 import httptools
 
 from holdfast.env.sockets import is_own_peer, unacknowledged
 from holdfast.errors import HoldfastError
+from holdfast.server.http.heads import CutRequest, KnownHead, KnownHeads, cut
 from holdfast.server.http.messages import (
     CONTINUE,
     HIGH_BYTES,
     LAST_CHUNK,
     NAMES,
+    Meter,
     NotTheSameUser,
     Refused,
     Request,
@@ -175,6 +177,19 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._discarding:
             return
+        key = None
+        if self._current is None and self._incoming is None and self._writable is None:
+            found = cut(data)
+            if found is not None:
+                known = self._server.heads.get(found.key)
+                if known is not None and self._answer_known(known, found):
+                    return
+                key = found.key
+        self._parse(data)
+        if key is not None and self._current is not None and self._incoming is None and not self._waiting:
+            self._current.key = key  # the data was this request and nothing else
+
+    def _parse(self, data: bytes) -> None:
         self._mixed = self._incoming is not None and not self._in_headers  # the data holds more than the next head
         try:
             self._parser.feed_data(data)
@@ -192,6 +207,28 @@ class HttpConnection(asyncio.Protocol):
             self._header_bytes += len(data)
             if self._header_bytes > self._limits.header_bytes:
                 self._refuse(large_head(self._limits))
+
+    def _answer_known(self, known: KnownHead, found: CutRequest) -> bool:
+        """Answer a request with a known head, at once or from a task. False if only the parser may see it."""
+        if self.admitted is not Admitted.FULLY or self._transport.is_closing():
+            return False
+        self._unread = self._unheard = None  # a client that sends the next request has read the last answer
+        request = known.request(self, self._peer, self._certificate, found.body)
+        answer = self._server.answer_known(request, known, found.sequence)
+        if answer is None:
+            known.restore(request, found.sequence)
+            self._begin(request)
+            return True
+        self._unread = answer.undelivered
+        start = head(answer.status, answer.media, answer.headers, length=len(answer.body), keep_alive=True)
+        self._transport.write(start + answer.body)
+        if self._writable is not None:  # the client does not read: a task waits until it does
+            self._current = request
+            self._task = self._loop.create_task(self._run(request, answer))
+            return True
+        self._sent(answer)
+        self.why, self.deadline = "idle", self._answered_at + self._limits.idle_s
+        return True
 
     def _look_at_parts(self, data: bytes) -> None:
         at = 0
@@ -384,12 +421,13 @@ class HttpConnection(asyncio.Protocol):
             self.deadline = None
         self._task = self._loop.create_task(self._run(request))
 
-    async def _run(self, request: Request) -> None:
+    async def _run(self, request: Request, written: Response | None = None) -> None:
+        """Answer a request; or, if the answer is `written` already, wait until the client reads it."""
         try:
-            answer = await self._server.handle(request)
+            answer = written or await self._server.handle(request)
             if isinstance(answer, Response):
                 try:
-                    await self._answer(request, answer)
+                    await (self._answer(request, answer) if written is None else self._flushed(answer))
                 finally:
                     if answer.release is not None:
                         answer.release()
@@ -421,9 +459,16 @@ class HttpConnection(asyncio.Protocol):
         else:  # copying the body would take longer than a second write
             self._transport.write(start)
             self._transport.write(body)
+        await self._flushed(answer)
+
+    async def _flushed(self, answer: Response) -> None:
         if self._writable is not None:
             await self._writable
-        self._unread = None  # the kernel has it
+        self._sent(answer)
+
+    def _sent(self, answer: Response) -> None:
+        """Note that the kernel has all of an answer."""
+        self._unread = None
         self._unheard = answer.undelivered
         self._answered_at = self._loop.time()
 
@@ -545,22 +590,8 @@ _LAST_WORDS_S: Final = 2.0
 _KEEP_FILE: Final[dict[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 
 
-class Meter:
-    """Gets notified of connections and answers. This one counts nothing; it is for servers that only share a folder."""
-
-    def connection_opened(self) -> None: ...
-
-    def connection_closed(self) -> None: ...
-
-    def connection_refused(self, reason: str) -> None: ...
-
-    def request_done(
-        self, route: str, method: str, status: int, seconds: float, bytes_in: int, bytes_out: int
-    ) -> None: ...
-
-    def counted(self, route: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The chunks of a streamed answer, counted as they go out."""
-        return chunks
+def _never(request: Request, known: KnownHead, sequence: int | None) -> None:
+    """Answer nothing at once."""
 
 
 class HttpServer:
@@ -572,8 +603,12 @@ class HttpServer:
         refuse: Callable[[Refused], Response],
         limits: ConnectionLimits,
         meter: Meter,
+        answer_known: Callable[[Request, KnownHead, int | None], Response | None] | None = None,
+        heads: KnownHeads | None = None,
     ) -> None:
         self.handle = handle
+        self.answer_known = answer_known or _never
+        self.heads = KnownHeads() if heads is None else heads
         self.refuse = refuse
         self.limits = limits
         self.connections: set[HttpConnection] = set()
