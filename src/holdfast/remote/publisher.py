@@ -127,6 +127,7 @@ class ProducerIdentities:
 # Publishing through a server: encodes messages, and chooses partitions as an embedded broker does.
 
 
+_DURABILITIES: Final = frozenset(get_args(Durability))
 _USUAL: Final = TopicSettings()
 _COMPACTED: Final = TopicSettings(cleanup="compact")
 _LOOK_AGAIN_NS: Final = 5_000_000_000  # partitions may have been added
@@ -190,6 +191,20 @@ class RemotePublisher:
                 if known.count is None:
                     raise
         raise AssertionError
+
+    async def publish_plain(self, topic: str, body: bytes, durability: Durability | None) -> Stored | None:
+        """Store one message that has nothing but a body. None if nothing was done, and `publish` has to do it."""
+        known = self.known(topic)
+        if known is None or known.count is None or (durability is not None and durability not in _DURABILITIES):
+            return None
+        number = 0 if known.count == 1 and not known.lost else known.turns.take(known.count, known.lost)
+        try:
+            written = await self._identities.append(topic, number, Batch(bodies=[body]), durability, None)
+        except UnknownTopic:
+            self._known.pop(topic, None)
+            return None
+        offset = written.offsets[0] if written.offsets else None
+        return Stored(topic, offset, None, False, written.durability, number)
 
     def forget(self, topic: str) -> None:
         """Ask for the topic again before the next message."""
