@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from holdfast.env import real_world
+from holdfast.errors import DiskFull
 from holdfast.server.access.callers import tls_context
 from holdfast.server.access.tokens import TokenEntry, digest_of, with_entry
 from holdfast.server.http.heads import cut
@@ -273,3 +274,57 @@ def test_calls_with_known_heads_are_counted_and_named(server: Serving):
     line.socket.sendall(enqueue())
     assert b"\r\nx-correlation-id: " in line.socket.recv(4096)
     line.close()
+
+
+def test_a_put_that_is_synced_is_answered_in_its_turn(server: Serving):
+    line = Line(server)
+    put = enqueue().replace(b"=os", b"=fsync")
+    line.learn(put)
+    assert msgspec.json.decode(line.call(put)[1])["durability"] == "fsync"
+    line.socket.sendall(put)
+    line.socket.sendall(request_of("POST", f"{QUEUE}/dequeue", b"{}"))
+    content = b""
+    while content.count(b"HTTP/1.1 ") < 2 or not content.endswith(b"]}"):
+        content += line._more()
+    assert content.index(b"HTTP/1.1 201") < content.index(b"HTTP/1.1 200")
+    line.close()
+
+
+def test_a_caller_that_goes_before_the_sync_has_stored_its_message_all_the_same(server: Serving):
+    line = Line(server)
+    put = enqueue().replace(b"=os", b"=fsync")
+    line.learn(put)
+    line.socket.sendall(put)
+    vanish(line.socket)
+    until(lambda: server.get(f"{QUEUE}/stats").body["ready"] == _TIMES + 1, "the message is there")
+    until(lambda: not server.server.http.connections, "its connection is gone")
+
+
+def test_a_put_that_fails_while_it_is_synced_says_so(server: Serving, monkeypatch: pytest.MonkeyPatch):
+    line = Line(server)
+    put = enqueue().replace(b"=os", b"=fsync")
+    line.learn(put)
+
+    async def full(*_: Any) -> None:
+        raise DiskFull("there is no room")
+
+    monkeypatch.setattr(server.server.port, "publish_plain", full)
+    status, body = line.call(put)
+    assert (status, msgspec.json.decode(body)["error"]["code"]) == (507, "disk_full")
+    monkeypatch.undo()
+    assert line.call(put)[0] == 201
+    line.close()
+
+
+def test_a_large_answer_to_a_known_head_leaves_its_callers_room_when_it_is_sent(tmp_path: Path):
+    tokens = tmp_path / "tokens.json"
+    write_tokens(tokens, {"name": "ops", "role": "admin"})
+    with serving(tmp_path / "data", tokens_file=str(tokens)) as server:
+        assert server.request("PUT", QUEUE, {}, token="ops").status == 200
+        line = Line(server)
+        take = request_of("POST", f"{QUEUE}/dequeue", b"{}", "authorization: Bearer ops")
+        line.learn(take, 200)
+        server.post(f"{QUEUE}/enqueue", bytes(500_000), query={"durability": "os"}, token="ops")
+        assert len(line.call(take)[1]) > 500_000
+        until(lambda: server.server.service.answers.used("ops") == 0, "the room is given back")
+        line.close()

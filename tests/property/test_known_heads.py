@@ -9,7 +9,7 @@ import asyncio
 import re
 import tempfile
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +136,7 @@ _GOOD = st.one_of(
     st.builds(lambda body: _with(_ENQUEUE, body).replace(b"content-l", b"Content-L"), _BODIES),
     st.sampled_from(
         [
+            _with(_ENQUEUE.replace(b"=os", b"=fsync"), b"abc"),
             _with(_DEQUEUE, b'{"wait":0}', more=_JSON),
             _with(_DEQUEUE, b'{"attempt_id":"a","wait":0}', more=_JSON),
             _with(_DEQUEUE, b'{"count":2}', more=_JSON),
@@ -145,7 +146,8 @@ _GOOD = st.one_of(
         ]
     ),
     st.builds(
-        lambda number: _with(_APPEND % (b"@producer@", b"%d" % number), b'{"bodies":["YQ=="]}', more=_JSON),
+        lambda line, number: _with(line % (b"@producer@", b"%d" % number), b'{"bodies":["YQ=="]}', more=_JSON),
+        st.sampled_from([_APPEND, _APPEND.replace(b"=os", b"=fsync")]),
         st.integers(0, 3),
     ),
 )
@@ -196,12 +198,12 @@ _ODD = st.sampled_from(
     st.booleans(),
 )
 def test_known_heads_are_answered_as_the_parser_answers(
-    runner: asyncio.Runner, sides: Pair, requests: list[bytes], cuts: Any, patient: bool
+    runner: asyncio.Runner, sides: Pair, requests: list[bytes], cuts: Any, apart: bool
 ) -> None:
     async def story() -> None:
         for side in sides:
             await _warm(side, requests)
-        await _both(sides, lambda side: _stream(side, requests, cuts, patient=patient))
+        await _both(sides, lambda side: _stream(side, requests, cuts, apart=apart))
         learnt, parsed = (side.said() for side in sides)
         assert learnt == parsed
 
@@ -244,14 +246,14 @@ def _filled(side: Side, request: bytes) -> bytes:
     return _with(_ACK, b'{"receipts":["%b"]}' % side.receipt, more=_JSON)
 
 
-async def _stream(side: Side, requests: list[bytes], cuts: Any, *, patient: bool) -> None:
-    content = b"".join(_filled(side, request) for request in requests)
-    places = sorted({0, *(place for place in cuts if place < len(content)), len(content)})
+async def _stream(side: Side, requests: list[bytes], cuts: Any, *, apart: bool) -> None:
+    """Send the requests in one stream, cut at these places; if they come apart, at their ends, too."""
+    filled = [_filled(side, request) for request in requests]
+    content = b"".join(filled)
+    ends = accumulate(map(len, filled)) if apart else ()
+    places = sorted({0, *ends, *(place for place in cuts if place < len(content)), len(content)})
     for begin, end in pairwise(places):
-        await side.send(content[begin:end])
-        if patient:
-            await side.rest()
-    await side.rest()
+        await _sent(side, content[begin:end])
 
 
 def test_heads_are_learnt_at_the_second_sight_and_the_oldest_go_first(runner: asyncio.Runner, sides: Pair) -> None:
@@ -279,6 +281,26 @@ def _named(name: bytes) -> bytes:
 
 
 def _key(name: bytes) -> bytes:
-    found = cut(_named(name))
+    return _cut(_named(name))
+
+
+@pytest.mark.parametrize(
+    "more", [b"x-correlation-id: a\r\n", b"traceparent: a\r\n", b"user-agent: %b\r\n" % bytes(5_000)]
+)
+def test_heads_that_differ_from_call_to_call_or_are_long_are_not_kept(
+    runner: asyncio.Runner, sides: Pair, more: bytes
+) -> None:
+    side = sides[0]
+    before = dict(side.server.app.heads._known)
+
+    async def story() -> None:
+        await _warm(side, [_with(_ENQUEUE, b"abc", more=more.replace(b"\0", b"a"))])
+
+    runner.run(story())
+    assert set(side.server.app.heads._known) - set(before) <= {_cut(_with(_ENQUEUE, b"abc"))}
+
+
+def _cut(request: bytes) -> bytes:
+    found = cut(request)
     assert found is not None
     return found.key

@@ -10,7 +10,7 @@ from tools.figures import FIGURES, Package, figure
 # The most that is allowed: what there was when a figure last went down. A change that lowers a figure lowers its
 # ceiling, too; none is raised without a reason in the commit. Where there is a goal, it stands behind the ceiling.
 CEILINGS = {
-    "modules": 299,  # goal: 280, which was reached before samples, workers and stores came with 17 of their own
+    "modules": 300,  # goal: 280, which was reached before samples, workers and stores came with 17 of their own
     "face_classes": 26,  # goal: 28, half of them generated
     "priority": 18,  # goal: 12
     "equal_pairs": 5,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -73,7 +74,15 @@ def _nearest(kind: type[HoldfastError]) -> int:
 
 Action: TypeAlias = Literal["open", "publish", "consume", "read", "admin", "lock"]
 Handler: TypeAlias = Callable[["Call"], Awaitable[Any]]
-# Answers a call in one step; None if that is not possible, and nothing was done: the handler can do it.
+
+
+class Shortcut(Enum):
+    """What is left to the handler of a call that one step cannot answer."""
+
+    SYNCS = "syncs"  # it waits for the disk, and for nothing else
+
+
+# Answers a call in one step. None if that is not possible, and nothing was done: the handler can do it. SYNCS likewise.
 AtOnce: TypeAlias = Callable[["Call"], Any]
 Check: TypeAlias = Callable[["Call"], Awaitable[None]]
 

@@ -30,6 +30,7 @@ from holdfast.local.publisher import Publisher
 from holdfast.model import Appended, CodecName, Durability, Producer, Record, extra_bytes
 from holdfast.protocol.messages import Delivery, Header, Said, State
 from holdfast.server.http.messages import ANSWER_BYTES
+from holdfast.server.routing import Shortcut
 from holdfast.server.turns import Job, Pool, other_turns
 from holdfast.settings import TopicSettings
 
@@ -352,8 +353,8 @@ class ServedPublishing:
 
     def publish_now(
         self, topic: str, body: bytes, partition: int | None, durability: Durability | None
-    ) -> Stored | None:
-        """Store one plain message in one step. None if that takes a sync, or a large call is in progress."""
+    ) -> Stored | Shortcut | None:
+        """Store one plain message in one step. None if a large call is in progress, or it cannot be stored plainly."""
         if topic in self._busy:
             return None
         with self._port.engine.using(topic) as used:
@@ -364,7 +365,7 @@ class ServedPublishing:
             number = publisher.turn(partition)
             log = publisher.log(number)
             if (durability or log.settings.durability) == "fsync":
-                return None
+                return Shortcut.SYNCS
             return publisher.plain_stored(number, body, log.append_one(body, durability), began_ns)
 
     def append_now(
@@ -376,10 +377,12 @@ class ServedPublishing:
         producer: Producer,
         durability: Durability | None,
         codec: CodecName | None,
-    ) -> tuple[Appended, KnownBatch | None] | None:
-        """Same as `append`, in one step. None if that takes a sync, a thread, or a large call is in progress."""
-        if topic in self._busy or is_large(messages) or (durability or partition.log.settings.durability) == "fsync":
+    ) -> tuple[Appended, KnownBatch | None] | Shortcut | None:
+        """Same as `append`, in one step. None if that takes a thread, or a large call is in progress."""
+        if topic in self._busy or is_large(messages):
             return None
+        if (durability or partition.log.settings.durability) == "fsync":
+            return Shortcut.SYNCS
         return _append(partition, publisher, messages, producer, durability, codec)
 
     async def append(

@@ -43,9 +43,11 @@ from holdfast.server.api.admin import audit_routes, description_routes, metrics_
 from holdfast.server.audit import Audit, CallAuditor, open_audit
 from holdfast.server.console import console_routes
 from holdfast.server.console.rendering import error_page
-from holdfast.server.http.connection import Answer, HttpServer
+from holdfast.server.http.connection import Answer
 from holdfast.server.http.heads import KnownHead, KnownHeads
+from holdfast.server.http.listening import HttpServer
 from holdfast.server.http.messages import (
+    DeferredAnswer,
     Meter,
     Refused,
     Request,
@@ -57,7 +59,7 @@ from holdfast.server.http.messages import (
 )
 from holdfast.server.limits import ConnectionLimits
 from holdfast.server.metrics import ServerMetrics
-from holdfast.server.routing import Route, Routes, RouteTable, retry_after_of, status_of
+from holdfast.server.routing import Route, Routes, RouteTable, Shortcut, retry_after_of, status_of
 from holdfast.server.service import Call, Service, check_group, check_right
 from holdfast.server.turns import CALLER, CallTurns, FairThreads
 from holdfast.settings import BrokerSettings, ServerSettings
@@ -391,16 +393,17 @@ class ServerApp:
             self.heads.learn(request.key, request, call.route, call.path, call.query)
         return answer
 
-    def answer_known(self, request: Request, head: KnownHead, sequence: int | None) -> Response | None:
+    def answer_known(self, request: Request, head: KnownHead, sequence: int | None) -> Response | DeferredAnswer | None:
         """Answer a request with a known head in one step. None if it takes more than that: `handle` answers it.
+
+        A message that must be synced first is answered later, by the same handler that `handle` calls.
 
         The checks are those that `handle` makes, in the same order.
         """
         service, route, path = self.service, head.route, head.variables
         if service.leaving or not service.engine.is_open(path["queue"] if "queue" in path else path["topic"]):
             return None
-        time = asyncio.get_running_loop().time
-        began = time()
+        began = asyncio.get_running_loop().time()
         correlation_id = f"{self._prefix}-{next(self._numbers):x}"
         call = Call(service, request, route, path, correlation_id)
         try:
@@ -424,6 +427,16 @@ class ServerApp:
             return None
         if found is None:
             return None
+        if found is Shortcut.SYNCS:
+            handling: Any = route.handler(call)
+            found = DeferredAnswer(handling)
+        if isinstance(found, DeferredAnswer):
+            found.answer = partial(self._end_known, call, correlation_id, began)
+            return found
+        return self._end_known(call, correlation_id, began, found)
+
+    def _end_known(self, call: Call, correlation_id: str, began: float, found: Any) -> Response:
+        """The answer to a call with a known head: what `handle` does when a handler has returned."""
         answer: Response = found if isinstance(found, Response) else call.answer(found)
         if len(answer.body) > SMALL_BYTES and call.principal.entry is not None:
             refused = self._without_room(call, answer)
@@ -431,8 +444,9 @@ class ServerApp:
                 self._withdraw(answer)
                 answer = refused
         self._tell(answer, call, correlation_id)
-        size = len(answer.body)
-        self._meter.request_done(route.pattern, request.method, answer.status, time() - began, request.received, size)
+        took_s = asyncio.get_running_loop().time() - began
+        request, pattern, size = call.request, call.route.pattern, len(answer.body)
+        self._meter.request_done(pattern, request.method, answer.status, took_s, request.received, size)
         return answer
 
     def _withdraw(self, answer: Response) -> None:

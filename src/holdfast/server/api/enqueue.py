@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -51,8 +51,8 @@ from holdfast.protocol.messages import (
     headers_of,
 )
 from holdfast.protocol.topics import AppendQuery, BeginProducer, NextSequence, ProducerBegun, SequenceQuery, Written
-from holdfast.server.http.messages import Request, Response
-from holdfast.server.routing import Routes
+from holdfast.server.http.messages import DeferredAnswer, Request, Response
+from holdfast.server.routing import Routes, Shortcut
 from holdfast.server.service import Call, not_understood, partition_of
 from holdfast.server.turns import Job
 from holdfast.settings import ServerSettings
@@ -290,14 +290,20 @@ class EnqueueQuery(Placing, kw_only=True):
     correlation_id: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
 
 
-def _enqueue_now(call: Call) -> Stored | None:
-    """Store one message that has nothing but a body; None if that takes a sync or a thread."""
+def _enqueue_now(call: Call) -> Stored | DeferredAnswer | None:
+    """Store one message that has nothing but a body; None if that takes a thread."""
     query: EnqueueQuery = call.query
     if query.codec is not None or call.request.media == MULTIPART or not _is_bare(query):
         return None
-    stored = call.service.publishing.publish_now(
-        call.path["queue"], call.request.content, query.partition, query.durability
-    )
+    service, topic, content = call.service, call.path["queue"], call.request.content
+    stored = service.publishing.publish_now(topic, content, query.partition, query.durability)
+    if stored is Shortcut.SYNCS:
+        return DeferredAnswer(_synced(service.port.publish_plain(topic, content, query.partition, query.durability)))
+    return _stored(stored) if isinstance(stored, StoredMessage) else None
+
+
+async def _synced(storing: Coroutine[Any, Any, StoredMessage | None]) -> Stored | None:
+    stored = await storing
     return None if stored is None else _stored(stored)
 
 
@@ -482,8 +488,8 @@ async def begin_producer(call: Call) -> ProducerBegun:
     return ProducerBegun(id=str(begun.id), epoch=begun.epoch, since=begun.since)
 
 
-def _append_now(call: Call) -> Written | None:
-    """Store a producer's batch in one step; None if that takes a sync or a thread."""
+def _append_now(call: Call) -> Written | Shortcut | None:
+    """Store a producer's batch in one step; None if that takes a thread."""
     began_ns = call.service.world.clock.monotonic_ns()
     query: AppendQuery = call.query
     messages = drafts_now(call)
@@ -502,7 +508,7 @@ def _append_now(call: Call) -> Written | None:
         written = service.publishing.append_now(
             topic.name, partition, publisher, messages, producer, query.durability, query.codec
         )
-        return None if written is None else _written(call, topic, written, began_ns)
+        return _written(call, topic, written, began_ns) if isinstance(written, tuple) else written
 
 
 def _written(call: Call, topic: Topic, written: tuple[Appended, KnownBatch | None], began_ns: int) -> Written:

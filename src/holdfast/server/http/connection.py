@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import ssl
-import sys
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import httptools
 
 from holdfast.env.sockets import is_own_peer, unacknowledged
 from holdfast.errors import HoldfastError
-from holdfast.server.http.heads import CutRequest, KnownHead, KnownHeads, cut
+from holdfast.server.http.heads import CutRequest, KnownHead, cut
 from holdfast.server.http.messages import (
     CONTINUE,
     HIGH_BYTES,
     LAST_CHUNK,
     NAMES,
-    Meter,
+    DeferredAnswer,
     NotTheSameUser,
     Refused,
     Request,
@@ -38,7 +35,10 @@ from holdfast.server.http.messages import (
     parse_host,
     unquoted,
 )
-from holdfast.server.limits import Admitted, ConnectionAdmission, ConnectionLimits
+from holdfast.server.limits import Admitted
+
+if TYPE_CHECKING:
+    from holdfast.server.http.listening import HttpServer
 
 logger = logging.getLogger(__name__)
 
@@ -218,17 +218,39 @@ class HttpConnection(asyncio.Protocol):
         if answer is None:
             known.restore(request, found.sequence)
             self._begin(request)
-            return True
+        elif isinstance(answer, DeferredAnswer):
+            self._current = request
+            self.deadline = None
+            answer.run(partial(self._answer_later, request, known, found.sequence))
+        else:
+            self._answer_at_once(request, answer)
+        return True
+
+    def _answer_later(self, request: Request, known: KnownHead, sequence: int | None, later: DeferredAnswer) -> None:
+        self._current = None
+        if self._lost or self._transport.is_closing():
+            return
+        if later.failure is None and later.value is not None:
+            assert later.answer is not None
+            self._answer_at_once(request, later.answer(later.value))
+        else:
+            request.failure = later.failure
+            known.restore(request, sequence)
+            self._begin(request)
+
+    def _answer_at_once(self, request: Request, answer: Response) -> None:
         self._unread = answer.undelivered
-        start = head(answer.status, answer.media, answer.headers, length=len(answer.body), keep_alive=True)
+        size = len(answer.body)
+        start = head(answer.status, answer.media, answer.headers, length=size, keep_alive=request.keep_alive)
         self._transport.write(start + answer.body)
         if self._writable is not None:  # the client does not read: a task waits until it does
             self._current = request
             self._task = self._loop.create_task(self._run(request, answer))
-            return True
+            return
         self._sent(answer)
-        self.why, self.deadline = "idle", self._answered_at + self._limits.idle_s
-        return True
+        if answer.release is not None:
+            answer.release()
+        self._next(request)
 
     def _look_at_parts(self, data: bytes) -> None:
         at = 0
@@ -519,7 +541,7 @@ class HttpConnection(asyncio.Protocol):
         if self._lost or self._discarding:
             return
         self._server.cut_off(str(refused.status))
-        if self._task is not None:
+        if self._current is not None:
             self._discarding = True
             if self._incoming is not None and self._incoming is self._current:
                 self._incoming.fail(refused)  # the handler that reads the body gets the error
@@ -578,120 +600,3 @@ async def _tell(undelivered: Undelivered) -> None:
         await undelivered()
     except HoldfastError as error:  # the lease will expire by itself
         logger.debug("nobody could be told that an answer was lost", extra={"why": str(error)})
-
-
-# The server: listening, deadlines and shutdown of all connections.
-
-_LOOK_EVERY_S: Final = 0.5
-_BACKLOG: Final = 1024
-_LAST_WORDS_S: Final = 2.0
-# Since Python 3.13 a loop removes the socket's file on close, by name. That name may go through a descriptor that is
-# closed by then, and the next owner's socket may be there already. So the code that created the file removes it.
-_KEEP_FILE: Final[dict[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
-
-
-def _never(request: Request, known: KnownHead, sequence: int | None) -> None:
-    """Answer nothing at once."""
-
-
-class HttpServer:
-    """Accepts connections and passes each request to `handle`."""
-
-    def __init__(
-        self,
-        handle: Callable[[Request], Awaitable[Answer]],
-        refuse: Callable[[Refused], Response],
-        limits: ConnectionLimits,
-        meter: Meter,
-        answer_known: Callable[[Request, KnownHead, int | None], Response | None] | None = None,
-        heads: KnownHeads | None = None,
-    ) -> None:
-        self.handle = handle
-        self.answer_known = answer_known or _never
-        self.heads = KnownHeads() if heads is None else heads
-        self.refuse = refuse
-        self.limits = limits
-        self.connections: set[HttpConnection] = set()
-        self._admission = ConnectionAdmission(limits)
-        self._meter = meter
-        self._servers: list[asyncio.Server] = []
-        self._watch: asyncio.Task[None] | None = None
-
-    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> list[tuple[str, int]]:
-        """Listen on an address. Returns the bound addresses, which tell the port if `port` is 0."""
-        server = await self._loop.create_server(
-            self._connect,
-            host,
-            port,
-            ssl=tls,
-            backlog=_BACKLOG,
-            ssl_handshake_timeout=None if tls is None else self.limits.header_s,
-        )
-        self._add(server)
-        return [socket.getsockname()[:2] for socket in server.sockets]
-
-    async def listen_on(self, listening: object) -> None:
-        """Listen on a Unix socket that is already open."""
-        options = {"sock": listening, "backlog": _BACKLOG, **_KEEP_FILE}
-        self._add(await self._loop.create_unix_server(self._connect, **options))
-
-    @property
-    def _loop(self) -> asyncio.AbstractEventLoop:
-        return asyncio.get_running_loop()
-
-    def _connect(self) -> HttpConnection:
-        return HttpConnection(self, self._loop)
-
-    def _add(self, server: asyncio.Server) -> None:
-        self._servers.append(server)
-        if self._watch is None:
-            self._watch = self._loop.create_task(self._cut_off_overdue())
-
-    async def _cut_off_overdue(self) -> None:
-        """Close overdue connections. Checking all of them now and then costs less than a timer for each request."""
-        while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            now = self._loop.time()
-            for connection in list(self.connections):
-                if connection.deadline is not None and connection.deadline < now:
-                    connection.overdue()
-
-    def opened(self, connection: HttpConnection) -> None:
-        self._admission.admit(connection, self.connections)
-        self.connections.add(connection)
-        self._meter.connection_opened()
-
-    def closed(self, connection: HttpConnection) -> None:
-        self.connections.discard(connection)
-        self._admission.leave(connection)
-        self._meter.connection_closed()
-
-    def cut_off(self, why: str) -> None:
-        self._meter.connection_refused(why)
-
-    def stop_listening(self) -> None:
-        """Accept no new connections. Close idle ones now, and the others after their current request."""
-        for server in self._servers:
-            server.close()
-        self._servers.clear()
-        for connection in list(self.connections):
-            connection.leave()
-
-    async def close(self, limit_s: float) -> bool:
-        """Stop when all requests in progress are answered, or after `limit_s`. Returns whether all were answered."""
-        self.stop_listening()
-        until = self._loop.time() + limit_s
-        while any(connection.busy for connection in self.connections) and self._loop.time() < until:
-            await asyncio.sleep(0.01)
-        unfinished = [connection for connection in self.connections if connection.busy]
-        for connection in list(self.connections):
-            connection.abort()
-        # Calls that were cut off give back their messages, which must happen while the folder is still open.
-        tasks = [connection.task for connection in unfinished if connection.task is not None]
-        if tasks:
-            await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
-        if self._watch is not None:
-            self._watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watch
-        return not unfinished

@@ -7,7 +7,7 @@ import ipaddress
 import re
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Final, Protocol
@@ -353,6 +353,44 @@ class Response:
         self.headers = headers or []
         self.undelivered = undelivered
         self.release: Callable[[], None] | None = None  # called when the answer is no longer in memory
+
+
+class DeferredAnswer:
+    """An answer that only waits for the disk: the rest of a handler, which goes on when a future is done.
+
+    That takes no task, and costs a third of one. It is for handlers that wait for futures and nothing else: there is no
+    current task while they run, and nothing can cancel them.
+    """
+
+    __slots__ = ("_steps", "_then", "answer", "failure", "value")
+
+    def __init__(self, steps: Coroutine[Any, Any, Any]) -> None:
+        self._steps = steps
+        self._then: Callable[[DeferredAnswer], None] | None = None
+        self.value: Any = None  # what the handler returned; None: it can do nothing, and has done nothing
+        self.failure: Exception | None = None
+        self.answer: Callable[[Any], Response] | None = None  # makes the answer from what the handler returned
+
+    def run(self, then: Callable[[DeferredAnswer], None]) -> None:
+        """Begin, and call `then` at the end, which may be at once."""
+        self._then = then
+        self._step(None)
+
+    def _step(self, _: object) -> None:
+        try:
+            waiting = self._steps.send(None)
+        except StopIteration as end:
+            self.value = end.value
+        except asyncio.CancelledError:
+            self.failure = Unavailable("the server is stopping; whether it was done is not known")
+        except Exception as error:
+            self.failure = error
+        else:
+            waiting.add_done_callback(self._step)
+            return
+        then, self._then = self._then, None
+        assert then is not None
+        then(self)
 
 
 async def close_chunks(chunks: AsyncIterator[bytes]) -> None:
