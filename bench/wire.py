@@ -363,6 +363,7 @@ def _latency(name: str, get: Any, put: Callable[[bytes], object]) -> Figures:
 
 def _server_latency(name: str, durability: str, folder: Path) -> Figures:
     with _served(folder) as served:
+        other: Any = None
 
         def put(body: bytes) -> None:
             nonlocal other
@@ -370,13 +371,13 @@ def _server_latency(name: str, durability: str, folder: Path) -> Figures:
                 other = holdfast.connect(served.side.url, durability=durability).queue("jobs")  # type: ignore[arg-type]
             other.put(body)
 
-        other: Any = None
         return _latency(name, served.side.queue.get, put)
 
 
 def _shared_latency(folder: Path) -> Figures:
     """The parent owns the folder; the child that puts opens it, too, and comes in by the owner's socket."""
     with holdfast.open(folder / "data", durability="os") as queue:
+        other: Any = None
 
         def put(body: bytes) -> None:
             nonlocal other
@@ -384,7 +385,6 @@ def _shared_latency(folder: Path) -> Figures:
                 other = holdfast.open(folder / "data", durability="os")
             other.put(body)
 
-        other: Any = None
         return _latency("latency, shared folder", queue.get, put)
 
 
