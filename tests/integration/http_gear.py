@@ -15,7 +15,7 @@ from urllib.parse import urlencode, urlsplit
 
 from holdfast.env import World, real_world
 from holdfast.local.aio.broker import open_broker_async
-from holdfast.server.http.connection import Meter
+from holdfast.server.http.messages import Meter
 from holdfast.server.routing import Routes
 from holdfast.server.server import Auditor, Server, event_loop, make_server
 from holdfast.settings import BrokerSettings, ServerSettings

@@ -15,7 +15,7 @@ from tests.tidy.repo import ROOT, assert_none
 CEILINGS = {
     "threads": {"put": 11, "get": 14, "ack": 10, "get at once": 30},
     "tasks": {"put": 11, "get": 14, "ack": 10, "get at once": 30},
-    "HTTP": {"put": 78, "get": 94, "ack": 76, "get at once": 94},
+    "HTTP": {"put": 52, "get": 78, "ack": 57, "get at once": 78},
 }
 
 

@@ -10,7 +10,7 @@ from tools.figures import FIGURES, Package, figure
 # The most that is allowed: what there was when a figure last went down. A change that lowers a figure lowers its
 # ceiling, too; none is raised without a reason in the commit. Where there is a goal, it stands behind the ceiling.
 CEILINGS = {
-    "modules": 295,  # goal: 280, which was reached before samples, workers, stores, search and late loading came
+    "modules": 298,  # goal: 280, which was reached before samples, workers, stores, search and late loading came
     "face_classes": 26,  # goal: 28, half of them generated
     "priority": 13,  # goal: 12
     "equal_pairs": 4,

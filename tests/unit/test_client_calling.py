@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from holdfast.client.address import parse_address
-from holdfast.client.calling import Answer, AnswerLost, Ask, Caller, Unsent
+from holdfast.client.calling import Answer, AnswerLost, AnswerReader, Ask, Caller, Unsent
 from holdfast.client.network import TaskNetwork, ThreadNetwork, run
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
@@ -55,3 +55,38 @@ def test_a_connection_can_be_closed_whose_other_end_hung_up_before_it_had_read_a
             await ended.wait()
 
     asyncio.run(hung_up_on())
+
+
+_START = "HTTP/1.1 {} OK\r\ncache-control: no-store\r\n"
+_TYPE = "content-type: application/msgpack\r\n"
+_END = "content-length: 3\r\nx-correlation-id: a-1\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        _START.format(200) + _TYPE + _END + "abc",
+        _START.format(201) + "content-type: application/json\r\n" + _END + "abc",
+        _START.format(404) + _TYPE + _END + "abc",
+        _START.format(200) + "connection: close\r\n" + _END + "abc",
+        _START.format(200) + "retry-after: 1\r\n" + _END + "abc",
+        _START.format(200).replace("1.1", "1.0") + _TYPE + _END + "abc",
+        _START.format(200) + _TYPE + _END.replace("\r\n\r\n", "\r\nconnection: close\r\n\r\n") + "abc",
+        _START.format(200) + "transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+        "HTTP/1.1 204 No Content\r\nx-correlation-id: a-1\r\n\r\n",
+        "HTTP/1.1 100 Continue\r\n\r\n" + _START.format(200) + _TYPE + _END + "abc",
+    ],
+)
+def test_an_answer_is_read_alike_whether_it_comes_whole_or_byte_by_byte(content: str):
+    whole, in_bytes = AnswerReader(), AnswerReader()
+    for _ in range(3):  # what the parser found the first time is used from then on
+        answer = whole.feed(content.encode())
+        parts = [in_bytes.feed(bytes([byte])) for byte in content.encode()]
+        assert answer is not None
+        assert parts[-1] is not None
+        assert parts[:-1] == [None] * (len(parts) - 1)
+        for name in ("status", "body", "keep"):
+            assert getattr(answer, name) == getattr(parts[-1], name)
+        assert answer.headers.get("content-type") == parts[-1].headers.get("content-type")
+        if not answer.keep:
+            return

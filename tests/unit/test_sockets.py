@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.env.sockets import listen_unix
-from holdfast.server.http.connection import HttpServer
+from holdfast.server.http.listening import HttpServer
 from holdfast.server.server import event_loop, limits_of
 from holdfast.settings import ServerSettings
 

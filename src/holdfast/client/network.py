@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 _RECEIVE_BYTES: Final = 256 * 1024
+_USUAL_BYTES: Final = 16 * 1024  # a buffer that costs little to make, for answers that are mostly small
 
 
 class Transport(Protocol):
@@ -73,6 +74,7 @@ class ThreadTransport:
     def __init__(self, connection: Any, timeout_s: float) -> None:
         self._connection = connection
         self._timeout_s = timeout_s
+        self._size = _USUAL_BYTES
 
     async def send(self, content: bytes, timeout_s: float) -> None:
         self._limit(timeout_s)
@@ -80,7 +82,8 @@ class ThreadTransport:
 
     async def receive(self, timeout_s: float) -> bytes:
         self._limit(timeout_s)
-        content: bytes = self._connection.recv(_RECEIVE_BYTES)
+        content: bytes = self._connection.recv(self._size)
+        self._size = _RECEIVE_BYTES if len(content) == self._size else _USUAL_BYTES
         return content
 
     def _limit(self, timeout_s: float) -> None:

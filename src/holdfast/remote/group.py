@@ -32,6 +32,7 @@ _MOST_PEEKED: Final = 10_000
 _MOST_UNANSWERED: Final = 100
 _PAGE: Final = 1_000
 _DONE: Final = "it is done"
+_USUAL: Final = frozenset({"dequeue", "ack", "nack", "extend"})  # verbs whose paths are made once
 
 
 class RemoteTaken(msgspec.Struct, frozen=True, gc=False):
@@ -71,6 +72,7 @@ class RemoteGroup:
         self.ack_durability = ack_durability  # default for acks
         self._alone = alone  # whether the client is closed with it
         self._view_closed = closed
+        self._paths: dict[str, str] = {}
 
     @property
     def place(self) -> str:
@@ -123,8 +125,16 @@ class RemoteGroup:
         """Return a request about this queue."""
         self.check_open()
         wait_s, again = query.pop("wait_s", 0.0), query.pop("again", True)
-        path = path_of("queues", self.topic, *verb.split("/"), **query)
+        path = self._path_of(verb) if not query else path_of("queues", self.topic, *verb.split("/"), **query)
         return ask_of(method, path, answers, body, wait_s=wait_s, again=again)
+
+    def _path_of(self, verb: str) -> str:
+        path = self._paths.get(verb)
+        if path is None:
+            path = path_of("queues", self.topic, *verb.split("/"))
+            if verb in _USUAL:
+                self._paths[verb] = path
+        return path
 
     # Receiving
 

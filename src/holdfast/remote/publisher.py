@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 import msgspec
 
@@ -126,6 +126,7 @@ class ProducerIdentities:
 # Publishing through a server: encodes messages, and chooses partitions as an embedded broker does.
 
 
+_DURABILITIES: Final = frozenset(get_args(Durability))
 _USUAL: Final = TopicSettings()
 _COMPACTED: Final = TopicSettings(cleanup="compact")
 _LOOK_AGAIN_NS: Final = 5_000_000_000  # partitions may have been added
@@ -171,7 +172,15 @@ class RemotePublisher:
         More than 100,000 for one partition go in several calls, each of which is stored wholly or not at all.
         """
         self.caller.check_open()
-        messages, drafts = self.messages(request.messages, bodies, verb)
+        given: Any = request.messages
+        if type(given) is list and bodies.plain and request.partition is None and set(map(type, given)) == {bytes}:
+            check_options(request.durability, request.codec)
+            if len(given) <= wire.MOST_MESSAGES:
+                known = await self.look(topic)
+                stored = await self._publish_bodies(topic, known, given, request.durability, request.codec)
+                if stored is not None:
+                    return stored
+        messages, drafts = self.messages(given, bodies, verb)
         check_options(request.durability, request.codec)
         if not messages:
             return []
@@ -189,6 +198,34 @@ class RemotePublisher:
                 if known.count is None:
                     raise
         raise AssertionError
+
+    async def publish_plain(self, topic: str, body: bytes, durability: Durability | None) -> Stored | None:
+        """Store one message that has nothing but a body. None if nothing was done, and `publish` has to do it."""
+        known = self.known(topic)
+        if known is None or (durability is not None and durability not in _DURABILITIES):
+            return None
+        stored = await self._publish_bodies(topic, known, [body], durability, None)
+        return None if stored is None else stored[0]
+
+    async def _publish_bodies(
+        self,
+        topic: str,
+        known: KnownTopic,
+        bodies: list[bytes],
+        durability: Durability | None,
+        codec: CodecName | None,
+    ) -> list[Stored] | None:
+        """Store messages that have nothing but bodies, in one call. None if nothing was done."""
+        if known.count is None:
+            return None
+        number = 0 if known.count == 1 and not known.lost else known.turns.take(known.count, known.lost)
+        try:
+            written = await self._identities.append(topic, number, Batch(bodies=bodies), durability, codec)
+        except UnknownTopic:
+            self._known.pop(topic, None)
+            return None
+        offsets: Sequence[int | None] = written.offsets or [None] * len(bodies)
+        return [Stored(topic, offset, None, False, written.durability, number) for offset in offsets]
 
     def forget(self, topic: str) -> None:
         """Ask for the topic again before the next message."""

@@ -24,8 +24,7 @@ from holdfast.broker.streams.queries import query_gauges
 from holdfast.broker.topic import Topic
 from holdfast.errors import HoldfastError, NotInstalled
 from holdfast.otel import TraceExport
-from holdfast.server.http.connection import Meter
-from holdfast.server.http.messages import close_chunks
+from holdfast.server.http.messages import Meter, close_chunks
 from holdfast.storage.log import Log
 
 if TYPE_CHECKING:

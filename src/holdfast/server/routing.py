@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -73,6 +74,16 @@ def _nearest(kind: type[HoldfastError]) -> int:
 
 Action: TypeAlias = Literal["open", "publish", "consume", "read", "admin", "lock"]
 Handler: TypeAlias = Callable[["Call"], Awaitable[Any]]
+
+
+class Shortcut(Enum):
+    """What is left to the handler of a call that one step cannot answer."""
+
+    SYNCS = "syncs"  # it waits for the disk, and for nothing else
+
+
+# Answers a call in one step. None if that is not possible, and nothing was done: the handler can do it. SYNCS likewise.
+AtOnce: TypeAlias = Callable[["Call"], Any]
 Check: TypeAlias = Callable[["Call"], Awaitable[None]]
 
 Scope: TypeAlias = Literal["any", "all"]
@@ -116,6 +127,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     tag: str = ""
     hidden: bool = False  # not in the OpenAPI document: a page of the console
     also: Action | None = None  # another action that the caller must have a right to, on any topic
+    at_once: AtOnce | None = None
     named: str | None = None  # the variable of the path whose value the caller must have rights to
 
 

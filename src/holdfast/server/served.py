@@ -30,6 +30,7 @@ from holdfast.local.publisher import Publisher
 from holdfast.model import Appended, CodecName, Durability, Producer, Record, extra_bytes
 from holdfast.protocol.messages import Delivery, Header, Said, State
 from holdfast.server.http.messages import ANSWER_BYTES
+from holdfast.server.routing import Shortcut
 from holdfast.server.turns import Job, Pool, other_turns
 from holdfast.settings import TopicSettings
 
@@ -80,6 +81,10 @@ class ServedGroup:
         ready = self.port.take_ready(wanted)
         return await self.port.take_to_end(wanted) if ready is None else ready
 
+    def take_now(self, count: int, lease_s: float | None, owner: str | None) -> Taken | None:
+        """Lease what is ready. None if there is more to look through, and others should get a turn first."""
+        return self.port.take_ready(wanted_at_once(count, 0, lease_s, owner))
+
     async def take_more(self, found: Taken, count: int, lease_s: float | None, owner: str | None) -> None:
         """Add more ready messages to `found`, up to `count` in all and to about what one answer holds.
 
@@ -105,10 +110,14 @@ class ServedGroup:
 
         All of them are given back even if the calling task is cancelled, as it is when its client disconnects.
         """
-        giving = asyncio.ensure_future(self._give_back(taken))
+        await asyncio.shield(self.give_back_soon(taken))
+
+    def give_back_soon(self, taken: Leased) -> asyncio.Task[None]:
+        """Begin to give messages back. The task comes to its end whether or not anybody waits for it."""
+        giving = asyncio.get_running_loop().create_task(self._give_back(taken))
         _giving.add(giving)
         giving.add_done_callback(_giving.discard)
-        await asyncio.shield(giving)
+        return giving
 
     async def _give_back(self, taken: Leased) -> None:
         for delivery, receipts in taken:
@@ -342,6 +351,40 @@ class ServedPublishing:
 
         return await self._to_its_end(store())
 
+    def publish_now(
+        self, topic: str, body: bytes, partition: int | None, durability: Durability | None
+    ) -> Stored | Shortcut | None:
+        """Store one plain message in one step. None if a large call is in progress, or it cannot be stored plainly."""
+        if topic in self._busy:
+            return None
+        with self._port.engine.using(topic) as used:
+            publisher = self._port.publisher(used)
+            began_ns = publisher.plain_since()
+            if not began_ns:
+                return None
+            number = publisher.turn(partition)
+            log = publisher.log(number)
+            if (durability or log.settings.durability) == "fsync":
+                return Shortcut.SYNCS
+            return publisher.plain_stored(number, body, log.append_one(body, durability), began_ns)
+
+    def append_now(
+        self,
+        topic: str,
+        partition: Partition,
+        publisher: Publisher,
+        messages: list[Any],
+        producer: Producer,
+        durability: Durability | None,
+        codec: CodecName | None,
+    ) -> tuple[Appended, KnownBatch | None] | Shortcut | None:
+        """Same as `append`, in one step. None if that takes a thread, or a large call is in progress."""
+        if topic in self._busy or is_large(messages):
+            return None
+        if (durability or partition.log.settings.durability) == "fsync":
+            return Shortcut.SYNCS
+        return _append(partition, publisher, messages, producer, durability, codec)
+
     async def append(
         self,
         topic: str,
@@ -355,11 +398,7 @@ class ServedPublishing:
         """Store a producer's messages in a partition. Returns the known batch if they were stored before."""
 
         def write() -> tuple[Appended, KnownBatch | None]:
-            batch = publisher.batch(messages, codec)
-            appended, known = partition.append(batch, producer, durability=durability, codec=codec)
-            if known is None:
-                publisher.count(batch)
-            return appended, known
+            return _append(partition, publisher, messages, producer, durability, codec)
 
         async def store() -> tuple[Appended, KnownBatch | None]:
             with self._on_its_way(topic):
@@ -405,6 +444,21 @@ class ServedPublishing:
         self._under_way.discard(task)
         if not task.cancelled():
             task.exception()  # marks it as retrieved: the caller got it, or is gone
+
+
+def _append(
+    partition: Partition,
+    publisher: Publisher,
+    messages: list[Any],
+    producer: Producer,
+    durability: Durability | None,
+    codec: CodecName | None,
+) -> tuple[Appended, KnownBatch | None]:
+    batch = publisher.batch(messages, codec)
+    appended, known = partition.append(batch, producer, durability=durability, codec=codec)
+    if known is None:
+        publisher.count(batch)
+    return appended, known
 
 
 def is_large(messages: list[Any]) -> bool:

@@ -43,12 +43,24 @@ from holdfast.server.api.admin import audit_routes, description_routes, metrics_
 from holdfast.server.audit import Audit, CallAuditor, open_audit
 from holdfast.server.console import console_routes
 from holdfast.server.console.rendering import error_page
-from holdfast.server.http.connection import Answer, HttpServer, Meter
-from holdfast.server.http.messages import Refused, Request, Response, StreamResponse, close_chunks, header_text, no_room
+from holdfast.server.http.connection import Answer
+from holdfast.server.http.heads import KnownHead, KnownHeads
+from holdfast.server.http.listening import HttpServer
+from holdfast.server.http.messages import (
+    DeferredAnswer,
+    Meter,
+    Refused,
+    Request,
+    Response,
+    StreamResponse,
+    close_chunks,
+    header_text,
+    no_room,
+)
 from holdfast.server.limits import ConnectionLimits
 from holdfast.server.metrics import ServerMetrics
-from holdfast.server.routing import Route, Routes, RouteTable, retry_after_of, status_of
-from holdfast.server.service import Call, Service
+from holdfast.server.routing import Route, Routes, RouteTable, Shortcut, retry_after_of, status_of
+from holdfast.server.service import Call, Service, check_group, check_right
 from holdfast.server.turns import CALLER, CallTurns, FairThreads
 from holdfast.settings import BrokerSettings, ServerSettings
 from holdfast.storage.files import ran_out, shortage
@@ -100,7 +112,9 @@ class Server:
         self._meter = meter or Meter()
         described = description_routes(lambda: self.app.router.routes)
         self.app = ServerApp(self.service, self.access, [*API, *more, described], self._meter, auditor)
-        self.http = HttpServer(self.app.handle, self.app.refuse, limits_of(settings), self._meter)
+        self.http = HttpServer(
+            self.app.handle, self.app.refuse, limits_of(settings), self._meter, self.app.answer_known, self.app.heads
+        )
         self.service.connections = lambda: len(self.http.connections)
 
     async def listen(self, tls: ssl.SSLContext | None = None) -> list[str]:
@@ -326,6 +340,8 @@ class ServerApp:
         self._numbers = count(1)
         self.revocation = Revocation(access.confirm)
         self._turns = CallTurns()
+        self.heads = KnownHeads()
+        self._withdrawing: set[asyncio.Task[None]] = set()  # the loop holds only weak references to tasks
 
     async def handle(self, request: Request) -> Answer:
         """Answer a request. Never raises."""
@@ -373,7 +389,70 @@ class ServerApp:
             len(answer.body) if isinstance(answer, Response) else 0,
         )
         error = None  # its traceback keeps this frame alive, and with it the request's body
+        if request.key is not None and call is not None and call.route.at_once is not None and answer.status < 300:
+            self.heads.learn(request.key, request, call.route, call.path, call.query)
         return answer
+
+    def answer_known(self, request: Request, head: KnownHead, sequence: int | None) -> Response | DeferredAnswer | None:
+        """Answer a request with a known head in one step. None if it takes more than that: `handle` answers it.
+
+        A message that must be synced first is answered later, by the same handler that `handle` calls.
+
+        The checks are those that `handle` makes, in the same order.
+        """
+        service, route, path = self.service, head.route, head.variables
+        if service.leaving or not service.engine.is_open(path["queue"] if "queue" in path else path["topic"]):
+            return None
+        began = asyncio.get_running_loop().time()
+        correlation_id = f"{self._prefix}-{next(self._numbers):x}"
+        call = Call(service, request, route, path, correlation_id)
+        try:
+            call.principal = principal = self.access.principal(request)
+            if principal.entry is not None and not self._turns.try_begin(principal.name):
+                return None
+            if route.action not in principal.everywhere:
+                check_right(call)
+            call.use(head.query, sequence)
+            if principal.queue_groups is not None:
+                check_group(call)
+            assert route.at_once is not None
+            found = route.at_once(call)
+        except (Closed, UnknownTopic, UnknownGroup) as caught:  # to explain it may take opening the topic
+            request.failure = caught
+            return None
+        except HoldfastError as caught:
+            found = self._fault(request, caught, correlation_id)
+        except Exception as caught:
+            request.failure = caught
+            return None
+        if found is None:
+            return None
+        if found is Shortcut.SYNCS:
+            handling: Any = route.handler(call)
+            found = DeferredAnswer(handling)
+        if isinstance(found, DeferredAnswer):
+            found.answer = partial(self._end_known, call, correlation_id, began)
+            return found
+        return self._end_known(call, correlation_id, began, found)
+
+    def _end_known(self, call: Call, correlation_id: str, began: float, found: Any) -> Response:
+        """The answer to a call with a known head: what `handle` does when a handler has returned."""
+        answer: Response = found if isinstance(found, Response) else call.answer(found)
+        if len(answer.body) > SMALL_BYTES and call.principal.entry is not None:
+            refused = self._without_room(call, answer)
+            if refused is not None:
+                self._withdraw(answer)
+                answer = refused
+        self._tell(answer, call, correlation_id)
+        took_s = asyncio.get_running_loop().time() - began
+        request, pattern, size = call.request, call.route.pattern, len(answer.body)
+        self._meter.request_done(pattern, request.method, answer.status, took_s, request.received, size)
+        return answer
+
+    def _withdraw(self, answer: Response) -> None:
+        withdrawing = asyncio.get_running_loop().create_task(_withdrawn(answer))
+        self._withdrawing.add(withdrawing)
+        withdrawing.add_done_callback(self._withdrawing.discard)
 
     async def _while_allowed(self, call: Call) -> Answer:
         """Run the call; ends with an error as soon as the caller's token is revoked."""
@@ -417,12 +496,19 @@ class ServerApp:
         """The answer; or an error if the caller has too many unread answers already."""
         if call.task is None:  # callers without a token share one name, so there is no limit for each of them
             return answer
+        refused = self._without_room(call, answer)
+        if refused is None:
+            return answer
+        await _withdrawn(answer)
+        return refused
+
+    def _without_room(self, call: Call, answer: Response) -> Response | None:
+        """Reserve memory for the answer until it is sent; if there is none left for its caller, the error."""
         answers, caller = self.service.answers, call.principal.name
         # The caller must learn of a change that cannot be undone.
         must_send = call.request.method != "GET" and answer.undelivered is None
         taken = answers.try_take(caller, len(answer.body), always=must_send)
         if taken is None:
-            await _withdrawn(answer)
             error = TooManyWaiters(
                 f"answers that {caller} has not read yet fill {answers.used(caller)} bytes of memory, of "
                 f"{answers.each_bytes} for one caller; nothing was taken. Read them, then try again, with fewer calls "
@@ -430,7 +516,7 @@ class ServerApp:
             )
             return self._fault(call.request, error, call.correlation_id)
         answer.release = partial(answers.give_back, caller, taken)
-        return answer
+        return None
 
     async def _while_listed(self, call: Call, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Yield the chunks of an answer. Ends it when the caller's token is revoked."""
@@ -447,13 +533,13 @@ class ServerApp:
         if "sec-fetch-site" in request.headers:
             check_fetch(request, page=route.hidden)
         if route.action != "open" and (route.also is not None or route.action not in call.principal.everywhere):
-            _check_right(call)
+            check_right(call)
         if "traceparent" in request.headers:
             call.trace = parse_traceparent(request.headers["traceparent"])
         await call.decode()
         if route.action != "open":
             if call.principal.queue_groups is not None:
-                _check_group(call)
+                check_group(call)
             if route.allowed is not None:
                 await route.allowed(call)
         if self._auditor is not None:
@@ -526,6 +612,9 @@ async def _handled(call: Call) -> Any:
     try:
         if name is not None and not call.service.engine.is_open(name):
             await _open_topic(call, name)
+        failure, call.request.failure = call.request.failure, None
+        if failure is not None:
+            raise failure
         return await call.route.handler(call)
     except Closed as error:
         raise await _why_closed(call, error) from error
@@ -601,22 +690,3 @@ async def _withdrawn(answer: Answer) -> None:
         await close_chunks(answer.chunks)
     elif answer.undelivered is not None:
         await answer.undelivered()
-
-
-def _check_right(call: Call) -> None:
-    """Raise Forbidden unless the caller may do this to what the path names."""
-    route, principal = call.route, call.principal
-    if route.named is not None:
-        principal.check(route.action, call.path[route.named])
-    elif route.scope == "any":
-        principal.check_any(route.action)
-    else:
-        principal.check(route.action)
-    if route.also is not None:
-        principal.check_any(route.also)
-
-
-def _check_group(call: Call) -> None:
-    """Check that the token allows the queue group that the call names."""
-    for given in (call.query, call.body):
-        call.principal.check_queue_group(getattr(given, "group", None))

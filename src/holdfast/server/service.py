@@ -20,6 +20,7 @@ from holdfast.env import World
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.local.aio.broker import AsyncLocalBrokerPort, AsyncLocalLocksPort
 from holdfast.protocol.media import JSON, MSGPACK, SMALL_BYTES, UNSAID, check_values, decode, encode
+from holdfast.protocol.topics import Sequence as SequenceNumber
 from holdfast.server.access.tokens import Principal
 from holdfast.server.http.messages import ANSWER_BYTES, Refused, Request, Response
 from holdfast.server.limits import ANSWERS_EACH, BODIES_EACH, Room, check_new_group
@@ -272,6 +273,33 @@ class Call:
                 self.body = _body(content, request.media, route.body)
             else:
                 self.body = await self.service.pool.run(_large_body, content, request.media, route.body)
+
+    def use(self, query: Any, sequence: int | None) -> None:
+        """Take a query that was decoded before, with another sequence number if one is given, and decode the body."""
+        if sequence is not None:
+            query = msgspec.structs.replace(query, sequence=msgspec.convert(sequence, SequenceNumber))
+        self.query = query
+        if self.route.body is not None:
+            self.body = _body(self.request.content, self.request.media, self.route.body)
+
+
+def check_right(call: Call) -> None:
+    """Raise Forbidden unless the caller may do this to what the path names."""
+    route, principal = call.route, call.principal
+    if route.named is not None:
+        principal.check(route.action, call.path[route.named])
+    elif route.scope == "any":
+        principal.check_any(route.action)
+    else:
+        principal.check(route.action)
+    if route.also is not None:
+        principal.check_any(route.also)
+
+
+def check_group(call: Call) -> None:
+    """Check that the token allows the queue group that the call names."""
+    for given in (call.query, call.body):
+        call.principal.check_queue_group(getattr(given, "group", None))
 
 
 def partition_of(call: Call) -> int:

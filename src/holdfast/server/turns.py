@@ -52,16 +52,22 @@ class CallTurns:
 
     def begin(self, caller: str) -> asyncio.Future[None] | None:
         """A future to wait for before the call begins; None if it may begin now."""
-        if not self._round_is_due:
-            self._round_is_due = True
-            asyncio.get_running_loop().call_soon(self._next_round)
-        begun = self._begun.get(caller, 0)
-        if begun < self._at_once and caller not in self._lines:
-            self._begun[caller] = begun + 1
+        if self.try_begin(caller):
             return None
         turn = asyncio.get_running_loop().create_future()
         self._lines.setdefault(caller, deque()).append(turn)
         return turn
+
+    def try_begin(self, caller: str) -> bool:
+        """Whether the call may begin now. If not, it is not in line either."""
+        if not self._round_is_due:
+            self._round_is_due = True
+            asyncio.get_running_loop().call_soon(self._next_round)
+        begun = self._begun.get(caller, 0)
+        if begun >= self._at_once or caller in self._lines:
+            return False
+        self._begun[caller] = begun + 1
+        return True
 
     def _next_round(self) -> None:
         self._begun.clear()

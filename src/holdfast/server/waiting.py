@@ -273,6 +273,11 @@ class Attempts:
     def __len__(self) -> int:
         return sum(len(own.attempts) for own in self._callers.values())
 
+    def knows(self, principal: Principal, group: ServedGroup, wanted: Take) -> bool:
+        """Whether this is a retry of a take."""
+        own = self._callers.get(caller_of(principal)) if wanted.attempt_id is not None else None
+        return own is not None and (group.topic, group.group, wanted.attempt_id) in own.attempts
+
     def begin(self, principal: Principal, group: ServedGroup, wanted: Take) -> Attempt | None:
         """Start a call of a take, new or retried; None if it has no `attempt_id`.
 

@@ -392,8 +392,13 @@ class AsyncRemoteGroupPort(RemoteGroup):
         return gone
 
     async def put_plain(self, body: bytes, durability: Durability | None) -> Stored | None:
-        """Return None: there is no fast path to a server."""
-        return None
+        """Store a message without options in one call; returns None if more has to be known of the topic first."""
+        if not self.bodies.plain:
+            return None
+        self.check_open()
+        return await self._calls.run(
+            self.client.publishing.publish_plain(self.topic, body, durability or self.durability)
+        )
 
     async def put(
         self, messages: Iterable[Any], durability: Durability | None, codec: CodecName | None

@@ -384,8 +384,11 @@ class RemoteGroupPort(RemoteGroup):
         return gone
 
     def put_plain(self, body: bytes, durability: Durability | None) -> Stored | None:
-        """Return None: there is no fast path to a server."""
-        return None
+        """Store a message without options in one call; returns None if more has to be known of the topic first."""
+        if not self.bodies.plain:
+            return None
+        self.check_open()
+        return self._calls.run(self.client.publishing.publish_plain(self.topic, body, durability or self.durability))
 
     def put(self, messages: Iterable[Any], durability: Durability | None, codec: CodecName | None) -> list[Stored]:
         """Store bodies or NewMessages. Of those that go to one partition, all are stored or none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -13,10 +13,12 @@ from msgspec import UNSET, Meta
 from holdfast.api.drafts import NewMessage as Draft
 from holdfast.api.drafts import Stored as StoredMessage
 from holdfast.api.drafts import StreamRequest, has_only_a_body, stream_options
+from holdfast.broker.producers import KnownBatch
+from holdfast.broker.topic import Topic
 from holdfast.codec.tracecontext import TRACEPARENT, TRACESTATE, parse_tracestate
 from holdfast.errors import InvalidRequest, NotInstalled, UnknownTopic
 from holdfast.large import LARGE_BYTES
-from holdfast.model import Producer
+from holdfast.model import Appended, Producer
 from holdfast.protocol.media import (
     JSON,
     LINES,
@@ -49,8 +51,8 @@ from holdfast.protocol.messages import (
     headers_of,
 )
 from holdfast.protocol.topics import AppendQuery, BeginProducer, NextSequence, ProducerBegun, SequenceQuery, Written
-from holdfast.server.http.messages import Request, Response
-from holdfast.server.routing import Routes
+from holdfast.server.http.messages import DeferredAnswer, Request, Response
+from holdfast.server.routing import Routes, Shortcut
 from holdfast.server.service import Call, not_understood, partition_of
 from holdfast.server.turns import Job
 from holdfast.settings import ServerSettings
@@ -94,15 +96,26 @@ class _Form(NamedTuple):
 async def drafts(call: Call) -> Drafts:
     """The messages of a request. If they are only bodies, returns just these, which are stored faster."""
     request, settings = call.request, call.service.settings
-    media = request.media
-    if media not in (JSON, MSGPACK, LINES, *UNSAID):
-        raise not_understood(media, JSON, MSGPACK, LINES)
-    form = _Form(media, settings.max_batch_messages, trace_pairs(call))
+    form = _form_of(call)
+    media = form.media
     content = await request.read_raw(settings.max_request_bytes)
     if len(content) <= (_FEW_LINES_BYTES if media == LINES else SMALL_BYTES) and not request.packed:
         return _read(Job(), form, [content])
     pieces = partial(request.unpacked, content, settings.max_request_bytes, settings.max_unpack_ratio)
     return await call.service.pool.run(lambda job: _read(job, form, pieces()))
+
+
+def drafts_now(call: Call) -> Drafts | None:
+    """The messages of a complete request; None if to read them takes a thread."""
+    form, content = _form_of(call), call.request.content
+    return None if form.media == LINES or len(content) > SMALL_BYTES else _read(Job(), form, [content])
+
+
+def _form_of(call: Call) -> _Form:
+    media = call.request.media
+    if media not in (JSON, MSGPACK, LINES, *UNSAID):
+        raise not_understood(media, JSON, MSGPACK, LINES)
+    return _Form(media, call.service.settings.max_batch_messages, trace_pairs(call))
 
 
 def _read(job: Job, form: _Form, pieces: Iterable[bytes]) -> Drafts:
@@ -250,6 +263,7 @@ def _is_plain(message: Draft) -> bool:
 routes = Routes("messages")
 
 _MANY: Final = 1_000
+_NOTHING: Final = (None,) * 6  # options of a message
 
 _Answer = TypeVar("_Answer")
 
@@ -276,6 +290,28 @@ class EnqueueQuery(Placing, kw_only=True):
     correlation_id: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
 
 
+def _enqueue_now(call: Call) -> Stored | DeferredAnswer | None:
+    """Store one message that has nothing but a body; None if that takes a thread."""
+    query: EnqueueQuery = call.query
+    if query.codec is not None or call.request.media == MULTIPART or not _is_bare(query):
+        return None
+    service, topic, content = call.service, call.path["queue"], call.request.content
+    stored = service.publishing.publish_now(topic, content, query.partition, query.durability)
+    if stored is Shortcut.SYNCS:
+        return DeferredAnswer(_synced(service.port.publish_plain(topic, content, query.partition, query.durability)))
+    return _stored(stored) if isinstance(stored, StoredMessage) else None
+
+
+async def _synced(storing: Coroutine[Any, Any, StoredMessage | None]) -> Stored | None:
+    stored = await storing
+    return None if stored is None else _stored(stored)
+
+
+def _is_bare(query: EnqueueQuery) -> bool:
+    given = query.key, query.delay, query.at, query.ttl, query.dedup_id, query.correlation_id
+    return given == _NOTHING and not query.priority and not query.header
+
+
 @routes.add(
     "POST",
     "/v1/queues/{queue}/enqueue",
@@ -285,6 +321,7 @@ class EnqueueQuery(Placing, kw_only=True):
     status=201,
     takes=(RAW, MULTIPART),
     errors=("message_too_large", "disk_full"),
+    at_once=_enqueue_now,
 )
 async def enqueue(call: Call) -> Response:
     """Store one message: the request's body is the message's, byte for byte; or a form of `options` and `payload`."""
@@ -451,6 +488,37 @@ async def begin_producer(call: Call) -> ProducerBegun:
     return ProducerBegun(id=str(begun.id), epoch=begun.epoch, since=begun.since)
 
 
+def _append_now(call: Call) -> Written | Shortcut | None:
+    """Store a producer's batch in one step; None if that takes a thread."""
+    began_ns = call.service.world.clock.monotonic_ns()
+    query: AppendQuery = call.query
+    messages = drafts_now(call)
+    if messages is None:
+        return None
+    _check_in_sequence(call, messages)
+    producer = Producer(_number(query.producer), query.epoch, query.sequence)
+    service, engine = call.service, call.service.engine
+    with engine.using(call.path["topic"]) as topic:
+        partition = topic.partition(partition_of(call))
+        if partition.sequences is None:
+            return None
+        _check_name(call, producer.id)
+        engine.producers().check(producer.id, producer.epoch)
+        publisher = service.port.publisher(topic)
+        written = service.publishing.append_now(
+            topic.name, partition, publisher, messages, producer, query.durability, query.codec
+        )
+        return _written(call, topic, written, began_ns) if isinstance(written, tuple) else written
+
+
+def _written(call: Call, topic: Topic, written: tuple[Appended, KnownBatch | None], began_ns: int) -> Written:
+    appended, known = written
+    if known is None:
+        topic.metrics.put_seconds.observe_ns(call.service.world.clock.monotonic_ns() - began_ns)
+    offsets = range(appended.offset, appended.next_offset) if known is None else known.offsets
+    return Written(offsets=list(offsets), durability=appended.durability, duplicate=known is not None)
+
+
 @producer_routes.add(
     "POST",
     "/v1/topics/{topic}/partitions/{partition}/append",
@@ -461,8 +529,9 @@ async def begin_producer(call: Call) -> ProducerBegun:
     takes=(JSON, MSGPACK, LINES),
     content=Batch,
     errors=("message_too_large", "out_of_sequence", "fenced", "queue_full", "disk_full"),
+    at_once=_append_now,
 )
-async def append(call: Call) -> Response:
+async def append(call: Call) -> Written:
     """Store a producer's batch in a partition, all of it or nothing. Sent again, it is answered as the first time."""
     began_ns = call.service.world.clock.monotonic_ns()
     query: AppendQuery = call.query
@@ -477,13 +546,10 @@ async def append(call: Call) -> Response:
             await asyncio.to_thread(engine.producers)
         _check_name(call, producer.id)
         engine.producers().check(producer.id, producer.epoch)
-        appended, known = await call.service.publishing.append(
+        written = await call.service.publishing.append(
             topic.name, partition, publisher, messages, producer, query.durability, query.codec
         )
-        if known is None:
-            topic.metrics.put_seconds.observe_ns(call.service.world.clock.monotonic_ns() - began_ns)
-    offsets = range(appended.offset, appended.next_offset) if known is None else known.offsets
-    return call.answer(Written(offsets=list(offsets), durability=appended.durability, duplicate=known is not None))
+        return _written(call, topic, written, began_ns)
 
 
 def _check_name(call: Call, producer_id: int) -> None:

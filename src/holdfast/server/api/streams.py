@@ -11,7 +11,8 @@ from holdfast.broker.waiters import TaskWaiter
 from holdfast.errors import HoldfastError
 from holdfast.protocol.media import EVENTS, FRAMES, LINES, MSGPACK, ErrorAnswer, encode, fault_of, framed
 from holdfast.protocol.messages import Delivery, Said, Subscribe, WatchQuery
-from holdfast.server.api.queues import existing_group, group_of
+from holdfast.server.api.queues import existing_group
+from holdfast.server.api.takes import group_of
 from holdfast.server.api.topics import listening
 from holdfast.server.http.messages import StreamResponse
 from holdfast.server.routing import Routes

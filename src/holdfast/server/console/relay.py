@@ -17,8 +17,9 @@ from holdfast.errors import Forbidden, HoldfastError, Unavailable
 from holdfast.protocol.media import JSON, ErrorAnswer, encode, fault_of
 from holdfast.server.access.callers import check_host, check_origin
 from holdfast.server.console.rendering import ONLY_LOOKS
-from holdfast.server.http.connection import Answer, HttpServer, Meter
-from holdfast.server.http.messages import ALWAYS_SAID, Refused, Request, Response, StreamResponse
+from holdfast.server.http.connection import Answer
+from holdfast.server.http.listening import HttpServer
+from holdfast.server.http.messages import ALWAYS_SAID, Meter, Refused, Request, Response, StreamResponse
 from holdfast.server.routing import status_of
 from holdfast.server.server import limits_of
 from holdfast.settings import ServerSettings

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import ssl
-import sys
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import httptools
 
 from holdfast.env.sockets import is_own_peer, unacknowledged
 from holdfast.errors import HoldfastError
+from holdfast.server.http.heads import CutRequest, KnownHead, cut
 from holdfast.server.http.messages import (
     CONTINUE,
     HIGH_BYTES,
     LAST_CHUNK,
     NAMES,
+    DeferredAnswer,
     NotTheSameUser,
     Refused,
     Request,
@@ -36,7 +35,10 @@ from holdfast.server.http.messages import (
     parse_host,
     unquoted,
 )
-from holdfast.server.limits import Admitted, ConnectionAdmission, ConnectionLimits
+from holdfast.server.limits import Admitted
+
+if TYPE_CHECKING:
+    from holdfast.server.http.listening import HttpServer
 
 logger = logging.getLogger(__name__)
 
@@ -175,6 +177,19 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._discarding:
             return
+        key = None
+        if self._current is None and self._incoming is None and self._writable is None:
+            found = cut(data)
+            if found is not None:
+                known = self._server.heads.get(found.key)
+                if known is not None and self._answer_known(known, found):
+                    return
+                key = found.key
+        self._parse(data)
+        if key is not None and self._current is not None and self._incoming is None and not self._waiting:
+            self._current.key = key  # the data was this request and nothing else
+
+    def _parse(self, data: bytes) -> None:
         self._mixed = self._incoming is not None and not self._in_headers  # the data holds more than the next head
         try:
             self._parser.feed_data(data)
@@ -192,6 +207,50 @@ class HttpConnection(asyncio.Protocol):
             self._header_bytes += len(data)
             if self._header_bytes > self._limits.header_bytes:
                 self._refuse(large_head(self._limits))
+
+    def _answer_known(self, known: KnownHead, found: CutRequest) -> bool:
+        """Answer a request with a known head, at once or from a task. False if only the parser may see it."""
+        if self.admitted is not Admitted.FULLY or self._transport.is_closing():
+            return False
+        self._unread = self._unheard = None  # a client that sends the next request has read the last answer
+        request = known.request(self, self._peer, self._certificate, found.body)
+        answer = self._server.answer_known(request, known, found.sequence)
+        if answer is None:
+            known.restore(request, found.sequence)
+            self._begin(request)
+        elif isinstance(answer, DeferredAnswer):
+            self._current = request
+            self.deadline = None
+            answer.run(partial(self._answer_later, request, known, found.sequence))
+        else:
+            self._answer_at_once(request, answer)
+        return True
+
+    def _answer_later(self, request: Request, known: KnownHead, sequence: int | None, later: DeferredAnswer) -> None:
+        self._current = None
+        if self._lost or self._transport.is_closing():
+            return
+        if later.failure is None and later.value is not None:
+            assert later.answer is not None
+            self._answer_at_once(request, later.answer(later.value))
+        else:
+            request.failure = later.failure
+            known.restore(request, sequence)
+            self._begin(request)
+
+    def _answer_at_once(self, request: Request, answer: Response) -> None:
+        self._unread = answer.undelivered
+        size = len(answer.body)
+        start = head(answer.status, answer.media, answer.headers, length=size, keep_alive=request.keep_alive)
+        self._transport.write(start + answer.body)
+        if self._writable is not None:  # the client does not read: a task waits until it does
+            self._current = request
+            self._task = self._loop.create_task(self._run(request, answer))
+            return
+        self._sent(answer)
+        if answer.release is not None:
+            answer.release()
+        self._next(request)
 
     def _look_at_parts(self, data: bytes) -> None:
         at = 0
@@ -384,12 +443,13 @@ class HttpConnection(asyncio.Protocol):
             self.deadline = None
         self._task = self._loop.create_task(self._run(request))
 
-    async def _run(self, request: Request) -> None:
+    async def _run(self, request: Request, written: Response | None = None) -> None:
+        """Answer a request; or, if the answer is `written` already, wait until the client reads it."""
         try:
-            answer = await self._server.handle(request)
+            answer = written or await self._server.handle(request)
             if isinstance(answer, Response):
                 try:
-                    await self._answer(request, answer)
+                    await (self._answer(request, answer) if written is None else self._flushed(answer))
                 finally:
                     if answer.release is not None:
                         answer.release()
@@ -421,9 +481,16 @@ class HttpConnection(asyncio.Protocol):
         else:  # copying the body would take longer than a second write
             self._transport.write(start)
             self._transport.write(body)
+        await self._flushed(answer)
+
+    async def _flushed(self, answer: Response) -> None:
         if self._writable is not None:
             await self._writable
-        self._unread = None  # the kernel has it
+        self._sent(answer)
+
+    def _sent(self, answer: Response) -> None:
+        """Note that the kernel has all of an answer."""
+        self._unread = None
         self._unheard = answer.undelivered
         self._answered_at = self._loop.time()
 
@@ -474,7 +541,7 @@ class HttpConnection(asyncio.Protocol):
         if self._lost or self._discarding:
             return
         self._server.cut_off(str(refused.status))
-        if self._task is not None:
+        if self._current is not None:
             self._discarding = True
             if self._incoming is not None and self._incoming is self._current:
                 self._incoming.fail(refused)  # the handler that reads the body gets the error
@@ -533,130 +600,3 @@ async def _tell(undelivered: Undelivered) -> None:
         await undelivered()
     except HoldfastError as error:  # the lease will expire by itself
         logger.debug("nobody could be told that an answer was lost", extra={"why": str(error)})
-
-
-# The server: listening, deadlines and shutdown of all connections.
-
-_LOOK_EVERY_S: Final = 0.5
-_BACKLOG: Final = 1024
-_LAST_WORDS_S: Final = 2.0
-# Since Python 3.13 a loop removes the socket's file on close, by name. That name may go through a descriptor that is
-# closed by then, and the next owner's socket may be there already. So the code that created the file removes it.
-_KEEP_FILE: Final[dict[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
-
-
-class Meter:
-    """Gets notified of connections and answers. This one counts nothing; it is for servers that only share a folder."""
-
-    def connection_opened(self) -> None: ...
-
-    def connection_closed(self) -> None: ...
-
-    def connection_refused(self, reason: str) -> None: ...
-
-    def request_done(
-        self, route: str, method: str, status: int, seconds: float, bytes_in: int, bytes_out: int
-    ) -> None: ...
-
-    def counted(self, route: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The chunks of a streamed answer, counted as they go out."""
-        return chunks
-
-
-class HttpServer:
-    """Accepts connections and passes each request to `handle`."""
-
-    def __init__(
-        self,
-        handle: Callable[[Request], Awaitable[Answer]],
-        refuse: Callable[[Refused], Response],
-        limits: ConnectionLimits,
-        meter: Meter,
-    ) -> None:
-        self.handle = handle
-        self.refuse = refuse
-        self.limits = limits
-        self.connections: set[HttpConnection] = set()
-        self._admission = ConnectionAdmission(limits)
-        self._meter = meter
-        self._servers: list[asyncio.Server] = []
-        self._watch: asyncio.Task[None] | None = None
-
-    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> list[tuple[str, int]]:
-        """Listen on an address. Returns the bound addresses, which tell the port if `port` is 0."""
-        server = await self._loop.create_server(
-            self._connect,
-            host,
-            port,
-            ssl=tls,
-            backlog=_BACKLOG,
-            ssl_handshake_timeout=None if tls is None else self.limits.header_s,
-        )
-        self._add(server)
-        return [socket.getsockname()[:2] for socket in server.sockets]
-
-    async def listen_on(self, listening: object) -> None:
-        """Listen on a Unix socket that is already open."""
-        options = {"sock": listening, "backlog": _BACKLOG, **_KEEP_FILE}
-        self._add(await self._loop.create_unix_server(self._connect, **options))
-
-    @property
-    def _loop(self) -> asyncio.AbstractEventLoop:
-        return asyncio.get_running_loop()
-
-    def _connect(self) -> HttpConnection:
-        return HttpConnection(self, self._loop)
-
-    def _add(self, server: asyncio.Server) -> None:
-        self._servers.append(server)
-        if self._watch is None:
-            self._watch = self._loop.create_task(self._cut_off_overdue())
-
-    async def _cut_off_overdue(self) -> None:
-        """Close overdue connections. Checking all of them now and then costs less than a timer for each request."""
-        while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            now = self._loop.time()
-            for connection in list(self.connections):
-                if connection.deadline is not None and connection.deadline < now:
-                    connection.overdue()
-
-    def opened(self, connection: HttpConnection) -> None:
-        self._admission.admit(connection, self.connections)
-        self.connections.add(connection)
-        self._meter.connection_opened()
-
-    def closed(self, connection: HttpConnection) -> None:
-        self.connections.discard(connection)
-        self._admission.leave(connection)
-        self._meter.connection_closed()
-
-    def cut_off(self, why: str) -> None:
-        self._meter.connection_refused(why)
-
-    def stop_listening(self) -> None:
-        """Accept no new connections. Close idle ones now, and the others after their current request."""
-        for server in self._servers:
-            server.close()
-        self._servers.clear()
-        for connection in list(self.connections):
-            connection.leave()
-
-    async def close(self, limit_s: float) -> bool:
-        """Stop when all requests in progress are answered, or after `limit_s`. Returns whether all were answered."""
-        self.stop_listening()
-        until = self._loop.time() + limit_s
-        while any(connection.busy for connection in self.connections) and self._loop.time() < until:
-            await asyncio.sleep(0.01)
-        unfinished = [connection for connection in self.connections if connection.busy]
-        for connection in list(self.connections):
-            connection.abort()
-        # Calls that were cut off give back their messages, which must happen while the folder is still open.
-        tasks = [connection.task for connection in unfinished if connection.task is not None]
-        if tasks:
-            await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
-        if self._watch is not None:
-            self._watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watch
-        return not unfinished

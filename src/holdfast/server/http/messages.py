@@ -7,7 +7,7 @@ import ipaddress
 import re
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Final, Protocol
@@ -130,10 +130,12 @@ class Request:
         "complete",
         "encrypted",
         "error",
+        "failure",
         "gone",
         "headers",
         "in_reserve",
         "keep_alive",
+        "key",
         "method",
         "on_end",
         "path",
@@ -159,6 +161,8 @@ class Request:
         self.complete = False
         self.gone = False
         self.error: Refused | None = None
+        self.key: bytes | None = None  # of its head, if that may be kept
+        self.failure: Exception | None = None  # why it could not be answered at once, although that was tried
         self.on_end: Callable[[], None] | None = None  # may raise to refuse a body that took long
         self.ask_room: Callable[[int], Awaitable[None]] | None = None  # waits for room in memory
         self.received = 0
@@ -259,6 +263,11 @@ class Request:
                     await asyncio.sleep(0)
         packed.end()
 
+    @property
+    def content(self) -> bytes:
+        """The body of a request that is complete, which stays to be read."""
+        return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+
     async def read(self, most_bytes: int, most_ratio: int) -> bytes:
         """The whole body, decompressed."""
         if self.complete and "content-encoding" not in self.headers and self.on_end is None:  # the usual case
@@ -344,6 +353,44 @@ class Response:
         self.headers = headers or []
         self.undelivered = undelivered
         self.release: Callable[[], None] | None = None  # called when the answer is no longer in memory
+
+
+class DeferredAnswer:
+    """An answer that only waits for the disk: the rest of a handler, which goes on when a future is done.
+
+    That takes no task, and costs a third of one. It is for handlers that wait for futures and nothing else: there is no
+    current task while they run, and nothing can cancel them.
+    """
+
+    __slots__ = ("_steps", "_then", "answer", "failure", "value")
+
+    def __init__(self, steps: Coroutine[Any, Any, Any]) -> None:
+        self._steps = steps
+        self._then: Callable[[DeferredAnswer], None] | None = None
+        self.value: Any = None  # what the handler returned; None: it can do nothing, and has done nothing
+        self.failure: Exception | None = None
+        self.answer: Callable[[Any], Response] | None = None  # makes the answer from what the handler returned
+
+    def run(self, then: Callable[[DeferredAnswer], None]) -> None:
+        """Begin, and call `then` at the end, which may be at once."""
+        self._then = then
+        self._step(None)
+
+    def _step(self, _: object) -> None:
+        try:
+            waiting = self._steps.send(None)
+        except StopIteration as end:
+            self.value = end.value
+        except asyncio.CancelledError:
+            self.failure = Unavailable("the server is stopping; whether it was done is not known")
+        except Exception as error:
+            self.failure = error
+        else:
+            waiting.add_done_callback(self._step)
+            return
+        then, self._then = self._then, None
+        assert then is not None
+        then(self)
 
 
 async def close_chunks(chunks: AsyncIterator[bytes]) -> None:
@@ -494,6 +541,13 @@ _MOST_TEXT: Final = 1024
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
+@lru_cache(maxsize=_KEPT)
+def _start(status: int, media: str, *, caching: bool = True) -> str:
+    """The lines that begin the head of an answer."""
+    lines = (_STATUS_LINES if caching else _SAYING_CACHING)[status]
+    return f"{lines}content-type: {media}\r\n" if media else lines
+
+
 def head(
     status: int,
     media: str,
@@ -503,9 +557,7 @@ def head(
     keep_alive: bool,
 ) -> bytes:
     """The status line and headers of an answer. It is chunked if it has no length, and no-store by default."""
-    lines = [_STATUS_LINES[status]]
-    if media:
-        lines.append(f"content-type: {media}\r\n")
+    lines = [_start(status, media)]
     if length is None:
         lines.append("transfer-encoding: chunked\r\n")
     elif status not in _NO_BODY:
@@ -516,7 +568,7 @@ def head(
         if "\r" in value or "\n" in value:
             raise ValueError(f"the header {name} would have ended early: {value!r}")
         if name == _CACHING:
-            lines[0] = _SAYING_CACHING[status]
+            lines[0] = _start(status, media, caching=False)
         lines.append(f"{name}: {value}\r\n")
     lines.append("\r\n")
     return "".join(lines).encode("latin-1", "replace")
@@ -580,3 +632,21 @@ def unquoted(path: str) -> str:
 
 def large_head(limits: ConnectionLimits) -> Refused:
     return Refused(f"the request's headers have more than {limits.header_bytes} bytes, which is the limit", status=431)
+
+
+class Meter:
+    """Gets notified of connections and answers. This one counts nothing; it is for servers that only share a folder."""
+
+    def connection_opened(self) -> None: ...
+
+    def connection_closed(self) -> None: ...
+
+    def connection_refused(self, reason: str) -> None: ...
+
+    def request_done(
+        self, route: str, method: str, status: int, seconds: float, bytes_in: int, bytes_out: int
+    ) -> None: ...
+
+    def counted(self, route: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The chunks of a streamed answer, counted as they go out."""
+        return chunks

@@ -1,0 +1,461 @@
+"""`python -m bench.wire`: what one call to the server costs, against its goal, beside other servers where installed.
+
+Where `python -m bench` compares whole programs by wall time, this takes calls apart: the wall time that a caller sees,
+the CPU time of the server, and that of the client. The server has one core, the callers another. It shows minima and
+medians over the rounds; on a busy machine the minimum is the figure, since others only ever add to it. To compare two
+versions, run them in turn: `PYTHONPATH=OLD/src python -m bench.wire`, then the new one, and again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import re
+import selectors
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+import holdfast
+from bench.operations.latency import quantile, wake_up_in_time
+from bench.programs import missing_programs
+from bench.queues import Queue
+from bench.queues.nats_jetstream import NatsJetStream
+from bench.queues.redis_stream import RedisStream
+from bench.queues.server import keep_apart
+from bench.server.beanstalk import Beanstalkd
+from bench.server.ours import HoldfastServer
+
+_BODY = os.urandom(100)
+_COUNT = 2_000
+_MANY = 100
+_RATE = 1_000
+_SECONDS = 3
+_QUEUE = "/v1/queues/jobs"
+
+Figures = dict[str, float]
+
+
+class Goal(NamedTuple):
+    """A limit of a figure. Rates should be above it, all else below."""
+
+    figure: float | None
+    unit: str = "µs"
+
+    def reached(self, found: float) -> bool:
+        if self.figure is None:
+            return True
+        return found >= self.figure if self.unit == "/s" else found <= self.figure
+
+
+GOALS = {
+    "raw: put": Goal(20),
+    "raw: put, CPU of the server": Goal(None),
+    "raw: get + ack": Goal(40),
+    "raw: get + ack, CPU of the server": Goal(None),
+    "threads: put": Goal(35),
+    "threads: put, CPU of the server": Goal(None),
+    "threads: put, CPU of the client": Goal(None),
+    "threads: get + ack": Goal(70),
+    "threads: get + ack, CPU of the server": Goal(None),
+    "threads: get + ack, CPU of the client": Goal(None),
+    "tasks: put": Goal(35),
+    "tasks: put, CPU of the server": Goal(None),
+    "tasks: put, CPU of the client": Goal(None),
+    "tasks: get + ack": Goal(70),
+    "tasks: get + ack, CPU of the server": Goal(None),
+    "tasks: get + ack, CPU of the client": Goal(None),
+    "one client thread: put": Goal(12_000, "/s"),
+    "one client thread: get + ack": Goal(7_000, "/s"),
+    "32 connections: put": Goal(40_000, "/s"),
+    "32 connections: put, CPU of the server": Goal(25),
+    "32 connections: get + ack": Goal(20_000, "/s"),
+    "32 connections: get + ack, CPU of the server": Goal(50),
+    "64 connections, fsync: put": Goal(25_000, "/s"),
+    "64 connections, fsync: put, CPU of the server": Goal(40),
+    "batches of 100: put": Goal(400_000, "/s"),
+    "batches of 100: put, CPU of the server": Goal(None),
+    "batches of 100: put, CPU of the client": Goal(None),
+    "batches of 100: get + ack": Goal(200_000, "/s"),
+    "batches of 100: get + ack, CPU of the server": Goal(None),
+    "batches of 100: get + ack, CPU of the client": Goal(None),
+    "latency, p50": Goal(0.16, "ms"),
+    "latency, p99": Goal(0.5, "ms"),
+    "latency, fsync, p50": Goal(0.35, "ms"),
+    "latency, fsync, p99": Goal(1, "ms"),
+    "latency, shared folder, p50": Goal(0.16, "ms"),
+    "latency, shared folder, p99": Goal(0.5, "ms"),
+}
+
+
+class _Served:
+    """A server of ours, and what its process has used."""
+
+    def __init__(self, folder: Path) -> None:
+        self.side = HoldfastServer(len(_BODY))
+        self.side.open(folder)
+        assert self.side.server is not None
+        self._tasks = Path(f"/proc/{self.side.server.process.pid}/task")
+
+    def cpu_ns(self) -> int:
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in self._tasks.iterdir())
+
+    def timed(self, name: str, work: Callable[[], object], count: int, *, rate: bool = False) -> Figures:
+        """Do the work: by wall time, the CPU time of the server, and of this process."""
+        server, client, began = self.cpu_ns(), time.process_time_ns(), time.perf_counter_ns()
+        work()
+        wall, used, mine = (
+            time.perf_counter_ns() - began,
+            self.cpu_ns() - server,
+            time.process_time_ns() - client,
+        )
+        found = {name: 1e9 * count / wall if rate else wall / 1000 / count}
+        for whose, ns in (("server", used), ("client", mine)):
+            if f"{name}, CPU of the {whose}" in GOALS:
+                found[f"{name}, CPU of the {whose}"] = ns / 1000 / count
+        return found
+
+
+@contextmanager
+def _served(folder: Path) -> Iterator[_Served]:
+    made = _Served(folder)
+    try:
+        yield made
+    finally:
+        made.side.close()
+
+
+class _Raw:
+    """A connection without a client: bytes out, bytes in."""
+
+    def __init__(self, served: _Served) -> None:
+        self.connection = socket.create_connection(served.side.address, 30)
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.common = f"host: 127.0.0.1:{served.side.address[1]}\r\n"
+
+    def request(self, verb: str, body: bytes, kind: str = "json") -> bytes:
+        """A request as bytes."""
+        head = f"POST {_QUEUE}/{verb} HTTP/1.1\r\n{self.common}content-type: application/{kind}\r\n"
+        return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+    def call(self, request: bytes) -> bytes:
+        """The answer, which comes in one piece, as small ones do."""
+        self.connection.sendall(request)
+        return self.connection.recv(65536)
+
+    def ack(self, answer: bytes) -> bytes:
+        """The request that acks what was taken."""
+        return self.request("ack", b'{"receipts":["%b"]}' % _receipt(answer))
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def _receipt(answer: bytes) -> bytes:
+    start = answer.index(b'"receipt":"') + 11
+    return answer[start : answer.index(b'"', start)]
+
+
+def _checked(answer: bytes) -> bytes:
+    if answer[9:11] != b"20":
+        raise ValueError(f"the server refused a call: {answer!r}")
+    return answer
+
+
+def _raw(folder: Path) -> Figures:
+    with _served(folder) as served:
+        raw = _Raw(served)
+        put, get = raw.request("enqueue?durability=os", _BODY, "octet-stream"), raw.request("dequeue", b'{"wait":0}')
+
+        def puts() -> None:
+            for _ in range(_COUNT):
+                _checked(raw.call(put))
+
+        def takes() -> None:
+            for _ in range(_COUNT):
+                _checked(raw.call(raw.ack(raw.call(get))))
+
+        puts()
+        takes()
+        found = served.timed("raw: put", puts, _COUNT) | served.timed("raw: get + ack", takes, _COUNT)
+        raw.close()
+        return found
+
+
+def _threads(folder: Path) -> Figures:
+    with _served(folder) as served:
+        queue = served.side.queue
+
+        def puts() -> None:
+            for _ in range(_COUNT):
+                queue.put(_BODY)
+
+        def takes() -> None:
+            for _ in range(_COUNT):
+                queue.get().ack()
+
+        puts()
+        takes()
+        found = served.timed("threads: put", puts, _COUNT) | served.timed("threads: get + ack", takes, _COUNT)
+        found["one client thread: put"] = 1e6 / found["threads: put"]
+        found["one client thread: get + ack"] = 1e6 / found["threads: get + ack"]
+        return found
+
+
+def _tasks(folder: Path) -> Figures:
+    async def run(served: _Served) -> Figures:
+        async with await holdfast.aio.connect(served.side.url, durability="os") as broker:
+            queue = await broker.queue("jobs")
+            found: Figures = {}
+
+            async def puts() -> None:
+                for _ in range(_COUNT):
+                    await queue.put(_BODY)
+
+            async def takes() -> None:
+                for _ in range(_COUNT):
+                    await (await queue.get()).ack()
+
+            for name, work in (("", puts), ("", takes), ("tasks: put", puts), ("tasks: get + ack", takes)):
+                started: list[Any] = [served.cpu_ns(), time.process_time_ns(), time.perf_counter_ns()]
+                await work()
+                wall, mine = time.perf_counter_ns() - started[2], time.process_time_ns() - started[1]
+                if name:
+                    found[name] = wall / 1000 / _COUNT
+                    found[f"{name}, CPU of the server"] = (served.cpu_ns() - started[0]) / 1000 / _COUNT
+                    found[f"{name}, CPU of the client"] = mine / 1000 / _COUNT
+            return found
+
+    with _served(folder) as served, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(run(served))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+class _Crowd:
+    """Many connections from one thread, each with one call at a time."""
+
+    def __init__(self, served: _Served, size: int) -> None:
+        self.all = [_Raw(served) for _ in range(size)]
+        self.poll = selectors.EpollSelector()
+        for each in self.all:
+            self.poll.register(each.connection, selectors.EVENT_READ, each)
+
+    def run(self, count: int, first: bytes, then: Callable[[_Raw, bytes], bytes] | None = None) -> None:
+        """So many calls; each is followed by another that is made of its answer."""
+        begun = ended = 0
+        second: set[_Raw] = set()
+        for each in self.all:
+            each.connection.sendall(first)
+            begun += 1
+        while ended < count:
+            for key, _ in self.poll.select():
+                each = key.data
+                answer = _checked(each.connection.recv(65536))
+                if then is not None and each not in second:
+                    second.add(each)
+                    each.connection.sendall(then(each, answer))
+                    continue
+                second.discard(each)
+                ended += 1
+                if begun < count:
+                    begun += 1
+                    each.connection.sendall(first)
+
+    def close(self) -> None:
+        self.poll.close()
+        for each in self.all:
+            each.close()
+
+
+def _crowd(folder: Path) -> Figures:
+    with _served(folder) as served:
+        crowd = _Crowd(served, 32)
+        put = crowd.all[0].request("enqueue?durability=os", _BODY, "octet-stream")
+        get = crowd.all[0].request("dequeue", b'{"wait":0}')
+        count = 5 * _COUNT
+
+        def puts() -> None:
+            crowd.run(count, put)
+
+        def takes() -> None:
+            crowd.run(count, get, _Raw.ack)
+
+        puts()
+        takes()
+        found = served.timed("32 connections: put", puts, count, rate=True)
+        found |= served.timed("32 connections: get + ack", takes, count, rate=True)
+        crowd.close()
+        return found
+
+
+def _synced(folder: Path) -> Figures:
+    with _served(folder) as served:
+        crowd = _Crowd(served, 64)
+        put = crowd.all[0].request("enqueue?durability=fsync", _BODY, "octet-stream")
+
+        def puts() -> None:
+            crowd.run(5 * _COUNT, put)
+
+        puts()
+        found = served.timed("64 connections, fsync: put", puts, 5 * _COUNT, rate=True)
+        crowd.close()
+        return found
+
+
+def _batches(folder: Path) -> Figures:
+    with _served(folder) as served:
+        queue, bodies, count = served.side.queue, [_BODY] * _MANY, 10 * _COUNT
+
+        def puts() -> None:
+            for _ in range(count // _MANY):
+                queue.put_many(bodies)
+
+        def takes() -> None:
+            for _ in range(count // _MANY):
+                queue.ack_many(queue.get_many(_MANY))
+
+        puts()
+        takes()
+        found = served.timed("batches of 100: put", puts, count, rate=True)
+        return found | served.timed("batches of 100: get + ack", takes, count, rate=True)
+
+
+def _latency(name: str, get: Any, put: Callable[[bytes], object]) -> Figures:
+    """A child process puts at a steady rate; here each message is taken as it comes, and acked."""
+    count = _RATE * _SECONDS
+    child = os.fork()
+    if child == 0:
+        try:
+            wake_up_in_time()
+            due = time.monotonic()
+            for _ in range(count):
+                due += 1 / _RATE
+                time.sleep(max(due - time.monotonic(), 0))
+                put(b"%020d" % time.monotonic_ns() + _BODY[20:])
+        finally:
+            os._exit(0)
+    ages = []
+    for _ in range(count):
+        message = get(timeout=10)
+        ages.append((time.monotonic_ns() - int(message.body[:20])) / 1e6)
+        message.ack()
+    os.waitpid(child, 0)
+    ages = sorted(ages[count // 10 :])
+    return {f"{name}, p50": quantile(ages, 0.5), f"{name}, p99": quantile(ages, 0.99)}
+
+
+def _server_latency(name: str, durability: str, folder: Path) -> Figures:
+    with _served(folder) as served:
+        other: Any = None
+
+        def put(body: bytes) -> None:
+            nonlocal other
+            if other is None:
+                other = holdfast.connect(served.side.url, durability=durability).queue("jobs")  # type: ignore[arg-type]
+            other.put(body)
+
+        return _latency(name, served.side.queue.get, put)
+
+
+def _shared_latency(folder: Path) -> Figures:
+    """The parent owns the folder; the child that puts opens it, too, and comes in by the owner's socket."""
+    with holdfast.open(folder / "data", durability="os") as queue:
+        other: Any = None
+
+        def put(body: bytes) -> None:
+            nonlocal other
+            if other is None:
+                other = holdfast.open(folder / "data", durability="os")
+            other.put(body)
+
+        return _latency("latency, shared folder", queue.get, put)
+
+
+def _peer(kind: type[Queue], folder: Path) -> Figures:
+    """Another server, by its own client for threads: the rates of one client thread."""
+    peer = kind(len(_BODY))
+    peer.open(folder)
+    try:
+        peer.put_each([_BODY] * 100)
+        peer.take_each(100)
+        began = time.perf_counter()
+        peer.put_each([_BODY] * _COUNT)
+        put = time.perf_counter()
+        peer.take_each(_COUNT)
+        ended = time.perf_counter()
+    finally:
+        peer.close()
+    return {f"{kind.name}: put": _COUNT / (put - began), f"{kind.name}: get + ack": _COUNT / (ended - put)}
+
+
+PEERS: tuple[type[Queue], ...] = (RedisStream, Beanstalkd, NatsJetStream)
+
+SAMPLES: dict[str, Callable[[Path], Figures]] = {
+    "raw": _raw,
+    "threads": _threads,
+    "tasks": _tasks,
+    "crowd": _crowd,
+    "synced": _synced,
+    "batches": _batches,
+    "latency": partial(_server_latency, "latency", "os"),
+    "latency, fsync": partial(_server_latency, "latency, fsync", "fsync"),
+    "latency, shared folder": _shared_latency,
+    **{kind.name: partial(_peer, kind) for kind in PEERS if not missing_programs(kind.programs)},
+}
+
+
+def measure(only: str, rounds: int, folder: Path) -> dict[str, list[float]]:
+    """Every figure of every round. Samples take turns, so that a busy moment does not hit one of them alone."""
+    found: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        for name, sample in SAMPLES.items():
+            if re.search(only, name):
+                with tempfile.TemporaryDirectory(dir=folder) as place:
+                    for figure, value in sample(Path(place)).items():
+                        found.setdefault(figure, []).append(value)
+    return found
+
+
+def _row(name: str, found: list[float]) -> list[str]:
+    goal = GOALS.get(name, Goal(None, "/s"))
+    rate = goal.unit == "/s"
+    best = max(found) if rate else min(found)
+    digits = 0 if best >= 100 else 2
+    wanted = "" if goal.figure is None else f"{'≥' if rate else '≤'} {goal.figure:,g}"
+    verdict = "" if goal.reached(best) else "not reached"
+    return [name, f"{best:,.{digits}f}", f"{statistics.median(found):,.{digits}f}", goal.unit, wanted, verdict]
+
+
+def main() -> None:
+    """Measure what calls to the server cost, and show it beside the goals."""
+    parser = argparse.ArgumentParser(prog="python -m bench.wire", description=main.__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help=f"a pattern; the samples are: {', '.join(SAMPLES)}")
+    parser.add_argument("--dir", type=Path, default=Path(), help="where to make the data folders")
+    given = parser.parse_args()
+    keep_apart()
+    table = Table("operation", "best", "median", "", "goal", "")
+    for name, found in measure(given.only, given.rounds, given.dir).items():
+        table.add_row(*_row(name, found))
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
