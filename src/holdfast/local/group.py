@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from holdfast.api.arguments import MessageOutcome, ReceiveRequest
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import instant_ns
+from holdfast.api.drafts import Stored, instant_ns
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.group import Compacted, QueueGroup, QueueStats
@@ -390,6 +390,11 @@ class LocalGroup:
     def publisher(self) -> Publisher:
         """The publisher of the topic."""
         return Publisher(self.queue_group.topic, self.bodies, self.engine.world.clock)
+
+    @cached_property
+    def put_now(self) -> Callable[[bytes, Durability | None], Stored | None]:
+        """Store a message without options if that needs no waiting; otherwise it returns None."""
+        return self.publisher.put_now
 
 
 def _target(log: Log, to: str | None, offset: int | None, time: datetime | None) -> int:

@@ -111,6 +111,9 @@ class RemoteGroup:
         """Return False: an ack is a call to the server."""
         return False
 
+    def put_now(self, body: bytes, durability: Durability | None) -> None:
+        """Return None: a put is a call to the server."""
+
     def observe(self, observer: Observer | None) -> None:
         """Refuse: the server has /metrics."""
         raise InvalidRequest(

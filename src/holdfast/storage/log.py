@@ -206,6 +206,12 @@ class Log:
                 self._note_unsynced()
         return Appended(offset, offset + 1, chosen)
 
+    def append_now(self, value: bytes, durability: Durability | None) -> int:
+        """Same as `append_one` for a call that waits for nothing: returns the offset; -1 if only that can store it."""
+        if (self._default_durability if durability is None else durability) != "os":
+            return -1
+        return self._write_one(value, self._now_ns(), False) if len(value) <= self._most_plain_bytes else -1
+
     def write_one(self, value: bytes, now_ns: int) -> None:
         """Append one small value to a log whose durability is not `fsync`: used for journals."""
         self._write_one(value, now_ns, False)

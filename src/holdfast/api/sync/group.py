@@ -452,9 +452,6 @@ class Group(Face, Generic[Body]):
 # The queue for threads: a topic with one group.
 
 
-_NO_OPTIONS = (None,) * 8
-
-
 class Queue(Group[Body], Generic[Body]):
     """A durable queue. Safe to use from any thread.
 
@@ -498,10 +495,15 @@ class Queue(Group[Body], Generic[Body]):
             MessageTooLarge: It exceeds the limit in the settings.
             DiskFull: The disk has no room for it.
         """
-        options = (key, headers, delay, at, ttl, dedup_id, correlation_id, codec)
-        if type(body) is bytes and options == _NO_OPTIONS and type(priority) is int and not priority:
+        if (  # one by one: the usual case is the quickest
+            type(body) is bytes and key is None and headers is None and delay is None and at is None and ttl is None
+            and dedup_id is None and correlation_id is None and codec is None and type(priority) is int
+            and not priority
+        ):  # fmt: skip
             plain: Any = body
-            stored = self._port.put_plain(plain, durability)
+            stored = self._port.put_now(plain, durability)
+            if stored is None:
+                stored = self._port.put_plain(plain, durability)
             if stored is not None:
                 return stored
         message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
