@@ -92,6 +92,7 @@ class LocalGroup:
     def _close_view(self) -> None:
         if not self.view_closed:
             self.view_closed = True
+            self.put_now = _nothing
             self.queue_group.topic.holders.discard(self)
 
     # Receiving
@@ -392,9 +393,13 @@ class LocalGroup:
         return Publisher(self.queue_group.topic, self.bodies, self.engine.world.clock)
 
     @cached_property
-    def put_now(self) -> Callable[[bytes, Durability | None], Stored | None]:
-        """Store a message without options if that needs no waiting; otherwise it returns None."""
-        return self.publisher.put_now
+    def put_now(self) -> Callable[..., Stored | None]:
+        """Store plain bytes, or a message, if that needs no waiting; otherwise it returns None."""
+        return _nothing if self.view_closed else self.publisher.put_now
+
+
+def _nothing(*_: object) -> None:
+    """In place of a fast path that is closed."""
 
 
 def _target(log: Log, to: str | None, offset: int | None, time: datetime | None) -> int:

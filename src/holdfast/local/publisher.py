@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias, get_args
+from typing import Any, Final, TypeAlias, get_args
 
 import msgspec
 
@@ -94,7 +94,7 @@ class PartitionShare(msgspec.Struct, gc=False):
     error: HoldfastError | None = None
 
 
-class Single(NamedTuple):
+class Single(msgspec.Struct, frozen=True, gc=False):
     """A message that took the fast path: its partition, its value and its place; `held`: it waits for a sync."""
 
     number: int
@@ -125,17 +125,21 @@ class Publisher:
         self._takes_plain = self._drafter.plain
         self._settings = settings  # last: a thread that sees these settings must find the new drafter
 
-    def put_now(self, body: bytes, durability: Durability | None) -> Stored | None:
-        """Store plain bytes without waiting for anything: the fused form of what `put` does; None if only that can."""
+    def put_now(self, body: bytes, durability: Durability | None, message: NewMessage | None = None) -> Stored | None:
+        """Store plain bytes, or a message, without waiting: the fused form of `put`; None if only that can do it."""
         topic, partitions = self.topic, self.partitions
         if self._settings is not topic.settings:
             self._look()
-        if not self._takes_plain or topic.closed or len(partitions) != 1:
+        if topic.closed or len(partitions) != 1:
             return None
-        partition = partitions[0]
-        published, published_bytes = self._published, self._published_bytes
+        partition, published, published_bytes = partitions[0], self._published, self._published_bytes
         began_ns = 0 if published.value & _TIMED else self.mono_ns()
-        offset = partition.log.append_now(body, durability)
+        if message is not None:
+            offset, size = self._write_now(partition, durability, message)
+        elif self._takes_plain:
+            offset, size = partition.log.append_now(body, durability), len(body)
+        else:
+            return None
         if offset < 0:
             return None
         if began_ns:
@@ -145,11 +149,20 @@ class Publisher:
                 line.wake()
         if published.relay is None:
             published.value += 1
-            published_bytes.value += len(body)
+            published_bytes.value += size
         else:
             published.add()
-            published_bytes.add(len(body))
+            published_bytes.add(size)
         return Stored(topic.name, offset, None, False, "os", 0)
+
+    def _write_now(self, partition: Partition, durability: Durability | None, message: NewMessage) -> tuple[int, int]:
+        """Write a message for `put_now`; returns its offset and size, or -1 if it cannot be written that way."""
+        waits = (partition.log.settings.durability if durability is None else durability) != "os"
+        if waits or (message.delay, message.at, message.dedup_id) != _AT_ONCE:
+            return -1, 0
+        draft = self._drafter.draft(message, self._clock.now_ns() // 1_000_000)
+        appended = partition.publish_one(draft, "os")
+        return (-1, 0) if appended is None else (appended.offset, len(draft.value))
 
     def plain_since(self) -> int:
         """Return the monotonic time at which a plain put begins; 0 if plain bytes cannot take the fast path."""

@@ -111,7 +111,7 @@ class RemoteGroup:
         """Return False: an ack is a call to the server."""
         return False
 
-    def put_now(self, body: bytes, durability: Durability | None) -> None:
+    def put_now(self, *_: object) -> None:
         """Return None: a put is a call to the server."""
 
     def observe(self, observer: Observer | None) -> None:

@@ -507,6 +507,10 @@ class Queue(Group[Body], Generic[Body]):
             if stored is not None:
                 return stored
         message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
+        if codec is None:
+            stored = self._port.put_now(b"", durability, message)
+            if stored is not None:
+                return stored
         return self._port.put([message], durability, codec)[0]
 
     def put_many(
