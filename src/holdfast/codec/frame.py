@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from struct import Struct
@@ -329,14 +329,19 @@ _NO_COLUMN: Final = bytes(4)
 
 @lru_cache(maxsize=256)
 def _run_of(length: int) -> tuple[Struct, int]:
-    """Return the layout of a plain single message of this length, and the CRC of an empty one in its place.
-
-    A header followed by its CRC has the same CRC whatever it holds. So the CRC of a whole frame, which is that of its
-    parts combined, differs from its body's by a number that only depends on the body's length: one CRC checks both.
-    """
+    """Return the layout of a plain single message of this length, and its `_crc_apart`."""
     layout = Struct(_RUN.format(length=length, padding=-length % 8))
-    body = bytes(layout.size - HEADER_BYTES)
-    return layout, crc32c(bytes(4) + body) ^ crc32c(body)
+    return layout, _crc_apart(layout.size - HEADER_BYTES)
+
+
+def _crc_apart(padded_bytes: int) -> int:
+    """Return by what the CRC of a whole frame differs from that of its body, so that one CRC checks both.
+
+    A header followed by its CRC has the same CRC whatever it holds. The CRC of the whole frame combines that with the
+    body's, so the difference only depends on the body's length.
+    """
+    body = bytes(padded_bytes)
+    return crc32c(bytes(4) + body) ^ crc32c(body)
 
 
 def read_singles(buffer: memoryview, position: int, prefix: bytes, offset: int, most: int) -> tuple[list[Record], int]:
@@ -383,6 +388,44 @@ def read_singles(buffer: memoryview, position: int, prefix: bytes, offset: int, 
             records.append(Record(offset, time_ns, value, epoch=epoch))
             offset, position = offset + 1, end
     return records, position
+
+
+# Frames of one length as a whole, whatever they hold: as above, but with the body left out.
+_ALIKE: Final = "<8sI20sQqQ24sI4x{padded}x"
+_KEPT_AT, _KEPT_END = 56, 80  # epoch to batch_remaining
+
+
+@lru_cache(maxsize=256)
+def _alike_of(padded_bytes: int) -> tuple[Struct, int]:
+    return Struct(_ALIKE.format(padded=padded_bytes)), _crc_apart(padded_bytes)
+
+
+def frames_alike(buffer: memoryview, header: FrameHeader) -> Iterator[tuple[int, int, int]]:
+    """Yield position, time and synced offset of each intact frame right behind one of a single message, and like it.
+
+    Offsets go on by one; all else that `header` says, but for place, time and contents, is the same for all of them.
+    """
+    start, position, offset = header.position, header.end, header.base_offset + 1
+    size = position - start
+    layout, apart = _alike_of(size - HEADER_BYTES)
+    first = bytes(buffer[start : start + HEADER_BYTES])
+    prefix, same, kept = first[:8], first[_SAME_AT:_SAME_END], first[_KEPT_AT:_KEPT_END]
+    count = (len(buffer) - position) // size
+    for own_prefix, own_position, own_same, own_offset, time_ns, synced, own_kept, body_crc in layout.iter_unpack(
+        buffer[position : position + count * size]
+    ):
+        if (
+            own_offset != offset
+            or own_position != position
+            or own_same != same
+            or own_kept != kept
+            or own_prefix != prefix
+            or crc32c(buffer[position : position + size]) != body_crc ^ apart
+        ):
+            return
+        yield position, time_ns, synced
+        position += size
+        offset += 1
 
 
 _SKIPPED: Final = Struct("<8sII16xQ").unpack_from
