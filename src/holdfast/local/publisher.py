@@ -125,14 +125,19 @@ class Publisher:
         self._takes_plain = self._drafter.plain
         self._settings = settings  # last: a thread that sees these settings must find the new drafter
 
-    def put_now(self, body: bytes, durability: Durability | None, message: NewMessage | None = None) -> Stored | None:
-        """Store plain bytes, or a message, without waiting: the fused form of `put`; None if only that can do it."""
+    def put_now(
+        self, body: bytes, durability: Durability | None, message: NewMessage | None = None, number: int | None = None
+    ) -> Stored | None:
+        """Store plain bytes, or a message, without waiting: the fused form of `put`; None if only that can do it.
+
+        `number` is the partition for plain bytes, if there are several.
+        """
         topic, partitions = self.topic, self.partitions
         if self._settings is not topic.settings:
             self._look()
-        if topic.closed or len(partitions) != 1:
+        if topic.closed or (number is None and len(partitions) != 1):
             return None
-        partition, published, published_bytes = partitions[0], self._published, self._published_bytes
+        partition, published, published_bytes = partitions[number or 0], self._published, self._published_bytes
         began_ns = 0 if published.value & _TIMED else self.mono_ns()
         if message is not None:
             offset, size = self._write_now(partition, durability, message)
@@ -153,7 +158,7 @@ class Publisher:
         else:
             published.add()
             published_bytes.add(size)
-        return Stored(topic.name, offset, None, False, "os", 0)
+        return Stored(topic.name, offset, None, False, "os", number or 0)
 
     def _write_now(self, partition: Partition, durability: Durability | None, message: NewMessage) -> tuple[int, int]:
         """Write a message for `put_now`; returns its offset and size, or -1 if it cannot be written that way."""
