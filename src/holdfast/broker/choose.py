@@ -163,10 +163,10 @@ class Supply:
         self._log = log
         self._group = group
         self._name = name.encode()
+        self.keyed: Keyed | None = None  # set if messages are chosen by key
         self.follower = log.follower()
         self._aged_at_ms = 0
         self._aged_below = 0
-        self.keyed: Keyed | None = None  # set if messages are chosen by key
         self.change(settings)
 
     def change(self, settings: TopicSettings) -> None:
@@ -189,10 +189,11 @@ class Supply:
 
     def record_or_none(self, offset: int) -> Record | None:
         """Read one message; None if there is none, or it cannot be read."""
-        if not 0 <= offset < self._log.end:
+        end = self._log.end
+        if not 0 <= offset < end:
             return None
         try:
-            return self.follower.record(offset)
+            return self.follower.record(offset, end - offset)
         except (DamagedRange, OffsetOutOfRange):
             return None
 

@@ -414,14 +414,10 @@ def frames_alike(buffer: memoryview, header: FrameHeader) -> Iterator[tuple[int,
     for own_prefix, own_position, own_same, own_offset, time_ns, synced, own_kept, body_crc in layout.iter_unpack(
         buffer[position : position + count * size]
     ):
-        if (
-            own_offset != offset
-            or own_position != position
-            or own_same != same
-            or own_kept != kept
-            or own_prefix != prefix
-            or crc32c(buffer[position : position + size]) != body_crc ^ apart
-        ):
+        expected = (prefix, position, same, offset, kept)
+        if (own_prefix, own_position, own_same, own_offset, own_kept) != expected:
+            return
+        if crc32c(buffer[position : position + size]) != body_crc ^ apart:
             return
         yield position, time_ns, synced
         position += size

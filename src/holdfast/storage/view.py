@@ -443,17 +443,26 @@ class Follower:
         frame, self._data = self._view.locate(offset)
         return self._keep(frame)
 
-    def record(self, offset: int) -> Record:
-        """Return the message at the offset; raises like `Log.read`, or Removed if compaction has removed it."""
+    def record(self, offset: int, readable: int = 1) -> Record:
+        """Return the message at the offset; raises like `Log.read`, or Removed if compaction has removed it.
+
+        So many messages are `readable` from there on, and may be read ahead.
+        """
         ahead = self.ahead
         if ahead:
             taken = self._taken_ahead(ahead, offset)
             if taken is not None:
                 return taken
-        if offset == self._next_offset:
-            ahead = self._read_ahead(offset)
+        if offset == self._next_offset and readable > 1:
+            ahead = self._read_ahead(offset, readable)
             if ahead:
                 return ahead.pop()
+        elif offset == self._next_offset:
+            found = read_single(self._data, self._next_position, self._prefix)
+            if found is not None and found[0].offset == offset:
+                record, self._next_position = found
+                self._next_offset = offset + 1
+                return record
         elif 0 <= self._next_offset < offset <= self._next_offset + _NEAR:
             self._stretch = 1
             at = skip_to(self._data, self._next_position, self._prefix, offset)
@@ -469,9 +478,9 @@ class Follower:
             return self._in_sparse(frame, offset)
         return self._records[offset - frame.base_offset]
 
-    def _read_ahead(self, offset: int) -> list[Record]:
+    def _read_ahead(self, offset: int, readable: int) -> list[Record]:
         """Read the messages from the next position on, the first of which has this offset; [] if that is no single."""
-        most = min(self._stretch, self._view.end() - offset)
+        most = min(self._stretch, readable)
         position = self._next_position
         records, self._next_position = read_singles(self._data, position, self._prefix, offset, most)
         self._next_offset = offset + len(records)
