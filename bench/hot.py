@@ -7,6 +7,7 @@ compare two versions, run them in turn: `PYTHONPATH=OLD/src python -m bench.hot`
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import re
@@ -18,9 +19,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -348,17 +348,18 @@ def _row(name: str, found: list[float]) -> list[str]:
     return [name, f"{best:.{digits}f}", f"{middle:.{digits}f}", goal.unit, f"{sign} {goal.figure:g}", verdict]
 
 
-def main(
-    rounds: Annotated[int, typer.Option(min=1)] = 5,
-    only: Annotated[str, typer.Option(help=f"A pattern; the samples are: {', '.join(SAMPLES)}.")] = "",
-    folder: Annotated[Path, typer.Option("--dir", help="Where to make the data folders.")] = Path(),
-) -> None:
+def main() -> None:
     """Measure the CPU time of each verb and show it beside its goal."""
+    parser = argparse.ArgumentParser(prog="python -m bench.hot", description=main.__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help=f"A pattern; the samples are: {', '.join(SAMPLES)}.")
+    parser.add_argument("--dir", type=Path, default=Path(), help="Where to make the data folders.")
+    given = parser.parse_args()
     table = Table("operation", "best", "median", "", "goal", "")
-    for name, found in measure(only, rounds, folder).items():
+    for name, found in measure(given.only, given.rounds, given.dir).items():
         table.add_row(*_row(name, found))
     Console(width=120).print(table)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

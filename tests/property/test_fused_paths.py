@@ -60,7 +60,7 @@ class _Side:
         self.held: list[Any] = []
         if not fused:
             port = self.place.q._port
-            port.put_plain = port.take_next = lambda *_: None
+            port.put_now = port.put_plain = port.take_next = lambda *_: None
             port.ack_now = lambda _: False
             for delivery in port.deliveries:
                 delivery._receive_one = lambda *_: None

@@ -615,6 +615,19 @@ def test_a_reset_of_nobody_is_refused(place):
 # The folder
 
 
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+def test_a_closed_view_of_a_queue_stores_nothing(tmp_path, durability):
+    with holdfast.open_broker(tmp_path / "data", durability=durability) as broker:
+        closed, other = broker.queue("jobs"), broker.queue("jobs")
+        closed.put(b"a")
+        closed.put(b"b", key="k")
+        closed.close()
+        for options in ({}, {"key": "k"}, {"ttl": 5}):
+            with pytest.raises(Closed, match="take it anew"):
+                closed.put(b"c", **options)
+        assert other.qsize() == 2
+
+
 def test_a_closed_broker_says_so(place):
     place.broker.create_topic("orders")
     workers, consumer = place.broker.group("orders", "billing"), place.broker.consumer("orders", group="readers")

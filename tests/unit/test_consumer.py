@@ -9,8 +9,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from holdfast.api.bodies import Bodies
 from holdfast.broker.waiters import ThreadWaiter
 from holdfast.errors import BadSettings, Closed, Fenced, InvalidRequest, OffsetOutOfRange, UnknownTopic
+from holdfast.local.publisher import Publisher
 from tests.unit.streams import Streams, consumer_of, drain, settle, texts
 
 
@@ -135,6 +137,20 @@ def test_whatever_concerns_a_consumer_wakes_it():
     assert not wakes(lambda: streams.put("x", partition=foreign[1]))
     assert wakes(lambda: others.pop().close())
     assert wakes(consumer.close)
+
+
+def test_a_put_that_waits_for_nothing_wakes_the_consumer_of_its_partition_and_nobody_once_that_is_gone():
+    streams = Streams(partitions=1)
+    publisher = Publisher(streams.engine.topic("orders"), Bodies(bytes), streams.clock)
+    consumer = streams.consumer()
+    waiter = ThreadWaiter(streams.clock)
+    with consumer._port._line.in_line(waiter):
+        assert publisher.put_now(b"x", "os") is not None
+        assert waiter.woken
+    assert texts(consumer.poll(0)) == ["x"]
+    (wakeup,) = streams.engine.topic("orders").partition(0).lines
+    consumer.close()
+    assert wakeup.standing == []
 
 
 def test_after_a_commit_another_consumer_goes_on_behind_it():

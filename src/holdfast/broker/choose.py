@@ -163,11 +163,10 @@ class Supply:
         self._log = log
         self._group = group
         self._name = name.encode()
-        self._follower = log.follower()
-        self.record = self._follower.record
+        self.keyed: Keyed | None = None  # set if messages are chosen by key
+        self.follower = log.follower()
         self._aged_at_ms = 0
         self._aged_below = 0
-        self.keyed: Keyed | None = None  # set if messages are chosen by key
         self.change(settings)
 
     def change(self, settings: TopicSettings) -> None:
@@ -188,6 +187,16 @@ class Supply:
             return -1, 0
         return choose_one(self._group, self._log.end, self._aged(now_ms))
 
+    def record_or_none(self, offset: int) -> Record | None:
+        """Read one message; None if there is none, or it cannot be read."""
+        end = self._log.end
+        if not 0 <= offset < end:
+            return None
+        try:
+            return self.follower.record(offset, end - offset)
+        except (DamagedRange, OffsetOutOfRange):
+            return None
+
     def is_for(self, record: Record, now_ms: int) -> bool:
         """Whether the message has not expired and is for this group."""
         return not 0 < record.expires_at_ms <= now_ms and is_for(record, self._name)
@@ -196,9 +205,9 @@ class Supply:
         """Read the messages at these offsets and sort out those that cannot be handed out."""
         if isinstance(offsets, range):
             with suppress(DamagedRange, OffsetOutOfRange):
-                in_order = self._follower.records(offsets.start, offsets.stop)
+                in_order = self.follower.records(offsets.start, offsets.stop)
                 whole = len(in_order) == len(offsets)  # else compaction has removed some
-                if whole and (self._follower.plain or not _any_special(in_order)):
+                if whole and (self.follower.plain or not _any_special(in_order)):
                     return LoadedMessages(in_order)
         records: list[Record] = []
         expired: list[int] = []
@@ -206,7 +215,7 @@ class Supply:
         passed: list[int] = []
         for offset in offsets:
             try:
-                record = self._follower.record(offset)
+                record = self.follower.record(offset)
             except Removed:
                 passed.append(offset)
                 continue
@@ -240,7 +249,7 @@ class Supply:
         if not self._is_untouched(offset):
             return range(0)
         try:
-            self._follower.record(offset)
+            self.follower.record(offset)
         except Removed as gone:
             return range(offset, min(gone.next_offset, self._log.end))
         except (DamagedRange, OffsetOutOfRange):
@@ -256,7 +265,7 @@ class Supply:
             for _ in range(_PASS_FRAMES):
                 if offset >= end:
                     break
-                frame = self._follower.frame(offset)
+                frame = self.follower.frame(offset)
                 times = frame.columns().expires_at_ms()
                 if times is None or not (min(times) > 0 and max(times) <= now_ms):
                     break

@@ -66,7 +66,7 @@ from holdfast.delivery.events import (
 from holdfast.delivery.group import FAR, Group, Lease
 from holdfast.env import World
 from holdfast.env.later import asyncio
-from holdfast.errors import CorruptData, DamagedRange, HoldfastError, LeaseLost, OffsetOutOfRange, Unavailable
+from holdfast.errors import CorruptData, HoldfastError, LeaseLost, Unavailable
 from holdfast.model import Appended, Durability, Record
 from holdfast.settings import TopicSettings
 from holdfast.storage.keeper import soonest
@@ -135,7 +135,7 @@ class Delivery:
         self.tracer: GroupTracer | None = None  # must see every event
         self._keyed_group: KeyedGroup | None = None
         # Bound once, for the fused paths.
-        self._write_event = journal.write_one
+        self._write_event, self._journal_log = journal.log.write_one, journal.log
         self._count_delivered, self._count_acked = metrics.delivered.add, metrics.acked.add
         self._observe_wait, self._observe_handle = metrics.wait_seconds.observe_ns, metrics.handle_seconds.observe_ns
 
@@ -235,13 +235,10 @@ class Delivery:
         elif group.lanes.filled or group.ahead:
             offset, cursor = self.supply.choose_one(at_ms)
         else:
-            offset = group.cursor if group.cursor < self._log.end else -1
-            cursor = offset + 1
-        if offset < 0:
-            return None
-        try:
-            record = self.supply.record(offset)
-        except (DamagedRange, OffsetOutOfRange):
+            offset, cursor = group.cursor, group.cursor + 1
+        ahead = self.supply.follower.ahead
+        record = ahead.pop() if ahead and ahead[-1].offset == offset else self.supply.record_or_none(offset)
+        if record is None:
             return None
         if (record.expires_at_ms or record.flags & MOVED) and not self.supply.is_for(record, at_ms):
             return None
@@ -252,7 +249,9 @@ class Delivery:
             tracer.loaded([record])
             steps = tracer.steps([event], now_ns)
         try:
-            self._write_event(encode_event(event), now_ns)
+            self._write_event(encode_event(event), now_ns, False)
+            if self._journal_log.unsynced_since_ns is None:
+                self._journal_log.note_unsynced()
             lease = Lease(fence, session, lease_ms, until_ms, at_ms, holder)
             group.lease_one(offset, cursor, lease)
             if keyed is not None:
@@ -263,8 +262,7 @@ class Delivery:
         if tracer is not None and steps is not None:
             tracer.written(steps)
         if until_ms < self._due_mono_ms:
-            self._due_mono_ms = until_ms
-            self.on_attention()
+            self.expect_tick(until_ms)
         self._count_delivered()
         self._observe_wait(now_ns - record.timestamp_ns)
         attempt = group.attempts(offset) + 1 if group.histories else 1
@@ -395,7 +393,9 @@ class Delivery:
             event = Acked((offset, offset + 1))
             steps = None if tracer is None else tracer.steps([event], now_ns)
             try:
-                self._write_event(encode_event(event), now_ns)
+                self._write_event(encode_event(event), now_ns, False)
+                if self._journal_log.unsynced_since_ns is None:
+                    self._journal_log.note_unsynced()
                 group.ack_one(offset)
                 if keyed is not None:
                     follow_keys(self, keyed, [event])

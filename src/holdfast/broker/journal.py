@@ -523,7 +523,6 @@ class Journal(StateJournal[Group, GroupImage]):
     def __init__(self, world: World, folder: str, settings: LogSettings, start: int) -> None:
         super().__init__(world, folder, settings)
         self._start = start  # where a new group begins
-        self.write_one = self.log.write_one
         self.past = PastEvents(world, self.log)
         self.kept: Callable[[], tuple[int, int]] = lambda: (0, FAR)  # start and end of the message log
 

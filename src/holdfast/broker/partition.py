@@ -177,7 +177,7 @@ class Partition:
         """
         if draft.due_at_ms or draft.dedup_id is not None:
             return None
-        return self._write_traced(draft, durability)
+        return self._write_one(draft, durability) if self.tracer is None else self._write_traced(draft, durability)
 
     def _write_traced(self, draft: Draft, durability: Durability | None) -> Appended | None:
         """Fused form of `_write` for one message; None if only that can write it."""

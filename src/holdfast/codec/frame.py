@@ -32,8 +32,9 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from struct import Struct
 from typing import Final
 
@@ -316,6 +317,111 @@ def read_single(buffer: memoryview, position: int, prefix: bytes) -> tuple[Recor
         return Record(offset, time_ns, bytes(buffer[body_at + 8 : body_at + body_bytes]), epoch=epoch), end
     fields = single_fields(bytes(buffer[body_at : body_at + body_bytes]), columns)
     return None if fields is None else (Record(offset, time_ns, *fields, epoch), end)
+
+
+# A plain single message as a whole, for runs of messages of one length: everything that is then equal in all of them is
+# read as one field.
+_RUN: Final = "<8sI20sQq8xI20xI4x8s{length}s{padding}x"
+_SAME_AT, _SAME_END = 12, 32  # body_bytes to columns
+_ENDS_END: Final = HEADER_BYTES + 8
+_NO_COLUMN: Final = bytes(4)
+
+
+@lru_cache(maxsize=256)
+def _run_of(length: int) -> tuple[Struct, int]:
+    """Return the layout of a plain single message of this length, and its `_crc_apart`."""
+    layout = Struct(_RUN.format(length=length, padding=-length % 8))
+    return layout, _crc_apart(layout.size - HEADER_BYTES)
+
+
+def _crc_apart(padded_bytes: int) -> int:
+    """Return by what the CRC of a whole frame differs from that of its body, so that one CRC checks both.
+
+    A header followed by its CRC has the same CRC whatever it holds. The CRC of the whole frame combines that with the
+    body's, so the difference only depends on the body's length.
+    """
+    body = bytes(padded_bytes)
+    return crc32c(bytes(4) + body) ^ crc32c(body)
+
+
+def read_singles(buffer: memoryview, position: int, prefix: bytes, offset: int, most: int) -> tuple[list[Record], int]:
+    """Return up to `most` messages from `offset` on that have frames of their own, and the position behind them.
+
+    They are checked as `read_single` does it, which reads the first of each run of messages of the same length.
+    """
+    records: list[Record] = []
+    while len(records) < most:
+        found = read_single(buffer, position, prefix)
+        if found is None or found[0].offset != offset:
+            break
+        (record, end), start = found, position
+        records.append(record)
+        offset, position = offset + 1, end
+        if len(records) == most or buffer[start + _SAME_END - 4 : start + _SAME_END] != _NO_COLUMN:
+            continue
+        layout, residue = _run_of(len(record.value))
+        size = layout.size
+        count = min(most - len(records), (len(buffer) - position) // size)
+        first = bytes(buffer[start : start + _ENDS_END])
+        same, ends = first[_SAME_AT:_SAME_END], first[HEADER_BYTES:]
+        for (
+            own_prefix,
+            own_position,
+            own_same,
+            own_offset,
+            time_ns,
+            epoch,
+            body_crc,
+            own_ends,
+            value,
+        ) in layout.iter_unpack(buffer[position : position + count * size]):
+            end = position + size
+            if (
+                own_offset != offset
+                or own_position != position
+                or own_same != same
+                or own_ends != ends
+                or own_prefix != prefix
+                or crc32c(buffer[position:end]) != body_crc ^ residue
+            ):
+                break
+            records.append(Record(offset, time_ns, value, epoch=epoch))
+            offset, position = offset + 1, end
+    return records, position
+
+
+# Frames of one length as a whole, whatever they hold: as above, but with the body left out.
+_ALIKE: Final = "<8sI20sQqQ24sI4x{padded}x"
+_KEPT_AT, _KEPT_END = 56, 80  # epoch to batch_remaining
+
+
+@lru_cache(maxsize=256)
+def _alike_of(padded_bytes: int) -> tuple[Struct, int]:
+    return Struct(_ALIKE.format(padded=padded_bytes)), _crc_apart(padded_bytes)
+
+
+def frames_alike(buffer: memoryview, header: FrameHeader) -> Iterator[tuple[int, int, int]]:
+    """Yield position, time and synced offset of each intact frame right behind one of a single message, and like it.
+
+    Offsets go on by one; all else that `header` says, but for place, time and contents, is the same for all of them.
+    """
+    start, position, offset = header.position, header.end, header.base_offset + 1
+    size = position - start
+    layout, apart = _alike_of(size - HEADER_BYTES)
+    first = bytes(buffer[start : start + HEADER_BYTES])
+    prefix, same, kept = first[:8], first[_SAME_AT:_SAME_END], first[_KEPT_AT:_KEPT_END]
+    count = (len(buffer) - position) // size
+    for own_prefix, own_position, own_same, own_offset, time_ns, synced, own_kept, body_crc in layout.iter_unpack(
+        buffer[position : position + count * size]
+    ):
+        expected = (prefix, position, same, offset, kept)
+        if (own_prefix, own_position, own_same, own_offset, own_kept) != expected:
+            return
+        if crc32c(buffer[position : position + size]) != body_crc ^ apart:
+            return
+        yield position, time_ns, synced
+        position += size
+        offset += 1
 
 
 _SKIPPED: Final = Struct("<8sII16xQ").unpack_from

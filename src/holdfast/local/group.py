@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from holdfast.api.arguments import MessageOutcome, ReceiveRequest
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import instant_ns
+from holdfast.api.drafts import Stored, instant_ns
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.group import Compacted, QueueGroup, QueueStats
@@ -92,6 +92,7 @@ class LocalGroup:
     def _close_view(self) -> None:
         if not self.view_closed:
             self.view_closed = True
+            self.put_now = _nothing
             self.queue_group.topic.holders.discard(self)
 
     # Receiving
@@ -403,6 +404,15 @@ class LocalGroup:
     def publisher(self) -> Publisher:
         """The publisher of the topic."""
         return Publisher(self.queue_group.topic, self.bodies, self.engine.world.clock)
+
+    @cached_property
+    def put_now(self) -> Callable[..., Stored | None]:
+        """Store plain bytes, or a message, if that needs no waiting; otherwise it returns None."""
+        return _nothing if self.view_closed else self.publisher.put_now
+
+
+def _nothing(*_: object) -> None:
+    """In place of a fast path that is closed."""
 
 
 def _target(log: Log, to: str | None, offset: int | None, time: datetime | None) -> int:

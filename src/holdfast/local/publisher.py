@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias, get_args
+from typing import Any, Final, TypeAlias, get_args
 
 import msgspec
 
@@ -80,6 +80,7 @@ class SpooledUpload:
 
 
 _NAMED_MOST: Final = 20
+_TIMED: Final = 63  # of the puts that do not wait for the disk, those whose number has none of these bits are timed
 _AT_ONCE: Final = (None, None, None)  # without delay, time and dedup id
 
 
@@ -93,7 +94,7 @@ class PartitionShare(msgspec.Struct, gc=False):
     error: HoldfastError | None = None
 
 
-class Single(NamedTuple):
+class Single(msgspec.Struct, frozen=True, gc=False):
     """A message that took the fast path: its partition, its value and its place; `held`: it waits for a sync."""
 
     number: int
@@ -121,7 +122,52 @@ class Publisher:
     def _look(self) -> None:
         settings = self.topic.settings
         self._drafter = Drafter(self._bodies, settings)
+        self._takes_plain = self._drafter.plain
         self._settings = settings  # last: a thread that sees these settings must find the new drafter
+
+    def put_now(
+        self, body: bytes, durability: Durability | None, message: NewMessage | None = None, number: int | None = None
+    ) -> Stored | None:
+        """Store plain bytes, or a message, without waiting: the fused form of `put`; None if only that can do it.
+
+        `number` is the partition for plain bytes, if there are several.
+        """
+        topic, partitions = self.topic, self.partitions
+        if self._settings is not topic.settings:
+            self._look()
+        if topic.closed or (number is None and len(partitions) != 1):
+            return None
+        partition, published, published_bytes = partitions[number or 0], self._published, self._published_bytes
+        began_ns = 0 if published.value & _TIMED else self.mono_ns()
+        if message is not None:
+            offset, size = self._write_now(partition, durability, message)
+        elif self._takes_plain:
+            offset, size = partition.log.append_now(body, durability), len(body)
+        else:
+            return None
+        if offset < 0:
+            return None
+        if began_ns:
+            self._put_seconds.observe_ns(self.mono_ns() - began_ns)
+        for line in [*partition.lines]:  # as in `Partition.wake`
+            if line.standing:
+                line.wake()
+        if published.relay is None:
+            published.value += 1
+            published_bytes.value += size
+        else:
+            published.add()
+            published_bytes.add(size)
+        return Stored(topic.name, offset, None, False, "os", number or 0)
+
+    def _write_now(self, partition: Partition, durability: Durability | None, message: NewMessage) -> tuple[int, int]:
+        """Write a message for `put_now`; returns its offset and size, or -1 if it cannot be written that way."""
+        waits = (partition.log.settings.durability if durability is None else durability) != "os"
+        if waits or (message.delay, message.at, message.dedup_id) != _AT_ONCE:
+            return -1, 0
+        draft = self._drafter.draft(message, self._clock.now_ns() // 1_000_000)
+        appended = partition.publish_one(draft, "os")
+        return (-1, 0) if appended is None else (appended.offset, len(draft.value))
 
     def plain_since(self) -> int:
         """Return the monotonic time at which a plain put begins; 0 if plain bytes cannot take the fast path."""
@@ -152,7 +198,7 @@ class Publisher:
         if durability == "fsync":
             self._put_seconds.observe_ns(self.mono_ns() - began_ns)
         else:
-            if not offset & 63:
+            if not offset & _TIMED:
                 self._put_seconds.observe_ns(self.mono_ns() - began_ns)
             self.partitions[number].wake()  # otherwise the sync has woken it
         self._published.add()

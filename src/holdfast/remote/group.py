@@ -115,6 +115,9 @@ class RemoteGroup:
         """Return False: an ack is a call to the server."""
         return False
 
+    def put_now(self, *_: object) -> None:
+        """Return None: a put is a call to the server."""
+
     def observe(self, observer: Observer | None) -> None:
         """Refuse: the server has /metrics."""
         raise InvalidRequest(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from struct import Struct
 from typing import Final
@@ -55,6 +55,11 @@ class FrameRules:
         self._void_epoch = -1
         self._void_from: int | None = None
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether frames of the epoch that was last checked belong to the log whatever their offsets."""
+        return self._void_from is None
+
     def check(self, header: FrameHeader) -> None:
         if header.log_id != self.log_id:
             other = f"{header.log_id:08x}, not {self.log_id:08x}"
@@ -70,11 +75,17 @@ class FrameRules:
 
 
 def walk(
-    data: memoryview, wanted: FrameRules, *, position: int = 0, bodies: bool = True
+    data: memoryview,
+    wanted: FrameRules,
+    *,
+    position: int = 0,
+    bodies: bool = True,
+    and_alike: Callable[[memoryview, FrameHeader], FrameHeader] | None = None,
 ) -> Iterator[FrameHeader | Damage]:
     """Yield each good frame, and one Damage for each stretch of bytes that is not one.
 
-    `data` is the segment up to where it may be read. Zeros up to the end are not damage.
+    `data` is the segment up to where it may be read. Zeros up to the end are not damage. `and_alike` is called behind
+    each frame, deals with those of the same kind that follow (see `frames_alike`), and returns the last of them.
     """
     end = len(data)
     while position < end:
@@ -102,6 +113,8 @@ def walk(
                 reason = f"offsets {expected_offset} to {header.base_offset - 1} are missing before position {position}"
                 yield Damage(position, position, expected_offset, header.base_offset, reason)
         yield header
+        if and_alike is not None and header.count == 1 and wanted.goes_on:
+            header = and_alike(data, header)
         position = header.position + (HEADER_BYTES + header.body_bytes + 7 & ~7)
         wanted.offset, wanted.epoch = header.base_offset + header.count, header.epoch
 

@@ -87,7 +87,7 @@ class Log:
         self._scanned = recovered.scanned  # until the first tick: those who open with us scan the tail
         self._files = LogFiles(world, folder, lock, self._writer, self._view, self.sync)
         self._lock: LogFiles | None = self._files
-        self._write_one = self._writer.append_one
+        self.write_one = self._write_one = self._writer.append_one  # the first for journals: see `note_unsynced`
         self._encoder = Encoder(settings)
         self._now_ns = world.clock.now_ns
         self._default_durability: Durability = settings.durability
@@ -95,7 +95,7 @@ class Log:
         self._pins: dict[str, int] = {}
         self._first_of_active = (-1, 0)  # the base offset of an active segment, and the time of its first message
         self._compacting = threading.RLock()
-        self._unsynced_since_ns: int | None = None
+        self.unsynced_since_ns: int | None = None
         close_in_children(self)
         # Not at once: those who need old messages must have time to pin them.
         self._retention_due_ns = world.clock.monotonic_ns() + settings.retention_check_ms * 1_000_000
@@ -206,14 +206,14 @@ class Log:
             if chosen == "fsync":
                 self._gate.wait(offset + 1)
             else:
-                self._note_unsynced()
+                self.note_unsynced()
         return Appended(offset, offset + 1, chosen)
 
-    def write_one(self, value: bytes, now_ns: int) -> None:
-        """Append one small value to a log whose durability is not `fsync`: used for journals."""
-        self._write_one(value, now_ns, False)
-        if self._unsynced_since_ns is None:
-            self._note_unsynced()
+    def append_now(self, value: bytes, durability: Durability | None) -> int:
+        """Same as `append_one` for a call that waits for nothing: returns the offset; -1 if only that can store it."""
+        if (self._default_durability if durability is None else durability) != "os":
+            return -1
+        return self._write_one(value, self._now_ns(), False) if len(value) <= self._most_plain_bytes else -1
 
     def write_single(
         self, value: object, durability: Durability | None, head: bytes, columns: int, time_ns: int = 0
@@ -227,7 +227,7 @@ class Log:
             return None
         offset = self._write_one(value, time_ns or self._now_ns(), chosen == "fsync", head, columns)
         if chosen == "interval":
-            self._note_unsynced()
+            self.note_unsynced()
         return Appended(offset, offset + 1, chosen)
 
     def write_alone(self, batch: Batch, durability: Durability | None, time_ns: int = 0) -> Appended | None:
@@ -258,7 +258,7 @@ class Log:
             if synced is not None:
                 await synced
         elif chosen != "os":
-            self._note_unsynced()
+            self.note_unsynced()
         return Appended(offset, offset + 1, chosen)
 
     async def append_async(
@@ -470,6 +470,7 @@ class Log:
             )
         limits = SegmentLimits(self.settings.index_bytes, self.settings.segment_bytes)
         truncate_tail(self._world, self._writer, self.folder, limits, offset)
+        self._files.forget()
         self._view.forget_damage(offset)  # new messages will get these offsets
         self._scanned = None
         self._gate.synced_end = self._writer.synced_end
@@ -521,7 +522,7 @@ class Log:
             return Appended(end, end, chosen)
         offset, next_offset = self._writer.append(bodies, now_ns, producer=producer, hold=chosen == "fsync")
         if chosen == "interval":
-            self._note_unsynced()
+            self.note_unsynced()
         return Appended(offset, next_offset, chosen)
 
     def _open_view(self) -> LogView:
@@ -549,18 +550,19 @@ class Log:
     def _call_fold(self, urgent: bool) -> bool:  # noqa: FBT001  a callback
         return self.fold(urgent)
 
-    def _note_unsynced(self) -> None:
-        if self._unsynced_since_ns is None:
-            self._unsynced_since_ns = self._world.clock.monotonic_ns()
+    def note_unsynced(self) -> None:
+        """Have what was written synced after the interval. Needed only while `unsynced_since_ns` is None."""
+        if self.unsynced_since_ns is None:
+            self.unsynced_since_ns = self._world.clock.monotonic_ns()
             self.on_attention()
 
     def _tick_sync(self) -> list[int]:
-        since_ns = self._unsynced_since_ns
+        since_ns = self.unsynced_since_ns
         waited_ms = 0 if since_ns is None else (self._world.clock.monotonic_ns() - since_ns) // 1_000_000
         overdue = since_ns is not None and waited_ms >= self.settings.sync_interval_ms
         # Sealed segments are synced soon under any policy, so that a crash leaves little to examine.
         if overdue or self._writer.unsynced_segments():
-            self._unsynced_since_ns = None
+            self.unsynced_since_ns = None
             self.sync()
             return []
         return [] if since_ns is None else [self.settings.sync_interval_ms - waited_ms]

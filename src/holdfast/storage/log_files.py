@@ -113,7 +113,7 @@ class LogFiles:
             self._world.open_files.gave(self)
         finally:
             writer.lock.release()
-        self._let_followers_go()
+        self.forget()
         return True
 
     def release(self) -> None:
@@ -122,9 +122,10 @@ class LogFiles:
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
-        self._let_followers_go()
+        self.forget()
 
-    def _let_followers_go(self) -> None:
+    def forget(self) -> None:
+        """Have followers look again at what they have mapped or read ahead."""
         for follower in self._all_followers():
             follower.unmap()
 

@@ -30,6 +30,7 @@ from holdfast.codec.frame import (
     read_header,
     read_plain,
     read_single,
+    read_singles,
     skip_to,
 )
 from holdfast.env.world import checkpoint
@@ -390,12 +391,18 @@ def _first_at_time(frame: Frame, time_ns: int) -> int | None:
 
 _OFFSET = attrgetter("offset")
 _NEAR = 100  # frames that are skipped by their headers; those further ahead are found through the index
+# The most that is read ahead, by one who goes from message to message.
+_MOST_AHEAD = 64
+_MOST_AHEAD_BYTES = 16_384
 
 
 class Follower:
     """Reads message after message, as consumers do: remembers the last frame and finds the next one right after it.
 
     Any other offset is found through the index. For one thread at a time, and only below the readable end.
+
+    Messages with frames of their own are read ahead, twice as many each time, for as long as they are asked for in
+    order.
     """
 
     def __init__(self, view: LogView) -> None:
@@ -409,6 +416,8 @@ class Follower:
         self._prefix = b""
         self._next_offset = -1  # the offset of the frame at `_next_position` in the data
         self._next_position = 0
+        self.ahead: list[Record] = []  # messages that were read ahead, the next one last; those before it are taken
+        self._stretch = 1  # how many to read the next time
 
     @property
     def mapped(self) -> int:
@@ -418,6 +427,7 @@ class Follower:
     def unmap(self) -> None:
         """Release what is mapped. From any thread: a read under way finds its place again through the index."""
         self._next_offset = -1
+        self.ahead = []  # another list: the old one may be in use
         self._data = memoryview(b"")
         self._frame = None
 
@@ -433,15 +443,28 @@ class Follower:
         frame, self._data = self._view.locate(offset)
         return self._keep(frame)
 
-    def record(self, offset: int) -> Record:
-        """Return the message at the offset; raises like `Log.read`, or Removed if compaction has removed it."""
-        if offset == self._next_offset:
+    def record(self, offset: int, readable: int = 1) -> Record:
+        """Return the message at the offset; raises like `Log.read`, or Removed if compaction has removed it.
+
+        So many messages are `readable` from there on, and may be read ahead.
+        """
+        ahead = self.ahead
+        if ahead:
+            taken = self._taken_ahead(ahead, offset)
+            if taken is not None:
+                return taken
+        if offset == self._next_offset and readable > 1:
+            ahead = self._read_ahead(offset, readable)
+            if ahead:
+                return ahead.pop()
+        elif offset == self._next_offset:
             found = read_single(self._data, self._next_position, self._prefix)
             if found is not None and found[0].offset == offset:
                 record, self._next_position = found
                 self._next_offset = offset + 1
                 return record
         elif 0 <= self._next_offset < offset <= self._next_offset + _NEAR:
+            self._stretch = 1
             at = skip_to(self._data, self._next_position, self._prefix, offset)
             found = None if at is None else read_single(self._data, at, self._prefix)
             if found is not None and found[0].offset == offset:
@@ -455,20 +478,40 @@ class Follower:
             return self._in_sparse(frame, offset)
         return self._records[offset - frame.base_offset]
 
+    def _read_ahead(self, offset: int, readable: int) -> list[Record]:
+        """Read the messages from the next position on, the first of which has this offset; [] if that is no single."""
+        most = min(self._stretch, readable)
+        position = self._next_position
+        records, self._next_position = read_singles(self._data, position, self._prefix, offset, most)
+        self._next_offset = offset + len(records)
+        room = _MOST_AHEAD_BYTES * len(records) // max(self._next_position - position, 1)
+        self._stretch = max(min(2 * self._stretch, _MOST_AHEAD, room), 1)
+        records.reverse()
+        self.ahead = records
+        return records
+
+    def _taken_ahead(self, ahead: list[Record], offset: int) -> Record | None:
+        """Return the message if it was read ahead, and forget those before it; None if it was not."""
+        at = ahead[0].offset - offset
+        if 0 <= at < len(ahead):
+            del ahead[at + 1 :]
+            return ahead.pop()
+        if at < 0:
+            self.ahead = []
+        return None
+
     def records(self, start: int, stop: int) -> list[Record]:
         """Return the messages in [start, stop) that still exist."""
         found: list[Record] = []
         self.plain = True
         while start < stop:
-            if start == self._next_offset:
-                single = read_single(self._data, self._next_position, self._prefix)
-                if single is not None and single[0].offset == start:
-                    record, self._next_position = single
-                    if record.flags or record.expires_at_ms:
-                        self.plain = False
-                    found.append(record)
-                    start = self._next_offset = start + 1
-                    continue
+            singles = self._singles(start, stop)
+            if singles:
+                if self.plain and [None for record in singles if record.flags or record.expires_at_ms]:
+                    self.plain = False
+                found += singles
+                start += len(singles)
+                continue
             frame = self.frame(start)
             if not self._records:
                 self._records = frame.records()
@@ -481,6 +524,21 @@ class Follower:
                 found += self._records[start - base : stop - base]
             start = min(frame.next_offset, stop)
         return found
+
+    def _singles(self, start: int, stop: int) -> list[Record]:
+        """Return messages from `start` on that were read ahead, or else that have frames of their own."""
+        ahead = self.ahead
+        if ahead and 0 <= (at := ahead[0].offset - start) < len(ahead):
+            below = max(at - (stop - start) + 1, 0)
+            singles = ahead[below : at + 1]
+            del ahead[below:]
+            singles.reverse()
+            return singles
+        if start != self._next_offset:
+            return []
+        singles, self._next_position = read_singles(self._data, self._next_position, self._prefix, start, stop - start)
+        self._next_offset = start + len(singles)
+        return singles
 
     def _in_sparse(self, frame: Frame, offset: int) -> Record:
         records = self._records
@@ -498,6 +556,7 @@ class Follower:
     def _keep(self, frame: Frame) -> Frame:
         self._frame = frame
         self._records = []
+        self._stretch = 1
         self._sparse = frame.is_sparse
         if frame.header.log_id != self._log_id:
             self._log_id = frame.header.log_id

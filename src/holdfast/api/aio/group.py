@@ -23,7 +23,6 @@ from holdfast.api.arguments import (
 )
 from holdfast.api.contents import Body, Contents
 from holdfast.api.drafts import (
-    NO_OPTIONS,
     AsyncStream,
     HeadersLike,
     NewMessage,
@@ -531,13 +530,22 @@ class AsyncQueue(AsyncGroup[Body], Generic[Body]):
             MessageTooLarge: It exceeds the limit in the settings.
             DiskFull: The disk has no room for it.
         """
-        options = (key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
-        if type(body) is bytes and options == NO_OPTIONS and type(priority) is int and codec is None:
+        if (  # one by one: the usual case is the quickest
+            type(body) is bytes and key is None and headers is None and delay is None and at is None and ttl is None
+            and dedup_id is None and correlation_id is None and codec is None and type(priority) is int
+            and not priority
+        ):  # fmt: skip
             plain: Any = body
-            stored = await self._port.put_plain(plain, durability)
+            stored = self._port.put_now(plain, durability)
+            if stored is None:
+                stored = await self._port.put_plain(plain, durability)
             if stored is not None:
                 return stored
-        message = message_of(body, options)
+        message = message_of(body, (key, headers, priority, delay, at, ttl, dedup_id, correlation_id))
+        if delay is None and at is None and dedup_id is None and codec is None:
+            stored = self._port.put_now(b"", durability, message)
+            if stored is not None:
+                return stored
         return (await self._port.put([message], durability, codec))[0]
 
     async def put_many(

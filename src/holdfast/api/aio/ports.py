@@ -423,6 +423,9 @@ class AsyncGroupPort(Protocol):
 
     # Publishing
 
+    def put_now(self, body: Any, durability: Durability | None, message: NewMessage | None = None, /) -> Stored | None:
+        """Store plain bytes, or else the message, if that needs no waiting; otherwise return None."""
+
     async def put_plain(self, body: bytes, durability: Durability | None) -> Stored | None:
         """Store a message without options on the fast path; returns None if that is not possible."""
 

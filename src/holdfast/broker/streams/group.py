@@ -73,6 +73,11 @@ class PartitionWakeup(Waiters):
         self.partition = partition
         self.line: Waiters | None = None
 
+    def follow(self, line: Waiters | None) -> None:
+        """Wake this line from now on; None if there is none."""
+        self.line = line
+        self.standing = [] if line is None else line.standing
+
     def __bool__(self) -> bool:
         return bool(self.line)
 
@@ -232,7 +237,7 @@ class StreamGroup:
             if wakeup is None or wakeup.partition is not partition:
                 wakeup = self._wakeups[place] = PartitionWakeup(partition)
                 partition.lines.append(wakeup)
-            wakeup.line = line
+            wakeup.follow(line)
             self._begin(topic, "earliest")
             return topic, partition, self.committed(topic, place[1]) or 0
 
@@ -241,7 +246,7 @@ class StreamGroup:
         with self.lock:
             wakeup = self._wakeups.get(place)
             if wakeup is not None and wakeup.line is line:
-                wakeup.line = None
+                wakeup.follow(None)
 
     def changed(self, version: int) -> bool:
         """Whether members should send a heartbeat: something changed since this version, or a topic has grown."""

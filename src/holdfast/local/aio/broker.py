@@ -180,6 +180,9 @@ class AsyncLocalBrokerPort(LocalBroker):
             if not began_ns:
                 return None
             number = publisher.turn(partition)
+            stored = publisher.put_now(body, durability, None, number)
+            if stored is not None:
+                return stored
             appended = await publisher.log(number).append_one_async(body, durability)
             return publisher.plain_stored(number, body, appended, began_ns)
 

@@ -266,6 +266,8 @@ class AsyncLocalGroupPort(LocalGroup):
 
     async def put_plain(self, body: bytes, durability: Durability | None) -> Stored | None:
         """Store a message without options on the fast path; returns None if that is not possible."""
+        if self.view_closed:
+            self.check_open()
         publisher = self.publisher
         began_ns = publisher.plain_since()
         if not began_ns:

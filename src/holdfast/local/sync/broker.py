@@ -134,6 +134,9 @@ class LocalBrokerPort(LocalBroker):
             if not began_ns:
                 return None
             number = publisher.turn(partition)
+            stored = publisher.put_now(body, durability, None, number)
+            if stored is not None:
+                return stored
             appended = publisher.log(number).append_one(body, durability)
             return publisher.plain_stored(number, body, appended, began_ns)
 

@@ -261,6 +261,8 @@ class LocalGroupPort(LocalGroup):
 
     def put_plain(self, body: bytes, durability: Durability | None) -> Stored | None:
         """Store a message without options on the fast path; returns None if that is not possible."""
+        if self.view_closed:
+            self.check_open()
         publisher = self.publisher
         began_ns = publisher.plain_since()
         if not began_ns:
