@@ -326,7 +326,7 @@ def test_what_is_packed_and_not_trimmed_yet_is_told_once():
     place = Place(segment_bytes=4096)
     worked_through(place, 100)
     journal = place.q._port.deliveries[0].journal
-    journal.past.keep(journal.log.end, end=100)
+    journal.past.keep(journal.log.end, end=100, pack=True)
     assert journal.log.start == 0
     assert pasts(place)
     assert names(place.q.history(f"{place.q.name}-0-0")) == ["published", "leased", "acked"]

@@ -12,8 +12,8 @@ import pytest
 from holdfast.broker.check.folder import check_folder
 from holdfast.broker.dead_letters import DeadLetterLog
 from holdfast.broker.sampler import EVERY_S, QueueSampler
-from holdfast.broker.samples import LONGEST_S, SAMPLES, TOTAL, Sample, SampleStore, ring_for
-from holdfast.codec.samples import HEADER_BYTES, RINGS, SERIES_BYTES, SeriesKey, Slot, file_header
+from holdfast.broker.samples import SAMPLES, TOTAL, Sample, SampleStore, ring_for
+from holdfast.codec.samples import HEADER_BYTES, LONGEST_S, RINGS, SERIES_BYTES, SeriesKey, Slot, file_header
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from tests.unit.brokers import FOLDER, Place, taken

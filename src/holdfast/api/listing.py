@@ -97,8 +97,8 @@ def fingerprint(error: str) -> str:
 def no_letter(letter_id: str) -> InvalidRequest:
     """Return the error for an id of no dead letter."""
     return InvalidRequest(
-        f"there is no dead letter {letter_id}; it may have been redriven or purged. `queue.dead.list()` shows those "
-        "that are left"
+        f"there is no dead letter {letter_id}; it may have been redriven or purged. `queue.dead.list()` or `holdfast "
+        "dead ls` shows those that are left"
     )
 
 

@@ -482,8 +482,10 @@ class AsyncBroker(Face):
         """
         if not isinstance(name, str):
             raise InvalidRequest(f"a worker's name is text, not {type(name).__name__}")
-        if order not in get_args(Order):
-            raise InvalidRequest(f"order={order!r} cannot be used: give one of {', '.join(get_args(Order))}")
+        from holdfast.broker.workers import Order as Orders  # for this call only
+
+        if order not in get_args(Orders):
+            raise InvalidRequest(f"order={order!r} cannot be used: give one of {', '.join(get_args(Orders))}")
         return await self._port.order_worker(name, order)
 
     async def delete_group(self, name: str, topic: str | None = None) -> None:

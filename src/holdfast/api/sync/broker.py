@@ -479,8 +479,10 @@ class Broker(Face):
         """
         if not isinstance(name, str):
             raise InvalidRequest(f"a worker's name is text, not {type(name).__name__}")
-        if order not in get_args(Order):
-            raise InvalidRequest(f"order={order!r} cannot be used: give one of {', '.join(get_args(Order))}")
+        from holdfast.broker.workers import Order as Orders  # for this call only
+
+        if order not in get_args(Orders):
+            raise InvalidRequest(f"order={order!r} cannot be used: give one of {', '.join(get_args(Orders))}")
         return self._port.order_worker(name, order)
 
     def delete_group(self, name: str, topic: str | None = None) -> None:

@@ -14,7 +14,7 @@ import holdfast
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents, MessageFields, PartitionHome, record_of
 from holdfast.api.drafts import moment_at, to_datetime
-from holdfast.api.listing import DeadLetter, Found, Listed, PhaseName, until_ms_of
+from holdfast.api.listing import DeadLetter, Found, Listed, PhaseName, no_letter, until_ms_of
 from holdfast.api.ports import port_of
 from holdfast.api.search import MOST_FOUND, SearchHit, SearchPage
 from holdfast.api.sync.message import taken_of
@@ -281,10 +281,7 @@ def dead_id(group: holdfast.Group[bytes], message_id: str) -> str:
         return group.dead.show(message_id).id
     found: str | None = port_of(group).letter_id_of(message_id)
     if found is None:
-        raise InvalidRequest(
-            f"there is no dead letter of {message_id}; it may have been redriven or purged. List those that are left "
-            "with `holdfast dead ls`"
-        )
+        raise no_letter(f"of {message_id}")
     return found
 
 
