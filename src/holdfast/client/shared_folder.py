@@ -13,7 +13,7 @@ import msgspec
 from holdfast.broker.engine import folder_path
 from holdfast.broker.folder.layout import OWNER_SOCKET, is_store, topic_for
 from holdfast.env import close_in_children, end_at_exit, real_world
-from holdfast.env.process import no_fork
+from holdfast.env.process import load_before_fork, no_fork
 from holdfast.env.sockets import (
     absolute,
     answers_at,
@@ -79,10 +79,13 @@ class Sharing:
         self._serving = _Serving(audit, tokens_problem)
         # A weak reference, so that an owner that is no longer used can be freed.
         reference = weakref.ref(engine, lambda _: hang_up(listening))
+        import concurrent.futures.thread  # noqa: F401  now: Python refuses to load it once the main thread has returned
+
         self._thread = threading.Thread(
             target=_wait, args=(reference, listening, self._serving), name="holdfast-owner", daemon=True
         )
         close_in_children(self)
+        load_before_fork(_load_for_children)
         end_at_exit(self)
         self._thread.start()
 
@@ -191,8 +194,6 @@ def _load_server() -> None:
 def _wait(reference: weakref.ref[BrokerEngine], listening: Any, serving: _Serving) -> None:
     """Until somebody calls, and then serve; or until there is nobody who owns the folder."""
     try:
-        with no_fork():  # now: Python refuses to load it once the main thread has returned
-            import concurrent.futures.thread  # noqa: F401
         called = someone_calls(listening)
         engine = reference()
         if called and engine is not None and not serving.over:
@@ -316,6 +317,18 @@ def open_shared(
         else:
             share(port.engine)
             return port, None
+
+
+def _load_for_children() -> None:
+    """Import what a forked child needs to become a client of this process."""
+    import asyncio  # noqa: F401
+
+    import holdfast.client.address
+    import holdfast.local.aio.broker
+    import holdfast.remote.aio.group
+    import holdfast.remote.sync.group  # noqa: F401
+
+    load_client()
 
 
 def load_client() -> None:

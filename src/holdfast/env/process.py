@@ -114,8 +114,20 @@ def _renew_imports() -> None:
     _imports = threading.RLock()
 
 
+# Threads of other libraries import, too, and cannot be asked to wait. What the child will need of their modules is
+# therefore loaded before the fork, which waits for whoever is loading the same.
+_loads: set[Callable[[], None]] = set()
+
+
+def load_before_fork(load: Callable[[], None]) -> None:
+    """Have this called before every fork from now on. It imports modules, so only the first time takes long."""
+    _loads.add(load)
+
+
 def _wait_for_imports() -> None:
     _imports.acquire()
+    for load in list(_loads):
+        load()
 
 
 def _allow_imports() -> None:
