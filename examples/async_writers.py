@@ -8,9 +8,10 @@ The disk's counter of syncs comes from a disk that counts; everything else is th
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import tempfile
 import time
+
+import msgspec
 
 from holdfast.env import File, RealDisk, real_world
 from holdfast.storage import Log
@@ -48,7 +49,7 @@ async def write_all(log: Log) -> None:
 
 with tempfile.TemporaryDirectory() as temporary:
     disk = CountingDisk()
-    with Log.open(f"{temporary}/shared", world=dataclasses.replace(real_world(), disk=disk)) as shared:
+    with Log.open(f"{temporary}/shared", world=msgspec.structs.replace(real_world(), disk=disk)) as shared:
         before, start = disk.syncs, time.perf_counter()
         asyncio.run(write_all(shared))
         seconds, syncs = time.perf_counter() - start, disk.syncs - before

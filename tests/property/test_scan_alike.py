@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -71,7 +72,7 @@ def _managed(log: Log, world: World, verb: str, number: int) -> Log:
 
 def _found(world: World) -> dict[str, Any]:
     state = LogState.open(world.disk, FOLDER, write=False)
-    findings = vars(scanning.examine(world, FOLDER, state, index_bytes=512, everything=True))
+    findings = msgspec.structs.asdict(scanning.examine(world, FOLDER, state, index_bytes=512, everything=True))
     shown = {name: repr(value) for name, value in findings.items() if name not in ("epochs", "indexes", "scanned")}
     for base, index in findings["indexes"].items():
         shown[f"index {base}"] = index.encode(7)

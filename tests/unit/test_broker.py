@@ -623,7 +623,7 @@ def test_a_closed_view_of_a_queue_stores_nothing(tmp_path, durability):
         closed.put(b"b", key="k")
         closed.close()
         for options in ({}, {"key": "k"}, {"ttl": 5}):
-            with pytest.raises(Closed, match="take it anew"):
+            with pytest.raises(Closed, match="get it again"):
                 closed.put(b"c", **options)
         assert other.qsize() == 2
 
