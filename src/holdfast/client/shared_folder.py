@@ -137,13 +137,12 @@ class _Serving:
 
     def run(self, engine: BrokerEngine, listening: Any) -> None:
         """Serve until it is asked to end."""
-        import asyncio
-
         with no_fork():
+            import asyncio
+
             from holdfast.server.server import event_loop
 
             make_loop = event_loop()
-            _load_server()
         with asyncio.Runner(loop_factory=make_loop) as runner:
             self._loop = runner.get_loop()
             runner.run(self._serve(engine, listening))
@@ -151,9 +150,22 @@ class _Serving:
     async def _serve(self, engine: BrokerEngine, listening: Any) -> None:
         import asyncio
 
+        from holdfast.env.threads import DaemonThreads
+
+        self._ending = asyncio.Event()
+        asyncio.get_running_loop().set_default_executor(DaemonThreads())  # works also when the main thread has returned
+        with no_fork():
+            self._server = server = self._make_server(engine)
+        await server.http.listen_on(listening)
+        if not self.over:  # it may have ended before there was anything to tell
+            await self._ending.wait()
+        await server.drain()
+
+    def _make_server(self, engine: BrokerEngine) -> Server:
+        import hmac  # noqa: F401  of receipts: here, where no fork comes in between
+
         from holdfast.client.spark_commits import routes
         from holdfast.env.process import descriptor_limit
-        from holdfast.env.threads import DaemonThreads
         from holdfast.local.aio.broker import AsyncLocalBrokerPort
         from holdfast.server.audit import CallAuditor
         from holdfast.server.console import console_routes
@@ -162,8 +174,6 @@ class _Serving:
         from holdfast.server.server import Server
         from holdfast.settings import ServerSettings
 
-        self._ending = asyncio.Event()
-        asyncio.get_running_loop().set_default_executor(DaemonThreads())  # works also when the main thread has returned
         settings = ServerSettings(
             drain_ms=_DRAIN_MS,
             max_request_bytes=1 << 30,
@@ -173,22 +183,10 @@ class _Serving:
         )
         auditor = None if self._audit is None else CallAuditor(self._audit)
         pages = console_routes(self._audit)  # for `holdfast ui`, beside the owner
-        self._server = server = Server(
-            engine.world, AsyncLocalBrokerPort(engine), settings, auditor=auditor, more=[routes, *pages]
-        )
+        server = Server(engine.world, AsyncLocalBrokerPort(engine), settings, auditor=auditor, more=[routes, *pages])
         server.service.tokens_problem = self._tokens_problem
         server.app.error_page = error_page
-        await server.http.listen_on(listening)
-        if not self.over:  # it may have ended before there was anything to tell
-            await self._ending.wait()
-        await server.drain()
-
-
-def _load_server() -> None:
-    """Import what only an owner that serves others needs."""
-    import holdfast.client.spark_commits
-    import holdfast.server.audit
-    import holdfast.server.console.rendering  # noqa: F401
+        return server
 
 
 def _wait(reference: weakref.ref[BrokerEngine], listening: Any, serving: _Serving) -> None:
