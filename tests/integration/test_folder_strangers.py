@@ -75,7 +75,7 @@ OPENER = (
 import sys, tempfile
 import holdfast
 with tempfile.TemporaryDirectory() as warm:  # what is loaded late might not be readable for a stranger
-    with holdfast.open(warm + "/q", share=False) as queue:
+    with holdfast.open(warm + "/q") as queue:
         queue.put(b"x")
         queue.get(timeout=1).ack()
     try:
