@@ -61,6 +61,7 @@ def test_a_place_is_shown_without_its_password():
 
 
 def test_a_server_that_does_not_answer_may_be_tried_again_and_is_no_mistake_of_the_caller(cache):
+    pytest.importorskip("psycopg")
     with pytest.raises(HoldfastError) as caught:
         open_store(parse_place("postgresql://127.0.0.1:1/db/x"))
     assert not isinstance(caught.value, InvalidRequest)
