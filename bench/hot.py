@@ -7,24 +7,18 @@ compare two versions, run them in turn: `PYTHONPATH=OLD/src python -m bench.hot`
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
-import re
 import signal
-import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from rich.console import Console
-from rich.table import Table
+from typing import Any
 
 import holdfast
+from bench.goals import Figures, Goal, Sample, run
 from holdfast.settings import BrokerSettings
 
 _BODY = os.urandom(100)
@@ -32,19 +26,6 @@ _COUNT = 5_000
 _MANY = 100
 _THREADS = 16
 _TOPICS = 500
-
-Figures = dict[str, float]
-Sample = Callable[[Path], Figures]
-
-
-class Goal(NamedTuple):
-    """A limit of a figure. Rates should be above it, all else below."""
-
-    figure: float
-    unit: str = "µs"
-
-    def reached(self, found: float) -> bool:
-        return found >= self.figure if self.unit == "k/s" else found <= self.figure
 
 
 GOALS = {
@@ -326,39 +307,9 @@ SAMPLES: dict[str, Sample] = {
 }
 
 
-def measure(only: str, rounds: int, folder: Path) -> dict[str, list[float]]:
-    """Every figure of every round. Samples take turns, so that a busy moment does not hit one of them alone."""
-    found: dict[str, list[float]] = {}
-    for _ in range(rounds):
-        for name, sample in SAMPLES.items():
-            if re.search(only, name):
-                with tempfile.TemporaryDirectory(dir=folder) as place:
-                    for figure, value in sample(Path(place)).items():
-                        found.setdefault(figure, []).append(value)
-    return found
-
-
-def _row(name: str, found: list[float]) -> list[str]:
-    goal = GOALS[name]
-    best = max(found) if goal.unit == "k/s" else min(found)
-    sign = "≥" if goal.unit == "k/s" else "≤"
-    digits = 0 if best >= 100 else 2
-    verdict = "" if goal.reached(best) else "not reached"
-    middle = statistics.median(found)
-    return [name, f"{best:.{digits}f}", f"{middle:.{digits}f}", goal.unit, f"{sign} {goal.figure:g}", verdict]
-
-
 def main() -> None:
     """Measure the CPU time of each verb and show it beside its goal."""
-    parser = argparse.ArgumentParser(prog="python -m bench.hot", description=main.__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", help=f"A pattern; the samples are: {', '.join(SAMPLES)}.")
-    parser.add_argument("--dir", type=Path, default=Path(), help="Where to make the data folders.")
-    given = parser.parse_args()
-    table = Table("operation", "best", "median", "", "goal", "")
-    for name, found in measure(given.only, given.rounds, given.dir).items():
-        table.add_row(*_row(name, found))
-    Console(width=120).print(table)
+    run("bench.hot", "Measure the CPU time of each verb and show it beside its goal.", SAMPLES, GOALS)
 
 
 if __name__ == "__main__":

@@ -8,25 +8,19 @@ versions, run them in turn: `PYTHONPATH=OLD/src python -m bench.wire`, then the 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
-import re
 import selectors
 import socket
-import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from rich.console import Console
-from rich.table import Table
+from typing import Any
 
 import holdfast
+from bench.goals import Figures, Goal, Sample, run
 from bench.operations.latency import quantile, wake_up_in_time
 from bench.programs import missing_programs
 from bench.queues import Queue
@@ -42,20 +36,6 @@ _MANY = 100
 _RATE = 1_000
 _SECONDS = 3
 _QUEUE = "/v1/queues/jobs"
-
-Figures = dict[str, float]
-
-
-class Goal(NamedTuple):
-    """A limit of a figure. Rates should be above it, all else below."""
-
-    figure: float | None
-    unit: str = "µs"
-
-    def reached(self, found: float) -> bool:
-        if self.figure is None:
-            return True
-        return found >= self.figure if self.unit == "/s" else found <= self.figure
 
 
 GOALS = {
@@ -407,7 +387,7 @@ def _peer(kind: type[Queue], folder: Path) -> Figures:
 
 PEERS: tuple[type[Queue], ...] = (RedisStream, Beanstalkd, NatsJetStream)
 
-SAMPLES: dict[str, Callable[[Path], Figures]] = {
+SAMPLES: dict[str, Sample] = {
     "raw": _raw,
     "threads": _threads,
     "tasks": _tasks,
@@ -421,40 +401,10 @@ SAMPLES: dict[str, Callable[[Path], Figures]] = {
 }
 
 
-def measure(only: str, rounds: int, folder: Path) -> dict[str, list[float]]:
-    """Every figure of every round. Samples take turns, so that a busy moment does not hit one of them alone."""
-    found: dict[str, list[float]] = {}
-    for _ in range(rounds):
-        for name, sample in SAMPLES.items():
-            if re.search(only, name):
-                with tempfile.TemporaryDirectory(dir=folder) as place:
-                    for figure, value in sample(Path(place)).items():
-                        found.setdefault(figure, []).append(value)
-    return found
-
-
-def _row(name: str, found: list[float]) -> list[str]:
-    goal = GOALS.get(name, Goal(None, "/s"))
-    rate = goal.unit == "/s"
-    best = max(found) if rate else min(found)
-    digits = 0 if best >= 100 else 2
-    wanted = "" if goal.figure is None else f"{'≥' if rate else '≤'} {goal.figure:,g}"
-    verdict = "" if goal.reached(best) else "not reached"
-    return [name, f"{best:,.{digits}f}", f"{statistics.median(found):,.{digits}f}", goal.unit, wanted, verdict]
-
-
 def main() -> None:
     """Measure what calls to the server cost, and show it beside the goals."""
-    parser = argparse.ArgumentParser(prog="python -m bench.wire", description=main.__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", help=f"a pattern; the samples are: {', '.join(SAMPLES)}")
-    parser.add_argument("--dir", type=Path, default=Path(), help="where to make the data folders")
-    given = parser.parse_args()
     keep_apart()
-    table = Table("operation", "best", "median", "", "goal", "")
-    for name, found in measure(given.only, given.rounds, given.dir).items():
-        table.add_row(*_row(name, found))
-    Console(width=120).print(table)
+    run("bench.wire", "Measure what calls to the server cost, and show it beside the goals.", SAMPLES, GOALS)
 
 
 if __name__ == "__main__":

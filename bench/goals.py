@@ -1,0 +1,66 @@
+"""Samples that are measured in turn, and shown beside their goals: what `bench.hot` and `bench.wire` share."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+Figures = dict[str, float]
+Sample = Callable[[Path], Figures]
+
+
+class Goal(NamedTuple):
+    """A limit of a figure. Rates should be above it, all else below; without a limit, the figure is only shown."""
+
+    figure: float | None
+    unit: str = "µs"
+
+    @property
+    def is_rate(self) -> bool:
+        return self.unit.endswith("/s")
+
+    def reached(self, found: float) -> bool:
+        if self.figure is None:
+            return True
+        return found >= self.figure if self.is_rate else found <= self.figure
+
+
+def run(program: str, about: str, samples: Mapping[str, Sample], goals: Mapping[str, Goal]) -> None:
+    """Measure as the command line asks for, and print a table. A figure without a goal is a rate a second."""
+    parser = argparse.ArgumentParser(prog=f"python -m {program}", description=about)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help=f"a pattern; the samples are: {', '.join(samples)}")
+    parser.add_argument("--dir", type=Path, default=Path(), help="where to make the data folders")
+    given = parser.parse_args()
+    table = Table("operation", "best", "median", "", "goal", "")
+    for name, found in _measured(samples, given.only, given.rounds, given.dir).items():
+        table.add_row(*_row(name, goals.get(name, Goal(None, "/s")), found))
+    Console(width=120).print(table)
+
+
+def _measured(samples: Mapping[str, Sample], only: str, rounds: int, folder: Path) -> dict[str, list[float]]:
+    """Every figure of every round. Samples take turns, so that a busy moment does not hit one of them alone."""
+    found: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        for name, sample in samples.items():
+            if re.search(only, name):
+                with tempfile.TemporaryDirectory(dir=folder) as place:
+                    for figure, value in sample(Path(place)).items():
+                        found.setdefault(figure, []).append(value)
+    return found
+
+
+def _row(name: str, goal: Goal, found: list[float]) -> list[str]:
+    best = max(found) if goal.is_rate else min(found)
+    digits = 0 if best >= 100 else 2
+    wanted = "" if goal.figure is None else f"{'≥' if goal.is_rate else '≤'} {goal.figure:,g}"
+    verdict = "" if goal.reached(best) else "not reached"
+    return [name, f"{best:,.{digits}f}", f"{statistics.median(found):,.{digits}f}", goal.unit, wanted, verdict]
