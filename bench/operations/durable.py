@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import cast
 
 from bench.harness import Case, Operation, Timed
-from bench.operations.puts import opened, peer_case, repeated
+from bench.operations.puts import opened, peer_case, put_from_threads, repeated
 from bench.peers import DURABLE, Peer
 from bench.peers.ours import HoldfastSynced
 from bench.scale import Scale, passes_that_fill
@@ -31,7 +30,11 @@ _PASS_MESSAGES = 20
 def cases(scale: Scale) -> list[Case]:
     """Everybody whose put syncs."""
     alone = [peer_case(ALONE, peer, partial(_alone, peer, scale)) for peer in DURABLE]
-    threads = [peer_case(THREADS, peer, partial(_threads, peer, scale)) for peer in DURABLE if peer.threads]
+    threads = [
+        peer_case(THREADS, peer, partial(put_from_threads, peer, scale, scale.callers))
+        for peer in DURABLE
+        if peer.threads
+    ]
     return alone + threads + _task_cases(scale)
 
 
@@ -58,42 +61,6 @@ def _alone(peer: type[Peer], scale: Scale, folder: Path) -> Iterator[Timed]:
     bodies = scale.bodies(_PASS_MESSAGES)
     with opened(peer, scale, folder) as queue:
         yield repeated(lambda: queue.put_each(bodies), scale, _PASS_MESSAGES)
-
-
-@contextmanager
-def _threads(peer: type[Peer], scale: Scale, folder: Path) -> Iterator[Timed]:
-    (body,) = scale.bodies(1)
-    with opened(peer, scale, folder) as queue, ThreadPoolExecutor(scale.callers) as pool:
-
-        def warm_up() -> None:
-            _start_threads(pool, queue, body, scale.callers, 2)()
-
-        each = 2 * passes_that_fill(warm_up, scale, 2 * scale.callers)
-        yield _start_threads(pool, queue, body, scale.callers, each)
-
-
-def _start_threads(pool: ThreadPoolExecutor, queue: Peer, body: bytes, callers: int, each: int) -> Timed:
-    """Threads that have put once and stand ready; the answer lets them run and waits for them."""
-    ready, go = threading.Barrier(callers + 1), threading.Event()
-
-    def caller() -> None:
-        queue.put(body)
-        ready.wait()
-        go.wait()
-        put = queue.put
-        for _ in range(each):
-            put(body)
-
-    running: list[Future[None]] = [pool.submit(caller) for _ in range(callers)]
-    ready.wait(timeout=60)
-
-    def timed() -> int:
-        go.set()
-        for future in running:
-            future.result()
-        return callers * each
-
-    return timed
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from bench.peers.ours import Holdfast, HoldfastSynced
 from bench.peers.persist_queue import PersistQueueFile, PersistQueueSqlite
 from bench.peers.queuelib_disk import QueuelibFifo
 from bench.peers.raw_log import RawLog, RawLogSynced, RawMap
+from bench.peers.rocksdict_by_hand import RocksdictLog
 from bench.peers.sqlite_by_hand import SqliteFull, SqliteNormal
 
 # Ours first, so that it is neither favoured nor hurt by the place in a round changing with who is installed.
@@ -16,6 +17,7 @@ OS_CLASS: tuple[type[Peer], ...] = (
     RawMap,
     QueuelibFifo,
     LmdbNoSync,
+    RocksdictLog,
     SqliteNormal,
     Litequeue,
     PersistQueueFile,

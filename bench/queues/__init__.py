@@ -12,6 +12,7 @@ from bench.queues.postgres_skip_locked import PostgresSkipLocked
 from bench.queues.queuelib_disk import QueuelibQueue
 from bench.queues.rabbitmq import RabbitMq
 from bench.queues.redis_stream import RedisStream, RedisStreamSynced
+from bench.queues.rocksdict_by_hand import RocksdictQueue
 from bench.queues.sqlite_by_hand import SqliteClaimed, SqliteClaimedSynced
 
 # Ours first, as among the peers.
@@ -22,6 +23,7 @@ QUEUES: tuple[type[Queue], ...] = (
     QueuelibQueue,
     LmdbQueue,
     LmdbQueueSynced,
+    RocksdictQueue,
     SqliteClaimed,
     SqliteClaimedSynced,
     LitequeueQueue,
