@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import holdfast
+from holdfast.api import port_of
 from holdfast.api.bodies import Bodies
 from holdfast.api.drafts import parse_duration
-from holdfast.api.ports import port_of
 from holdfast.api.topics import topic_settings
 from holdfast.broker.folder.layout import (
     DEAD_SUFFIX,

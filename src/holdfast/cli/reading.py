@@ -13,8 +13,8 @@ from itertools import islice
 from typing import Final
 
 import holdfast
+from holdfast.api import port_of
 from holdfast.api.drafts import instant_ns, parse_duration, parse_instant
-from holdfast.api.ports import port_of
 from holdfast.api.topics import PartitionInfo
 from holdfast.broker.folder.contents import Catalog
 from holdfast.broker.folder.layout import partition_folder, topic_folder

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from holdfast.api import Face
 from holdfast.api.aio.consumer import AsyncConsumer
 from holdfast.api.aio.group import AsyncGroup, AsyncQueue
 from holdfast.api.aio.message import AsyncDocuments, AsyncLocks
@@ -27,7 +28,6 @@ from holdfast.api.drafts import (
     message_of,
     stream_options,
 )
-from holdfast.api.ports import Face
 from holdfast.api.search import SearchPage, check_search_request
 from holdfast.api.topics import (
     GroupInfo,

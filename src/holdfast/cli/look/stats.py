@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
+from holdfast.api import port_of
 from holdfast.api.drafts import parse_duration, to_datetime
-from holdfast.api.ports import port_of
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.inspect.status import GroupStanding, TopicStanding
 from holdfast.broker.samples import Line, Samples, line_of, peak_of, squeezed, top_of

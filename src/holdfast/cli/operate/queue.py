@@ -11,9 +11,9 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 
 import holdfast
+from holdfast.api import port_of
 from holdfast.api.drafts import parse_instant
 from holdfast.api.listing import DeadGroup
-from holdfast.api.ports import port_of
 from holdfast.api.sync.message import DeadLetters
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_name
 from holdfast.broker.group import Compacted

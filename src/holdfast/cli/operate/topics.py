@@ -9,8 +9,8 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 
 import holdfast
+from holdfast.api import port_of
 from holdfast.api.drafts import to_datetime
-from holdfast.api.ports import port_of
 from holdfast.broker.folder.layout import QUERIES, check_name, check_topic_name
 from holdfast.broker.inspect.status import GroupStanding, TopicStanding
 from holdfast.broker.streams.queries import list_queries, remove_queries

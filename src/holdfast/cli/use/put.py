@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Literal, Name
 import msgspec
 
 import holdfast
+from holdfast.api import port_of
 from holdfast.api.drafts import NewMessage, parse_duration, parse_instant
-from holdfast.api.ports import port_of
 from holdfast.cli.opening import (
     WAIT,
     AsJson,
