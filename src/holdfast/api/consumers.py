@@ -9,8 +9,8 @@ from typing import Any, Final, Generic, Literal, TypeAlias
 
 import msgspec
 
-from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Body, Home, MessageFields, PartitionHome
+from holdfast.api.drafts import Bodies
 from holdfast.broker.folder.layout import check_name, check_topic_name
 from holdfast.env.later import asyncio
 from holdfast.errors import InvalidRequest

@@ -11,9 +11,8 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import msgspec
 
-from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Body, Contents, Home
-from holdfast.api.drafts import moment_at, to_datetime
+from holdfast.api.drafts import Bodies, moment_at, to_datetime
 from holdfast.broker.folder.layout import DEAD_SUFFIX, message_id
 from holdfast.broker.messages import CORRELATION_ID, DeadNote, mark
 from holdfast.broker.tracing.log import TraceStep

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Ty
 
 import holdfast
 from holdfast.api import port_of
-from holdfast.api.bodies import Bodies
-from holdfast.api.drafts import parse_duration
+from holdfast.api.drafts import Bodies, parse_duration
 from holdfast.api.topics import topic_settings
 from holdfast.broker.folder.layout import (
     DEAD_SUFFIX,

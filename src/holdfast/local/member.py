@@ -10,7 +10,6 @@ from weakref import WeakMethod
 
 import msgspec
 
-from holdfast.api.bodies import Bodies
 from holdfast.api.consumers import (
     ConsumedPartition,
     Listener,
@@ -20,7 +19,7 @@ from holdfast.api.consumers import (
     chosen_partitions,
 )
 from holdfast.api.contents import record_of
-from holdfast.api.drafts import instant_ns
+from holdfast.api.drafts import Bodies, instant_ns
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.messages import MOVED, is_for
 from holdfast.broker.partition import Partition

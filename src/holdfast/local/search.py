@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from holdfast.api.bodies import Bodies
+from holdfast.api.drafts import Bodies
 from holdfast.api.listing import DeadLetter, Listed, Waiting, as_expressions_see, note_of
 from holdfast.api.search import SearchedQueue, SearchHit, SearchPage, SearchTerms, parse_search
 from holdfast.broker.delivery import Delivery

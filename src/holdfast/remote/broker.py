@@ -11,9 +11,8 @@ from weakref import WeakSet
 import msgspec
 
 from holdfast.api.arguments import Question, moment_ns
-from holdfast.api.bodies import Bodies
 from holdfast.api.consumers import ConsumedPartition, MemberRequest, StreamHome, StreamMessage
-from holdfast.api.drafts import instant_ns, to_datetime
+from holdfast.api.drafts import Bodies, instant_ns, to_datetime
 from holdfast.api.locks import Lock
 from holdfast.broker.folder.layout import parse_message_id
 from holdfast.broker.messages import DELAYED_ID

@@ -11,8 +11,7 @@ from queue import Empty as NothingThere
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from holdfast.api.bodies import Bodies
-from holdfast.api.drafts import NewMessage, PublishRequest
+from holdfast.api.drafts import Bodies, NewMessage, PublishRequest
 from holdfast.broker.folder.layout import DEFAULT_TOPIC
 from holdfast.broker.messages import TEXT_KEY, Draft, Place, check_partition
 from holdfast.broker.producers import ProducerId

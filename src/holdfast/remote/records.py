@@ -9,11 +9,11 @@ from typing import Any, BinaryIO, Final, cast
 
 import msgspec
 
-from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import (
     PIECE_BYTES,
     AsyncStream,
+    Bodies,
     PublishRequest,
     Stored,
     StreamRequest,

@@ -13,11 +13,11 @@ from holdfast.api.aio.message import AsyncDocuments, AsyncLocks
 from holdfast.api.aio.opening import AsyncOpening
 from holdfast.api.aio.ports import AsyncBrokerPort
 from holdfast.api.arguments import Question, When, check_id, check_search, span_of, switch
-from holdfast.api.bodies import Bodies, kind_of
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import (
     NO_OPTIONS,
     AsyncStream,
+    Bodies,
     HeadersLike,
     NewMessage,
     PublishRequest,
@@ -25,6 +25,7 @@ from holdfast.api.drafts import (
     Stored,
     StreamRequest,
     Text,
+    kind_of,
     message_of,
     stream_options,
 )

@@ -8,10 +8,9 @@ from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.api.arguments import MessageOutcome, Question, ReceiveRequest
-from holdfast.api.bodies import Bodies
 from holdfast.api.consumers import ConsumedPartition, Listener, MemberRequest, SeekTarget, StreamMessage
 from holdfast.api.contents import Contents, Taken
-from holdfast.api.drafts import NewMessage, PublishRequest, Stored, StreamRequest
+from holdfast.api.drafts import Bodies, NewMessage, PublishRequest, Stored, StreamRequest
 from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Listed, Redriven, Where
 from holdfast.api.locks import Document, KeptLock, Lock, LockInfo, LockRequest
 from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo

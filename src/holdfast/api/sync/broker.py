@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from holdfast.api import Face
 from holdfast.api.arguments import Question, When, check_id, check_search, span_of, switch
-from holdfast.api.bodies import Bodies, kind_of
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import (
     NO_OPTIONS,
+    Bodies,
     HeadersLike,
     NewMessage,
     PublishRequest,
@@ -21,6 +21,7 @@ from holdfast.api.drafts import (
     Stream,
     StreamRequest,
     Text,
+    kind_of,
     message_of,
     stream_options,
 )

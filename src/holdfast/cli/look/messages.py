@@ -12,9 +12,8 @@ from msgspec import to_builtins
 
 import holdfast
 from holdfast.api import port_of
-from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents, MessageFields, PartitionHome, record_of
-from holdfast.api.drafts import moment_at, to_datetime
+from holdfast.api.drafts import Bodies, moment_at, to_datetime
 from holdfast.api.listing import DeadLetter, Found, Listed, PhaseName, no_letter, until_ms_of
 from holdfast.api.search import MOST_FOUND, SearchHit, SearchPage
 from holdfast.api.sync.message import taken_of

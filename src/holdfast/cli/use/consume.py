@@ -15,8 +15,7 @@ from contextlib import closing
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import holdfast
-from holdfast.api.bodies import type_of
-from holdfast.api.drafts import parse_duration, to_datetime
+from holdfast.api.drafts import parse_duration, to_datetime, type_of
 from holdfast.api.topics import to_of
 from holdfast.broker.folder.layout import check_name, check_topic_name
 from holdfast.broker.streams.offsets import To

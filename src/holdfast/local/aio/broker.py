@@ -15,10 +15,9 @@ from holdfast.api.aio.opening import AsyncOpening, aside, aside_while_wanted, op
 from holdfast.api.aio.ports import tell
 from holdfast.api.aio.producer import AsyncProducer
 from holdfast.api.arguments import Question
-from holdfast.api.bodies import Bodies
 from holdfast.api.consumers import MemberRequest, SeekTarget, StreamMessage
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import NewMessage, PublishRequest, Stored, StreamRequest
+from holdfast.api.drafts import Bodies, NewMessage, PublishRequest, Stored, StreamRequest
 from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
 from holdfast.api.search import SearchPage
 from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo

@@ -10,10 +10,9 @@ from os import PathLike
 from typing import Any, Self
 
 from holdfast.api.arguments import Question
-from holdfast.api.bodies import Bodies
 from holdfast.api.consumers import MemberRequest, SeekTarget, StreamMessage
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import NewMessage, PublishRequest, Stored, StreamRequest
+from holdfast.api.drafts import Bodies, NewMessage, PublishRequest, Stored, StreamRequest
 from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
 from holdfast.api.search import SearchPage
 from holdfast.api.sync.broker import Broker

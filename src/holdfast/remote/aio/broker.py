@@ -9,10 +9,9 @@ import msgspec
 
 from holdfast.api.aio.producer import AsyncProducer
 from holdfast.api.arguments import Question
-from holdfast.api.bodies import Bodies, kind_of
 from holdfast.api.consumers import MemberRequest
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import NewMessage, PublishRequest, Stored, StreamRequest
+from holdfast.api.drafts import Bodies, NewMessage, PublishRequest, Stored, StreamRequest, kind_of
 from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
 from holdfast.api.search import SearchPage
 from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo, changes_to, check_partitions, topic_settings
