@@ -21,8 +21,7 @@ from holdfast.api.drafts import (
     instant_ns,
     no_stream,
 )
-from holdfast.api.listing import DeadLetter, Listed, Waiting
-from holdfast.api.search import SearchedQueue, SearchHit, SearchPage
+from holdfast.api.listing import DeadLetter, Listed, SearchedQueue, SearchHit, SearchPage, Waiting
 from holdfast.broker.folder.layout import parse_message_id
 from holdfast.broker.messages import (
     BYTES_HEADERS,

@@ -29,7 +29,7 @@ from holdfast.api.drafts import (
     message_of,
     stream_options,
 )
-from holdfast.api.search import SearchPage, check_search_request
+from holdfast.api.listing import SearchPage, check_search_request
 from holdfast.api.topics import (
     GroupInfo,
     QueueRequest,

@@ -20,7 +20,7 @@ from holdfast.settings import BrokerSettings, ConsumerSettings, TopicSettings
 
 if TYPE_CHECKING:
     from holdfast.api.aio.producer import AsyncProducer
-    from holdfast.api.search import SearchPage
+    from holdfast.api.listing import SearchPage
     from holdfast.broker.group import Compacted, QueueStats
     from holdfast.broker.metrics import Observer
     from holdfast.broker.samples import Samples

@@ -25,7 +25,7 @@ from holdfast.api.drafts import (
     message_of,
     stream_options,
 )
-from holdfast.api.search import SearchPage, check_search_request
+from holdfast.api.listing import SearchPage, check_search_request
 from holdfast.api.sync.consumer import Consumer
 from holdfast.api.sync.group import Group, Queue
 from holdfast.api.sync.message import Documents, Locks

@@ -19,7 +19,7 @@ from holdfast.model import BodyKind, CodecName, Durability, Retained
 from holdfast.settings import BrokerSettings, ConsumerSettings, TopicSettings
 
 if TYPE_CHECKING:
-    from holdfast.api.search import SearchPage
+    from holdfast.api.listing import SearchPage
     from holdfast.api.sync.producer import Producer
     from holdfast.broker.group import Compacted, QueueStats
     from holdfast.broker.metrics import Observer

@@ -14,8 +14,17 @@ import holdfast
 from holdfast.api import port_of
 from holdfast.api.contents import Contents, MessageFields, PartitionHome, record_of
 from holdfast.api.drafts import Bodies, moment_at, to_datetime
-from holdfast.api.listing import DeadLetter, Found, Listed, PhaseName, no_letter, until_ms_of
-from holdfast.api.search import MOST_FOUND, SearchHit, SearchPage
+from holdfast.api.listing import (
+    MOST_FOUND,
+    DeadLetter,
+    Found,
+    Listed,
+    PhaseName,
+    SearchHit,
+    SearchPage,
+    no_letter,
+    until_ms_of,
+)
 from holdfast.api.sync.message import taken_of
 from holdfast.broker.messages import TOMBSTONE
 from holdfast.broker.tracing.log import TraceStep

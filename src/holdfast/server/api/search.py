@@ -9,7 +9,7 @@ import asyncio
 
 import msgspec
 
-from holdfast.api.search import SearchedQueue, SearchHit, SearchPage
+from holdfast.api.listing import SearchedQueue, SearchHit, SearchPage
 from holdfast.errors import HoldfastError
 from holdfast.local.search import MessageSearch, SearchPlace, found_by_id, search_queue, size_of, topic_of_wanted
 from holdfast.protocol import messages as wire

@@ -15,8 +15,7 @@ from msgspec import Meta
 
 from holdfast.api.contents import home_of, record_of
 from holdfast.api.drafts import to_datetime
-from holdfast.api.listing import DeadLetter, Listed, note_of
-from holdfast.api.search import SearchHit
+from holdfast.api.listing import DeadLetter, Listed, SearchHit, note_of
 from holdfast.broker.tracing import log
 from holdfast.broker.tracing.log import LEASED, TraceStep
 from holdfast.errors import HoldfastError, InvalidRequest
