@@ -30,8 +30,8 @@ from holdfast.delivery.where import compile_where
 from holdfast.env import World, real_world
 from holdfast.env.process import environment
 from holdfast.errors import Busy, DamagedRange, InvalidRequest, NotALog, OffsetOutOfRange
+from holdfast.model import count_of
 from holdfast.storage import LogReader
-from holdfast.storage.checks.finding import count_of
 from holdfast.storage.files import is_log, join
 from holdfast.storage.reader import Arrivals, FollowSettings
 

@@ -42,8 +42,8 @@ from holdfast.env import real_world
 from holdfast.env.process import environment, raise_descriptor_limit
 from holdfast.env.sockets import answers_at
 from holdfast.errors import Busy, InvalidRequest, NotInstalled
+from holdfast.model import count_of
 from holdfast.settings import ServerSettings
-from holdfast.storage.checks.finding import count_of
 from holdfast.storage.files import join, require_own
 
 if TYPE_CHECKING:

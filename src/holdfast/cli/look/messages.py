@@ -52,8 +52,7 @@ from holdfast.cli.parsing import argument, option
 from holdfast.delivery.group import Failure
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest
-from holdfast.model import Record
-from holdfast.storage.checks.finding import count_of
+from holdfast.model import Record, count_of
 
 AnyMessage: TypeAlias = MessageFields[Any]
 

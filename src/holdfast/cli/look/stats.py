@@ -38,8 +38,7 @@ from holdfast.cli.reading import standing_of, standing_with_delayed
 from holdfast.client.address import is_address
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
-from holdfast.model import Pause
-from holdfast.storage.checks.finding import count_of
+from holdfast.model import Pause, count_of
 
 
 class GroupLoad(msgspec.Struct, frozen=True, kw_only=True):

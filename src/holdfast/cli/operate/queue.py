@@ -64,8 +64,7 @@ from holdfast.cli.parsing import Section, argument, option
 from holdfast.env import real_world
 from holdfast.errors import Busy, HoldfastError, InvalidRequest, OffsetOutOfRange
 from holdfast.local.listing import LettersBeside
-from holdfast.model import Pause, Retained
-from holdfast.storage.checks.finding import count_of
+from holdfast.model import Pause, Retained, count_of
 
 
 def show_moves(console: Console, moves: Sequence[ResetEffect]) -> None:

@@ -56,7 +56,7 @@ from holdfast.cli.reading import standing_of, time_of
 from holdfast.client.address import is_address
 from holdfast.env import real_world
 from holdfast.errors import BadSettings, InvalidRequest, TopicExists, UnknownGroup
-from holdfast.storage.checks.finding import count_of
+from holdfast.model import count_of
 from holdfast.storage.compaction import KeysCompacted
 
 group_app = Section("Consumer groups: their lag, and their position.")
