@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any, Final, Protocol, TypeAlias
 
 from holdfast.broker.engine import BrokerEngine
-from holdfast.codec.tracecontext import TraceContext, parse_traceparent
+from holdfast.broker.tracing import TraceContext, parse_traceparent
 from holdfast.config.settings_file import Effective
 from holdfast.env import World
 from holdfast.env.disk import replaceable

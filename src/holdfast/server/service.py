@@ -32,7 +32,7 @@ from holdfast.server.waiting import Attempts, WaitLimit, Windows
 from holdfast.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from holdfast.codec.tracecontext import TraceContext
+    from holdfast.broker.tracing import TraceContext
     from holdfast.server.audit import Act
 
 
