@@ -20,10 +20,10 @@ from holdfast.large import LARGE_BYTES
 from holdfast.model import MOST_DOCUMENT_BYTES
 from holdfast.protocol import media, messages
 from holdfast.server import forms, limits, served, turns, waiting
-from holdfast.server.access.tokens import TokenEntry, principal_of
 from holdfast.server.http import connection
 from holdfast.server.http import messages as unpack
 from holdfast.server.limits import ConnectionLimits
+from holdfast.server.tokens import TokenEntry, principal_of
 from holdfast.settings import LogSettings, QueueSettings, ServerSettings, TopicSettings
 from holdfast.storage import segment
 from tests.tidy.repo import ROOT, with_part
