@@ -16,10 +16,10 @@ from holdfast.api.drafts import duration_ms, lease_of
 from holdfast.api.listing import Listed as Found
 from holdfast.api.listing import until_ms_of
 from holdfast.api.topics import TopicInfo, changes_of
-from holdfast.broker.folder.layout import DEFAULT_GROUP, check_readable_name
+from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.group import QueueStats
 from holdfast.broker.upkeep import reading
-from holdfast.errors import InvalidRequest, LeaseLost, NotFound, UnknownGroup
+from holdfast.errors import InvalidRequest, LeaseLost, NotFound
 from holdfast.local.listing import find_message, listed, look_up, mark_of, no_message, parse_mark
 from holdfast.local.search import Full
 from holdfast.model import Record
@@ -57,8 +57,8 @@ from holdfast.protocol.messages import (
     Whole,
     Wire,
 )
-from holdfast.server.api.takes import take, take_now
-from holdfast.server.api.topics import altered, described, visible_topic
+from holdfast.server.api.takes import existing_group, take, take_now
+from holdfast.server.api.topics import altered, described
 from holdfast.server.http.messages import ANSWER_BYTES, Response, StreamResponse, payload
 from holdfast.server.limits import check_partitions
 from holdfast.server.routing import Routes
@@ -85,20 +85,6 @@ class InHand(InGroup, kw_only=True):
     """The message in flight that is meant."""
 
     receipt: Receipt
-
-
-async def existing_group(call: Call) -> ServedGroup:
-    """The group that a query or a body names, for those who only look: they make nothing."""
-    asked = call.body if call.query is None else call.query
-    queue, group = call.path["queue"], asked.group or DEFAULT_GROUP
-    known = call.service.known_group(queue, group)
-    if known is not None:
-        return known
-    info = await call.service.port.describe_topic(check_readable_name(queue))
-    if group not in info.groups:
-        there = ", ".join(visible_topic(call, info).groups) or "none"
-        raise UnknownGroup(f"{queue} has no group {group} in queue mode; there are: {there}")
-    return await call.service.group(queue, group)
 
 
 @routes.add("PUT", "/v1/queues/{queue}", action="admin", body=CreateQueue, act=True)
