@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from holdfast.api import Face
+from holdfast.api import AsyncOpening, Face
 from holdfast.api.aio.consumer import AsyncConsumer
 from holdfast.api.aio.group import AsyncGroup, AsyncQueue
 from holdfast.api.aio.message import AsyncDocuments, AsyncLocks
-from holdfast.api.aio.opening import AsyncOpening
 from holdfast.api.aio.ports import AsyncBrokerPort
 from holdfast.api.arguments import Question, When, check_id, check_search, span_of, switch
 from holdfast.api.contents import Contents

@@ -9,9 +9,9 @@ from functools import cached_property, partial
 from os import PathLike
 from typing import Any, Self, TypeVar
 
+from holdfast.api import AsyncOpening
 from holdfast.api.aio.broker import AsyncBroker
 from holdfast.api.aio.group import AsyncQueue
-from holdfast.api.aio.opening import AsyncOpening, aside, aside_while_wanted, opened_aside
 from holdfast.api.aio.ports import tell
 from holdfast.api.aio.producer import AsyncProducer
 from holdfast.api.arguments import Question
@@ -31,6 +31,7 @@ from holdfast.broker.topic import Topic
 from holdfast.broker.tracing.log import TraceStats, TraceStep
 from holdfast.broker.waiters import TaskWaiter
 from holdfast.broker.workers import Order, WorkerInfo
+from holdfast.env.threads import aside, aside_while_wanted, opened_aside
 from holdfast.local.aio.group import AsyncLocalGroupPort
 from holdfast.local.broker import LocalBroker, TopicThread, TopicThreads, samples_in, search_in, stats_in
 from holdfast.local.locks import LocalKeptLock, Patience, command_of, decided_document, granted_lock, info_of, lock_of
