@@ -40,7 +40,7 @@ from holdfast.cli.places import (
     said_or_usual,
     usual_place,
 )
-from holdfast.client.address import Address, is_address
+from holdfast.client.opening import Address, is_address
 from holdfast.config.settings_file import read_settings
 from holdfast.env import real_world
 from holdfast.env.process import environment

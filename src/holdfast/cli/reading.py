@@ -24,7 +24,7 @@ from holdfast.broker.messages import check_partition
 from holdfast.cli.look.messages import AnyMessage, reader_of
 from holdfast.cli.opening import asked, engine_of, opened_broker
 from holdfast.cli.output import note, safe
-from holdfast.client.address import is_address
+from holdfast.client.opening import is_address
 from holdfast.config.settings_file import DEFAULT, read_settings
 from holdfast.delivery.where import compile_where
 from holdfast.env import World, real_world

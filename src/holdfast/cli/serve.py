@@ -36,7 +36,7 @@ from holdfast.cli.output import (
     table,
 )
 from holdfast.cli.parsing import argument, option
-from holdfast.client.address import is_address
+from holdfast.client.opening import is_address
 from holdfast.config.settings_file import DEFAULT, Effective, Origin, read_settings
 from holdfast.env import real_world
 from holdfast.env.process import environment, raise_descriptor_limit

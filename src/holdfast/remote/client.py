@@ -15,9 +15,9 @@ from holdfast.api.drafts import Bodies, NewMessage, PublishRequest
 from holdfast.broker.folder.layout import DEFAULT_TOPIC
 from holdfast.broker.messages import TEXT_KEY, Draft, Place, check_partition
 from holdfast.broker.producers import ProducerId
-from holdfast.client.address import Address
 from holdfast.client.calling import Ask, Caller, packed, path_of
 from holdfast.client.network import Network, TaskNetwork, ThreadNetwork, run
+from holdfast.client.opening import Address
 from holdfast.env import Clock, World, close_in_children, end_at_exit
 from holdfast.env.later import asyncio
 from holdfast.errors import HoldfastError, LeaseLost, Unavailable

@@ -35,7 +35,7 @@ from holdfast.cli.output import (
 from holdfast.cli.parsing import option
 from holdfast.cli.places import queue_of
 from holdfast.cli.reading import standing_of, standing_with_delayed
-from holdfast.client.address import is_address
+from holdfast.client.opening import is_address
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
 from holdfast.model import Pause, count_of

@@ -54,7 +54,7 @@ from holdfast.cli.output import (
     table,
 )
 from holdfast.cli.parsing import Section, argument, option
-from holdfast.client.address import is_address
+from holdfast.client.opening import is_address
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest, NotAQueue
 from holdfast.model import count_of

@@ -53,7 +53,7 @@ from holdfast.cli.output import (
 )
 from holdfast.cli.parsing import Section, argument, option
 from holdfast.cli.reading import standing_of, time_of
-from holdfast.client.address import is_address
+from holdfast.client.opening import is_address
 from holdfast.env import real_world
 from holdfast.errors import BadSettings, InvalidRequest, TopicExists, UnknownGroup
 from holdfast.model import count_of

@@ -49,7 +49,7 @@ from holdfast.cli.places import enter, queue_of
 from holdfast.cli.reading import OpeningTurns, TopicReading, time_of
 from holdfast.cli.use.get import given_back_unless_shown
 from holdfast.cli.use.put import separator_of
-from holdfast.client.address import is_address
+from holdfast.client.opening import is_address
 from holdfast.errors import InvalidRequest
 from holdfast.model import BodyKind
 

@@ -37,7 +37,7 @@ from holdfast.cli.output import (
 )
 from holdfast.cli.parsing import argument, option
 from holdfast.cli.reading import OpeningTurns
-from holdfast.client.address import is_address
+from holdfast.client.opening import is_address
 from holdfast.env import real_world
 from holdfast.errors import Empty, HoldfastError, InvalidRequest
 
