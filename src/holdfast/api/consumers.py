@@ -14,7 +14,7 @@ from holdfast.api.drafts import Bodies
 from holdfast.broker.folder.layout import check_name, check_topic_name
 from holdfast.env.later import asyncio
 from holdfast.errors import InvalidRequest
-from holdfast.membership.assignment import TopicPartition
+from holdfast.membership import TopicPartition
 from holdfast.model import Record
 from holdfast.settings import ConsumerSettings
 

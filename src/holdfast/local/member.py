@@ -37,7 +37,7 @@ from holdfast.errors import (
     OffsetOutOfRange,
     UnknownTopic,
 )
-from holdfast.membership.assignment import TopicPartition
+from holdfast.membership import TopicPartition
 from holdfast.model import Appended, Durability, Record, extra_bytes
 from holdfast.settings import ConsumerSettings, load
 

@@ -20,7 +20,7 @@ from holdfast.broker.streams.offsets import Reset, To
 from holdfast.client.calling import Ask, Caller, path_of
 from holdfast.client.network import run
 from holdfast.errors import HoldfastError, Unavailable
-from holdfast.membership.assignment import TopicPartition
+from holdfast.membership import TopicPartition
 from holdfast.model import Durability
 from holdfast.protocol import topics as wire
 from holdfast.protocol.messages import Said

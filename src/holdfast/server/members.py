@@ -14,7 +14,7 @@ from holdfast.api.contents import record_of
 from holdfast.broker.engine import BrokerEngine
 from holdfast.errors import BadSettings, Closed, Fenced, Forbidden, HoldfastError, InvalidRequest, Unauthenticated
 from holdfast.local.aio.broker import AsyncLocalConsumerPort
-from holdfast.membership.assignment import TopicPartition
+from holdfast.membership import TopicPartition
 from holdfast.model import Durability, extra_bytes
 from holdfast.protocol.topics import Assigned, Join, MoveMember, Offset, Poll
 from holdfast.server.http.messages import ANSWER_BYTES

@@ -24,7 +24,7 @@ from holdfast.api.contents import Body, home_of
 from holdfast.api.drafts import Seconds, duration_ms, instant_ns
 from holdfast.api.sync.ports import ConsumerPort, tell
 from holdfast.errors import Closed, Fenced, InvalidRequest
-from holdfast.membership.assignment import TopicPartition
+from holdfast.membership import TopicPartition
 from holdfast.model import Durability
 from holdfast.settings import ConsumerSettings
 

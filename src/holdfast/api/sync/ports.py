@@ -14,7 +14,7 @@ from holdfast.api.drafts import Bodies, NewMessage, PublishRequest, Stored, Stre
 from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Listed, Redriven, Where
 from holdfast.api.locks import Document, KeptLock, Lock, LockInfo, LockRequest
 from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo
-from holdfast.membership.assignment import TopicPartition
+from holdfast.membership import TopicPartition
 from holdfast.model import BodyKind, CodecName, Durability, Retained
 from holdfast.settings import BrokerSettings, ConsumerSettings, TopicSettings
 

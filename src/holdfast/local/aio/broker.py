@@ -39,7 +39,7 @@ from holdfast.local.member import StreamMember, member_of
 from holdfast.local.opening import close_engine, open_broker_port
 from holdfast.local.publisher import LocalProducerPort, SpooledUpload
 from holdfast.locking import Remove, Renew, ReplaceDocument
-from holdfast.membership.assignment import TopicPartition
+from holdfast.membership import TopicPartition
 from holdfast.model import Durability, Retained
 from holdfast.producing.core import producer_settings
 from holdfast.producing.rounds import ThreadRounds  # noqa: F401  threads have them

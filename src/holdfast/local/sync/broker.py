@@ -35,7 +35,7 @@ from holdfast.local.opening import open_broker_port
 from holdfast.local.publisher import LocalProducerPort, SpooledUpload
 from holdfast.local.sync.group import LocalGroupPort
 from holdfast.locking import Remove, Renew, ReplaceDocument
-from holdfast.membership.assignment import TopicPartition
+from holdfast.membership import TopicPartition
 from holdfast.model import Durability, Retained
 from holdfast.producing.core import producer_settings
 from holdfast.producing.rounds import ThreadRounds

@@ -22,7 +22,7 @@ from holdfast.broker.messages import check_partition
 from holdfast.broker.streams.offsets import PartitionLag
 from holdfast.client.calling import path_of
 from holdfast.errors import Closed, Fenced, HoldfastError
-from holdfast.membership.assignment import TopicPartition
+from holdfast.membership import TopicPartition
 from holdfast.model import Durability
 from holdfast.protocol import topics as wire
 from holdfast.remote.broker import Heartbeats, member_settings, messages_from
