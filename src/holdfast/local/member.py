@@ -10,7 +10,9 @@ from weakref import WeakMethod
 
 import msgspec
 
-from holdfast.api.consumers import (
+from holdfast.api.contents import record_of
+from holdfast.api.drafts import Bodies, instant_ns
+from holdfast.api.topics import (
     ConsumedPartition,
     Listener,
     MemberRequest,
@@ -18,8 +20,6 @@ from holdfast.api.consumers import (
     StreamMessage,
     chosen_partitions,
 )
-from holdfast.api.contents import record_of
-from holdfast.api.drafts import Bodies, instant_ns
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.messages import MOVED, is_for
 from holdfast.broker.partition import Partition

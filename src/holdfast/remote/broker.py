@@ -11,9 +11,9 @@ from weakref import WeakSet
 import msgspec
 
 from holdfast.api.arguments import Question, moment_ns
-from holdfast.api.consumers import ConsumedPartition, MemberRequest, StreamHome, StreamMessage
 from holdfast.api.drafts import Bodies, instant_ns, to_datetime
 from holdfast.api.locks import Lock
+from holdfast.api.topics import ConsumedPartition, MemberRequest, StreamHome, StreamMessage
 from holdfast.broker.folder.layout import parse_message_id
 from holdfast.broker.messages import DELAYED_ID
 from holdfast.broker.streams.offsets import Reset, To

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from holdfast.api.consumers import ConsumedPartition, MemberRequest, SeekTarget, StreamMessage, member_request
 from holdfast.api.contents import record_of
+from holdfast.api.topics import ConsumedPartition, MemberRequest, SeekTarget, StreamMessage, member_request
 from holdfast.broker.engine import BrokerEngine
 from holdfast.errors import BadSettings, Closed, Fenced, Forbidden, HoldfastError, InvalidRequest, Unauthenticated
 from holdfast.local.aio.broker import AsyncLocalConsumerPort

@@ -36,7 +36,7 @@ from holdfast.errors import (
 from holdfast.local.aio.broker import AsyncLocalBrokerPort, open_broker_port_async
 from holdfast.otel import ENDPOINT, TRACES_ENDPOINT, TraceExport, export
 from holdfast.protocol.media import JSON, MSGPACK, SMALL_BYTES, ErrorAnswer, Fault, encode, fault_of
-from holdfast.server.api import admin, dead, enqueue, groups, locks, queues, search, takes, topics
+from holdfast.server.api import admin, dead, enqueue, groups, locks, queues, takes, topics
 from holdfast.server.api.admin import audit_routes, description_routes, metrics_routes
 from holdfast.server.audit import Audit, CallAuditor, open_audit
 from holdfast.server.callers import CHALLENGES, Access, Revocation, check_fetch, check_listening, tls_context
@@ -72,7 +72,7 @@ API: Final[Sequence[Routes]] = (
     queues.payload_routes,
     takes.routes,
     dead.routes,
-    search.routes,
+    queues.search_routes,
     topics.routes,
     dead.delayed_routes,
     enqueue.producer_routes,

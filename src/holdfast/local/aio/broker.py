@@ -15,12 +15,11 @@ from holdfast.api.aio.group import AsyncQueue
 from holdfast.api.aio.ports import tell
 from holdfast.api.aio.producer import AsyncProducer
 from holdfast.api.arguments import Question
-from holdfast.api.consumers import MemberRequest, SeekTarget, StreamMessage
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import Bodies, NewMessage, PublishRequest, Stored, StreamRequest
 from holdfast.api.listing import SearchPage
 from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
-from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo
+from holdfast.api.topics import GroupInfo, MemberRequest, QueueRequest, SeekTarget, StreamMessage, TopicInfo
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
 from holdfast.broker.folder.layout import DEAD_SUFFIX, check_topic_name
 from holdfast.broker.group import Compacted, QueueGroup

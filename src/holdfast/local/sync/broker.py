@@ -10,7 +10,6 @@ from os import PathLike
 from typing import Any, Self
 
 from holdfast.api.arguments import Question
-from holdfast.api.consumers import MemberRequest, SeekTarget, StreamMessage
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import Bodies, NewMessage, PublishRequest, Stored, StreamRequest
 from holdfast.api.listing import SearchPage
@@ -19,7 +18,7 @@ from holdfast.api.sync.broker import Broker
 from holdfast.api.sync.group import Queue
 from holdfast.api.sync.ports import tell
 from holdfast.api.sync.producer import Producer
-from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo
+from holdfast.api.topics import GroupInfo, MemberRequest, QueueRequest, SeekTarget, StreamMessage, TopicInfo
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
 from holdfast.broker.group import Compacted, QueueGroup
 from holdfast.broker.locks import Decided, FolderLocks
