@@ -20,7 +20,7 @@ from holdfast.broker.messages import (
     original_of,
     users_headers,
 )
-from holdfast.env.later import asyncio
+from holdfast.env.process import asyncio
 from holdfast.errors import InvalidRequest
 from holdfast.large import CHUNK_BYTES, LargeValue
 from holdfast.model import Record

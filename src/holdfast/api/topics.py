@@ -14,7 +14,7 @@ from holdfast.api.drafts import Bodies, instant_ns
 from holdfast.broker.folder.contents import check_settings
 from holdfast.broker.folder.layout import check_name, check_topic_name
 from holdfast.broker.streams.offsets import To
-from holdfast.env.later import asyncio
+from holdfast.env.process import asyncio
 from holdfast.errors import BadSettings, InvalidRequest
 from holdfast.membership import TopicPartition
 from holdfast.model import Pause, Record

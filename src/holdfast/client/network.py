@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from holdfast.client.opening import Address
 from holdfast.env import Clock
-from holdfast.env.later import asyncio
+from holdfast.env.process import asyncio
 from holdfast.env.sockets import check_listener, connect_tcp, connect_unix, has_ended, short_name
 from holdfast.errors import InvalidRequest, Unauthenticated
 

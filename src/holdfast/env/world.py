@@ -22,8 +22,7 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from holdfast.env.disk import Descriptor, Disk, RealDisk
-from holdfast.env.later import asyncio, ctypes
-from holdfast.env.process import OpenFiles
+from holdfast.env.process import OpenFiles, asyncio, ctypes
 
 
 class MakeSpace(Protocol):

@@ -27,7 +27,7 @@ from holdfast.broker.topic import Topic
 from holdfast.broker.tracing.log import Search, TraceStats, TraceStep
 from holdfast.broker.upkeep import reading
 from holdfast.codec.samples import SeriesKey
-from holdfast.env.later import asyncio, futures
+from holdfast.env.process import asyncio, futures
 from holdfast.env.world import Wanted
 from holdfast.errors import (
     CorruptData,

@@ -24,7 +24,7 @@ from holdfast.broker.producers import ProducerId
 from holdfast.broker.topic import Topic
 from holdfast.codec.encode import message_sizes
 from holdfast.env import Clock, World
-from holdfast.env.later import asyncio
+from holdfast.env.process import asyncio
 from holdfast.errors import HoldfastError, InvalidRequest, MessageTooLarge
 from holdfast.large import Value
 from holdfast.model import NO_PRODUCER, Appended, Batch, CodecName, Durability, Producer

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from holdfast.env import Clock, end_at_exit
-from holdfast.env.later import asyncio
+from holdfast.env.process import asyncio
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.producing.core import ProducerCore, Writing
 
