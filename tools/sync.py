@@ -44,7 +44,6 @@ PAIRS: Final = {
     "src/holdfast/api/aio": "src/holdfast/api/sync",
     "src/holdfast/client/aio": "src/holdfast/client/sync",
     "src/holdfast/local/aio": "src/holdfast/local/sync",
-    "src/holdfast/producing/aio": "src/holdfast/producing/sync",
     "src/holdfast/remote/aio": "src/holdfast/remote/sync",
 }
 MADE: Final = "# Generated from "

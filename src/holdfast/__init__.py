@@ -34,7 +34,6 @@ from holdfast.settings import BrokerSettings, ConsumerSettings, ProducerSettings
 
 if TYPE_CHECKING:
     from holdfast import aio
-    from holdfast.api.consumers import StreamMessage
     from holdfast.api.drafts import NewMessage, Stored
     from holdfast.api.listing import DeadGroup, DeadLetter
     from holdfast.api.locks import Document, Lock, LockInfo
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from holdfast.api.sync.group import Group, Queue
     from holdfast.api.sync.message import Message
     from holdfast.api.sync.producer import Producer
-    from holdfast.api.topics import GroupInfo, TopicInfo
+    from holdfast.api.topics import GroupInfo, StreamMessage, TopicInfo
     from holdfast.broker.group import Compacted, QueueStats
     from holdfast.broker.metrics import Observer
     from holdfast.broker.samples import Sample, Samples
@@ -149,7 +148,7 @@ _LATER = {
     "Sample": "holdfast.broker.samples",
     "Samples": "holdfast.broker.samples",
     "Stored": "holdfast.api.drafts",
-    "StreamMessage": "holdfast.api.consumers",
+    "StreamMessage": "holdfast.api.topics",
     "TopicInfo": "holdfast.api.topics",
     "TraceStep": "holdfast.broker.tracing.log",
     "Worker": "holdfast.worker",

@@ -4,7 +4,7 @@
 the first time. `pattern` does the same for regular expressions. A command that puts one message into a folder runs no
 event loop and corrects no misspelt name; without this, it would spend most of its time on getting ready for both.
 
-Modules that are not pure, such as asyncio, are in `holdfast.env.later`.
+Modules that are not pure, such as asyncio, are in `holdfast.env.process`.
 """
 
 from __future__ import annotations

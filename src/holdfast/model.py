@@ -120,3 +120,8 @@ class Trimmed(msgspec.Struct, frozen=True, gc=False):
     segments: int
     bytes: int
     start: int
+
+
+def count_of(number: int, thing: str) -> str:
+    """Return a number of things as people write it: "1 message", "2,000 messages"."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 import msgspec
 
 import holdfast
-from holdfast.api.ports import port_of
+from holdfast.api import port_of
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.tracing.log import (
     ACKED,

@@ -13,8 +13,8 @@ from holdfast.env.chain.disk import ChainDisk
 from holdfast.env.chain.engines import MemoryStore, StoreUnreachable
 from holdfast.env.chain.ownership import ChainFollower
 from holdfast.env.sim.disk import SimulatedDisk
-from holdfast.env.sim.store import FaultyStore
 from holdfast.env.world import SeededIds, World
+from tests.crash.faulty_store import FaultyStore
 
 
 class ChainedDisk(ChainDisk):

@@ -18,8 +18,8 @@ import pytest
 
 import holdfast
 from holdfast import Unavailable, aio
-from holdfast.client.address import Address
 from holdfast.client.calling import MOST_PAUSE_MS, SOON_PAUSE_MS, SOON_S, Reconnecting
+from holdfast.client.opening import Address
 from holdfast.env import ManualClock, RealDisk, SeededIds, World
 from tests.integration.http_gear import Serving, serving
 from tests.integration.proxies import Proxy, proxied
@@ -334,7 +334,7 @@ def test_who_waits_for_a_server_that_starts_again_comes_soon_and_asks_less_often
 
 
 def test_addresses_are_read_as_people_write_them():
-    from holdfast.client.address import parse_address
+    from holdfast.client.opening import parse_address
 
     assert parse_address("http://host:8080/").authority == "host:8080"
     assert parse_address("https://host/orders") == Address(

@@ -17,8 +17,8 @@ import pytest
 import holdfast
 from holdfast import InvalidRequest, Unauthenticated, Unavailable, aio
 from holdfast.env import ManualClock
-from holdfast.server.access.callers import tls_context
-from holdfast.server.access.tokens import TokenEntry, digest_of, with_entry
+from holdfast.server.callers import tls_context
+from holdfast.server.tokens import TokenEntry, digest_of, with_entry
 from holdfast.settings import ServerSettings
 from tests.integration.http_gear import Serving, serving
 from tests.unit.certificates import Issuer

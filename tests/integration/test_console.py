@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 import pytest
 
-from holdfast.server.access.tokens import digest_of
 from holdfast.server.console import queues
 from holdfast.server.console.rendering import _found as static_files
+from holdfast.server.tokens import digest_of
 from tests.integration.console_day import failed, live_a_day, taken
 from tests.integration.http_gear import Answer, Serving, serving
 

@@ -18,10 +18,10 @@ import msgspec
 import pytest
 
 from holdfast.env import real_world
-from holdfast.server.access.callers import tls_context
-from holdfast.server.access.tokens import TokenEntry, digest_of, with_entry
 from holdfast.server.audit import Audit, CallAuditor
+from holdfast.server.callers import tls_context
 from holdfast.server.routing import Route
+from holdfast.server.tokens import TokenEntry, digest_of, with_entry
 from holdfast.settings import ServerSettings
 from tests.integration.http_gear import Serving, serving
 from tests.unit.certificates import Issuer

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from holdfast.errors import TooManyWaiters
-from holdfast.server.access.tokens import LOCAL, Principal, TokenEntry, principal_of
+from holdfast.server.tokens import LOCAL, Principal, TokenEntry, principal_of
 from holdfast.server.waiting import ADMIN_RESERVE, WaitLimit
 from holdfast.settings import ServerSettings
 from tests.integration.faults_gear import WAIT_S, head_of, request_of, status_of

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from holdfast.server.access.tokens import digest_of
+from holdfast.server.tokens import digest_of
 from holdfast.settings import BrokerSettings, TopicSettings
 from tests.integration.faults_gear import (
     FaultyDisk,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.server.access.tokens import TokenEntry, digest_of, with_entry
+from holdfast.server.tokens import TokenEntry, digest_of, with_entry
 from tests.integration.http_gear import Answer, Serving, serving
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from holdfast.env import real_world
 from holdfast.errors import DiskFull
-from holdfast.server.access.callers import tls_context
-from holdfast.server.access.tokens import TokenEntry, digest_of, with_entry
+from holdfast.server.callers import tls_context
 from holdfast.server.http.heads import cut
+from holdfast.server.tokens import TokenEntry, digest_of, with_entry
 from holdfast.settings import ServerSettings
 from tests.integration.faults_gear import request_of, vanish
 from tests.integration.http_gear import Serving, serving

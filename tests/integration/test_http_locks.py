@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from holdfast.protocol.media import MSGPACK
-from holdfast.server.access.tokens import digest_of
+from holdfast.server.tokens import digest_of
 from tests.integration.http_gear import Answer, Serving, serving
 
 LOCK = "/v1/locks/report"

@@ -19,9 +19,9 @@ import pytest
 from holdfast.api.drafts import PublishRequest
 from holdfast.protocol.media import LINES, MSGPACK
 from holdfast.protocol.topics import Join
-from holdfast.server.access.tokens import digest_of
 from holdfast.server.http.messages import Request
 from holdfast.server.service import Call
+from holdfast.server.tokens import digest_of
 from holdfast.settings import BrokerSettings
 from tests.integration.faults_gear import head_of, raw, request_of, status_of, vanish
 from tests.integration.http_gear import Serving, serving

@@ -12,7 +12,7 @@ import pytest
 
 import holdfast
 from holdfast.errors import Empty, Forbidden
-from holdfast.server.access.tokens import digest_of
+from holdfast.server.tokens import digest_of
 from tests.integration.http_gear import Answer, Serving, serving
 
 # Two teams; each has the names that begin with its letter.

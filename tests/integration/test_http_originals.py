@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.server.access.tokens import digest_of
+from holdfast.server.tokens import digest_of
 from tests.integration.faults_gear import FaultyDisk, faulty_world
 from tests.integration.http_gear import Serving, serving
 from tests.integration.process_gear import say, until

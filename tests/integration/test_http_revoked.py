@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from holdfast.server.access.tokens import digest_of
+from holdfast.server.tokens import digest_of
 from tests.integration.http_gear import Serving, serving
 
 QUEUE = "/v1/queues/orders"

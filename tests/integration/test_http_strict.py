@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from holdfast.server.access.tokens import digest_of
+from holdfast.server.tokens import digest_of
 from tests.integration.http_gear import Serving, serving
 from tests.unit.commands import Run, runner
 

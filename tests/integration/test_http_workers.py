@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.server.access.tokens import digest_of
+from holdfast.server.tokens import digest_of
 from tests.integration.http_gear import Answer, Serving, serving
 from tests.integration.test_console import page
 

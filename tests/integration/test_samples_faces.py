@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.api.ports import port_of
+from holdfast.api import port_of
 from holdfast.errors import Forbidden, InvalidRequest, UnknownGroup, UnknownTopic
 from holdfast.remote.sync.group import RemoteGroupPort
 from tests.integration.http_gear import Serving, serving

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.local import search
-from holdfast.server.access.tokens import digest_of
+from holdfast.server.tokens import digest_of
 from tests.integration.console_day import failed, live_a_day, order
 from tests.integration.http_gear import Serving, serving
 from tests.integration.test_console import page

@@ -11,8 +11,8 @@ import pytest
 
 import holdfast
 from holdfast import aio
+from holdfast.api import port_of
 from holdfast.api.arguments import ACK, MessageOutcome, ReceiveRequest
-from holdfast.api.ports import port_of
 from holdfast.errors import InvalidRequest, LeaseLost
 from tests.integration.http_gear import serving
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.errors import Fenced
-from holdfast.membership.assignment import Target, TopicPartition, assign
+from holdfast.membership import Target, TopicPartition, assign
 from holdfast.membership.members import (
     Command,
     Heartbeat,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import NewMessage
-from holdfast.api.bodies import Bodies
+from holdfast.api.drafts import Bodies
 from holdfast.api.sync.producer import Producer
 from holdfast.broker.engine import BrokerEngine
 from holdfast.env import ManualClock, SeededIds, World

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
-from holdfast.api import arguments, consumers, drafts
+from holdfast.api import arguments, drafts, topics
 from holdfast.broker import locks, workers
 from holdfast.broker import samples as store
 from holdfast.broker.folder import layout
@@ -20,10 +20,10 @@ from holdfast.large import LARGE_BYTES
 from holdfast.model import MOST_DOCUMENT_BYTES
 from holdfast.protocol import media, messages
 from holdfast.server import forms, limits, served, turns, waiting
-from holdfast.server.access.tokens import TokenEntry, principal_of
 from holdfast.server.http import connection
 from holdfast.server.http import messages as unpack
 from holdfast.server.limits import ConnectionLimits
+from holdfast.server.tokens import TokenEntry, principal_of
 from holdfast.settings import LogSettings, QueueSettings, ServerSettings, TopicSettings
 from holdfast.storage import segment
 from tests.tidy.repo import ROOT, with_part
@@ -87,7 +87,7 @@ def _calls() -> list[Limit]:
     return [
         Limit("messages of one take, in your process", f"{arguments.MOST_AT_ONCE:,}"),
         Limit("messages of one take, over HTTP", f"{_most(messages.Count):,}"),
-        Limit("messages of one poll, in your process", f"{consumers._MOST_AT_ONCE:,}"),
+        Limit("messages of one poll, in your process", f"{topics._MOST_POLLED:,}"),
         _setting("messages of one call over HTTP, in any form", ServerSettings, "max_batch_messages", "server"),
         Limit(
             "values of one message, or of another body; a list, a map or a name counts three times",

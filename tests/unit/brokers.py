@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 import holdfast
-from holdfast.api.aio.opening import AsyncOpening
+from holdfast.api import AsyncOpening
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.settings import BrokerSettings, TopicSettings

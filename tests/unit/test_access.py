@@ -16,9 +16,9 @@ from holdfast.env import ManualClock, World, real_world
 from holdfast.env.disk import RealDisk
 from holdfast.env.world import SeededIds
 from holdfast.errors import BadSettings, Forbidden, Unauthenticated
-from holdfast.server.access import tokens as tokens_module
-from holdfast.server.access.callers import Access, check_listening
-from holdfast.server.access.tokens import (
+from holdfast.server import tokens as tokens_module
+from holdfast.server.callers import Access, check_listening
+from holdfast.server.tokens import (
     ACTIONS,
     ROLES,
     Patterns,

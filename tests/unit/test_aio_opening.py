@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import aio
-from holdfast.api.aio.opening import AsyncOpening
+from holdfast.api import AsyncOpening
 from holdfast.errors import UnknownTopic
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.membership.assignment import Assignor, assign
+from holdfast.membership import Assignor, assign
 
 SAME = {"ann": ["orders"], "bob": ["orders"], "eve": ["orders"]}
 

@@ -23,7 +23,7 @@ from holdfast.env.chain.format import (
     replay,
 )
 from holdfast.env.disk import RealDisk
-from holdfast.env.sim.store import FaultyStore
+from tests.crash.faulty_store import FaultyStore
 
 WRITER = bytes(range(16))
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -19,7 +19,6 @@ from holdfast.env.disk import File
 from holdfast.errors import NotALog, UnknownFormat
 from holdfast.model import NO_PRODUCER, Batch
 from holdfast.settings import LogSettings
-from holdfast.storage.checks import survey
 from holdfast.storage.checks.check import check
 from holdfast.storage.frames import parse_index
 from holdfast.storage.log import Log
@@ -393,7 +392,7 @@ def test_a_compressed_body_over_what_anybody_packs_is_a_note(monkeypatch):
     log.close()
     tight = LogSettings(max_message_bytes=1000, max_raw_bytes=64 * 1024)
     assert logged.check(tight).findings == ()
-    monkeypatch.setattr(survey, "MOST_RAW_BYTES", 64 * 1024)
+    monkeypatch.setattr("holdfast.storage.checks.finding.MOST_RAW_BYTES", 64 * 1024)
     report = logged.check(tight)
     assert report.ok
     assert only(report, "note").code == "too_large"

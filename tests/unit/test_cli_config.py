@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.broker.folder.contents import Catalog
-from holdfast.config.knobs import KNOBS
+from holdfast.config import KNOBS
 from holdfast.env import real_world
 from holdfast.settings import TopicSettings
 from tests.unit.commands import Done, Run, ended, everything

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import holdfast
-from holdfast.api.ports import port_of
+from holdfast.api import port_of
 from holdfast.broker.samples import Sample, Samples, line_of, peak_of, squeezed, top_of
 from holdfast.cli.look.stats import sparkline
 from tests.unit.commands import Run, runner

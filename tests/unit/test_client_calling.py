@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from holdfast.client.address import parse_address
 from holdfast.client.calling import Answer, AnswerLost, AnswerReader, Ask, Caller, Unsent
 from holdfast.client.network import TaskNetwork, ThreadNetwork, run
+from holdfast.client.opening import parse_address
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Unavailable

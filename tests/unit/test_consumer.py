@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from holdfast.api.bodies import Bodies
+from holdfast.api.drafts import Bodies
 from holdfast.broker.waiters import ThreadWaiter
 from holdfast.errors import BadSettings, Closed, Fenced, InvalidRequest, OffsetOutOfRange, UnknownTopic
 from holdfast.local.publisher import Publisher

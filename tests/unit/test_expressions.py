@@ -11,7 +11,7 @@ import pytest
 
 from holdfast import InvalidRequest
 from holdfast.delivery.where import MAX_PATTERN_CHARACTERS, MAX_STEPS, Expression, compile_where
-from holdfast.server.access.tokens import Patterns
+from holdfast.server.tokens import Patterns
 
 
 class Message:

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.env import ManualClock, RealDisk, SeededIds, World, real_world
 from holdfast.env.sim.disk import SimulatedDisk
-from holdfast.env.watch import FolderWatch, InotifyWatch, WatchRefused, is_remote
+from holdfast.env.world import FolderWatch, InotifyWatch, WatchRefused, is_remote
 from holdfast.errors import InvalidRequest, NotALog, OffsetOutOfRange
 from holdfast.settings import LogSettings
 from holdfast.storage import Log, LogReader

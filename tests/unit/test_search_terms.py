@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.api.search import parse_search
+from holdfast.api.listing import parse_search
 from holdfast.delivery.where import compile_where
 from holdfast.errors import InvalidRequest
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from holdfast.broker.folder.layout import parse_receipt
 from holdfast.broker.leases import Prover
 from holdfast.errors import InvalidRequest
-from holdfast.server.access.tokens import Patterns
 from holdfast.server.service import _pairs
+from holdfast.server.tokens import Patterns
 
 TEXTS = st.text(alphabet="ab=&+%20;é/?", max_size=20)
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from msgspec import inspect
 
+from holdfast.config import FOREIGN, KNOBS, SECTIONS, Knob, variable
 from holdfast.config import settings_file as toml_lines
-from holdfast.config.knobs import FOREIGN, KNOBS, SECTIONS, Knob, variable
 from holdfast.config.settings_file import Effective, Origin, load_settings, read_settings
 from holdfast.env import real_world
 from holdfast.env.process import environment

@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.env import ManualClock
 from holdfast.errors import BadSettings
-from holdfast.server.access.callers import names_in, tls_context
+from holdfast.server.callers import names_in, tls_context
 from holdfast.server.server import event_loop
 from holdfast.settings import ServerSettings
 from tests.unit.certificates import Issuer

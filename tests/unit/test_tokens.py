@@ -12,8 +12,8 @@ import pytest
 
 from holdfast.env import real_world
 from holdfast.errors import BadSettings
-from holdfast.server.access import tokens as tokens_module
-from holdfast.server.access.tokens import (
+from holdfast.server import tokens as tokens_module
+from holdfast.server.tokens import (
     ROLES,
     Patterns,
     TokenEntry,

@@ -12,6 +12,13 @@ import pytest
 
 from holdfast.broker.delayed import Delayed
 from holdfast.broker.messages import DEAD, DELAYED_ID, DeadNote, encode_note
+from holdfast.broker.tracing import (
+    TraceContext,
+    format_tracestate,
+    new_context,
+    parse_traceparent,
+    parse_tracestate,
+)
 from holdfast.broker.tracing.log import (
     STEPS,
     TRACE,
@@ -28,13 +35,6 @@ from holdfast.broker.tracing.log import (
     trace,
 )
 from holdfast.broker.tracing.observer import GroupTracer
-from holdfast.codec.tracecontext import (
-    TraceContext,
-    format_tracestate,
-    new_context,
-    parse_traceparent,
-    parse_tracestate,
-)
 from holdfast.delivery.decide import EXPIRED, Moment, decide
 from holdfast.delivery.events import (
     DEFERRED,

@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import Empty
-from holdfast.api.bodies import Bodies
+from holdfast.api.drafts import Bodies
 from holdfast.broker.waiters import TaskWaiter, ThreadWaiter, Waiters
 from holdfast.env import ManualClock, SeededIds, SystemClock, World
 from holdfast.env.sim.disk import SimulatedDisk

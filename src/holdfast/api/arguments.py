@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import msgspec
 
 from holdfast.api.drafts import Seconds, duration_ms, instant_ns, lease_of
-from holdfast.env.later import asyncio
+from holdfast.env.process import asyncio
 from holdfast.errors import InvalidRequest, MessageTooLarge
 from holdfast.model import MOST_DOCUMENT_BYTES, Durability
 

@@ -8,8 +8,7 @@ from io import BytesIO
 from operator import attrgetter
 from typing import Any, BinaryIO, Final, Generic, Protocol, TypeVar
 
-from holdfast.api.bodies import Bodies
-from holdfast.api.drafts import moment_at, to_datetime
+from holdfast.api.drafts import Bodies, moment_at, to_datetime
 from holdfast.broker.messages import (
     BYTES_HEADERS,
     CORRELATION_ID,
@@ -21,7 +20,7 @@ from holdfast.broker.messages import (
     original_of,
     users_headers,
 )
-from holdfast.env.later import asyncio
+from holdfast.env.process import asyncio
 from holdfast.errors import InvalidRequest
 from holdfast.large import CHUNK_BYTES, LargeValue
 from holdfast.model import Record

@@ -1,9 +1,9 @@
-"""The arguments of `put`, checked and turned into a message to publish; and what `put` returns."""
+"""The arguments of `put`: bodies of each type, drafts of messages to publish; and what `put` returns."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, BinaryIO, Final, TypeAlias
@@ -11,7 +11,6 @@ from typing import Any, BinaryIO, Final, TypeAlias
 import msgspec
 from msgspec import structs
 
-from holdfast.api.bodies import Bodies
 from holdfast.broker.folder.layout import message_id
 from holdfast.broker.messages import (
     BYTES_HEADERS,
@@ -25,11 +24,102 @@ from holdfast.broker.messages import (
     Place,
 )
 from holdfast.delivery.where import moment_of, seconds_of
-from holdfast.errors import InvalidRequest
+from holdfast.errors import BadBody, InvalidRequest
 from holdfast.large import Value
 from holdfast.later import pattern
-from holdfast.model import CodecName, Durability
+from holdfast.model import BodyKind, CodecName, Durability
 from holdfast.settings import TopicSettings
+
+_TYPES: Final[dict[BodyKind, Any]] = {"bytes": bytes, "text": str, "json": Any}
+
+
+def kind_of(body_type: Any) -> BodyKind | None:
+    """Return the kind of bodies that is stored with a queue, which does not depend on the types of a program."""
+    if body_type is None or body_type is bytes:
+        return None if body_type is None else "bytes"
+    return "text" if body_type is str else "json"
+
+
+def type_of(kind: BodyKind | None) -> Any:
+    """Return the type in which bodies of this kind are returned; JSON becomes a dict, a list, a number and so on."""
+    return None if kind is None else _TYPES[kind]
+
+
+class Bodies:
+    """Encodes and decodes bodies of one type."""
+
+    def __init__(self, body_type: Any) -> None:
+        self.plain = body_type is None or body_type is bytes
+        self.decode: Callable[[bytes], Any]
+        self.encode: Callable[[Any], bytes]
+        if self.plain:
+            self.encode, self.decode = _from_bytes, bytes
+        elif body_type is str:
+            self.encode, self.decode = _from_text, _to_text
+        else:
+            self.encode, self.decode = _typed(body_type)
+
+
+def _from_bytes(body: object) -> bytes:
+    if isinstance(body, bytes):
+        return body
+    if isinstance(body, (bytearray, memoryview)):
+        return bytes(body)
+    hint = "; write body.encode(), or open the queue with body_type=str" if isinstance(body, str) else ""
+    hint = hint or "; open the queue with body_type=... to put values of other types"
+    raise BadBody(f"a body must be bytes, not {type(body).__name__}{hint}. Nothing was stored")
+
+
+def _from_text(body: object) -> bytes:
+    if not isinstance(body, str):
+        raise BadBody(
+            f"a body of this queue must be str, not {type(body).__name__}. Nothing was stored; convert it first"
+        )
+    try:
+        return body.encode()
+    except UnicodeEncodeError as error:
+        raise BadBody(
+            f"the body cannot be stored as text: {error}. Nothing was stored; use body_type=bytes for it"
+        ) from None
+
+
+def _to_text(body: bytes) -> str:
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        raise BadBody(f"the body is not text: {error}. Read its bytes from `raw`, or reject the message") from None
+
+
+def _typed(body_type: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
+    encoder = msgspec.json.Encoder()
+    try:
+        decoder = msgspec.json.Decoder(body_type)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(
+            f"body_type={body_type!r} cannot be used: {error}. Use bytes, str, dict or a type that msgspec supports"
+        ) from None
+    name = getattr(body_type, "__name__", str(body_type))
+
+    def encode(body: Any) -> bytes:
+        try:
+            content = encoder.encode(body)
+            decoder.decode(content)  # what is put must come out again
+        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+            raise BadBody(
+                f"the body does not fit {name}: {error}. Nothing was stored; change the body, or the queue's body_type"
+            ) from None
+        return content
+
+    def decode(body: bytes) -> Any:
+        try:
+            return decoder.decode(body)
+        except msgspec.MsgspecError as error:
+            raise BadBody(
+                f"the body does not fit {name}: {error}. Read its bytes from `raw`, or reject the message"
+            ) from None
+
+    return encode, decode
+
 
 Stream: TypeAlias = BinaryIO | Iterable[bytes]
 AsyncStream: TypeAlias = AsyncIterable[bytes] | Stream

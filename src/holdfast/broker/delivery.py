@@ -65,7 +65,7 @@ from holdfast.delivery.events import (
 )
 from holdfast.delivery.group import FAR, Group, Lease
 from holdfast.env import World
-from holdfast.env.later import asyncio
+from holdfast.env.process import asyncio
 from holdfast.errors import CorruptData, HoldfastError, LeaseLost, Unavailable
 from holdfast.model import Appended, Durability, Record
 from holdfast.settings import TopicSettings

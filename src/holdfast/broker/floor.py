@@ -10,7 +10,7 @@ from holdfast.broker.journal import Journal, Snapshot
 from holdfast.delivery.events import Event, Skipped
 from holdfast.delivery.group import Group
 from holdfast.delivery.image import image_of
-from holdfast.storage.checks.finding import count_of
+from holdfast.model import count_of
 from holdfast.storage.log import Log
 
 logger = logging.getLogger(__name__)

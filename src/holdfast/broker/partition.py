@@ -46,7 +46,7 @@ from holdfast.codec.columns import PRIORITIES
 from holdfast.codec.encode import Body, same_body, single_head
 from holdfast.codec.frame import Frame, FrameHeader
 from holdfast.env import World
-from holdfast.env.later import asyncio
+from holdfast.env.process import asyncio
 from holdfast.errors import Closed, CorruptData
 from holdfast.model import NO_PRODUCER, Appended, Batch, CodecName, Durability, LogPosition, Producer
 from holdfast.settings import TopicSettings

@@ -21,7 +21,7 @@ from holdfast.broker.topic import Topic
 from holdfast.codec.samples import RINGS, SeriesKey, Slot
 from holdfast.env import Clock
 from holdfast.errors import HoldfastError
-from holdfast.membership.assignment import TopicPartition
+from holdfast.membership import TopicPartition
 from holdfast.storage.log import Log
 
 if TYPE_CHECKING:

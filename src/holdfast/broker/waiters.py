@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Final, Protocol
 
 from holdfast.env import Clock
-from holdfast.env.later import asyncio
+from holdfast.env.process import asyncio
 
 _TICKET: Final = attrgetter("ticket")
 _COUNT: Final = attrgetter("count")

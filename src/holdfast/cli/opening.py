@@ -10,9 +10,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import holdfast
-from holdfast.api.bodies import Bodies
-from holdfast.api.drafts import parse_duration
-from holdfast.api.ports import port_of
+from holdfast.api import port_of
+from holdfast.api.drafts import Bodies, parse_duration
 from holdfast.api.topics import topic_settings
 from holdfast.broker.folder.layout import (
     DEAD_SUFFIX,
@@ -41,7 +40,7 @@ from holdfast.cli.places import (
     said_or_usual,
     usual_place,
 )
-from holdfast.client.address import Address, is_address
+from holdfast.client.opening import Address, is_address
 from holdfast.config.settings_file import read_settings
 from holdfast.env import real_world
 from holdfast.env.process import environment

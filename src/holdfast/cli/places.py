@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.broker.folder.layout import is_store
 from holdfast.cli.parsing import Command, Parameter, Typed, UsageError, option, parameter_of
-from holdfast.client.address import Address, is_address, parse_address, refuse_almost
+from holdfast.client.opening import Address, is_address, parse_address, refuse_almost
 from holdfast.env.process import environment, set_variable
 from holdfast.errors import BadSettings, InvalidRequest, Unauthenticated, Unavailable
 from holdfast.later import tomllib

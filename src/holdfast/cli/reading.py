@@ -13,8 +13,8 @@ from itertools import islice
 from typing import Final
 
 import holdfast
+from holdfast.api import port_of
 from holdfast.api.drafts import instant_ns, parse_duration, parse_instant
-from holdfast.api.ports import port_of
 from holdfast.api.topics import PartitionInfo
 from holdfast.broker.folder.contents import Catalog
 from holdfast.broker.folder.layout import partition_folder, topic_folder
@@ -24,14 +24,14 @@ from holdfast.broker.messages import check_partition
 from holdfast.cli.look.messages import AnyMessage, reader_of
 from holdfast.cli.opening import asked, engine_of, opened_broker
 from holdfast.cli.output import note, safe
-from holdfast.client.address import is_address
+from holdfast.client.opening import is_address
 from holdfast.config.settings_file import DEFAULT, read_settings
 from holdfast.delivery.where import compile_where
 from holdfast.env import World, real_world
 from holdfast.env.process import environment
 from holdfast.errors import Busy, DamagedRange, InvalidRequest, NotALog, OffsetOutOfRange
+from holdfast.model import count_of
 from holdfast.storage import LogReader
-from holdfast.storage.checks.finding import count_of
 from holdfast.storage.files import is_log, join
 from holdfast.storage.reader import Arrivals, FollowSettings
 

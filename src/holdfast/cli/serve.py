@@ -36,14 +36,14 @@ from holdfast.cli.output import (
     table,
 )
 from holdfast.cli.parsing import argument, option
-from holdfast.client.address import is_address
+from holdfast.client.opening import is_address
 from holdfast.config.settings_file import DEFAULT, Effective, Origin, read_settings
 from holdfast.env import real_world
 from holdfast.env.process import environment, raise_descriptor_limit
 from holdfast.env.sockets import answers_at
 from holdfast.errors import Busy, InvalidRequest, NotInstalled
+from holdfast.model import count_of
 from holdfast.settings import ServerSettings
-from holdfast.storage.checks.finding import count_of
 from holdfast.storage.files import join, require_own
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from urllib.parse import quote
 import httptools
 import msgspec
 
-from holdfast.client.address import Address
 from holdfast.client.network import Network, Transport, failure_text, tls_refusal
+from holdfast.client.opening import Address
 from holdfast.env import World
 from holdfast.errors import Closed, HoldfastError, Unavailable
 from holdfast.protocol.media import JSON, MSGPACK, ErrorAnswer, decode, encode, error_of

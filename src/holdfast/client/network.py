@@ -8,9 +8,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from holdfast.client.address import Address
+from holdfast.client.opening import Address
 from holdfast.env import Clock
-from holdfast.env.later import asyncio
+from holdfast.env.process import asyncio
 from holdfast.env.sockets import check_listener, connect_tcp, connect_unix, has_ended, short_name
 from holdfast.errors import InvalidRequest, Unauthenticated
 

@@ -321,7 +321,7 @@ def _load_for_children() -> None:
     """Import what a forked child needs to become a client of this process."""
     import asyncio  # noqa: F401
 
-    import holdfast.client.address
+    import holdfast.client.opening
     import holdfast.local.aio.broker
     import holdfast.remote.aio.group
     import holdfast.remote.sync.group  # noqa: F401
@@ -346,7 +346,7 @@ def local_folder(place: Any, settings: BrokerSettings | None) -> str:
 
 def client_of_owner(folder: str, settings: BrokerSettings | None, *, for_tasks: bool) -> Client:
     """Return a client of the folder's owner; it takes over the folder if the owner is gone."""
-    from holdfast.client.address import Address
+    from holdfast.client.opening import Address
     from holdfast.remote.client import Client
 
     if real_world().disk.exposure(folder) is not None:

@@ -9,9 +9,9 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from holdfast.broker.engine import BrokerEngine
-from holdfast.client.address import Address
 from holdfast.client.calling import Ask, Caller, packed, path_of
 from holdfast.client.network import ThreadNetwork, run
+from holdfast.client.opening import Address
 from holdfast.client.shared_folder import socket_of
 from holdfast.env import World
 from holdfast.env.sockets import absolute, answers_at

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from holdfast.broker.folder.layout import check_topic_name
-from holdfast.config.knobs import (
+from holdfast.config import (
     ABSENT_SECTIONS,
     FIXED,
     FOREIGN_SECTIONS,

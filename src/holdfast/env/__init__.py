@@ -2,8 +2,20 @@
 
 from holdfast.env.disk import Disk, File, FolderLock, FolderLocked, OpenFolder, RealDisk
 from holdfast.env.process import OpenFiles, close_in_children, end_at_exit, refuse_to_pickle
-from holdfast.env.watch import FolderWatch, InotifyWatch, WatchRefused, is_remote
-from holdfast.env.world import Clock, Ids, ManualClock, SeededIds, SystemClock, SystemIds, World, real_world
+from holdfast.env.world import (
+    Clock,
+    FolderWatch,
+    Ids,
+    InotifyWatch,
+    ManualClock,
+    SeededIds,
+    SystemClock,
+    SystemIds,
+    WatchRefused,
+    World,
+    is_remote,
+    real_world,
+)
 
 __all__ = [
     "Clock",

@@ -21,8 +21,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
-from holdfast.env.later import ctypes
-from holdfast.env.process import close_in_children
+from holdfast.env.process import close_in_children, ctypes
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 

@@ -1,4 +1,7 @@
-"""This process: its environment, descriptors and signals, and what happens when it forks or exits."""
+"""This process: its environment, descriptors and signals, what happens when it forks or exits, what it loads late.
+
+`asyncio`, `ctypes` and `futures` are here as modules that are loaded on first use; see `holdfast.later`.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,19 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 from weakref import WeakSet, ref
+
+from holdfast.later import module
+
+if TYPE_CHECKING:
+    import asyncio as asyncio  # noqa: PLC0414  for others to import, here and below
+    import ctypes as ctypes  # noqa: PLC0414
+    from concurrent import futures as futures  # noqa: PLC0414
+else:
+    asyncio = module("asyncio")
+    ctypes = module("ctypes")
+    futures = module("concurrent.futures")
 
 
 def environment() -> Mapping[str, str]:

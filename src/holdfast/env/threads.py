@@ -1,4 +1,4 @@
-"""A thread pool that works until the very end of the process.
+"""Blocking work for tasks on threads, off the event loop, and a pool of threads that works until the process ends.
 
 The pools of the standard library stop as soon as the main thread has returned: from then on `submit` raises, although
 other threads may go on for hours, and although what runs at exit is still to come. An owner of a folder cannot stop
@@ -9,14 +9,19 @@ syncs. So these threads are daemons that Python does not wait for, and whoever n
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from holdfast.env.world import Wanted
 
 _Result = TypeVar("_Result")
+_Given = ParamSpec("_Given")
 _Work = tuple["Future[Any]", Callable[[], Any]]
 _Queue = queue.SimpleQueue[_Work | None]
 
@@ -114,3 +119,41 @@ def _do(given: _Work, pool: weakref.ref[DaemonThreads]) -> None:
             future.set_exception(error)
     finally:
         del error  # its traceback holds this frame
+
+
+async def aside(work: Callable[_Given, _Result], *given: _Given.args, **options: _Given.kwargs) -> _Result:
+    """Run the work on a thread and return its result. It always runs to its end: a cancelled task waits for it."""
+    done = asyncio.ensure_future(asyncio.to_thread(work, *given, **options))
+    try:
+        return await asyncio.shield(done)
+    except asyncio.CancelledError:
+        await asyncio.gather(done, return_exceptions=True)  # whatever the result
+        raise
+
+
+async def aside_while_wanted(work: Callable[_Given, _Result], *given: _Given.args, **options: _Given.kwargs) -> _Result:
+    """Run work on a thread that may stop early: if the task is cancelled, it ends at its next checkpoint."""
+    wanted = Wanted()
+    try:
+        return await asyncio.to_thread(wanted.run, partial(work, *given, **options))
+    finally:
+        wanted.abandoned = True  # no effect if it has finished
+
+
+async def opened_aside(open_it: Callable[[], _Result], close: Callable[[_Result], object]) -> _Result:
+    """Open something on a thread and return it.
+
+    A thread cannot be cancelled: if the task is, what the thread opens is closed again, or a folder would stay locked.
+    """
+    opened: Future[_Result] = Future()
+
+    def open_into() -> _Result:
+        found = open_it()
+        opened.set_result(found)
+        return found
+
+    try:
+        return await asyncio.to_thread(open_into)
+    except asyncio.CancelledError:
+        opened.add_done_callback(lambda done: close(done.result()))
+        raise

@@ -12,9 +12,8 @@ from weakref import WeakSet
 import msgspec
 
 from holdfast.api.arguments import Question, moment_ns
-from holdfast.api.bodies import Bodies, kind_of
 from holdfast.api.contents import Contents, PartitionHome
-from holdfast.api.drafts import NewMessage, moment_at
+from holdfast.api.drafts import Bodies, NewMessage, kind_of, moment_at
 from holdfast.api.topics import GroupInfo, PartitionInfo, QueueRequest, TopicInfo, changes_to
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
@@ -28,7 +27,7 @@ from holdfast.broker.topic import Topic
 from holdfast.broker.tracing.log import Search, TraceStats, TraceStep
 from holdfast.broker.upkeep import reading
 from holdfast.codec.samples import SeriesKey
-from holdfast.env.later import asyncio, futures
+from holdfast.env.process import asyncio, futures
 from holdfast.env.world import Wanted
 from holdfast.errors import (
     CorruptData,

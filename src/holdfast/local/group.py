@@ -13,9 +13,8 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from holdfast.api.arguments import MessageOutcome, ReceiveRequest
-from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import Stored, instant_ns
+from holdfast.api.drafts import Bodies, Stored, instant_ns
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.group import Compacted, QueueGroup, QueueStats

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
 import msgspec
 from pyroaring import BitMap64
 
-from holdfast.api.bodies import Bodies
 from holdfast.api.contents import PartitionHome, home_of, record_of
-from holdfast.api.drafts import NewMessage
+from holdfast.api.drafts import Bodies, NewMessage
 from holdfast.api.listing import (
     DeadGroup,
     DeadLetter,

@@ -10,8 +10,9 @@ from weakref import WeakMethod
 
 import msgspec
 
-from holdfast.api.bodies import Bodies
-from holdfast.api.consumers import (
+from holdfast.api.contents import record_of
+from holdfast.api.drafts import Bodies, instant_ns
+from holdfast.api.topics import (
     ConsumedPartition,
     Listener,
     MemberRequest,
@@ -19,8 +20,6 @@ from holdfast.api.consumers import (
     StreamMessage,
     chosen_partitions,
 )
-from holdfast.api.contents import record_of
-from holdfast.api.drafts import instant_ns
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.messages import MOVED, is_for
 from holdfast.broker.partition import Partition
@@ -38,7 +37,7 @@ from holdfast.errors import (
     OffsetOutOfRange,
     UnknownTopic,
 )
-from holdfast.membership.assignment import TopicPartition
+from holdfast.membership import TopicPartition
 from holdfast.model import Appended, Durability, Record, extra_bytes
 from holdfast.settings import ConsumerSettings, load
 

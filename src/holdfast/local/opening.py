@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.api.arguments import switch
-from holdfast.api.bodies import Bodies
+from holdfast.api.drafts import Bodies
 from holdfast.broker.engine import BrokerEngine, folder_path
 from holdfast.broker.folder.contents import check_settings
 from holdfast.broker.folder.layout import DEFAULT_GROUP, is_store, store_of

@@ -7,8 +7,16 @@ from typing import Any, Final, TypeAlias, get_args
 
 import msgspec
 
-from holdfast.api.bodies import Bodies
-from holdfast.api.drafts import Drafter, NewMessage, Stored, StreamRequest, check_size_hint, pieces_of, stored_at
+from holdfast.api.drafts import (
+    Bodies,
+    Drafter,
+    NewMessage,
+    Stored,
+    StreamRequest,
+    check_size_hint,
+    pieces_of,
+    stored_at,
+)
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.messages import DEDUP_ID, Draft, Publication, RoundRobin, batch_of, head_bytes, partition_for
 from holdfast.broker.partition import Partition
@@ -16,7 +24,7 @@ from holdfast.broker.producers import ProducerId
 from holdfast.broker.topic import Topic
 from holdfast.codec.encode import message_sizes
 from holdfast.env import Clock, World
-from holdfast.env.later import asyncio
+from holdfast.env.process import asyncio
 from holdfast.errors import HoldfastError, InvalidRequest, MessageTooLarge
 from holdfast.large import Value
 from holdfast.model import NO_PRODUCER, Appended, Batch, CodecName, Durability, Producer

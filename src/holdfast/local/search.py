@@ -24,9 +24,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from holdfast.api.bodies import Bodies
-from holdfast.api.listing import DeadLetter, Listed, Waiting, as_expressions_see, note_of
-from holdfast.api.search import SearchedQueue, SearchHit, SearchPage, SearchTerms, parse_search
+from holdfast.api.drafts import Bodies
+from holdfast.api.listing import (
+    DeadLetter,
+    Listed,
+    SearchedQueue,
+    SearchHit,
+    SearchPage,
+    SearchTerms,
+    Waiting,
+    as_expressions_see,
+    note_of,
+    parse_search,
+)
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.folder.layout import DEAD_SUFFIX, DEFAULT_GROUP, topic_of_id
 from holdfast.broker.messages import ONLY_FOR, mark

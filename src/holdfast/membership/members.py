@@ -20,7 +20,7 @@ from typing import Final, Literal, NoReturn, TypeAlias
 import msgspec
 
 from holdfast.errors import Fenced, InvalidRequest
-from holdfast.membership.assignment import Assignor, Target, TopicPartition, Wishes, assign
+from holdfast.membership import Assignor, Target, TopicPartition, Wishes, assign
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,8 +12,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from holdfast.api.bodies import Bodies
-from holdfast.api.drafts import NewMessage
+from holdfast.api.drafts import Bodies, NewMessage
 from holdfast.broker.folder.layout import check_name, check_topic_name
 from holdfast.broker.messages import Draft, RoundRobin
 from holdfast.broker.producers import ProducerId

@@ -21,8 +21,7 @@ from holdfast.model import Durability
 from holdfast.settings import ProducerSettings, TopicSettings
 
 if TYPE_CHECKING:
-    from holdfast.api.bodies import Bodies
-    from holdfast.api.drafts import NewMessage, Seconds
+    from holdfast.api.drafts import Bodies, NewMessage, Seconds
 
 # The port of a producer: what it needs from a data folder of this process or from a server.
 

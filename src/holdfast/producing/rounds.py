@@ -13,10 +13,9 @@ from contextlib import suppress
 from typing import Any, Final
 
 from holdfast.env import Clock, end_at_exit
-from holdfast.env.later import asyncio
+from holdfast.env.process import asyncio
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.producing.core import ProducerCore, Writing
-from holdfast.producing.sync.waits import Waits
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +105,8 @@ class ThreadRounds:
         core = self._core
         if core.closed or core.port.backing.closed:
             return
+        from holdfast.api.sync.producer import Waits  # also for tasks: no event loop runs any more
+
         core.close()
         try:
             Waits(core, self).answered_all(core.accumulator.hurry(), core.settings.block_ms / 1000)

@@ -11,17 +11,16 @@ from weakref import WeakSet
 import msgspec
 
 from holdfast.api.arguments import Question, moment_ns
-from holdfast.api.bodies import Bodies
-from holdfast.api.consumers import ConsumedPartition, MemberRequest, StreamHome, StreamMessage
-from holdfast.api.drafts import instant_ns, to_datetime
+from holdfast.api.drafts import Bodies, instant_ns, to_datetime
 from holdfast.api.locks import Lock
+from holdfast.api.topics import ConsumedPartition, MemberRequest, StreamHome, StreamMessage
 from holdfast.broker.folder.layout import parse_message_id
 from holdfast.broker.messages import DELAYED_ID
 from holdfast.broker.streams.offsets import Reset, To
 from holdfast.client.calling import Ask, Caller, path_of
 from holdfast.client.network import run
 from holdfast.errors import HoldfastError, Unavailable
-from holdfast.membership.assignment import TopicPartition
+from holdfast.membership import TopicPartition
 from holdfast.model import Durability
 from holdfast.protocol import topics as wire
 from holdfast.protocol.messages import Said

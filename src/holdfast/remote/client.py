@@ -11,16 +11,15 @@ from queue import Empty as NothingThere
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from holdfast.api.bodies import Bodies
-from holdfast.api.drafts import NewMessage, PublishRequest
+from holdfast.api.drafts import Bodies, NewMessage, PublishRequest
 from holdfast.broker.folder.layout import DEFAULT_TOPIC
 from holdfast.broker.messages import TEXT_KEY, Draft, Place, check_partition
 from holdfast.broker.producers import ProducerId
-from holdfast.client.address import Address
 from holdfast.client.calling import Ask, Caller, packed, path_of
 from holdfast.client.network import Network, TaskNetwork, ThreadNetwork, run
+from holdfast.client.opening import Address
 from holdfast.env import Clock, World, close_in_children, end_at_exit
-from holdfast.env.later import asyncio
+from holdfast.env.process import asyncio
 from holdfast.errors import HoldfastError, LeaseLost, Unavailable
 from holdfast.model import Durability
 from holdfast.producing.parcels import Outbox, Parcel

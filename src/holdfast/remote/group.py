@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from holdfast.api.arguments import MessageOutcome, ReceiveRequest
-from holdfast.api.bodies import Bodies
+from holdfast.api.drafts import Bodies
 from holdfast.api.listing import Listed, Where, warn_of_damage
 from holdfast.client.calling import Ask, path_of
 from holdfast.delivery.where import compile_where

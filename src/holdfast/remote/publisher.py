@@ -16,8 +16,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from holdfast.api.bodies import Bodies
-from holdfast.api.drafts import Drafter, NewMessage, PublishRequest, Stored, has_only_a_body
+from holdfast.api.drafts import Bodies, Drafter, NewMessage, PublishRequest, Stored, has_only_a_body
 from holdfast.api.topics import TopicInfo
 from holdfast.broker.messages import Draft, RoundRobin, check_partition, partition_for
 from holdfast.client.calling import Ask, Caller, packed, path_of

@@ -9,11 +9,11 @@ from typing import Any, BinaryIO, Final, cast
 
 import msgspec
 
-from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import (
     PIECE_BYTES,
     AsyncStream,
+    Bodies,
     PublishRequest,
     Stored,
     StreamRequest,
@@ -21,8 +21,7 @@ from holdfast.api.drafts import (
     instant_ns,
     no_stream,
 )
-from holdfast.api.listing import DeadLetter, Listed, Waiting
-from holdfast.api.search import SearchedQueue, SearchHit, SearchPage
+from holdfast.api.listing import DeadLetter, Listed, SearchedQueue, SearchHit, SearchPage, Waiting
 from holdfast.broker.folder.layout import parse_message_id
 from holdfast.broker.messages import (
     BYTES_HEADERS,

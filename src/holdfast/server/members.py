@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from holdfast.api.consumers import ConsumedPartition, MemberRequest, SeekTarget, StreamMessage, member_request
 from holdfast.api.contents import record_of
+from holdfast.api.topics import ConsumedPartition, MemberRequest, SeekTarget, StreamMessage, member_request
 from holdfast.broker.engine import BrokerEngine
 from holdfast.errors import BadSettings, Closed, Fenced, Forbidden, HoldfastError, InvalidRequest, Unauthenticated
 from holdfast.local.aio.broker import AsyncLocalConsumerPort
-from holdfast.membership.assignment import TopicPartition
+from holdfast.membership import TopicPartition
 from holdfast.model import Durability, extra_bytes
 from holdfast.protocol.topics import Assigned, Join, MoveMember, Offset, Poll
 from holdfast.server.http.messages import ANSWER_BYTES

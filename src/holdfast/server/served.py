@@ -11,9 +11,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 import msgspec
 
 from holdfast.api.arguments import ReceiveRequest, check_state, wanted_of
-from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents, Home
-from holdfast.api.drafts import PublishRequest, Stored
+from holdfast.api.drafts import Bodies, PublishRequest, Stored
 from holdfast.broker.delivery import Delivery as PartitionDelivery
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import message_id

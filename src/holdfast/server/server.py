@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any, Final, Protocol, TypeAlias
 
 from holdfast.broker.engine import BrokerEngine
-from holdfast.codec.tracecontext import TraceContext, parse_traceparent
+from holdfast.broker.tracing import TraceContext, parse_traceparent
 from holdfast.config.settings_file import Effective
 from holdfast.env import World
 from holdfast.env.disk import replaceable
@@ -36,11 +36,10 @@ from holdfast.errors import (
 from holdfast.local.aio.broker import AsyncLocalBrokerPort, open_broker_port_async
 from holdfast.otel import ENDPOINT, TRACES_ENDPOINT, TraceExport, export
 from holdfast.protocol.media import JSON, MSGPACK, SMALL_BYTES, ErrorAnswer, Fault, encode, fault_of
-from holdfast.server.access.callers import CHALLENGES, Access, Revocation, check_fetch, check_listening, tls_context
-from holdfast.server.access.tokens import Principal
-from holdfast.server.api import admin, dead, enqueue, groups, locks, queues, search, streams, topics
+from holdfast.server.api import admin, dead, enqueue, groups, locks, queues, takes, topics
 from holdfast.server.api.admin import audit_routes, description_routes, metrics_routes
 from holdfast.server.audit import Audit, CallAuditor, open_audit
+from holdfast.server.callers import CHALLENGES, Access, Revocation, check_fetch, check_listening, tls_context
 from holdfast.server.console import console_routes
 from holdfast.server.console.rendering import error_page
 from holdfast.server.http.connection import Answer
@@ -61,6 +60,7 @@ from holdfast.server.limits import ConnectionLimits
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.routing import Route, Routes, RouteTable, Shortcut, retry_after_of, status_of
 from holdfast.server.service import Call, Service, check_group, check_right
+from holdfast.server.tokens import Principal
 from holdfast.server.turns import CALLER, CallTurns, FairThreads
 from holdfast.settings import BrokerSettings, ServerSettings
 from holdfast.storage.files import ran_out, shortage
@@ -70,9 +70,9 @@ API: Final[Sequence[Routes]] = (
     enqueue.routes,
     queues.routes,
     queues.payload_routes,
-    streams.routes,
+    takes.routes,
     dead.routes,
-    search.routes,
+    queues.search_routes,
     topics.routes,
     dead.delayed_routes,
     enqueue.producer_routes,

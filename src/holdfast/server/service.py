@@ -21,18 +21,18 @@ from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.local.aio.broker import AsyncLocalBrokerPort, AsyncLocalLocksPort
 from holdfast.protocol.media import JSON, MSGPACK, SMALL_BYTES, UNSAID, check_values, decode, encode
 from holdfast.protocol.topics import Sequence as SequenceNumber
-from holdfast.server.access.tokens import Principal
 from holdfast.server.http.messages import ANSWER_BYTES, Refused, Request, Response
 from holdfast.server.limits import ANSWERS_EACH, BODIES_EACH, Room, check_new_group
 from holdfast.server.members import ServedMembers
 from holdfast.server.routing import Route
 from holdfast.server.served import ServedGroup, ServedPublishing
+from holdfast.server.tokens import Principal
 from holdfast.server.turns import Job, Pool, Scans
 from holdfast.server.waiting import Attempts, WaitLimit, Windows
 from holdfast.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from holdfast.codec.tracecontext import TraceContext
+    from holdfast.broker.tracing import TraceContext
     from holdfast.server.audit import Act
 
 

@@ -14,8 +14,8 @@ from holdfast.broker.leases import Delivered
 from holdfast.delivery.events import Extend, Receipt
 from holdfast.errors import InvalidRequest, LeaseLost, TooManyWaiters
 from holdfast.protocol.messages import Take
-from holdfast.server.access.tokens import LOCAL, Principal
 from holdfast.server.served import MOST_AT_ONCE, Leased, ServedGroup, Taken
+from holdfast.server.tokens import LOCAL, Principal
 from holdfast.server.turns import other_turns
 
 ADMIN_RESERVE: Final = 64  # calls of admins that may wait beyond the limit

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from holdfast.env.later import asyncio
+from holdfast.env.process import asyncio
 from holdfast.errors import Closed, DiskFailed, HoldfastError, Unavailable
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from holdfast.api import port_of
 from holdfast.api.aio.group import AsyncQueue
-from holdfast.api.ports import port_of
 from holdfast.api.sync.group import Queue
 from holdfast.api.sync.message import Message
 from holdfast.client.sync.opening import open_queue

@@ -14,8 +14,8 @@ from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
+from holdfast.api import port_of
 from holdfast.api.drafts import Seconds
-from holdfast.api.ports import port_of
 from holdfast.env import Clock, World
 from holdfast.errors import Closed, HoldfastError, InvalidRequest, LeaseLost, UnknownGroup, UnknownTopic
 from holdfast.worker.sources import (

@@ -14,9 +14,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from holdfast.api.bodies import type_of
-from holdfast.api.drafts import Seconds, duration_ms
-from holdfast.api.ports import port_of
+from holdfast.api import port_of
+from holdfast.api.drafts import Seconds, duration_ms, type_of
 from holdfast.env import Ids, World
 from holdfast.errors import InvalidRequest
 

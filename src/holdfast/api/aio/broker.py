@@ -6,17 +6,17 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from holdfast.api import AsyncOpening, Face
 from holdfast.api.aio.consumer import AsyncConsumer
 from holdfast.api.aio.group import AsyncGroup, AsyncQueue
 from holdfast.api.aio.message import AsyncDocuments, AsyncLocks
-from holdfast.api.aio.opening import AsyncOpening
 from holdfast.api.aio.ports import AsyncBrokerPort
 from holdfast.api.arguments import Question, When, check_id, check_search, span_of, switch
-from holdfast.api.bodies import Bodies, kind_of
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import (
     NO_OPTIONS,
     AsyncStream,
+    Bodies,
     HeadersLike,
     NewMessage,
     PublishRequest,
@@ -24,11 +24,11 @@ from holdfast.api.drafts import (
     Stored,
     StreamRequest,
     Text,
+    kind_of,
     message_of,
     stream_options,
 )
-from holdfast.api.ports import Face
-from holdfast.api.search import SearchPage, check_search_request
+from holdfast.api.listing import SearchPage, check_search_request
 from holdfast.api.topics import (
     GroupInfo,
     QueueRequest,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 from msgspec import UNSET, UnsetType
 
+from holdfast.api import Face
 from holdfast.api.aio.message import AsyncDeadLetters, AsyncMessage, settle, taken_of
 from holdfast.api.aio.ports import AsyncGroupPort
 from holdfast.api.arguments import (
@@ -42,7 +43,6 @@ from holdfast.api.listing import (
     check_limit,
     check_phase,
 )
-from holdfast.api.ports import Face
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.errors import Closed, Empty, InvalidRequest, LeaseLost
 from holdfast.model import CodecName, Durability, Retained

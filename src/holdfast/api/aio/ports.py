@@ -8,20 +8,27 @@ from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.api.arguments import MessageOutcome, Question, ReceiveRequest
-from holdfast.api.bodies import Bodies
-from holdfast.api.consumers import ConsumedPartition, Listener, MemberRequest, SeekTarget, StreamMessage
 from holdfast.api.contents import Contents, Taken
-from holdfast.api.drafts import NewMessage, PublishRequest, Stored, StreamRequest
+from holdfast.api.drafts import Bodies, NewMessage, PublishRequest, Stored, StreamRequest
 from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Listed, Redriven, Where
 from holdfast.api.locks import Document, KeptLock, Lock, LockInfo, LockRequest
-from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo
-from holdfast.membership.assignment import TopicPartition
+from holdfast.api.topics import (
+    ConsumedPartition,
+    GroupInfo,
+    Listener,
+    MemberRequest,
+    QueueRequest,
+    SeekTarget,
+    StreamMessage,
+    TopicInfo,
+)
+from holdfast.membership import TopicPartition
 from holdfast.model import BodyKind, CodecName, Durability, Retained
 from holdfast.settings import BrokerSettings, ConsumerSettings, TopicSettings
 
 if TYPE_CHECKING:
     from holdfast.api.aio.producer import AsyncProducer
-    from holdfast.api.search import SearchPage
+    from holdfast.api.listing import SearchPage
     from holdfast.broker.group import Compacted, QueueStats
     from holdfast.broker.metrics import Observer
     from holdfast.broker.samples import Samples

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from holdfast.api import Face
 from holdfast.api.arguments import Question, When, check_id, check_search, span_of, switch
-from holdfast.api.bodies import Bodies, kind_of
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import (
     NO_OPTIONS,
+    Bodies,
     HeadersLike,
     NewMessage,
     PublishRequest,
@@ -20,11 +21,11 @@ from holdfast.api.drafts import (
     Stream,
     StreamRequest,
     Text,
+    kind_of,
     message_of,
     stream_options,
 )
-from holdfast.api.ports import Face
-from holdfast.api.search import SearchPage, check_search_request
+from holdfast.api.listing import SearchPage, check_search_request
 from holdfast.api.sync.consumer import Consumer
 from holdfast.api.sync.group import Group, Queue
 from holdfast.api.sync.message import Documents, Locks

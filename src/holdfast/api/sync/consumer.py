@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Self
 
-from holdfast.api.consumers import (
+from holdfast.api.contents import Body, home_of
+from holdfast.api.drafts import Seconds, duration_ms, instant_ns
+from holdfast.api.sync.ports import ConsumerPort, tell
+from holdfast.api.topics import (
     ConsumedPartition,
     MemberRequest,
     SeekTarget,
@@ -20,11 +23,8 @@ from holdfast.api.consumers import (
     member_request,
     owned_partition,
 )
-from holdfast.api.contents import Body, home_of
-from holdfast.api.drafts import Seconds, duration_ms, instant_ns
-from holdfast.api.sync.ports import ConsumerPort, tell
 from holdfast.errors import Closed, Fenced, InvalidRequest
-from holdfast.membership.assignment import TopicPartition
+from holdfast.membership import TopicPartition
 from holdfast.model import Durability
 from holdfast.settings import ConsumerSettings
 

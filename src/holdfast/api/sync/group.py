@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 from msgspec import UNSET, UnsetType
 
+from holdfast.api import Face
 from holdfast.api.arguments import (
     check_count,
     check_id,
@@ -41,7 +42,6 @@ from holdfast.api.listing import (
     check_limit,
     check_phase,
 )
-from holdfast.api.ports import Face
 from holdfast.api.sync.message import DeadLetters, Message, settle, taken_of
 from holdfast.api.sync.ports import GroupPort
 from holdfast.broker.folder.layout import DEFAULT_GROUP

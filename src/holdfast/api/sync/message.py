@@ -19,9 +19,8 @@ from holdfast.api.arguments import (
     state_content,
     switch,
 )
-from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Body, Home, MessageFields, Taken
-from holdfast.api.drafts import Seconds, duration_ms, lease_of
+from holdfast.api.drafts import Bodies, Seconds, duration_ms, lease_of
 from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Redriven, Where, check_limit
 from holdfast.api.locks import (
     LEASE_S,

@@ -10,11 +10,20 @@ from typing import Any
 
 from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Text, duration_ms, message_of
 from holdfast.broker.messages import TEXT_KEY
+from holdfast.broker.waiters import ThreadWaiter
 from holdfast.errors import HoldfastError, QueueFull, Unavailable
 from holdfast.producing.core import Addressed, ProducerCore
-from holdfast.producing.parcels import Destination, Outbox, Parcel, ProducerPort, Sent, SentMany, Span
-from holdfast.producing.rounds import ThreadRounds
-from holdfast.producing.sync.waits import Waits
+from holdfast.producing.parcels import (
+    Callback,
+    Destination,
+    Outbox,
+    Parcel,
+    ProducerPort,
+    Sent,
+    SentMany,
+    Span,
+)
+from holdfast.producing.rounds import TaskRounds, ThreadRounds
 from holdfast.settings import ProducerSettings
 
 
@@ -261,3 +270,63 @@ class Producer:
 
 def _seconds(timeout: Seconds | None) -> float | None:
     return None if timeout is None else duration_ms(timeout, "timeout") / 1000
+
+
+class Waits:
+    """How callers of one producer wait: for answers, and for space in its buffer."""
+
+    def __init__(self, core: ProducerCore[Any], rounds: ThreadRounds | TaskRounds) -> None:
+        self._core = core
+        self._accumulator = core.accumulator
+        self._clock = core.clock
+        self._rounds = rounds
+
+    def deadline_ns(self, timeout_s: float | None) -> int | None:
+        """Return the deadline that many seconds from now."""
+        return None if timeout_s is None else self._clock.monotonic_ns() + round(timeout_s * 1e9)
+
+    def answered(self, parcel: Parcel, deadline_ns: int | None = None) -> bool:
+        """Wait until the parcel is answered or the timeout passes; returns whether it is answered."""
+        self._rounds.check_outside()
+        waiter = ThreadWaiter(self._clock)
+        if not self._accumulator.await_answer(parcel, waiter):
+            return True
+        try:
+            while not parcel.done:
+                left_s = self._left_s(deadline_ns)
+                if left_s is not None and left_s <= 0:
+                    return False
+                waiter.wait(self._rounds.help(left_s))
+        finally:
+            if not parcel.done:
+                self._accumulator.forget_answer(parcel, waiter)
+        return True
+
+    def answered_all(self, parcels: Iterable[Parcel], timeout_s: float | None) -> Parcel | None:
+        """Wait until all are answered or the timeout passes; returns the first that is not answered."""
+        deadline_ns = self.deadline_ns(timeout_s)
+        for parcel in parcels:
+            if not parcel.done and not self.answered(parcel, deadline_ns):
+                return parcel
+        return None
+
+    def room(self, deadline_ns: int | None) -> None:
+        """Return when something was stored, or now and then; QueueFull when the time is over."""
+        self._rounds.check_outside()
+        waiter = ThreadWaiter(self._clock)
+        try:
+            if not self._accumulator.await_room(waiter):
+                return  # all was stored just now
+            left_s = self._left_s(deadline_ns)
+            if left_s is not None and left_s <= 0:
+                raise self._core.full()
+            waiter.wait(self._rounds.help(left_s))
+        finally:
+            self._accumulator.forget_room(waiter)
+
+    def call_when_done(self, parcel: Parcel, callback: Callback) -> None:
+        """Call once the parcel is answered; at once where it is."""
+        self._accumulator.call_when_done(parcel, callback)
+
+    def _left_s(self, deadline_ns: int | None) -> float | None:
+        return None if deadline_ns is None else (deadline_ns - self._clock.monotonic_ns()) / 1e9

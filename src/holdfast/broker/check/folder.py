@@ -60,8 +60,9 @@ from holdfast.broker.streams.queries import list_queries
 from holdfast.delivery.image import check as check_group
 from holdfast.env import World, real_world
 from holdfast.errors import BadSettings, CorruptData, HoldfastError, UnknownFormat, UnknownTopic
+from holdfast.model import count_of
 from holdfast.storage.checks.check import Progress, check
-from holdfast.storage.checks.finding import CheckReport, count_of
+from holdfast.storage.checks.finding import CheckReport
 from holdfast.storage.files import join, read_file
 
 

@@ -33,7 +33,7 @@ from holdfast.broker.streams.offsets import (
 from holdfast.broker.waiters import Waiters
 from holdfast.errors import Closed, CorruptData, HoldfastError, InvalidRequest, UnknownGroup, UnknownTopic
 from holdfast.later import pattern
-from holdfast.membership.assignment import TopicPartition
+from holdfast.membership import TopicPartition
 from holdfast.membership.members import (
     Command,
     Event,

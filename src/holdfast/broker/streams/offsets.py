@@ -18,7 +18,7 @@ from holdfast.broker.journal import SNAPSHOT, SnapshotFiles, log_settings
 from holdfast.codec.frame import Kind
 from holdfast.env import World
 from holdfast.errors import CorruptData, DamagedRange, DiskFull, InvalidRequest, OffsetOutOfRange, TailLost
-from holdfast.membership.assignment import Assignor, TopicPartition
+from holdfast.membership import Assignor, TopicPartition
 from holdfast.membership.members import Rebalance, StaticMember
 from holdfast.model import Appended, Durability, LogPosition
 from holdfast.settings import LogSettings

@@ -19,10 +19,7 @@ import msgspec
 from holdfast.broker.folder.layout import message_id
 from holdfast.broker.messages import DELAYED_ID, PREFIX, DeadNote
 from holdfast.broker.metrics import Histogram, Times
-from holdfast.codec.columns import KEYS
-from holdfast.codec.encode import single_head
-from holdfast.codec.frame import Frame
-from holdfast.codec.tracecontext import (
+from holdfast.broker.tracing import (
     SAMPLED,
     TRACEPARENT,
     TRACESTATE,
@@ -31,6 +28,9 @@ from holdfast.codec.tracecontext import (
     parse_traceparent,
     parse_tracestate,
 )
+from holdfast.codec.columns import KEYS
+from holdfast.codec.encode import single_head
+from holdfast.codec.frame import Frame
 from holdfast.env import World
 from holdfast.errors import Closed, HoldfastError, InvalidRequest
 from holdfast.later import difflib, hashlib

@@ -38,9 +38,9 @@ from holdfast.cli.reading import check_has_log
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import World, real_world
 from holdfast.errors import CorruptData, DamagedRange, HoldfastError, InvalidRequest, MessageTooLarge
-from holdfast.model import Record
+from holdfast.model import Record, count_of
 from holdfast.storage import LogReader
-from holdfast.storage.checks.finding import count_of, offsets
+from holdfast.storage.checks.finding import offsets
 from holdfast.storage.files import LOCK
 from holdfast.storage.frames import NO_TIME
 from holdfast.storage.retention import SegmentFacts

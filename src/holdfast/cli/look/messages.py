@@ -11,12 +11,20 @@ import msgspec
 from msgspec import to_builtins
 
 import holdfast
-from holdfast.api.bodies import Bodies
+from holdfast.api import port_of
 from holdfast.api.contents import Contents, MessageFields, PartitionHome, record_of
-from holdfast.api.drafts import moment_at, to_datetime
-from holdfast.api.listing import DeadLetter, Found, Listed, PhaseName, no_letter, until_ms_of
-from holdfast.api.ports import port_of
-from holdfast.api.search import MOST_FOUND, SearchHit, SearchPage
+from holdfast.api.drafts import Bodies, moment_at, to_datetime
+from holdfast.api.listing import (
+    MOST_FOUND,
+    DeadLetter,
+    Found,
+    Listed,
+    PhaseName,
+    SearchHit,
+    SearchPage,
+    no_letter,
+    until_ms_of,
+)
 from holdfast.api.sync.message import taken_of
 from holdfast.broker.messages import TOMBSTONE
 from holdfast.broker.tracing.log import TraceStep
@@ -44,8 +52,7 @@ from holdfast.cli.parsing import argument, option
 from holdfast.delivery.group import Failure
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest
-from holdfast.model import Record
-from holdfast.storage.checks.finding import count_of
+from holdfast.model import Record, count_of
 
 AnyMessage: TypeAlias = MessageFields[Any]
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
+from holdfast.api import port_of
 from holdfast.api.drafts import parse_duration, to_datetime
-from holdfast.api.ports import port_of
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.inspect.status import GroupStanding, TopicStanding
 from holdfast.broker.samples import Line, Samples, line_of, peak_of, squeezed, top_of
@@ -35,11 +35,10 @@ from holdfast.cli.output import (
 from holdfast.cli.parsing import option
 from holdfast.cli.places import queue_of
 from holdfast.cli.reading import standing_of, standing_with_delayed
-from holdfast.client.address import is_address
+from holdfast.client.opening import is_address
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
-from holdfast.model import Pause
-from holdfast.storage.checks.finding import count_of
+from holdfast.model import Pause, count_of
 
 
 class GroupLoad(msgspec.Struct, frozen=True, kw_only=True):

@@ -54,11 +54,11 @@ from holdfast.cli.output import (
     table,
 )
 from holdfast.cli.parsing import Section, argument, option
-from holdfast.client.address import is_address
+from holdfast.client.opening import is_address
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest, NotAQueue
+from holdfast.model import count_of
 from holdfast.storage import LogReader
-from holdfast.storage.checks.finding import count_of
 from holdfast.storage.files import is_log, join
 
 # The life of a message as a drawing: one line for each step, with a bar for each lease and each wait.

@@ -35,8 +35,9 @@ from holdfast.cli.output import (
 from holdfast.cli.parsing import option
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest
+from holdfast.model import count_of
 from holdfast.storage.checks.check import check
-from holdfast.storage.checks.finding import NO_MESSAGE, NOTHING, CheckReport, Finding, count_of, offsets
+from holdfast.storage.checks.finding import NO_MESSAGE, NOTHING, CheckReport, Finding, offsets
 from holdfast.storage.checks.repair import RepairPlan, RepairResult, plan_repair, repair
 from holdfast.storage.files import take_lock, translated
 

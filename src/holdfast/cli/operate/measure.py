@@ -36,7 +36,7 @@ from holdfast.cli.output import (
 )
 from holdfast.cli.parsing import argument, option
 from holdfast.cli.places import PLACE
-from holdfast.client.address import is_address, parse_address
+from holdfast.client.opening import is_address, parse_address
 from holdfast.env import World, real_world
 from holdfast.env.disk import write_fully
 from holdfast.errors import HoldfastError, NotALog

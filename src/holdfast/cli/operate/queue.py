@@ -11,9 +11,9 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 
 import holdfast
+from holdfast.api import port_of
 from holdfast.api.drafts import parse_instant
 from holdfast.api.listing import DeadGroup
-from holdfast.api.ports import port_of
 from holdfast.api.sync.message import DeadLetters
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_name
 from holdfast.broker.group import Compacted
@@ -64,8 +64,7 @@ from holdfast.cli.parsing import Section, argument, option
 from holdfast.env import real_world
 from holdfast.errors import Busy, HoldfastError, InvalidRequest, OffsetOutOfRange
 from holdfast.local.listing import LettersBeside
-from holdfast.model import Pause, Retained
-from holdfast.storage.checks.finding import count_of
+from holdfast.model import Pause, Retained, count_of
 
 
 def show_moves(console: Console, moves: Sequence[ResetEffect]) -> None:

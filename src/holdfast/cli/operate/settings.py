@@ -38,7 +38,7 @@ from holdfast.cli.output import (
 )
 from holdfast.cli.parsing import Section, argument, option
 from holdfast.cli.places import PLACE
-from holdfast.client.address import is_address, parse_address
+from holdfast.client.opening import is_address, parse_address
 from holdfast.config.settings_file import FILE_VARIABLE, Effective, Origin, Setting, read_settings
 from holdfast.delivery.where import seconds_of
 from holdfast.env import World, real_world

@@ -28,7 +28,7 @@ from holdfast.delivery.where import seconds_of
 from holdfast.env import real_world
 from holdfast.env.process import environment
 from holdfast.errors import InvalidRequest
-from holdfast.server.access.tokens import (
+from holdfast.server.tokens import (
     ACTIONS,
     ROLES,
     TokenEntry,

@@ -9,8 +9,8 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 
 import holdfast
+from holdfast.api import port_of
 from holdfast.api.drafts import to_datetime
-from holdfast.api.ports import port_of
 from holdfast.broker.folder.layout import QUERIES, check_name, check_topic_name
 from holdfast.broker.inspect.status import GroupStanding, TopicStanding
 from holdfast.broker.streams.queries import list_queries, remove_queries
@@ -53,10 +53,10 @@ from holdfast.cli.output import (
 )
 from holdfast.cli.parsing import Section, argument, option
 from holdfast.cli.reading import standing_of, time_of
-from holdfast.client.address import is_address
+from holdfast.client.opening import is_address
 from holdfast.env import real_world
 from holdfast.errors import BadSettings, InvalidRequest, TopicExists, UnknownGroup
-from holdfast.storage.checks.finding import count_of
+from holdfast.model import count_of
 from holdfast.storage.compaction import KeysCompacted
 
 group_app = Section("Consumer groups: their lag, and their position.")

@@ -15,8 +15,7 @@ from contextlib import closing
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import holdfast
-from holdfast.api.bodies import type_of
-from holdfast.api.drafts import parse_duration, to_datetime
+from holdfast.api.drafts import parse_duration, to_datetime, type_of
 from holdfast.api.topics import to_of
 from holdfast.broker.folder.layout import check_name, check_topic_name
 from holdfast.broker.streams.offsets import To
@@ -50,7 +49,7 @@ from holdfast.cli.places import enter, queue_of
 from holdfast.cli.reading import OpeningTurns, TopicReading, time_of
 from holdfast.cli.use.get import given_back_unless_shown
 from holdfast.cli.use.put import separator_of
-from holdfast.client.address import is_address
+from holdfast.client.opening import is_address
 from holdfast.errors import InvalidRequest
 from holdfast.model import BodyKind
 

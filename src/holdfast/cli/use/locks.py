@@ -33,7 +33,7 @@ from holdfast.cli.output import (
 from holdfast.cli.parsing import Section, argument, option
 from holdfast.cli.reading import OpeningTurns
 from holdfast.cli.use.get import default_holder, nothing_exported
-from holdfast.client.address import is_address
+from holdfast.client.opening import is_address
 from holdfast.delivery.decide import Moment
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest, LockHeld

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Literal, Name
 import msgspec
 
 import holdfast
+from holdfast.api import port_of
 from holdfast.api.drafts import NewMessage, parse_duration, parse_instant
-from holdfast.api.ports import port_of
 from holdfast.cli.opening import (
     WAIT,
     AsJson,
@@ -44,8 +44,7 @@ from holdfast.cli.output import (
 from holdfast.cli.parsing import argument, option
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest
-from holdfast.model import CodecName, Durability
-from holdfast.storage.checks.finding import count_of
+from holdfast.model import CodecName, Durability, count_of
 
 if TYPE_CHECKING:
     from holdfast.api.sync.producer import Producer

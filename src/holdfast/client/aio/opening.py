@@ -7,12 +7,11 @@ from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.api import AsyncOpening, port_of
 from holdfast.api.aio.broker import AsyncBroker
 from holdfast.api.aio.group import AsyncQueue
-from holdfast.api.aio.opening import AsyncOpening, opened_aside
-from holdfast.api.ports import port_of
-from holdfast.client.address import queue_named
-from holdfast.client.opening import Opened, QueueOpening, close_opened, given, opener, reach
+from holdfast.client.opening import Opened, QueueOpening, close_opened, given, opener, queue_named, reach
+from holdfast.env.threads import opened_aside
 from holdfast.local.aio.broker import AsyncLocalBrokerPort
 from holdfast.local.aio.group import AsyncLocalGroupPort
 from holdfast.local.opening import open_broker_port, open_queue_port

@@ -8,11 +8,10 @@ from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.api.ports import port_of
+from holdfast.api import port_of
 from holdfast.api.sync.broker import Broker
 from holdfast.api.sync.group import Queue
-from holdfast.client.address import queue_named
-from holdfast.client.opening import Opened, QueueOpening, opener
+from holdfast.client.opening import Opened, QueueOpening, opener, queue_named
 from holdfast.local.opening import open_broker_port, open_queue_port
 from holdfast.local.sync.broker import LocalBrokerPort
 from holdfast.local.sync.group import LocalGroupPort

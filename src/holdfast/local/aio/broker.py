@@ -9,19 +9,17 @@ from functools import cached_property, partial
 from os import PathLike
 from typing import Any, Self, TypeVar
 
+from holdfast.api import AsyncOpening
 from holdfast.api.aio.broker import AsyncBroker
 from holdfast.api.aio.group import AsyncQueue
-from holdfast.api.aio.opening import AsyncOpening, aside, aside_while_wanted, opened_aside
 from holdfast.api.aio.ports import tell
 from holdfast.api.aio.producer import AsyncProducer
 from holdfast.api.arguments import Question
-from holdfast.api.bodies import Bodies
-from holdfast.api.consumers import MemberRequest, SeekTarget, StreamMessage
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import NewMessage, PublishRequest, Stored, StreamRequest
+from holdfast.api.drafts import Bodies, NewMessage, PublishRequest, Stored, StreamRequest
+from holdfast.api.listing import SearchPage
 from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
-from holdfast.api.search import SearchPage
-from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo
+from holdfast.api.topics import GroupInfo, MemberRequest, QueueRequest, SeekTarget, StreamMessage, TopicInfo
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
 from holdfast.broker.folder.layout import DEAD_SUFFIX, check_topic_name
 from holdfast.broker.group import Compacted, QueueGroup
@@ -32,6 +30,7 @@ from holdfast.broker.topic import Topic
 from holdfast.broker.tracing.log import TraceStats, TraceStep
 from holdfast.broker.waiters import TaskWaiter
 from holdfast.broker.workers import Order, WorkerInfo
+from holdfast.env.threads import aside, aside_while_wanted, opened_aside
 from holdfast.local.aio.group import AsyncLocalGroupPort
 from holdfast.local.broker import LocalBroker, TopicThread, TopicThreads, samples_in, search_in, stats_in
 from holdfast.local.locks import LocalKeptLock, Patience, command_of, decided_document, granted_lock, info_of, lock_of
@@ -39,7 +38,7 @@ from holdfast.local.member import StreamMember, member_of
 from holdfast.local.opening import close_engine, open_broker_port
 from holdfast.local.publisher import LocalProducerPort, SpooledUpload
 from holdfast.locking import Remove, Renew, ReplaceDocument
-from holdfast.membership.assignment import TopicPartition
+from holdfast.membership import TopicPartition
 from holdfast.model import Durability, Retained
 from holdfast.producing.core import producer_settings
 from holdfast.producing.rounds import ThreadRounds  # noqa: F401  threads have them

@@ -10,17 +10,15 @@ from os import PathLike
 from typing import Any, Self
 
 from holdfast.api.arguments import Question
-from holdfast.api.bodies import Bodies
-from holdfast.api.consumers import MemberRequest, SeekTarget, StreamMessage
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import NewMessage, PublishRequest, Stored, StreamRequest
+from holdfast.api.drafts import Bodies, NewMessage, PublishRequest, Stored, StreamRequest
+from holdfast.api.listing import SearchPage
 from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
-from holdfast.api.search import SearchPage
 from holdfast.api.sync.broker import Broker
 from holdfast.api.sync.group import Queue
 from holdfast.api.sync.ports import tell
 from holdfast.api.sync.producer import Producer
-from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo
+from holdfast.api.topics import GroupInfo, MemberRequest, QueueRequest, SeekTarget, StreamMessage, TopicInfo
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
 from holdfast.broker.group import Compacted, QueueGroup
 from holdfast.broker.locks import Decided, FolderLocks
@@ -36,7 +34,7 @@ from holdfast.local.opening import open_broker_port
 from holdfast.local.publisher import LocalProducerPort, SpooledUpload
 from holdfast.local.sync.group import LocalGroupPort
 from holdfast.locking import Remove, Renew, ReplaceDocument
-from holdfast.membership.assignment import TopicPartition
+from holdfast.membership import TopicPartition
 from holdfast.model import Durability, Retained
 from holdfast.producing.core import producer_settings
 from holdfast.producing.rounds import ThreadRounds

@@ -9,13 +9,19 @@ import msgspec
 
 from holdfast.api.aio.producer import AsyncProducer
 from holdfast.api.arguments import Question
-from holdfast.api.bodies import Bodies, kind_of
-from holdfast.api.consumers import MemberRequest
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import NewMessage, PublishRequest, Stored, StreamRequest
+from holdfast.api.drafts import Bodies, NewMessage, PublishRequest, Stored, StreamRequest, kind_of
+from holdfast.api.listing import SearchPage
 from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
-from holdfast.api.search import SearchPage
-from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo, changes_to, check_partitions, topic_settings
+from holdfast.api.topics import (
+    GroupInfo,
+    MemberRequest,
+    QueueRequest,
+    TopicInfo,
+    changes_to,
+    check_partitions,
+    topic_settings,
+)
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_topic_name, parse_lease
 from holdfast.broker.group import Compacted
 from holdfast.broker.samples import Samples

@@ -13,16 +13,22 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from holdfast.api.consumers import ConsumedPartition, MemberRequest, SeekTarget, StreamMessage, chosen_partitions
 from holdfast.api.contents import home_of
 from holdfast.api.sync.ports import tell
-from holdfast.api.topics import TopicInfo
+from holdfast.api.topics import (
+    ConsumedPartition,
+    MemberRequest,
+    SeekTarget,
+    StreamMessage,
+    TopicInfo,
+    chosen_partitions,
+)
 from holdfast.broker.folder.layout import check_topic_name
 from holdfast.broker.messages import check_partition
 from holdfast.broker.streams.offsets import PartitionLag
 from holdfast.client.calling import path_of
 from holdfast.errors import Closed, Fenced, HoldfastError
-from holdfast.membership.assignment import TopicPartition
+from holdfast.membership import TopicPartition
 from holdfast.model import Durability
 from holdfast.protocol import topics as wire
 from holdfast.remote.broker import Heartbeats, member_settings, messages_from

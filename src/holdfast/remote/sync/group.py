@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 
 from holdfast.api.arguments import ACK, MessageOutcome, ReceiveRequest, check_durability
-from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import PublishRequest, Stored, StreamRequest
+from holdfast.api.drafts import Bodies, PublishRequest, Stored, StreamRequest
 from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Listed, Redriven, Where, grouped
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.samples import Samples

@@ -15,9 +15,8 @@ import msgspec
 from pyroaring import BitMap64
 
 from holdfast.api.arguments import chosen_ids
-from holdfast.api.bodies import Bodies
 from holdfast.api.contents import PartitionHome
-from holdfast.api.drafts import to_datetime
+from holdfast.api.drafts import Bodies, to_datetime
 from holdfast.api.listing import DeadGroup, DeadKinds, DeadLetter, Listed, Waiting, fingerprint
 from holdfast.broker.dead_letters import DeadLetterLog
 from holdfast.broker.dead_letters import note_of as note_in
@@ -57,7 +56,8 @@ from holdfast.protocol.messages import (
     Redrive,
     RedriveTold,
 )
-from holdfast.server.api.queues import BodyAllowance, as_listed, existing_group, page
+from holdfast.server.api.queues import BodyAllowance, as_listed, page
+from holdfast.server.api.takes import existing_group
 from holdfast.server.http.messages import StreamResponse
 from holdfast.server.routing import Routes
 from holdfast.server.served import ServedGroup

@@ -15,7 +15,7 @@ from holdfast.api.drafts import Stored as StoredMessage
 from holdfast.api.drafts import StreamRequest, has_only_a_body, stream_options
 from holdfast.broker.producers import KnownBatch
 from holdfast.broker.topic import Topic
-from holdfast.codec.tracecontext import TRACEPARENT, TRACESTATE, parse_tracestate
+from holdfast.broker.tracing import TRACEPARENT, TRACESTATE, parse_tracestate
 from holdfast.errors import InvalidRequest, NotInstalled, UnknownTopic
 from holdfast.large import LARGE_BYTES
 from holdfast.model import Appended, Producer

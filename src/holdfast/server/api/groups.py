@@ -7,9 +7,8 @@ from collections.abc import Callable
 from datetime import datetime
 
 from holdfast.api.arguments import check_reason
-from holdfast.api.consumers import StreamMessage
 from holdfast.api.contents import home_of, record_of
-from holdfast.api.topics import GroupInfo, to_of
+from holdfast.api.topics import GroupInfo, StreamMessage, to_of
 from holdfast.broker.folder.layout import check_name, check_topic_name
 from holdfast.broker.streams.offsets import GroupFacts, PartitionLag, lag_of
 from holdfast.errors import InvalidRequest, UnknownGroup
@@ -33,7 +32,7 @@ from holdfast.protocol.topics import (
     ResetOffsets,
     ResetTold,
 )
-from holdfast.server.api.queues import existing_group
+from holdfast.server.api.takes import existing_group
 from holdfast.server.http.messages import Response
 from holdfast.server.limits import check_new_member
 from holdfast.server.members import Found, Messages, ServedMember, Waiting

@@ -15,8 +15,7 @@ from msgspec import Meta
 
 from holdfast.api.contents import home_of, record_of
 from holdfast.api.drafts import to_datetime
-from holdfast.api.listing import DeadLetter, Listed, note_of
-from holdfast.api.search import SearchHit
+from holdfast.api.listing import DeadLetter, Listed, SearchHit, note_of
 from holdfast.broker.tracing import log
 from holdfast.broker.tracing.log import LEASED, TraceStep
 from holdfast.errors import HoldfastError, InvalidRequest
@@ -24,7 +23,7 @@ from holdfast.local.listing import history_of
 from holdfast.protocol.media import RAW
 from holdfast.protocol.messages import InGroup, Wire
 from holdfast.server.api.admin import is_shown
-from holdfast.server.api.search import search
+from holdfast.server.api.queues import search
 from holdfast.server.console.queues import MessageRow, find, head_of, letter_of, needed_group, row_of
 from holdfast.server.console.rendering import SAFE, ShownPayload, View, as_text, beginning, page, payload, plain, render
 from holdfast.server.http.messages import Response, StreamResponse

@@ -15,7 +15,7 @@ import httptools
 from holdfast.env.sockets import check_listener, short_name
 from holdfast.errors import Forbidden, HoldfastError, Unavailable
 from holdfast.protocol.media import JSON, ErrorAnswer, encode, fault_of
-from holdfast.server.access.callers import check_host, check_origin
+from holdfast.server.callers import check_host, check_origin
 from holdfast.server.console.rendering import ONLY_LOOKS
 from holdfast.server.http.connection import Answer
 from holdfast.server.http.listening import HttpServer

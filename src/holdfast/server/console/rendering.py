@@ -17,10 +17,10 @@ import holdfast
 from holdfast.errors import NotFound, NotInstalled
 from holdfast.large import LargeValue
 from holdfast.protocol.media import Fault
-from holdfast.server.access.tokens import Principal
 from holdfast.server.http.messages import Request, Response
 from holdfast.server.routing import Action, Handler, Routes
 from holdfast.server.service import Call
+from holdfast.server.tokens import Principal
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -15,6 +15,7 @@ from holdfast.config.settings_file import read_settings
 from holdfast.env.process import environment
 from holdfast.errors import BadSettings
 from holdfast.local.sync.broker import open_broker
+from holdfast.model import count_of
 from holdfast.spark.pipelines import f, report
 from holdfast.spark.pipelines.lake import replaced_as_a_whole
 from holdfast.spark.pipelines.report import (
@@ -31,7 +32,6 @@ from holdfast.spark.pipelines.report import (
     write_report,
 )
 from holdfast.spark.pipelines.spec import Context, PipelineKind, PipelineOptions, Plan, Read, Summary
-from holdfast.storage.checks.finding import count_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row

@@ -21,8 +21,17 @@ import msgspec
 
 from holdfast.env import World, real_world
 from holdfast.settings import LogSettings
-from holdfast.storage.checks.finding import CheckCounts, CheckReport, Finding, FindingTexts, Quarantined
-from holdfast.storage.checks.survey import MissingStretch, SegmentSurvey, Survey, segment_data
+from holdfast.storage.checks.finding import (
+    CheckCounts,
+    CheckReport,
+    Finding,
+    FindingTexts,
+    MissingStretch,
+    Quarantined,
+    SegmentSurvey,
+    Survey,
+    segment_data,
+)
 from holdfast.storage.examine import Findings, examine
 from holdfast.storage.files import (
     EPOCHS,

@@ -28,19 +28,19 @@ from holdfast.codec.frame import FrameHeader, frame_bytes, read_frame
 from holdfast.env import World, real_world
 from holdfast.env.disk import Disk, write_fully
 from holdfast.errors import CorruptData, DiskFull, InvalidRequest
+from holdfast.model import count_of
 from holdfast.settings import LogSettings
 from holdfast.storage.checks.check import BACKUP_PREFIX, Inspection, Progress, file_size, inspect, leftovers
 from holdfast.storage.checks.finding import (
     NO_MESSAGE,
     CheckReport,
     Finding,
-    count_of,
+    MissingStretch,
     lost,
     offsets,
     remains,
     torn_cost,
 )
-from holdfast.storage.checks.survey import MissingStretch
 from holdfast.storage.files import (
     EPOCHS,
     STATE,

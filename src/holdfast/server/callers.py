@@ -16,8 +16,8 @@ from holdfast.env import World
 from holdfast.env.disk import file_facts
 from holdfast.env.world import Clock
 from holdfast.errors import BadSettings, Forbidden, HoldfastError, Unauthenticated
-from holdfast.server.access.tokens import LOCAL, Principal, TokenEntry, Tokens, principal_of, read_tokens
 from holdfast.server.http.messages import parse_host
+from holdfast.server.tokens import LOCAL, Principal, TokenEntry, Tokens, principal_of, read_tokens
 from holdfast.settings import ServerSettings
 
 if TYPE_CHECKING:

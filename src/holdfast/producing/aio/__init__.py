@@ -1,1 +1,0 @@
-"""What of a producer waits, for tasks. The package `sync` beside this one is generated from it."""
