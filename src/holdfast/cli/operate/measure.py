@@ -204,7 +204,7 @@ def _warnings(kind: str, free: int, min_free: int, sync: Sync | None) -> Iterato
         message = f"{kind} is a network file system: locks and maps may not hold between machines; use a local disk"
         yield Warn(code="network", message=message)
     if kind == "overlay":
-        message = "overlay is usually the inside of a container: the folder is lost with the container unless it is on a volume"
+        message = "overlay is usually the inside of a container: it is lost with the container unless this is a volume"
         yield Warn(code="container", message=message)
     if free < min_free:
         message = f"{size(free)} are free, below min_free_bytes ({size(min_free)}): appending is refused"

@@ -85,7 +85,7 @@ routes = Routes("search")
 
 @routes.add("GET", "/v1/search", action="read", scope="any", query=SearchQuery)
 async def find_messages(call: Call) -> SearchAnswer:
-    """Messages in any queue and phase that the caller may read, with what was searched; page by page with `after`."""
+    """Find messages in all queues and phases that you may read, and say what was searched; `after` continues."""
     query: SearchQuery = call.query
     found = await search(call, query.q, query.limit, query.after)
     return SearchAnswer(
