@@ -116,7 +116,7 @@ def _value(name: str, schema: Schema, kind: type | None) -> str:
     if not said:
         del lines[2:4]
     for field, its in fields.items():
-        default = "needed" if field in schema.get("required", ()) else _default(its)
+        default = "required" if field in schema.get("required", ()) else _default(its)
         lines.append(f"| `{field}` | {_type(its)} | {default} |")
     return "\n".join(lines)
 

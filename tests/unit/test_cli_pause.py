@@ -26,7 +26,7 @@ def test_pause_and_resume_say_what_was_done_and_what_was_so_already(run, jobs):
     first = run("pause", jobs, "--reason", "the printer burns")
     assert first.code == 0
     assert "jobs, group default, is paused since " in first.err + first.out
-    assert "the printer burns; 0 in hand" in first.err + first.out
+    assert "the printer burns; 0 in flight" in first.err + first.out
     again = run("pause", jobs)
     assert again.code == 0
     assert "was already paused since" in again.err + again.out

@@ -151,7 +151,7 @@ def test_the_first_signal_ends_a_run_in_order_and_the_second_at_once(capsys):
         assert running.stops == 1
         # No exception, which would free the locks while threads still write: the process is gone.
         assert {signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} == {signal.SIG_DFL}
-    assert "ending; the batch in hand is finished first" in capsys.readouterr().err
+    assert "ending; the current batch is finished first" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -166,7 +166,7 @@ def test_outcomes_are_told_in_a_table_and_in_one_document(capsys):
     pipeline_view.show_outcomes(outcomes)
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["land", "2", "9", "0", "0", "0", "0", "0", "4", "0.0"]
-    assert lines[2:] == ["land: 3 not as expected: b", "land: done"]
+    assert lines[2:] == ["land: expectation b failed for 3 rows", "land: done"]
     document = pipeline_view.outcomes_document(outcomes)["pipelines"]
     assert (document[0]["rows_in"], document[0]["error"]) == (9, None)
     assert document[1] == {"pipeline": "s", "error": {"code": "expectation_failed", "message": "no"}}

@@ -59,7 +59,7 @@ def test_partitions_that_a_query_leaves_alone_are_not_shown_as_its_lag(run, data
 
 def test_a_query_is_listed_with_its_lag_and_when_it_was_renewed(run, data, lease):
     head, *rows = run("group", "ls", data).out.splitlines()
-    assert head.split() == ["group", "topic", "mode", "behind", "oldest", "in", "hand", "renewed", "time-out"]
+    assert head.split() == ["group", "topic", "mode", "behind", "oldest", "in", "flight", "renewed", "timeout"]
     assert [row.split()[:4] for row in rows] == [["billing", "mails", "queue", "0"], ["report", "orders", "query", "1"]]
     assert rows[1].split()[-3:] == ["ago", "5.0", "min"]
     groups = run("group", "ls", data, "--json").document["groups"]
@@ -76,7 +76,7 @@ def test_a_folder_without_queries_is_listed_as_before(run, data):
 def test_a_query_is_shown_by_partition(run, data, lease):
     sentence, head, *rows = run("group", "show", data, "report").out.splitlines()
     assert sentence.startswith("report on orders, query mode: 1 message behind, the oldest from ")
-    assert f" ago by {lease._note().host}:{lease._note().pid}, time-out 5.0 min" in sentence
+    assert f" ago by {lease._note().host}:{lease._note().pid}, timeout 5.0 min" in sentence
     assert head.split() == ["partition", "needed", "from", "end", "behind", "oldest"]
     assert [row.split()[:4] for row in rows] == [["0", "4", "5", "1"], ["1", "5", "5", "0"]]
     document = run("group", "show", data, "report", "--json").document
@@ -131,7 +131,7 @@ def test_doctor_tells_of_a_write_that_was_stopped_on_its_way(run, data):
 def test_deleting_a_query_removes_its_file_beside_a_living_owner_and_it_may_come_back(run, data, lease):
     with holdfast.open_broker(data):
         shown = run("group", "delete", data, "report", "--dry-run")
-        assert shown.out.endswith("It would be forgotten\n")
+        assert shown.out.endswith("It would be deleted\n")
         assert len(list((data / "queries").iterdir())) == 1
         done = run("group", "delete", data, "report", "--yes")
         assert (done.code, done.out.splitlines()[-1]) == (0, "deleted report")

@@ -651,14 +651,14 @@ def test_seek_asks(run, handled, monkeypatch, answer, code, ready):
     monkeypatch.setattr(ask_module, "somebody_answers", lambda: True)
     done = run("seek", handled, "start", stdin=answer)
     assert done.code == code
-    assert "6 handled messages will come again" in done.out
+    assert "6 handled messages will be delivered again" in done.out
     assert run("stats", handled, "--json").document["ready"] == ready
 
 
 def test_a_queue_is_purged_after_a_question(run, handled, monkeypatch):
     run("put", handled, "later", "--delay", "1h")
     dry = run("purge", handled, "--dry-run")
-    assert (dry.code, dry.out) == (0, "3 messages ready, 1 message delayed, 1 in hand in jobs\n")
+    assert (dry.code, dry.out) == (0, "3 messages ready, 1 message delayed, 1 in flight in jobs\n")
     refused = run("purge", handled)
     assert refused.code == 2
     assert "--yes" in refused.err

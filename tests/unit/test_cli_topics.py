@@ -44,7 +44,7 @@ def data(template: Path, tmp_path: Path) -> Path:
 def test_a_topic_is_made_with_its_settings_and_the_folder_too(run, tmp_path):
     folder = tmp_path / "new"
     done = run("topic", "create", folder, "orders", "max_attempts=3", "lease_ms=5m", "--partitions", 3)
-    assert done == Done(0, "made orders, 3 partitions\n", "")
+    assert done == Done(0, "created orders, 3 partitions\n", "")
     document = run("topic", "show", folder, "orders", "--json").document
     assert document["settings"] == {"lease_ms": 300_000, "max_attempts": 3}
     assert [part["number"] for part in document["partitions"]] == [0, 1, 2]
@@ -147,7 +147,7 @@ def test_partitions_are_added_after_asking(run, data, monkeypatch):
     assert len(run("topic", "partitions", data, "orders", "--json").document["partitions"]) == 2
     done = run("topic", "partitions", data, "orders", "--add", 2, stdin=b"y\n")
     assert done.code == 0
-    assert "orders will have 4 partitions, for good" in done.out
+    assert "orders will have 4 partitions; this cannot be undone" in done.out
     assert len(run("topic", "partitions", data, "orders", "--json").document["partitions"]) == 4
 
 
@@ -179,7 +179,7 @@ def test_compacting_keeps_the_last_message_of_each_key(run, data):
     assert run("topic", "compact", data, "profiles", "--json").document["removed_messages"] == 9
     left = run("consume", data, "profiles", "--json").lines
     assert [(line["key"], line["offset"], line["body"]) for line in left] == [("a", 8, "4"), ("b", 10, None)]
-    assert run("topic", "compact", data, "profiles").out.startswith("0 messages dropped")
+    assert run("topic", "compact", data, "profiles").out.startswith("0 messages removed")
     assert "cleanup=compact" in run("topic", "compact", data, "orders").err
     assert run("check", data).code == 0
 
@@ -225,11 +225,11 @@ def test_a_reset_shows_the_moves_and_asks(run, data, monkeypatch):
     assert done.code == 2
     assert "--yes" in done.err
     assert done.out.splitlines()[1].split() == ["orders", "0", "2", "0", "2", "0"]
-    assert done.out.splitlines()[-1].endswith("4 handled messages will come again, 0 messages will be passed over")
+    assert done.out.splitlines()[-1].endswith("4 handled messages will be delivered again, 0 messages will be skipped")
     monkeypatch.setattr(ask_module, "somebody_answers", lambda: True)
     assert run("group", "reset", data, "billing", "--to", "latest", "--partition", 1, stdin=b"n\n").code == 2
     done = run("group", "reset", data, "billing", "--to", "latest", "--partition", 1, stdin=b"y\n")
-    assert done.out.startswith("going on with offset 5: 0 handled messages will come again, 3 messages will be")
+    assert done.out.startswith("moving to offset 5: 0 handled messages will be delivered again, 3 messages will be")
     (billing,) = run("group", "show", data, "billing", "--json").document["topics"]
     assert [part["lag"] for part in billing["partitions"]] == [3, 0]
 

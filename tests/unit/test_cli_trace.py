@@ -67,7 +67,7 @@ def test_a_life_is_drawn_with_a_bar_for_each_lease_and_each_wait():
     assert drawn(*LIFE) == [
         "     0 ms  ●                                           published",
         "   100 ms      ├───────┤                               leased     billing, attempt 1, by ann, until +30.1 s",
-        "   300 ms              ✗┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄           nacked     billing, attempt 1, comes again at +800 ms",
+        "   300 ms              ✗┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄           nacked     billing, attempt 1, retried at +800 ms",
         "                                                                  no route",
         "   800 ms                                  ○           released   billing, attempt 1",
         "   900 ms                                      ├────┤  leased     billing, attempt 2, by bob",

@@ -45,7 +45,7 @@ def test_workers_are_listed_drained_resumed_and_stopped(run, jobs):
         assert (told["order"], len(told["workers"]["mailer"])) == ("drain", 1)
         eventually(lambda: worker.health().status == "drained")
         done = run("workers", jobs, "resume", "mailer")
-        assert "mailer learns when it next reports that it is to resume (1 worker)" in done.err + done.out
+        assert "mailer will resume when it next reports (1 worker)" in done.err + done.out
         eventually(lambda: worker.health().status == "running")
         assert run("workers", jobs, "stop", told["workers"]["mailer"][0]).code == 0
         assert worker.wait(PATIENCE_S) == 0

@@ -30,7 +30,7 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LockInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """How a lock stands. The times, owner and fence are those of its holder, if there is one."""
+    """The state of a lock. The times, the owner and the fence are those of its holder, if there is one."""
 
     name: str
     held: bool
@@ -43,7 +43,7 @@ class LockInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """A state document: any value that JSON knows, and the number of the write that made it."""
+    """A state document: any JSON value, and its version."""
 
     name: str
     value: Any

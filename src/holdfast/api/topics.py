@@ -24,7 +24,7 @@ _MOST_LISTED: Final = 100_000
 
 
 class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition at one moment. `problem`: why it stands still, while the others go on, and what to do."""
+    """One partition at one moment. `problem` says why it has stopped, while the others continue, and what to do."""
 
     number: int
     start: int
@@ -57,11 +57,11 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A group on one topic: how it reads, and how far it is behind.
+    """A group on one topic: its mode and its lag.
 
-    A query that runs in another process is a group, too: it is there for as long as it is `renewed_seconds` ago less
-    than its `timeout_seconds`. Of a group that cannot be opened `problem` says why, and what to do: how far it came
-    nobody knows, so all that is kept counts as its lag.
+    A query that runs in another process is listed as a group as long as `renewed_seconds` is below its
+    `timeout_seconds`. If a group cannot be opened, `problem` says why and what to do; its progress is unknown, so all
+    stored messages count as its lag.
     """
 
     name: str

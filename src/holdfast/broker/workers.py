@@ -48,14 +48,14 @@ _OBEYED: Final[dict[str, frozenset[str]]] = {
 
 
 class RunningMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that a handler works on, and for how long it has."""
+    """A message that a handler is working on, and for how long."""
 
     id: Annotated[str, Meta(max_length=300)]
     seconds: Annotated[float, Meta(ge=0, le=1_000_000_000)]  # JSON has no word for infinity
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker says of itself, and of its work on one queue. The counts are those of all its queues."""
+    """A worker's report about itself and its work on one queue. The counts cover all its queues."""
 
     id: Annotated[str, Meta(min_length=1, max_length=64)]
     name: Annotated[str, Meta(min_length=1, max_length=200)]
@@ -81,7 +81,7 @@ class WorkerQueueInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker as it last reported itself, `seen_seconds` ago. `order` is what it was told and has not done yet.
+    """A worker as it last reported, `seen_seconds` ago. `order` is an order that it has not carried out yet.
 
     A worker that has not reported for 30 seconds is `lost`. It is listed for an hour, as is one that has stopped.
     """

@@ -71,8 +71,8 @@ COMMANDS: Final[dict[str, dict[str, Entry]]] = {
         "serve": Entry("serve:serve_command", "Serve a data folder over HTTP, with the console at /ui."),
         "ui": Entry("serve:ui_command", "Open the console of a data folder on this machine."),
         "status": Entry("serve:status_command", "Show how a server is doing."),
-        "waiters": Entry("serve:waiters_command", "Show who is waiting for messages at a server."),
-        "audit": Entry("serve:audit_command", "Show who changed what at a server."),
+        "waiters": Entry("serve:waiters_command", "Show who is waiting for messages on a server."),
+        "audit": Entry("serve:audit_command", "Show who changed what on a server."),
         "token": Entry("operate.token:app", "Manage tokens: who may call a server, and what they may do."),
     },
     "Pipelines": {
@@ -131,10 +131,10 @@ place, `jobs` is the folder ./jobs.
 `--at PLACE` and `--profile NAME` name the place instead of the first argument.
 
 One process owns a folder at a time. If another process has it open, commands work through that process; if it does not
-listen, they wait for `--wait` and then fail. Commands that only look need no lock.
+listen, they wait for `--wait` and then fail. Commands that only read need no lock.
 """,
     "durability": """\
-A message is stored when `put` returns. Which failures it survives, each program chooses: with `put --durability`, or
+A message is stored when `put` returns. Each program chooses which failures it survives: with `put --durability`, or
 with the setting `durability` in the settings file.
 
   fsync      survives a power cut: each call waits for the disk

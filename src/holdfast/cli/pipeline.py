@@ -83,7 +83,7 @@ def ending_in_order(runner: Runner) -> Iterator[None]:
 
     def end(number: int, frame: Any) -> None:
         runner.stop()
-        note("ending; the batch in hand is finished first")
+        note("ending; the current batch is finished first")
         for each in former:
             signal.signal(each, signal.SIG_DFL)
 
@@ -115,7 +115,16 @@ def show_outcomes(outcomes: Sequence[spec.Outcome]) -> None:
     if not summaries:
         return
     shown = table(
-        "pipeline", "batches>", "rows in>", "out>", "dropped>", "aside>", "doubles>", "files>", "behind>", "seconds>"
+        "pipeline",
+        "batches>",
+        "rows in>",
+        "out>",
+        "dropped>",
+        "quarantined>",
+        "duplicates>",
+        "files>",
+        "lag>",
+        "seconds>",
     )
     for each in summaries:
         counts = (
@@ -133,7 +142,7 @@ def show_outcomes(outcomes: Sequence[spec.Outcome]) -> None:
     for each in summaries:
         for name, count in each.expectations.items():
             if count:
-                say(f"{safe(each.pipeline)}: {count:,} not as expected: {safe(name)}")
+                say(f"{safe(each.pipeline)}: expectation {safe(name)} failed for {count:,} rows")
         for remark in each.notes:
             say(f"{safe(each.pipeline)}: {safe(remark)}")
 
@@ -325,7 +334,7 @@ def new_command(
             raise InvalidRequest(
                 f"{path} exists already; nothing was written. Choose another name, or remove it first"
             ) from None
-        note(f"{safe(str(path))} is there already; add this below its pipelines:")
+        note(f"{safe(str(path))} exists already; add this to its pipelines:")
         say(entry(name, kind).rstrip("\n"))
         return OK
     note(f"wrote {safe(str(path))}; look through it, then: holdfast pipeline plan {name}")

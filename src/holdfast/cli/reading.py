@@ -127,7 +127,7 @@ class TopicReading:
                 break
             except DamagedRange as damage:
                 lost = damage.next_offset - damage.first_offset
-                note(f"damaged: {count_of(lost, 'message')} passed over")
+                note(f"damaged: {count_of(lost, 'message')} skipped")
                 at = damage.next_offset
             except OffsetOutOfRange as gone:
                 if at >= gone.start:

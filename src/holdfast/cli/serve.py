@@ -83,7 +83,7 @@ def serve_command(
     ] = None,
     socket: Annotated[str | None, option("--socket PATH", "Also listen on this Unix socket.")] = None,
     tokens: Annotated[
-        str | None, option("--tokens FILE", "The tokens of those who may call; see `holdfast token new`.")
+        str | None, option("--tokens FILE", "The file with the tokens of callers; see `holdfast token new`.")
     ] = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
@@ -396,7 +396,7 @@ def _of_at_most(count: int, most: int) -> str:
 
 
 def waiters_command(folder: DataFolder, limit: Most = 100, wait: Wait = WAIT, as_json: AsJson = False) -> int:
-    """Show who is waiting for messages at a server. By topic and group; the longest queues come first.
+    """Show who is waiting for messages on a server. By topic and group; the longest lines come first.
 
     Examples:
         holdfast waiters http://127.0.0.1:7700
@@ -408,7 +408,7 @@ def waiters_command(folder: DataFolder, limit: Most = 100, wait: Wait = WAIT, as
         lines = [{name: getattr(line, name) for name in line.__struct_fields__} for line in found.lines]
         print_json({"waiting": found.waiting, "max_waiters": found.max_waiters, "lines": lines})
     elif not found.lines:
-        note("nobody waits for messages")
+        note("nobody is waiting for messages")
     else:
         shown = table("topic", "group", "waiting>", "streams>")
         for line in found.lines:
@@ -419,8 +419,10 @@ def waiters_command(folder: DataFolder, limit: Most = 100, wait: Wait = WAIT, as
 
 def workers_command(
     folder: DataFolder,
-    act: Annotated[str | None, argument("drain|stop|resume", "What to tell workers; else they are listed.")] = None,
-    names: Annotated[list[str] | None, argument("NAME", "Of workers, or their ids.")] = None,
+    act: Annotated[
+        str | None, argument("drain|stop|resume", "What the workers should do; without it, list them.")
+    ] = None,
+    names: Annotated[list[str] | None, argument("NAME", "The name or id of a worker.")] = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
@@ -440,7 +442,7 @@ def workers_command(
     if as_json:
         print_json({"workers": msgspec.to_builtins(found)})
     elif not found:
-        note("no worker has reported itself within the last hour")
+        note("no worker has reported within the last hour")
     else:
         stdout().print(_workers_table(found))
     return OK
@@ -454,7 +456,7 @@ def _tell_workers(place: str, act: str, names: list[str], wait: str, *, as_json:
     if as_json:
         print_json({"order": act, "workers": told})
     for name, ids in () if as_json else told.items():
-        say(f"{safe(name)} learns when it next reports that it is to {act} ({count_of(len(ids), 'worker')})")
+        say(f"{safe(name)} will {act} when it next reports ({count_of(len(ids), 'worker')})")
     return OK
 
 
@@ -480,7 +482,7 @@ def _workers_table(workers: list[WorkerInfo]) -> Table:
 
 
 def audit_command(folder: DataFolder, limit: Most = 20, wait: Wait = WAIT, as_json: AsJson = False) -> int:
-    """Show who changed what at a server. The newest are last. Only administrators may see it.
+    """Show who changed what on a server. The newest come last. Only administrators may see it.
 
     Refused calls are listed separately, so that they cannot crowd out the others.
 
@@ -493,7 +495,7 @@ def audit_command(folder: DataFolder, limit: Most = 20, wait: Wait = WAIT, as_js
             print_json(msgspec.to_builtins(act))
         return OK
     if not acts:
-        note("nothing was done by an administrator yet")
+        note("no administrator has done anything yet")
     else:
         _show_acts(acts)
     if refused:

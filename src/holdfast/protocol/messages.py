@@ -79,7 +79,7 @@ def headers_of(message: Options) -> list[Header]:
 
 
 class NewMessage(Options, kw_only=True):
-    """One message to be stored. Its body is bytes (`body`, base64 in JSON), a text or a JSON value.
+    """One message to store. Its body is bytes (`body`, base64 in JSON), a text or a JSON value.
 
     `tombstone` deletes a key in a topic that is compacted.
     """
@@ -91,9 +91,9 @@ class NewMessage(Options, kw_only=True):
 
 
 class Batch(Wire, kw_only=True):
-    """Messages to be stored; those that go to one partition all or not at all.
+    """Messages to store, all or none of each partition.
 
-    Messages that have nothing but a body may be given as `bodies` (bytes, base64 in JSON) instead: that is faster.
+    Messages that consist only of a body can be passed as `bodies` (bytes, base64 in JSON) instead, which is faster.
     """
 
     messages: Annotated[list[NewMessage], Meta(max_length=MOST_MESSAGES)] = []
@@ -109,7 +109,7 @@ def batch_of(messages: Sequence[NewMessage]) -> Batch:
 
 
 class Stored(ServerValue, kw_only=True):
-    """Where a message is now, and what it survives; a duplicate's id is that of the first one."""
+    """The id of a stored message, its offset, and its durability; for a duplicate, those of the first message."""
 
     id: str
     topic: str
@@ -121,20 +121,20 @@ class Stored(ServerValue, kw_only=True):
 
 
 class StoredBatch(ServerValue, kw_only=True):
-    """The answer for each message of a batch, in its order."""
+    """The result for each message of a batch, in the same order."""
 
     stored: list[Stored]
 
 
 class State(ServerValue, kw_only=True):
-    """The document that goes with a message until it is acked."""
+    """The state stored with a message until it is acked."""
 
     value: Any = None
     version: int = 0
 
 
 class Said(ServerValue, kw_only=True):
-    """What a stored message says."""
+    """The content of a stored message."""
 
     id: str
     topic: str
@@ -156,7 +156,7 @@ class Said(ServerValue, kw_only=True):
 
 
 class Delivery(Said, kw_only=True):
-    """A message in a consumer's hands: its receipt settles it, its fence is higher than any before."""
+    """A message leased to a consumer. Its receipt settles it; its fence is higher than that of any earlier delivery."""
 
     receipt: str
     fence: int
@@ -167,16 +167,16 @@ class Delivery(Said, kw_only=True):
 
 
 class Deliveries(ServerValue, kw_only=True):
-    """What was received; nothing where the time was over."""
+    """The messages received; empty if none arrived in time."""
 
     messages: list[Delivery]
 
 
 class Take(Wire, kw_only=True):
-    """What a consumer asks for. A wait of -1 is for as long as it takes (the server has a limit), 0 not at all.
+    """A request for messages. A `wait` of -1 waits for as long as the server allows, 0 not at all.
 
-    `attempt_id` names the call, for a caller that gets no answer: the same call with the same id, while the leases of
-    the first one hold, is answered with the same messages and receipts, and costs no further attempt.
+    `attempt_id` identifies the call, so that you can repeat it if no answer arrives: while the leases of the first
+    call last, the same id returns the same messages and receipts, and counts no further attempt.
     """
 
     count: Count = 1
@@ -189,7 +189,7 @@ class Take(Wire, kw_only=True):
 
 
 class Subscribe(Wire, kw_only=True):
-    """A stream of messages: at most `prefetch` of them are with the consumer, unsettled, at any time."""
+    """A stream of messages: at most `prefetch` of them are unsettled at any time."""
 
     prefetch: Annotated[int, Meta(ge=1, le=10_000)] = 1
     owner: Owner | None = None
@@ -200,7 +200,7 @@ class Subscribe(Wire, kw_only=True):
 
 
 class Receipts(Wire, kw_only=True):
-    """Messages in hand, by their receipts."""
+    """Messages in flight, by their receipts."""
 
     receipts: Annotated[list[Receipt], Meta(min_length=1, max_length=10_000)]
     group: Name | None = None
@@ -208,14 +208,14 @@ class Receipts(Wire, kw_only=True):
 
 
 class Ack(Receipts, kw_only=True):
-    """The work is done."""
+    """Messages that are done."""
 
 
 class Nack(Receipts, kw_only=True):
-    """The work is not done: it failed, nobody settled it (`drop`), or (`defer`) it was not begun.
+    """Messages that are not done: they failed (`failure`), were not settled (`drop`), or not started (`defer`).
 
-    The attempt counts, but for `defer`. Without a `delay` a deferred message is ready at once, the others wait for the
-    backoff (`drop`: for `dropped_delay_ms`, where that is set).
+    The attempt counts, except for `defer`. Without a `delay`, a deferred message is ready at once; the others wait for
+    the backoff (`drop`: for `dropped_delay_ms`, if set).
     """
 
     intent: Literal["failure", "drop", "defer"] = "failure"
@@ -224,25 +224,25 @@ class Nack(Receipts, kw_only=True):
 
 
 class Reject(Receipts, kw_only=True):
-    """The work can never be done: to the dead letters."""
+    """Messages that no retry can help, which become dead letters."""
 
     reason: Annotated[str, Meta(max_length=1_000_000)] | None = None
 
 
 class Extend(Receipts, kw_only=True):
-    """The work takes longer: the lease begins anew. A lease of 0 gives the messages back now, as a `defer` does."""
+    """Extend the lease, from now. A lease of 0 returns the messages to the queue now, like `defer`."""
 
     lease: Annotated[float, Meta(ge=0, le=30 * 24 * 3600)] | None = None
 
 
 class Settled(ServerValue, kw_only=True):
-    """How many messages in hand were settled."""
+    """How many messages were settled."""
 
     settled: int
 
 
 class SaveState(Wire, kw_only=True):
-    """Keep a document with a message in hand, if its version is still this one; without a value it is dropped."""
+    """State to save with a message in flight, if its version is still this one; without a value, it is removed."""
 
     receipt: Receipt
     version: Number
@@ -262,7 +262,7 @@ Settings = dict[str, Any]
 
 
 class InGroup(Wire, kw_only=True):
-    """Which group of the queue is meant; the one that every queue has, where none is named."""
+    """The group of the queue; without one, the group `default`, which every queue has."""
 
     group: Name | None = None
 
@@ -274,7 +274,7 @@ class PeekQuery(InGroup, kw_only=True):
 
 
 class ListQuery(InGroup, kw_only=True):
-    """Which messages to show: in a phase, and as a condition chooses (see `holdfast ls --where`)."""
+    """Which messages to list: those in a phase that match a condition (see `holdfast ls --where`)."""
 
     phase: Phase = "ready"
     where: Where | None = None
@@ -284,7 +284,7 @@ class ListQuery(InGroup, kw_only=True):
 
 
 class Listed(Said, kw_only=True):
-    """A message that is looked at: where it stands, and what went wrong with it. Without an offset it is delayed."""
+    """A listed message, with its phase and its last error. A message without an offset is delayed."""
 
     offset: int | None = None  # type: ignore[assignment]
     phase: Phase = "ready"
@@ -297,16 +297,16 @@ class Listed(Said, kw_only=True):
 
 
 class Messages(ServerValue, kw_only=True):
-    """Messages that are looked at."""
+    """Messages, without being taken."""
 
     messages: list[Said]
 
 
 class ListedMessages(ServerValue, kw_only=True):
-    """Messages that are looked at, with where they stand; `next` is what `after` goes on from, if there may be more.
+    """Listed messages with their phases. If there may be more, pass `next` as `after` to get the next page.
 
-    That may be so of a page with few messages, or none: one call looks at so many (`scanned`) and no more.
-    So many were `damaged`, and are left out.
+    A page can have few messages, or none, and still be followed by more: one call examines only a limited number
+    (`scanned`). `damaged` counts those that are left out because they cannot be read.
     """
 
     messages: list[Listed]
@@ -316,13 +316,13 @@ class ListedMessages(ServerValue, kw_only=True):
 
 
 class LookupQuery(InGroup, kw_only=True):
-    """Which message is meant: by its id, or by that of the dead letter that it became."""
+    """The id of a message, or of the dead letter that it became."""
 
     id: Annotated[str, Meta(min_length=1, max_length=300)]
 
 
 class Whole(Listed, kw_only=True):
-    """Everything that is known of a message. Times are milliseconds since 1970, 0 where there is none."""
+    """Everything known about a message. Times are milliseconds since 1970, or 0 if there is none."""
 
     leased_at_ms: int = 0
     first_delivery_ms: int = 0
@@ -333,19 +333,19 @@ class Whole(Listed, kw_only=True):
 
 
 class Cancelled(ServerValue, kw_only=True):
-    """Whether a message was taken back; it is too late once somebody works on it."""
+    """Whether the message was cancelled; it is too late once a consumer has it."""
 
     cancelled: bool
 
 
 class MessageChanged(ServerValue, kw_only=True):
-    """Whether the message was changed; false if there was nothing to do, as it is in another phase by now."""
+    """Whether the message was changed; false if there was nothing to do, because its phase is different by now."""
 
     changed: bool
 
 
 class Seek(InGroup, kw_only=True):
-    """Where the group goes on: at the start, at the end, at an offset or at a time."""
+    """The new position: the start, the end, an offset or a time."""
 
     to: Literal["start", "end"] | None = None
     offset: Number | None = None
@@ -354,7 +354,7 @@ class Seek(InGroup, kw_only=True):
 
 
 class Sought(ServerValue, kw_only=True):
-    """Where the group goes on now."""
+    """The group's new position."""
 
     offset: int
 
@@ -375,13 +375,13 @@ class Compacted(ServerValue, kw_only=True):
 
 
 class PauseGroup(InGroup, kw_only=True):
-    """Why the group is paused, for people; it is shown wherever the group is."""
+    """The reason for the pause, shown wherever the group is listed."""
 
     reason: Annotated[str, Meta(max_length=MOST_REASON_CHARS)] = ""
 
 
 class PauseTold(ServerValue, kw_only=True):
-    """Since when the group is paused, and why, or null; `changed` is false if it was so before the call."""
+    """When and why the group was paused, or null; `changed` is false if the call changed nothing."""
 
     changed: bool
     paused: Pause | None
@@ -394,13 +394,13 @@ class Purged(ServerValue, kw_only=True):
 
 
 class Committed(ServerValue, kw_only=True):
-    """For each partition the end of the contiguous run of messages that are settled, from the start on."""
+    """For each partition, the end of the contiguous run of settled messages."""
 
     offsets: dict[str, int]
 
 
 class WatchQuery(InGroup, kw_only=True):
-    """What a watcher is told: each message as it comes (with its body, if asked for), and how the queue stands."""
+    """What to watch: each message as it arrives (with its body, if asked for), and the queue's counts."""
 
     bodies: bool = False
     stats: Annotated[float, Meta(ge=0, le=3600)] = 5.0
@@ -442,10 +442,10 @@ class Letter(Listed, kw_only=True):
 
 
 class Letters(ServerValue, kw_only=True):
-    """Dead letters, oldest first; `next` is what `after` goes on from, if there may be more.
+    """Dead letters, oldest first. If there may be more, pass `next` as `after` to get the next page.
 
-    That may be so of a page with few letters, or none: one call looks at so many (`scanned`) and no more.
-    So many were `damaged`, and are left out.
+    A page can have few dead letters, or none, and still be followed by more: one call examines only a limited number
+    (`scanned`). `damaged` counts those that are left out because they cannot be read.
     """
 
     letters: list[Letter]
@@ -461,7 +461,7 @@ class DeadGroups(ServerValue, kw_only=True):
 
 
 class Purge(InGroup, kw_only=True):
-    """Which dead letters to drop for good: by id, by a condition, or all; with `dry_run` only say which."""
+    """Which dead letters to drop permanently: by id, by a condition, or all; `dry_run` only lists them."""
 
     ids: Annotated[list[LetterId], Meta(max_length=100_000)] | None = None
     where: Where | None = None
@@ -470,7 +470,7 @@ class Purge(InGroup, kw_only=True):
 
 
 class Redrive(Purge, kw_only=True):
-    """Which dead letters to put back, and how many a second; `to` another topic, where they become new messages."""
+    """Which dead letters to redrive, and how many per second; into the topic `to`, they become new messages."""
 
     to: Name | None = None
 
@@ -478,7 +478,7 @@ class Redrive(Purge, kw_only=True):
 
 
 class RedriveTold(ServerValue, kw_only=True):
-    """What a redrive or a purge found and did; in a stream, how far it is, and `ended` in the last line."""
+    """The result of a redrive or a purge; in a stream, its progress, with `ended` in the last line."""
 
     matched: int
     done: int
@@ -487,7 +487,7 @@ class RedriveTold(ServerValue, kw_only=True):
 
 
 class DelayedQuery(Wire, kw_only=True):
-    """How many delayed messages to show, behind which place, and whether with their bodies."""
+    """How many delayed messages to list, after which one, and whether to include their bodies."""
 
     limit: Limit = 100
     bodies: bool = True
@@ -495,7 +495,7 @@ class DelayedQuery(Wire, kw_only=True):
 
 
 class SearchQuery(Wire, kw_only=True):
-    """What to search for, in all queues that the caller may read: terms that must all hold.
+    """What to search for, in all queues that you may read: terms that must all match.
 
     A term is an id, `key=VALUE`, a header as `NAME=VALUE`, a part of a JSON body as `$.order.id=7`, `time=2026-11-17`
     (or `time>`, `time<`, `age<1h`), `queue=TEXT`, or a text. `where CONDITION` takes a condition as it is.
@@ -524,9 +524,9 @@ class QueueSearched(ServerValue, kw_only=True):
 
 
 class SearchAnswer(ServerValue, kw_only=True):
-    """The messages that were found, and what was looked at to find them.
+    """The messages that were found, and what was searched.
 
-    One call looks at a bounded number of messages. `next` is what `after` goes on from; it is empty once all was
+    One call examines a limited number of messages. Pass `next` as `after` to continue; it is empty once everything was
     searched. `left` are queues that were not reached, and `left_out` is how many more there are. Topics without a group
     in queue mode are not searched. `where` is the condition that was searched for.
     """

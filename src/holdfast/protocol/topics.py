@@ -48,13 +48,13 @@ class At(Wire, kw_only=True):
 
 
 class Offset(At, kw_only=True):
-    """A place in a partition: the offset of the next message to be handled."""
+    """A position in a partition: the offset of the next message to handle."""
 
     offset: Number
 
 
 class Assigned(ServerValue, kw_only=True):
-    """A partition that is the member's, and the offset of the next message that it will get there."""
+    """A partition assigned to the member, and the offset of the next message that it will get from it."""
 
     topic: str
     partition: int
@@ -64,7 +64,7 @@ class Assigned(ServerValue, kw_only=True):
 class Join(Wire, kw_only=True):
     """A consumer that joins: which topics it reads, and settings such as {"session_ms": 10000, "start": "latest"}.
 
-    Commits come from the consumer: what an answer carried that got lost must not count as handled.
+    The server never commits by itself: messages in an answer that got lost must not count as handled.
     """
 
     topics: Annotated[list[Name], Meta(min_length=1, max_length=1_000)]
@@ -74,7 +74,7 @@ class Join(Wire, kw_only=True):
 
 
 class Joined(ServerValue, kw_only=True):
-    """The member, and what it reads. It is put out when neither heartbeat nor poll came for `session_ms`."""
+    """The member, and its partitions. It is removed if it sends neither a heartbeat nor a poll for `session_ms`."""
 
     member: str
     assignment: list[Assigned]
@@ -84,14 +84,14 @@ class Joined(ServerValue, kw_only=True):
 
 
 class Beat(ServerValue, kw_only=True):
-    """What is the member's now; it gives back and takes over when it polls."""
+    """The partitions assigned to the member; it releases and takes over partitions when it polls."""
 
     assignment: list[Assigned]
     epoch: int
 
 
 class Poll(Wire, kw_only=True):
-    """The member asks for messages. `poll` counts up from 1: the same number again answers with the same messages.
+    """A request for messages. `poll` counts up from 1; the same number again returns the same messages.
 
     What it has handled is committed first. From `paused` partitions nothing comes.
     """
@@ -104,7 +104,7 @@ class Poll(Wire, kw_only=True):
 
 
 class Polled(ServerValue, kw_only=True):
-    """Messages, and what is the member's by now. `refused` was not committed: it is not the member's any more."""
+    """Messages, and the member's partitions. `refused` was not committed: those partitions are no longer its own."""
 
     messages: list[Said]
     assignment: list[Assigned]
@@ -113,7 +113,7 @@ class Polled(ServerValue, kw_only=True):
 
 
 class CommitOffsets(Wire, kw_only=True):
-    """How far the member came, for all these partitions or for none."""
+    """The offsets to commit, for all these partitions or for none."""
 
     offsets: Annotated[list[Offset], Meta(min_length=1, max_length=10_000)]
     durability: Durability | None = None
@@ -126,7 +126,7 @@ class CommitDone(ServerValue, kw_only=True):
 
 
 class MoveMember(Wire, kw_only=True):
-    """Where the member reads on: at the start, at the end, at an offset or at a time; without a place, everywhere."""
+    """Where the member continues: at the start, the end, an offset or a time; without a partition, in all of them."""
 
     topic: Name | None = None
     partition: PartitionNumber | None = None
@@ -136,13 +136,13 @@ class MoveMember(Wire, kw_only=True):
 
 
 class OnTopic(Wire, kw_only=True):
-    """Which topic is meant, or all."""
+    """The topic, or all topics."""
 
     topic: Name | None = None
 
 
 class GroupsQuery(OnTopic, kw_only=True):
-    """The groups of a topic, or of all; so many."""
+    """Which groups to list: those of a topic, or all, up to a limit."""
 
     limit: Limit = 1_000
 
@@ -162,13 +162,13 @@ class GroupTold(ServerValue, kw_only=True):
 
 
 class GroupOffsets(ServerValue, kw_only=True):
-    """Where the group goes on in each partition, and how far that is behind."""
+    """The group's position in each partition, and its lag."""
 
     offsets: list[PartitionLag]
 
 
 class ResetOffsets(Wire, kw_only=True):
-    """Where the group goes on: at one of the ends, an offset or a time; with `dry_run` only say what would be."""
+    """The new position: the start, the end, an offset or a time; `dry_run` only shows what would be done."""
 
     topic: Name
     to: Literal["earliest", "latest"] | None = None
@@ -179,7 +179,7 @@ class ResetOffsets(Wire, kw_only=True):
 
 
 class ResetTold(ServerValue, kw_only=True):
-    """What a reset does to one partition; `messages` come again, or are passed over if below 0."""
+    """The effect of a reset on one partition: `messages` are delivered again, or skipped if the number is negative."""
 
     topic: str
     partition: int
@@ -189,7 +189,7 @@ class ResetTold(ServerValue, kw_only=True):
 
 
 class ResetDone(ServerValue, kw_only=True):
-    """What was reset, or would be."""
+    """What was reset, or would be reset."""
 
     partitions: list[ResetTold]
     dry_run: bool = False
@@ -202,14 +202,14 @@ Sequence = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 
 class TopicsQuery(Wire, kw_only=True):
-    """Which topics to tell of: so many, behind that name."""
+    """Which topics to list: how many, and after which name."""
 
     limit: Limit = 1_000
     after: Name | None = None
 
 
 class Topics(ServerValue, kw_only=True):
-    """The topics that the caller may see, by name; `more` says that there are more behind the last of them."""
+    """The topics that you may see, by name; `more` says that there are more after the last of them."""
 
     topics: list[TopicInfo]
     more: bool = False
@@ -225,26 +225,26 @@ class CreateTopic(Wire, kw_only=True):
 
 
 class AlterTopic(Wire, kw_only=True):
-    """Settings to be changed; they count at once, and are kept."""
+    """Settings to change; they take effect at once and are stored."""
 
     settings: Annotated[Settings, Meta(min_length=1)]
 
 
 class AddPartitions(Wire, kw_only=True):
-    """How many partitions are to be added."""
+    """How many partitions to add."""
 
     count: Partitions
 
 
 class CreateGroup(Wire, kw_only=True):
-    """A group in queue mode: where a new one begins, and what it does in another way than its topic."""
+    """A group in queue mode: where a new one starts, and the settings in which it differs from its topic."""
 
     start: Literal["earliest", "latest"] = "earliest"
     settings: Settings = msgspec.field(default_factory=dict)
 
 
 class GroupSettings(ServerValue, kw_only=True):
-    """A group in queue mode, and the settings that it follows."""
+    """A group in queue mode, and its settings."""
 
     name: str
     topic: str
@@ -252,7 +252,7 @@ class GroupSettings(ServerValue, kw_only=True):
 
 
 class ReadQuery(Wire, kw_only=True):
-    """From where to read (the start, where nothing is said), how much, and how long to wait for something there."""
+    """Where to start reading (by default at the oldest message), how much, and how long to wait for messages."""
 
     offset: Number | None = None
     limit: Limit = 100
@@ -262,7 +262,7 @@ class ReadQuery(Wire, kw_only=True):
 
 
 class ReadMessages(ServerValue, kw_only=True):
-    """Messages of a partition, where to read on, and what the partition holds."""
+    """Messages of a partition, where to continue, and the range of offsets that the partition holds."""
 
     messages: list[Said]
     next_offset: int
@@ -271,14 +271,14 @@ class ReadMessages(ServerValue, kw_only=True):
 
 
 class BeginProducer(Wire, kw_only=True):
-    """A producer begins; one with a name fences those of that name before it. `resume`: it counts on from them."""
+    """A new producer. A named one fences earlier ones with its name; with `resume`, it continues their numbers."""
 
     name: Name | None = None
     resume: bool = False
 
 
 class ProducerBegun(ServerValue, kw_only=True):
-    """Who the producer is. `since` is the epoch from which its sequences count."""
+    """The producer. `since` is the epoch from which its sequence numbers count."""
 
     id: ProducerNumber
     epoch: int = 0
@@ -286,7 +286,7 @@ class ProducerBegun(ServerValue, kw_only=True):
 
 
 class AppendQuery(Wire, kw_only=True):
-    """Who sends the messages, and which number the first of them has among all it sent to this partition."""
+    """The producer, and the number of its first message here among all that it has sent to this partition."""
 
     producer: ProducerNumber
     sequence: Sequence
@@ -296,7 +296,7 @@ class AppendQuery(Wire, kw_only=True):
 
 
 class Written(ServerValue, kw_only=True):
-    """Where the messages are, in their order; empty where they were stored too long ago to say."""
+    """The offsets of the messages, in order; empty if they were stored too long ago to know."""
 
     offsets: list[int]
     durability: Durability
@@ -304,7 +304,7 @@ class Written(ServerValue, kw_only=True):
 
 
 class SequenceQuery(Wire, kw_only=True):
-    """The producer, the epoch from which its sequences count, and the messages of which the offsets are wanted."""
+    """The producer, the epoch from which its sequence numbers count, and the messages whose offsets you want."""
 
     producer: ProducerNumber
     since: Epoch = 0
@@ -313,9 +313,9 @@ class SequenceQuery(Wire, kw_only=True):
 
 
 class NextSequence(ServerValue, kw_only=True):
-    """The number that the producer's next message for this partition must have, and where those before it are.
+    """The number that the producer's next message for this partition must have, and the offsets of earlier ones.
 
-    An offset is null where the message was stored too long ago to say, or is not stored.
+    An offset is null if the message was stored too long ago to know, or is not stored.
     """
 
     sequence: int
@@ -323,7 +323,7 @@ class NextSequence(ServerValue, kw_only=True):
 
 
 class TopicSettingsQuery(Wire, kw_only=True):
-    """Whether to tell of all settings, or only of those that were given to this topic."""
+    """Whether to return all settings, or only those that were set for this topic."""
 
     all: bool = True
 
@@ -331,7 +331,7 @@ class TopicSettingsQuery(Wire, kw_only=True):
 class SettingTold(ServerValue, kw_only=True):
     """A setting in force, and where it comes from: "default", a file, a variable, or the folder itself.
 
-    Of kind "limit" is a default that was lowered: the process may not open as many files as it would take.
+    "limit" is a default that was lowered, because the process may not open enough files for it.
     """
 
     name: str
@@ -351,16 +351,16 @@ class SettingsTold(ServerValue, kw_only=True):
 
 
 class StandingQuery(OnTopic, kw_only=True):
-    """Which topic is meant; or so many of all, behind that name."""
+    """The topic; or a number of topics, after that name."""
 
     limit: Limit = 1_000
     after: Name | None = None
 
 
 class Standings(ServerValue, kw_only=True):
-    """Topics with their partitions and groups; `delayed` are the messages that no group has got yet, by topic.
+    """Topics with their partitions and groups; `delayed` counts the messages that no group has yet, by topic.
 
-    `next` is what `after` goes on from, if there are more topics.
+    If there are more topics, pass `next` as `after` to get the next page.
     """
 
     topics: list[TopicStanding]
@@ -372,7 +372,7 @@ class Standings(ServerValue, kw_only=True):
 
 
 class StoreStatus(ServerValue, kw_only=True):
-    """The store that the folder lives in, as its owner sees it. `problem` says why it is not the owner any more."""
+    """The store that the folder lives in, as its owner sees it. `problem` says why it is no longer the owner."""
 
     name: str
     epoch: int
@@ -383,7 +383,7 @@ class StoreStatus(ServerValue, kw_only=True):
 
 
 class Status(ServerValue, kw_only=True):
-    """How the server does. `tokens_problem` says why a changed tokens file is not used; the old one holds then."""
+    """The status of the server. `tokens_problem` says why a changed tokens file is not used; the old one applies."""
 
     version: str
     folder: str
@@ -405,25 +405,25 @@ class Status(ServerValue, kw_only=True):
 
 
 class LimitQuery(Wire, kw_only=True):
-    """How many to tell of."""
+    """How many to return."""
 
     limit: Limit = 100
 
 
 class SamplesQuery(Wire, kw_only=True):
-    """Of how many seconds up to now: up to seven days, in steps of 5 seconds, a minute or a quarter of an hour."""
+    """How many seconds back: up to seven days, in steps of 5 seconds, a minute or a quarter of an hour."""
 
     last: Annotated[float, Meta(gt=0, le=604_800)] = 900
 
 
 class GroupSamplesQuery(SamplesQuery, kw_only=True):
-    """Which group is meant, in queue mode or stream mode; without one the default group, or else the topic."""
+    """The group, in queue or stream mode; without one, the default group, or the topic if it has none."""
 
     group: Name | None = None
 
 
 class WaitersAt(ServerValue, kw_only=True):
-    """Who stands in line for messages of a group."""
+    """The callers waiting for messages of a group."""
 
     topic: str
     group: str
@@ -432,7 +432,7 @@ class WaitersAt(ServerValue, kw_only=True):
 
 
 class WaitersTold(ServerValue, kw_only=True):
-    """Everybody who waits, and how many may."""
+    """All waiting callers, and the limit."""
 
     waiting: int
     max_waiters: int
@@ -440,19 +440,19 @@ class WaitersTold(ServerValue, kw_only=True):
 
 
 class WorkerOrder(ServerValue, kw_only=True):
-    """What the worker was told to do and has not done yet."""
+    """The order that the worker has not carried out yet."""
 
     order: Order | None = None
 
 
 class WorkersTold(ServerValue, kw_only=True):
-    """The workers that report themselves, or did within the last hour, as far as the caller may see their queues."""
+    """The workers that have reported within the last hour, for the queues that you may see."""
 
     workers: list[WorkerInfo]
 
 
 class WorkersOrdered(ServerValue, kw_only=True):
-    """The ids of the workers that were told."""
+    """The ids of the workers that got the order."""
 
     ids: list[str]
 
@@ -465,7 +465,7 @@ Words = Annotated[str, Meta(min_length=1, max_length=1_000)]
 
 
 class StatsQuery(Wire, kw_only=True):
-    """Of which topic, and of which time."""
+    """The topic and the period."""
 
     topic: Name | None = None
     since: Instant | None = None
@@ -473,7 +473,7 @@ class StatsQuery(Wire, kw_only=True):
 
 
 class TracesQuery(StatsQuery, kw_only=True):
-    """Which steps to find: the first ones that fit, from the start or behind a place, or the last, before one."""
+    """Which steps to find: the first that match, from the start or after a place, or the last before a place."""
 
     group: Name | None = None
     event: Words | None = None
@@ -485,17 +485,17 @@ class TracesQuery(StatsQuery, kw_only=True):
 
 
 class TraceQuery(Wire, kw_only=True):
-    """Which steps of a message to tell: all, or behind those of an earlier page."""
+    """Which steps of a message to return: all, or those after an earlier page."""
 
     limit: Limit = 10_000
     after: Place | None = None
 
 
 class Steps(ServerValue, kw_only=True):
-    """Steps of messages, oldest first; `next` is what `after` goes on from, if there may be more: of the last steps,
-    earlier ones.
+    """Steps of messages, oldest first. If there may be more, pass `next` as `after` to get the next page.
 
-    That may be so of a page with few steps, or none: one call looks at so many and no more.
+    When you ask for the last steps, the next page has earlier ones. A page can have few steps, or none, and still be
+    followed by more: one call examines only a limited number.
     """
 
     steps: list[TraceStep]
@@ -509,7 +509,7 @@ LeaseId = Annotated[str, Meta(min_length=1, max_length=300)]
 
 
 class AcquireLock(Wire, kw_only=True):
-    """Who wants the lock, for how long, and how long they wait: 0 not at all, -1 for as long as the server allows."""
+    """A request for a lock: for whom, for how long, and how long to wait (0: not at all, -1: as long as allowed)."""
 
     owner: Owner | None = None
     lease: Lease = 30
@@ -518,45 +518,45 @@ class AcquireLock(Wire, kw_only=True):
 
 
 class KeepLock(Wire, kw_only=True):
-    """The lease that is to go on, and for how long from now; as long as before where nothing is said."""
+    """The lease to renew, and for how long from now; by default, for as long as before."""
 
     lease_id: LeaseId
     lease: Lease | None = None
 
 
 class ReleaseLock(Wire, kw_only=True):
-    """The lease that is to end."""
+    """The lease to release."""
 
     lease_id: LeaseId
 
 
 class LockReleased(ServerValue, kw_only=True):
-    """Whether somebody had the lock."""
+    """Whether the lock was held."""
 
     released: bool
 
 
 class HeldLocks(ServerValue, kw_only=True):
-    """The locks that somebody holds, by name."""
+    """The locks that are held, by name."""
 
     locks: list[LockInfo]
 
 
 class WriteDocument(Wire, kw_only=True):
-    """What a document is to be: any JSON value."""
+    """The new value of a document: any JSON value."""
 
     value: Any
 
 
 class DocumentQuery(Wire, kw_only=True):
-    """Only if the document has this version (0: if there is none), and only while this lease is good."""
+    """Conditions: the document has this version (0: does not exist), and this lease is still valid."""
 
     version: Number | None = None
     lease_id: LeaseId | None = None
 
 
 class DocumentNames(ServerValue, kw_only=True):
-    """The names of the documents that the caller may see."""
+    """The names of the documents that you may see."""
 
     names: list[str]
 

@@ -101,7 +101,7 @@ def _replayed(world: World, folder: str, end: int | None) -> CommitState:
 
 
 class PartitionStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """What one partition holds. `problem` says why it is stopped, while the others go on, and what to do."""
+    """The content of one partition. `problem` says why it has stopped, while the others continue, and what to do."""
 
     number: int
     start: int = 0
@@ -169,7 +169,7 @@ class GroupStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """One topic; `settings` are those kept in its folder."""
+    """One topic; `settings` are those stored in its folder."""
 
     name: str
     id: int

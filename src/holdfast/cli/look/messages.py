@@ -463,9 +463,9 @@ _SEARCH_COLUMNS: Final = (ID, _PHASE, TIME, KEY, ERROR, SIZE)
 
 def search_command(
     folder: DataFolder,
-    terms: Annotated[list[str], argument("TERM", "What to search for; all of the terms must hold.")],
+    terms: Annotated[list[str], argument("TERM", "What to search for; all terms must match.")],
     limit: Annotated[int, option("--limit", "At most this many messages.", least=1)] = 50,
-    after: Annotated[str, option("--after PLACE", "Search further: what the search before printed.")] = "",
+    after: Annotated[str, option("--after PLACE", "Search further, from the place that a search printed.")] = "",
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:

@@ -394,7 +394,9 @@ def stats_command(
     at: QueueAt,
     watch: Annotated[bool, option("--watch", "Refresh until Ctrl-C.")] = False,
     every: Annotated[str, option("--every TIME", "How often to refresh, with --watch.")] = "2s",
-    history: Annotated[str | None, option("--history TIME", "How it fared over so long, up to 7d: 15m, 6h.")] = None,
+    history: Annotated[
+        str | None, option("--history TIME", "Show the last 15m, 6h or so, up to 7d, as charts.")
+    ] = None,
 ) -> int:
     """Count the messages of a queue by state. Also shows its oldest message and the disk space that it takes.
 

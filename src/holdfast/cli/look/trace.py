@@ -65,7 +65,7 @@ from holdfast.storage.files import is_log, join
 #
 #   0 ms  ●                                         published
 #  12 ms  ├───────┤                                 leased     billing, attempt 1, by host:77
-# 512 ms          ✗┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄                 nacked     billing, attempt 1, comes again at +1.5 s
+# 512 ms          ✗┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄                 nacked     billing, attempt 1, retried at +1.5 s
 #                                                              ValueError: no route
 #  1.5 s                           ○                released   billing
 #  1.6 s                            ├────────┤      leased     billing, attempt 2, by host:77
@@ -204,7 +204,7 @@ class _Drawing:
         if step.until_ms:
             yield f"until {self._after(step.until_ms)}"
         if step.due_ms:
-            yield f"{'due' if step.step == DELAYED else 'comes again'} at {self._after(step.due_ms)}"
+            yield f"{'due' if step.step == DELAYED else 'retried'} at {self._after(step.due_ms)}"
         if step.related:
             yield f"{'as' if step.step == REDRIVEN else 'it was'} {step.related}"
 
@@ -307,7 +307,7 @@ def ls_command(
     limit: Annotated[int, option("--limit", "At most this many messages.", least=1, most=100_000)] = 20,
     as_json: AsJson = False,
 ) -> int:
-    """List the messages that were traced most recently. The newest are last.
+    """List the messages that were traced most recently. The newest come last.
 
     Examples:
         holdfast trace ls ./data --topic orders

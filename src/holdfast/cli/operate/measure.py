@@ -204,7 +204,7 @@ def _warnings(kind: str, free: int, min_free: int, sync: Sync | None) -> Iterato
         message = f"{kind} is a network file system: locks and maps may not hold between machines; use a local disk"
         yield Warn(code="network", message=message)
     if kind == "overlay":
-        message = "overlay is usually the inside of a container: it goes with the container unless this is a volume"
+        message = "overlay is usually the inside of a container: it is lost with the container unless this is a volume"
         yield Warn(code="container", message=message)
     if free < min_free:
         message = f"{size(free)} are free, below min_free_bytes ({size(min_free)}): appending is refused"
@@ -346,8 +346,8 @@ _BENCH: Final = "holdfast-bench-"
 def bench_command(
     folder: Annotated[str | None, argument(PLACE, "A folder or a server; a temporary folder by default.")] = None,
     seconds: Annotated[float, option("--seconds", "How long to put, for each row.", least=0.05, most=600)] = 1.0,
-    batch: Annotated[int, option("--batch", "The messages of a batch.", least=2, most=1_000)] = 100,
-    body_bytes: Annotated[int, option("--size", "The bytes of a body.", least=0, most=1_000_000)] = 256,
+    batch: Annotated[int, option("--batch", "How many messages a batch has.", least=2, most=1_000)] = 100,
+    body_bytes: Annotated[int, option("--size", "The size of a body in bytes.", least=0, most=1_000_000)] = 256,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:

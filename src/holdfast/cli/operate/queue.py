@@ -72,15 +72,15 @@ def show_moves(console: Console, moves: Sequence[ResetEffect]) -> None:
     again, passed = sum(move.again for move in moves), sum(move.passed_over for move in moves)
     where = f"offset {moves[0].after}" if len(moves) == 1 else "these offsets"
     if len(moves) > 1:
-        shown = table("topic", "partition>", "from>", "to>", "again>", "passed over>")
+        shown = table("topic", "partition>", "from>", "to>", "again>", "skipped>")
         for move in moves:
             before = "new" if move.before is None else f"{move.before:,}"
             numbers = (before, *(f"{number:,}" for number in (move.after, move.again, move.passed_over)))
             shown.add_row(safe(move.topic), str(move.partition), *numbers)
         console.print(shown)
     console.print(
-        f"going on with {where}: {count_of(again, 'handled message')} will come again, "
-        f"{count_of(passed, 'message')} will be passed over"
+        f"moving to {where}: {count_of(again, 'handled message')} will be delivered again, "
+        f"{count_of(passed, 'message')} will be skipped"
     )
 
 
@@ -240,11 +240,11 @@ def moves_of(
 
 def pause_command(
     at: QueueAt,
-    reason: Annotated[str, option("--reason TEXT", "Why, for everybody who looks at the queue.")] = "",
+    reason: Annotated[str, option("--reason TEXT", "The reason, shown wherever the queue is listed.")] = "",
 ) -> int:
-    """Stop handing out messages; publishing continues. It lasts until `holdfast resume`, also over a restart.
+    """Stop handing out messages; publishing continues. It lasts until `holdfast resume`, even across a restart.
 
-    Messages in flight can be settled as usual. Consumers wait as they do at an empty queue.
+    Messages in flight can be settled as usual. Consumers wait as they do on an empty queue.
 
     Examples:
         holdfast pause jobs --reason 'the bank is down'
@@ -256,7 +256,7 @@ def pause_command(
         _print_pause(queue.name, queue.group, stats.paused, changed=changed)
     elif stats.paused is not None:  # else somebody has resumed it in this moment
         already = "is paused" if changed else "was already paused"
-        say(f"{_named_group(queue.name, queue.group)} {already} {pause_text(stats.paused)}; {stats.leased:,} in hand")
+        say(f"{_named_group(queue.name, queue.group)} {already} {pause_text(stats.paused)}; {stats.leased:,} in flight")
     return OK
 
 
@@ -303,7 +303,7 @@ def purge_command(at: QueueAt, dry_run: DryRun = False, yes: Yes = False) -> int
         stats, purged = queue.stats(), 0
         if not at.as_json:
             waiting = f"{count_of(stats.ready, 'message')} ready, {count_of(stats.delayed, 'message')} delayed"
-            say(f"{waiting}, {stats.leased:,} in hand in {safe(queue.name)}")
+            say(f"{waiting}, {stats.leased:,} in flight in {safe(queue.name)}")
         if not dry_run:
             if not confirmed("Drop all that are not in flight?", "purge", yes=yes, as_json=at.as_json):
                 return NOT_DONE
@@ -339,7 +339,7 @@ def compact_command(folder: QueueFolder, topic: Topic = None, wait: Wait = WAIT,
 def apply_retention_command(
     folder: QueueFolder, topic: Topic = None, wait: Wait = WAIT, as_json: AsJson = False
 ) -> int:
-    """Apply the retention settings now. By default the regular upkeep does that, after a while.
+    """Apply the retention settings now. Otherwise the upkeep of the queue does it every minute.
 
     Examples:
         holdfast apply-retention ./data
@@ -437,7 +437,7 @@ def dead_redrive_command(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> int:
-    """Put dead letters back into the queue. They keep their original order; or send them to another topic.
+    """Put dead letters back into the queue. They keep their order. --to sends them to another topic.
 
     Examples:
         holdfast dead redrive jobs --dry-run
@@ -468,7 +468,7 @@ def dead_purge_command(
 
     Examples:
         holdfast dead purge jobs jobs.dlq-0-3
-        holdfast dead purge jobs --where 'reason == "expired"' --yes
+        holdfast dead purge jobs --where 'reason == "EXPIRED"' --yes
     """
     with at.of(ids[0] if ids else None).opened() as queue:
         chosen = queue.dead.purge(_given(ids), where=where, limit=limit, dry_run=True).ids

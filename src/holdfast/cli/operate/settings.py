@@ -184,7 +184,7 @@ _SIZES: Final = (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024))
 def settings_file_show_command(
     folder: Annotated[
         str | None,
-        argument(PLACE, "A data folder, whose topics have settings, too, or a server's URL."),
+        argument(PLACE, "A data folder, to include the settings of its topics, or a server's URL."),
     ] = None,
     settings_file: Annotated[
         str | None, option("--config FILE", f"The settings file; {FILE_VARIABLE} by default.")

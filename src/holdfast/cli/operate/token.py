@@ -136,7 +136,7 @@ def new_command(
 
 @app.command("ls")
 def list_command(file: TokensFile = None, as_json: AsJson = False) -> int:
-    """List who may call the server, and what each may do. The tokens themselves are stored nowhere.
+    """List who may call the server, and what each may do. The tokens themselves are not stored.
 
     Examples:
         holdfast token ls --file tokens.toml

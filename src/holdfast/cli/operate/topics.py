@@ -85,7 +85,7 @@ def group_ls_command(folder: DataFolder, topic: Topic = None, as_json: AsJson = 
         _tell_of_damage(folder, found)
     for query in () if as_json else unreadable:
         place = f"{safe(folder)}/{QUERIES}/{safe(query.file)}"
-        note(f"unreadable: {place}: {safe(query.wrong)}; no old message goes meanwhile")
+        note(f"unreadable: {place}: {safe(query.wrong)}; old messages are kept in the meantime")
     return OK
 
 
@@ -93,8 +93,8 @@ def groups_table(groups: Sequence[GroupStanding]) -> Table:
     """Return a table of groups."""
     statics = any(group.static_members for group in groups)
     queries = any(group.query for group in groups)
-    more = [*(["renewed>", "time-out>"] if queries else []), *(["static members"] if statics else [])]
-    shown = table("group", "topic", "mode", "behind>", "oldest>", "in hand>", *more, wide="static members")
+    more = [*(["renewed>", "timeout>"] if queries else []), *(["static members"] if statics else [])]
+    shown = table("group", "topic", "mode", "behind>", "oldest>", "in flight>", *more, wide="static members")
     for group in groups:
         shown.add_row(
             safe(group.name),
@@ -160,7 +160,7 @@ def _sentence(group: GroupStanding) -> str:
     query = ""
     if group.query is not None:
         renewed, timeout = _renewed(group)
-        query = f"; renewed {renewed} by {safe(group.query.holder)}, time-out {timeout}"
+        query = f"; renewed {renewed} by {safe(group.query.holder)}, timeout {timeout}"
     paused = "" if group.paused is None else f"; paused {pause_text(group.paused)}"
     return f"{safe(group.name)} on {safe(group.topic)}, {group.mode} mode: {behind}{members}{query}{paused}"
 
@@ -173,7 +173,7 @@ def _lags_table(group: GroupStanding) -> Table:
         "end>",
         "behind>",
         "oldest>",
-        *(("in hand>", "waiting>") if queue else ()),
+        *(("in flight>", "waiting>") if queue else ()),
     )
     for lag in group.partitions:
         numbers = (lag.partition, lag.offset, lag.end, lag.lag)
@@ -223,7 +223,7 @@ def group_reset_command(
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Move a group's position. Earlier messages are skipped; later ones are delivered, even if they were before.
+    """Move a group's position. Earlier messages are skipped; later ones are delivered, again if necessary.
 
     Examples:
         holdfast group reset ./data billing --to earliest --dry-run
@@ -269,7 +269,7 @@ def group_delete_command(
 
     A group in stream mode is deleted on all its topics.
 
-    A query of another process only loses its hold on old messages; if it is still running, it takes it again.
+    For a query in another process, this only ends its hold on old messages; a query that is running renews it.
 
     Examples:
         holdfast group delete ./data statistics --yes
@@ -280,7 +280,7 @@ def group_delete_command(
     found = [group for group in found if group.mode != "query"] or found
     if not as_json:
         for group in found:
-            say(f"{_sentence(group)}. It {'would' if dry_run else 'will'} be forgotten")
+            say(f"{_sentence(group)}. It {'would' if dry_run else 'will'} be deleted")
     if not dry_run:
         if not confirmed("Delete it?", "group delete", yes=yes, as_json=as_json):
             return NOT_DONE
@@ -342,7 +342,7 @@ def topic_create_command(
     if as_json:
         print_json({"topic": name, "made": made, "partitions": count})
     else:
-        say(f"{'made' if made else 'there already:'} {name}, {count_of(count, 'partition')}")
+        say(f"{'created' if made else 'exists already:'} {name}, {count_of(count, 'partition')}")
     return OK
 
 
@@ -511,9 +511,9 @@ def topic_partitions_command(
     if add is not None:
         if not as_json:
             say(
-                f"{safe(name)} will have {count_of(len(topic.partitions) + add, 'partition')}, for good. From then on "
-                "most keys go to other partitions than before: messages of one key that are there already may be "
-                "handled beside newer ones"
+                f"{safe(name)} will have {count_of(len(topic.partitions) + add, 'partition')}; this cannot be undone. "
+                "Most keys will go to other partitions than before, so stored messages of a key may be handled at "
+                "the same time as newer ones"
             )
         if not confirmed("Add them?", "topic partitions", yes=yes, as_json=as_json):
             return NOT_DONE
@@ -572,7 +572,7 @@ def _loss(topic: TopicStanding, behind: int, will: str) -> str:
     names = f" ({', '.join(safe(group.name) for group in topic.groups)})" if topic.groups else ""
     left = f"; {count_of(behind, 'message')} not handled yet" if behind else ""
     messages, letters = count_of(topic.messages, "message"), count_of(topic.dead, "dead letter")
-    return f"{safe(topic.name)} {will} be gone for good, with {messages}, {letters} and {groups}{names}{left}"
+    return f"{safe(topic.name)} {will} be deleted for good, with {messages}, {letters} and {groups}{names}{left}"
 
 
 @topic_app.command("compact")
@@ -590,8 +590,8 @@ def topic_compact_command(folder: DataFolder, name: TopicName, wait: Wait = WAIT
         print_json({"topic": name, **msgspec.to_builtins(done)})
         return OK
     say(
-        f"{count_of(done.removed_messages, 'message')} dropped for newer ones of their keys, {size(done.freed_bytes)} "
-        f"freed: {count_of(done.segments, 'segment')} written anew"
+        f"{count_of(done.removed_messages, 'message')} removed, because their keys have newer ones; "
+        f"{size(done.freed_bytes)} freed, {count_of(done.segments, 'segment')} rewritten"
     )
     return OK
 

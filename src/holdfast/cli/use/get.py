@@ -142,7 +142,7 @@ def get_command(
     stateful: Annotated[bool, option("--stateful", "Also print the message's state document.")] = False,
     export: Annotated[bool, option("--export", "Print shell variables, for `eval`.")] = False,
 ) -> int:
-    """Take the next message, or several. Ack it with its receipt when you are done; otherwise it comes back.
+    """Take the next message, or several. Ack it with its receipt when you are done; otherwise it is redelivered.
 
     Exit code: 3 if no message is ready.
 
@@ -326,7 +326,7 @@ def ack_command(
     at: QueueAt,
     receipts: Receipts = None,
 ) -> int:
-    """Confirm that messages are done. They never come back.
+    """Confirm that messages are done. They are never delivered again.
 
     Examples:
         holdfast ack jobs jobs-0-17@1

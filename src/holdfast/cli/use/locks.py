@@ -309,7 +309,7 @@ def state_put_command(
     if as_json:
         print_json(_document_facts(document))
     else:
-        say(f"{safe(name)} has version {document.version} now")
+        say(f"{safe(name)} is now at version {document.version}")
     return OK
 
 

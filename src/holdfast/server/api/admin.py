@@ -66,7 +66,7 @@ health_routes = Routes("health")
 
 
 class Health(ServerValue, kw_only=True):
-    """That the server lives."""
+    """The server is alive."""
 
     status: str
 
@@ -83,7 +83,7 @@ async def healthz(call: Call) -> Health:
 
 @health_routes.add("GET", "/readyz", action="open", errors=("unavailable",))
 async def readyz(call: Call) -> Health:
-    """The server takes calls: its folder is open, no disk has failed, and it is not about to go."""
+    """The server accepts calls: its folder is open, no disk has failed, and it is not shutting down."""
     if call.service.leaving:
         raise Unavailable("the server is about to go; call another one, or try again when it is back")
     if call.service.port.closed:
@@ -115,7 +115,7 @@ def metrics_routes(render: Callable[[str], tuple[bytes, str]], *, asks: bool) ->
 
     @found.add("GET", "/metrics", action="read" if asks else "open", query=MetricsQuery, gives=("text/plain",))
     async def metrics(call: Call) -> Response:
-        """What is counted and timed, for Prometheus."""
+        """Return all counts and timings, for Prometheus."""
         body, media = await asyncio.to_thread(render, call.request.header("accept"))
         return Response(200, body, media, headers=[("cache-control", "no-store")])
 
@@ -127,7 +127,7 @@ routes = Routes("admin")
 
 @routes.add("GET", "/v1/admin/status", action="read")
 async def status(call: Call) -> Status:
-    """How the server does: since when, on which folder, with how many callers."""
+    """Return the status of the server: its uptime, its folder, its connections."""
     service = call.service
     topics = await service.port.topics()
     free = await asyncio.to_thread(service.world.disk.free_bytes, service.folder)
@@ -168,13 +168,13 @@ def _store_status(chain: Chain | None) -> StoreStatus | None:
 
 @routes.add("POST", "/v1/admin/sync", action="admin", status=204, act=True, errors=("disk_full",))
 async def sync(call: Call) -> None:
-    """Return when everything said so far, acks included, is on disk."""
+    """Return once everything acknowledged so far, including acks, is on disk."""
     await call.service.port.sync()
 
 
 @routes.add("GET", "/v1/admin/waiters", action="read", query=LimitQuery)
 async def waiters(call: Call) -> WaitersTold:
-    """Who waits for messages, by topic and group, the longest lines first."""
+    """List who is waiting for messages, by topic and group, the longest lines first."""
     query: LimitQuery = call.query
     waits = call.service.waits
     busy = sorted(waiters_by_group(call), key=lambda line: -line.waiters)
@@ -207,7 +207,7 @@ workers_routes = Routes("workers")
     "POST", "/v1/queues/{queue}/workers", action="consume", query=InGroup, body=WorkerReport, errors=("unknown_group",)
 )
 async def report_worker(call: Call) -> WorkerOrder:
-    """A worker of the queue says what it is doing, every few seconds; the answer says what it was told to do."""
+    """Report what a worker of the queue is doing; the answer says whether to drain, stop or resume."""
     group = await existing_group(call)
     workers = call.service.engine.workers
     return WorkerOrder(order=workers.report(caller_of(call.principal), group.topic, group.group, call.body))
@@ -215,7 +215,7 @@ async def report_worker(call: Call) -> WorkerOrder:
 
 @workers_routes.add("GET", "/v1/workers", action="read", scope="any")
 async def workers(call: Call) -> WorkersTold:
-    """The workers that report themselves, or did within the last hour, as far as the caller may see their queues."""
+    """The workers that have reported within the last hour, for the queues that you may see."""
     return WorkersTold(workers=workers_shown(call))
 
 
@@ -255,7 +255,7 @@ def _ordered(call: Call, order: Order) -> WorkersOrdered:
 
 @workers_routes.add("POST", "/v1/workers/{worker}/drain", **_ORDER)
 async def drain_worker(call: Call) -> WorkersOrdered:
-    """Let the workers of this name finish what they work on, and then stay idle; they learn of it when they report."""
+    """Drain the workers of this name: when they next report, they finish their current messages and stay idle."""
     return _ordered(call, "drain")
 
 
@@ -267,7 +267,7 @@ async def resume_worker(call: Call) -> WorkersOrdered:
 
 @workers_routes.add("POST", "/v1/workers/{worker}/stop", **_ORDER)
 async def stop_worker(call: Call) -> WorkersOrdered:
-    """Let the workers of this name finish what they work on, and end."""
+    """Stop the workers of this name: they finish their current messages and exit."""
     return _ordered(call, "stop")
 
 
@@ -286,13 +286,13 @@ def effective_of(service: Service) -> Effective:
 
 @settings_routes.add("GET", "/v1/settings", action="read")
 async def settings(call: Call) -> SettingsTold:
-    """Every setting of server and broker that is in force, and where it comes from."""
+    """List every setting of the server and the broker that is in force, and where it comes from."""
     return _settings_answer(effective_of(call.service).settings())
 
 
 @settings_routes.add("GET", "/v1/topics/{topic}/settings", action="read", query=TopicSettingsQuery)
 async def topic_settings(call: Call) -> SettingsTold:
-    """The settings that a topic follows, and where each comes from."""
+    """List the settings of a topic, and where each comes from."""
     query: TopicSettingsQuery = call.query
     return _settings_answer(await asyncio.to_thread(_topic_settings, call, every=query.all))
 
@@ -301,7 +301,7 @@ async def topic_settings(call: Call) -> SettingsTold:
     "PATCH", "/v1/topics/{topic}/settings", action="admin", body=AlterTopic, act=True, errors=("bad_settings",)
 )
 async def alter_settings(call: Call) -> SettingsTold:
-    """Change settings of a topic; they count at once, and are kept."""
+    """Change settings of a topic; they take effect at once and are stored."""
     given: AlterTopic = call.body
     await call.service.port.alter_topic(call.path["topic"], check_changes(given.settings))
     return _settings_answer(await asyncio.to_thread(_topic_settings, call, every=True))
@@ -337,16 +337,16 @@ def _settings_answer(found: Iterable[Setting]) -> SettingsTold:
 
 
 class AuditQuery(Wire, kw_only=True):
-    """How many of the newest acts, and of the newest refusals."""
+    """How many of the newest actions, and of the newest refusals."""
 
     limit: Annotated[int, Meta(ge=1, le=1_000)] = 100
 
 
 class Acts(ServerValue, kw_only=True):
-    """Administrative acts, the newest first; one whose outcome is "begun" runs, or was cut short by a crash.
+    """Administrative actions, the newest first; one with the outcome "begun" is running, or a crash interrupted it.
 
-    `refused` are calls that nobody was allowed to make; they stand apart, so that they cannot push out what was done.
-    Of each caller some are written down in a minute; a line with a `count` stands for so many more.
+    `refused` lists calls that were not allowed, separately, so that they cannot push out what was done.
+    Only some per minute are recorded for each caller; a line with a `count` stands for that many more.
     """
 
     acts: list[Act]
@@ -359,7 +359,7 @@ def audit_routes(audit: Audit) -> Routes:
 
     @routes.add("GET", "/v1/admin/audit", action="admin", query=AuditQuery)
     async def acts(call: Call) -> Acts:
-        """The last administrative acts: who did what to which topic, when, and what became of it; and refusals."""
+        """Return the latest administrative actions: who did what to which topic, when, with what result; and refusals."""
         query: AuditQuery = call.query
         return Acts(
             acts=await asyncio.to_thread(audit.last, query.limit),
@@ -379,7 +379,7 @@ _END: Final = 2**62  # beyond the end of any log
 
 @trace_routes.add("GET", "/v1/traces/{message_id}", action="read", scope="any", query=TraceQuery)
 async def trace(call: Call) -> Steps:
-    """The life of a message step by step, page by page with `after`; empty where it was not sampled."""
+    """Return the steps of a message, empty if it was not sampled; `after` gets the next page."""
     query: TraceQuery = call.query
     message_id = call.path["message_id"]
     call.principal.check("read", topic_of_id(message_id))
@@ -411,7 +411,7 @@ def is_shown(call: Call, step: TraceStep) -> bool:
 
 @trace_routes.add("GET", "/v1/traces", action="read", scope="any", query=TracesQuery)
 async def search(call: Call) -> Steps:
-    """Steps that fit, oldest first; page by page with `after`. Who may not read every topic must name one."""
+    """Find steps, oldest first; `after` gets the next page. If you may not read all topics, you must name one."""
     query: TracesQuery = call.query
     call.principal.check("read", query.topic)
     question = Question(
@@ -463,7 +463,7 @@ def _place(scan: Scan) -> str:
 
 @trace_routes.add("GET", "/v1/traces/stats", action="read", scope="any", query=StatsQuery)
 async def stats(call: Call) -> TraceStats:
-    """How long messages waited and were worked on, how often they were tried, what failed."""
+    """Summarize how long messages waited and were handled, how many attempts they took, and what failed."""
     query: StatsQuery = call.query
     call.principal.check("read", query.topic)
     question = Question(topic=query.topic, since=query.since, until=query.until)

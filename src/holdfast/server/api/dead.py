@@ -73,7 +73,7 @@ _AT_ONCE = 1_000  # dead letters purged at a time
 
 @routes.add("GET", "/v1/queues/{queue}/dead", action="read", query=DeadQuery)
 async def list_dead(call: Call) -> Letters:
-    """Dead letters that the condition chooses, oldest first; page by page with `after`."""
+    """List dead letters that match a condition, oldest first; `after` gets the next page."""
     query: DeadQuery = call.query
     group = await existing_group(call)
     return await call.scan(_letters, group, query)
@@ -142,7 +142,7 @@ def _letter(letter: DeadLetter[bytes], *, bodies: bool = True) -> Letter:
 
 @routes.add("GET", "/v1/queues/{queue}/dead/groups", action="read", query=DeadGroupsQuery)
 async def dead_groups(call: Call) -> DeadGroups:
-    """Dead letters by reason and kind of error, the most frequent first."""
+    """Count dead letters by reason and kind of error, the most frequent first."""
     query: DeadGroupsQuery = call.query
     group = await existing_group(call)
     if query.where is not None:
@@ -166,7 +166,7 @@ async def dead_groups(call: Call) -> DeadGroups:
     errors=("unknown_topic", "unknown_group", "not_found"),
 )
 async def show_dead(call: Call) -> Letter:
-    """One dead letter: every error, the reason, its original place, its state document."""
+    """Return one dead letter with every error, its reason, its original message and its state document."""
     group = await existing_group(call)
     letter = await group.port.letter(call.path["id"])
     return await asyncio.to_thread(_letter, letter)
@@ -183,7 +183,7 @@ async def show_dead(call: Call) -> Letter:
     errors=("message_too_large", "queue_full", "disk_full"),
 )
 async def redrive(call: Call) -> RedriveTold | StreamResponse:
-    """Put dead letters back into the queue, each once. Asked for application/x-ndjson it tells how far it is.
+    """Put dead letters back into the queue, each once. With `Accept: application/x-ndjson`, reports its progress.
 
     With `to` they become new messages of that topic, to which the caller must be allowed to publish.
     """
@@ -271,7 +271,7 @@ _LAST: Final = 2**62  # beyond any number
 
 @delayed_routes.add("GET", "/v1/topics/{topic}/delayed", action="read", query=DelayedQuery)
 async def list_delayed(call: Call) -> ListedMessages:
-    """Messages that wait for their time, the next one first; page by page with `after`."""
+    """List delayed messages, the next one first; `after` gets the next page."""
     return await call.scan(_delayed, call)
 
 
@@ -312,7 +312,7 @@ def _of_partition(number: int, partition: Partition, after: Mark | None, limit: 
     errors=("unknown_topic", "not_found"),
 )
 async def cancel_delayed(call: Call) -> Cancelled:
-    """Take a message back that waits for its time; false where it waits no more."""
+    """Cancel a delayed message; returns false if it is no longer delayed."""
     if not await asyncio.to_thread(_cancel, call, only_look=True):
         return Cancelled(cancelled=False)
     await call.begin_act()

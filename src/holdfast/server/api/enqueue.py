@@ -269,7 +269,7 @@ _Answer = TypeVar("_Answer")
 
 
 class Placing(Wire, kw_only=True):
-    """Where messages go, and how safe they are to be."""
+    """The partition and the durability of messages."""
 
     partition: PartitionNumber | None = None
     durability: Durability | None = None
@@ -278,7 +278,7 @@ class Placing(Wire, kw_only=True):
 
 
 class EnqueueQuery(Placing, kw_only=True):
-    """The options of one message, behind the '?'; a header is name:value, and may be there more than once."""
+    """The options of one message, as query parameters; a header is name:value, and can be repeated."""
 
     key: Annotated[str, Meta(max_length=10_000)] | None = None
     header: Annotated[list[str], Meta(max_length=MOST_HEADERS)] = msgspec.field(default_factory=list)
@@ -324,7 +324,7 @@ def _is_bare(query: EnqueueQuery) -> bool:
     at_once=_enqueue_now,
 )
 async def enqueue(call: Call) -> Response:
-    """Store one message: the request's body is the message's, byte for byte; or a form of `options` and `payload`."""
+    """Store one message: the request's body is the message, byte for byte; or a form with `options` and `payload`."""
     query: EnqueueQuery = call.query
     request, settings = call.request, call.service.settings
     most_bytes = settings.max_request_bytes
@@ -407,7 +407,7 @@ BATCH_FACTS: Final[dict[str, Any]] = {
     "POST", "/v1/queues/{queue}/batch", action="publish", **BATCH_FACTS, errors=("message_too_large", "disk_full")
 )
 async def enqueue_batch(call: Call) -> Response:
-    """Store many messages: those of one partition all or not at all. JSON, MessagePack, or one object a line."""
+    """Store many messages, all or none of each partition. As JSON, MessagePack, or one JSON object per line."""
     return await stored_batch(call, await publish(call, call.path["queue"], await drafts(call), call.query))
 
 
@@ -475,7 +475,7 @@ _MOST_ID = 2**63 - 1
 
 @producer_routes.add("POST", "/v1/producers", action="publish", scope="any", body=BeginProducer, status=201)
 async def begin_producer(call: Call) -> ProducerBegun:
-    """Be a producer whose batches are stored once, however often they are sent."""
+    """Register a producer whose batches are stored once, however often they are sent."""
     given: BeginProducer = call.body
     if given.resume and given.name is None:
         raise InvalidRequest(
@@ -532,7 +532,7 @@ def _written(call: Call, topic: Topic, written: tuple[Appended, KnownBatch | Non
     at_once=_append_now,
 )
 async def append(call: Call) -> Written:
-    """Store a producer's batch in a partition, all of it or nothing. Sent again, it is answered as the first time."""
+    """Store a producer's batch in a partition, all of it or nothing. Sent again, it gets the same answer."""
     began_ns = call.service.world.clock.monotonic_ns()
     query: AppendQuery = call.query
     messages = await drafts(call)
@@ -572,7 +572,7 @@ def _check_in_sequence(call: Call, messages: Drafts) -> None:
 
 @producer_routes.add("GET", "/v1/topics/{topic}/partitions/{partition}/sequence", action="publish", query=SequenceQuery)
 async def next_sequence(call: Call) -> NextSequence:
-    """The number that a producer's next message for this partition must have, and where earlier ones are."""
+    """Return the number that a producer's next message for this partition must have, and offsets of earlier ones."""
     return await asyncio.to_thread(_next_sequence, call, _number(call.query.producer))
 
 

@@ -45,7 +45,7 @@ routes = Routes("groups")
 
 @routes.add("GET", "/v1/groups", action="read", scope="any", query=GroupsQuery, errors=("unknown_topic",))
 async def list_groups(call: Call) -> Groups:
-    """The groups of a topic, or of all that the caller may see, in both modes."""
+    """List the groups of a topic, or of all topics that you may see, in both modes."""
     query: GroupsQuery = call.query
     if query.topic is not None:
         call.principal.check("read", query.topic)
@@ -61,7 +61,7 @@ def is_shown(call: Call, info: GroupInfo) -> bool:
 
 @routes.add("GET", "/v1/groups/{group}", action="read", scope="any", errors=("unknown_group",))
 async def describe_group(call: Call) -> GroupTold:
-    """A group: on which topics it is, how far behind, and in stream mode its members."""
+    """Describe a group: its topics, its lag, and in stream mode its members."""
     name = call.path["group"]
     topics = [info for info in await call.service.port.groups(None) if info.name == name and is_shown(call, info)]
     stream = await asyncio.to_thread(_facts, call)
@@ -111,7 +111,7 @@ async def _check_stream_group(call: Call) -> None:
     errors=("unknown_topic", "unknown_group"),
 )
 async def delete_group(call: Call) -> None:
-    """Forget a group and all that it knows: on one topic in queue mode, or one in stream mode as a whole."""
+    """Delete a group and its position: in queue mode on one topic, in stream mode on all of them."""
     query: OnTopic = call.query
     await call.service.port.delete_group(check_name(call.path["group"], "group"), query.topic)
 
@@ -136,7 +136,7 @@ def _topics(call: Call) -> set[str]:
     errors=("unknown_topic", "unknown_group"),
 )
 async def offsets(call: Call) -> GroupOffsets:
-    """Where the group goes on in each partition, and how far that is behind."""
+    """Return the group's position in each partition, and its lag."""
     query: OnTopic = call.query
     if query.topic is not None:
         call.principal.check("read", query.topic)
@@ -196,7 +196,7 @@ def _is_in_queue_mode(call: Call, name: str) -> bool:
     errors=("unknown_topic", "unknown_group"),
 )
 async def reset(call: Call) -> ResetDone:
-    """Let a group go on elsewhere; in stream mode it must have nobody at work on the topic."""
+    """Move the group's position; in stream mode it must have no active members on the topic."""
     given: ResetOffsets = call.body
     to: list[str | int | datetime] = [each for each in (given.to, given.offset, given.time) if each is not None]
     if len(to) != 1:
@@ -257,7 +257,7 @@ async def _may_join(call: Call) -> None:
     errors=("unknown_topic", "bad_settings", "fenced"),
 )
 async def join(call: Call) -> Joined:
-    """Join a group in stream mode, which is made where there is none."""
+    """Join a group in stream mode, which is created if it does not exist."""
     wanted: Join = call.body
     engine, most = call.service.engine, call.service.settings.max_groups
     await asyncio.to_thread(check_new_member, engine, wanted.topics, call.path["group"], most)
@@ -274,7 +274,7 @@ async def join(call: Call) -> Joined:
 
 @routes.add("POST", f"{_MEMBER}/heartbeat", action="consume", scope="any", errors=("fenced",))
 async def heartbeat(call: Call) -> Beat:
-    """The member lives; needed between polls that are further apart than its session."""
+    """Keep the member alive; needed if it polls less often than its session lasts."""
     member = _member(call)
     return Beat(assignment=member.assignment(), epoch=member.epoch)
 
@@ -302,7 +302,7 @@ def _waiting(call: Call) -> Waiting:
     errors=("fenced", "offset_out_of_range", "too_many_waiters"),
 )
 async def poll(call: Call) -> Response:
-    """Commit what was handled, then the next messages of the member's partitions; waits for at least one."""
+    """Commit what was handled, then return the next messages of the member's partitions; waits for at least one."""
     wanted: Poll = call.body
     service, member = call.service, _member(call)
     most_s = service.settings.max_wait_ms / 1000
@@ -335,7 +335,7 @@ def _poll_answer(call: Call, polled: Polled, found: Found) -> Response:
     errors=("fenced", "offset_out_of_range", "unknown_topic"),
 )
 async def commit(call: Call) -> CommitDone:
-    """Note how far the member came: for all these partitions, or, where one is not its own any more, for none."""
+    """Commit offsets of the member: for all these partitions, or, if one of them is no longer its own, for none."""
     given: CommitOffsets = call.body
     member = _member(call)
     async with member.turn():
@@ -346,7 +346,7 @@ async def commit(call: Call) -> CommitDone:
     "POST", f"{_MEMBER}/seek", action="consume", scope="any", body=MoveMember, errors=("fenced", "offset_out_of_range")
 )
 async def seek(call: Call) -> Beat:
-    """Let the member read on elsewhere; nothing is committed by that."""
+    """Move the position of the member, without committing it."""
     member = _member(call)
     async with member.turn():
         await member.move(call.body)
@@ -368,7 +368,7 @@ pause_routes = Routes("queues")
 
 @pause_routes.add("POST", "/v1/queues/{queue}/pause", action="admin", body=PauseGroup, act=True)
 async def pause(call: Call) -> PauseTold:
-    """Hand out no messages of the group until it is resumed; those in flight can be settled, and publishing goes on."""
+    """Stop delivery to the group until it is resumed. Messages in flight can be settled, and publishing continues."""
     given: PauseGroup = call.body
     check_reason(given.reason)
     group = await existing_group(call)
@@ -378,7 +378,7 @@ async def pause(call: Call) -> PauseTold:
 
 @pause_routes.add("POST", "/v1/queues/{queue}/resume", action="admin", query=InGroup, act=True)
 async def resume(call: Call) -> PauseTold:
-    """Hand out messages again, to those who wait as well."""
+    """Resume delivery, and wake callers that are waiting."""
     group = await existing_group(call)
     changed = await group.port.resume_group()
     return PauseTold(changed=changed, paused=group.queue_group.paused)

@@ -41,7 +41,7 @@ _ETAG: Final = re.compile(r'"([0-9]{1,16})"')
     errors=("lock_held", "conflict", "too_many_waiters"),
 )
 async def acquire(call: Call) -> Response:
-    """Take a lock for a time, after a wait in line where that is asked for; 409 where it is not free by then."""
+    """Acquire a lock for some time, waiting in line if asked to; 409 if it is not free by then."""
     lock = await _acquired(call, call.body)
     return call.answer(lock, undelivered=partial(_given_back, call, lock))
 
@@ -79,7 +79,7 @@ async def _waited(call: Call, request: LockRequest) -> Lock | None:
 
 @routes.add("POST", "/v1/locks/{name}/keepalive", action="lock", body=KeepLock, errors=("lease_lost",))
 async def keepalive(call: Call) -> Lock:
-    """Let the lease go on; 409 where it is lost, with who has the lock now."""
+    """Renew the lease of a lock; 409 if it is lost, with the new holder."""
     given: KeepLock = call.body
     lease_ms = None if given.lease is None else lease_of(given.lease)
     return await call.service.locks.keepalive(_lease(call, given.lease_id), lease_ms)
@@ -87,40 +87,40 @@ async def keepalive(call: Call) -> Lock:
 
 @routes.add("POST", "/v1/locks/{name}/release", action="lock", body=ReleaseLock, status=204, errors=("lease_lost",))
 async def release(call: Call) -> None:
-    """Give the lock back: the next in line has it at once."""
+    """Release a lock; the next in line gets it at once."""
     given: ReleaseLock = call.body
     await call.service.locks.release(_lease(call, given.lease_id))
 
 
 @routes.add("DELETE", "/v1/locks/{name}", action="lock", also="admin", act=True)
 async def force_release(call: Call) -> LockReleased:
-    """Take a lock from its holder, who learns of it at the next keepalive: for administrators who may use the lock."""
+    """Take a lock from its holder, which finds out at its next keepalive. Needs `admin`, and `lock` for that name."""
     return LockReleased(released=await call.service.locks.force_release(check_name(call.path["name"], "lock")))
 
 
 @routes.add("GET", "/v1/locks", action="lock", scope="any")
 async def list_locks(call: Call) -> HeldLocks:
-    """The locks that somebody holds, as far as the caller may use them."""
+    """List the locks that are held and that you may use."""
     found = await call.service.locks.held_locks()
     return HeldLocks(locks=[info for info in found if call.principal.may("lock", info.name)])
 
 
 @routes.add("GET", "/v1/locks/{name}", action="lock")
 async def describe(call: Call) -> LockInfo:
-    """Who holds a lock, since and until when, how many wait, and whether there is a document of its name."""
+    """Show who holds a lock, since when and until when, how many are waiting, and whether a document has its name."""
     return await call.service.locks.describe(check_name(call.path["name"], "lock"))
 
 
 @routes.add("GET", "/v1/state", action="lock", scope="any")
 async def list_documents(call: Call) -> DocumentNames:
-    """The names of the documents that the caller may use."""
+    """List the names of the documents that you may use."""
     found = await call.service.locks.document_names()
     return DocumentNames(names=[name for name in found if call.principal.may("lock", name)])
 
 
 @routes.add("GET", "/v1/state/{name}", action="lock", answers=Document, errors=("not_found",))
 async def get_document(call: Call) -> Response:
-    """A document, with its version, which is the ETag, too."""
+    """Return a document with its version, which is also its ETag."""
     name = check_name(call.path["name"], "document")
     document = await call.service.locks.document(name)
     if document is None:
@@ -138,7 +138,7 @@ async def get_document(call: Call) -> Response:
     errors=("conflict", "lease_lost", "message_too_large"),
 )
 async def update_document(call: Call) -> Response:
-    """Make or replace a document, if it has the expected version and the lease is good, where these are given."""
+    """Create or replace a document. If a version or a lease is given, it must be current."""
     given: WriteDocument = call.body
     version, lease_id = _conditions(call)
     name, pool = check_name(call.path["name"], "document"), call.service.pool
@@ -153,7 +153,7 @@ async def update_document(call: Call) -> Response:
 
 @routes.add("DELETE", "/v1/state/{name}", action="lock", query=DocumentQuery, errors=("conflict", "lease_lost"))
 async def remove_document(call: Call) -> DocumentRemoved:
-    """Take a document away, on the same conditions."""
+    """Delete a document, under the same conditions."""
     version, lease_id = _conditions(call)
     name = check_name(call.path["name"], "document")
     return DocumentRemoved(removed=await call.service.locks.remove_document(name, version, lease_id))

@@ -88,14 +88,14 @@ _FEW = 100  # messages that are read and encoded on the event loop; more go to a
 
 
 class InHand(InGroup, kw_only=True):
-    """The message in flight that is meant."""
+    """A message in flight, by its receipt."""
 
     receipt: Receipt
 
 
 @routes.add("PUT", "/v1/queues/{queue}", action="admin", body=CreateQueue, act=True)
 async def create_queue(call: Call) -> TopicInfo:
-    """Make a queue, or change the settings of one that is there; the same call twice is fine."""
+    """Create a queue, or change the settings of an existing one. You can safely repeat the call."""
     wanted: CreateQueue = call.body
     port, name = call.service.port, call.path["queue"]
     changes = changes_of(wanted.settings)
@@ -124,7 +124,7 @@ async def create_queue(call: Call) -> TopicInfo:
     at_once=partial(take_now, state=False),
 )
 async def dequeue(call: Call) -> Response | StreamResponse:
-    """Lease messages; an empty list when none came in time."""
+    """Lease messages; returns an empty list if none arrives in time."""
     return await take(call, state=False)
 
 
@@ -139,7 +139,7 @@ async def dequeue(call: Call) -> Response | StreamResponse:
     at_once=partial(take_now, state=True),
 )
 async def dequeue_with_state(call: Call) -> Response | StreamResponse:
-    """The same, with the document that goes with each message."""
+    """The same, with the state document of each message."""
     return await take(call, state=True)
 
 
@@ -173,7 +173,7 @@ def _ack_now(call: Call) -> Settled | None:
 
 @routes.add("POST", "/v1/queues/{queue}/ack", action="consume", body=Ack, errors=("lease_lost",), at_once=_ack_now)
 async def ack(call: Call) -> Settled:
-    """The work is done. Where some receipts are not good any more, the answer names them; the others count."""
+    """Confirm that messages are done. If some receipts are not valid, the error names them; the others are acked."""
     return await _settled(call, _acked)
 
 
@@ -183,7 +183,7 @@ def _acked(_: TopicSettings) -> MessageOutcome:
 
 @routes.add("POST", "/v1/queues/{queue}/nack", action="consume", body=Nack, errors=("lease_lost",))
 async def nack(call: Call) -> Settled:
-    """The work failed or was dropped unhandled (the attempt counts), or was put off (`intent` "defer": it does not)."""
+    """Return messages that failed or were dropped, which counts as an attempt; `intent` "defer" does not count."""
     given: Nack = call.body
 
     def nacked(settings: TopicSettings) -> MessageOutcome:
@@ -201,7 +201,7 @@ async def nack(call: Call) -> Settled:
 
 @routes.add("POST", "/v1/queues/{queue}/reject", action="consume", body=Reject, errors=("lease_lost",))
 async def reject(call: Call) -> Settled:
-    """The work can never be done: straight to the dead letters."""
+    """Make dead letters of messages that no retry can help."""
     given: Reject = call.body
     return await _settled(
         call, lambda settings: MessageOutcome("reject", why=error_text(given.reason, settings.max_error_chars))
@@ -210,7 +210,7 @@ async def reject(call: Call) -> Settled:
 
 @routes.add("POST", "/v1/queues/{queue}/extend", action="consume", body=Extend, errors=("lease_lost",))
 async def extend(call: Call) -> Settled:
-    """The work takes longer: the lease begins anew; with a lease of 0 it ends now."""
+    """Extend the lease of messages, from now; a lease of 0 ends it."""
     given: Extend = call.body
 
     def extended(_: TopicSettings) -> MessageOutcome:
@@ -223,7 +223,7 @@ async def extend(call: Call) -> Settled:
 
 @routes.add("GET", "/v1/queues/{queue}/state", action="consume", query=InHand, errors=("lease_lost",))
 async def get_state(call: Call) -> State:
-    """The document that goes with a message in hand; version 0 where there is none yet."""
+    """Return the state document of a message in flight; version 0 if there is none."""
     query: InHand = call.query
     return (await existing_group(call)).state(query.receipt)
 
@@ -236,7 +236,7 @@ async def get_state(call: Call) -> State:
     errors=("lease_lost", "conflict", "message_too_large"),
 )
 async def save_state(call: Call) -> State:
-    """Keep a document with a message in hand, if nobody has changed it since that version; no value drops it."""
+    """Save the state of a message in flight, if it still has this version; without a value, remove it."""
     given: SaveState = call.body
     group = await existing_group(call)
     value = None if given.value is UNSET else given.value
@@ -248,13 +248,13 @@ async def save_state(call: Call) -> State:
 
 @routes.add("GET", "/v1/queues/{queue}/stats", action="read", query=InGroup)
 async def stats(call: Call) -> QueueStats:
-    """How many messages stand where, what they take, and what was counted since the server began."""
+    """Count the messages by phase, with their size on disk and the metrics since the server started."""
     return await (await existing_group(call)).port.stats()
 
 
 @routes.add("GET", "/v1/queues/{queue}/peek", action="read", query=PeekQuery, answers=Messages)
 async def peek(call: Call) -> Response:
-    """The messages that would come next, without taking them."""
+    """Show the messages that would be delivered next, without taking them."""
     query: PeekQuery = call.query
     group = await existing_group(call)
     found = await asyncio.to_thread(group.port.peek_now, query.count, ANSWER_BYTES)
@@ -267,7 +267,7 @@ async def peek(call: Call) -> Response:
 
 @routes.add("GET", "/v1/queues/{queue}/messages", action="read", query=ListQuery)
 async def messages(call: Call) -> ListedMessages:
-    """What is ready, leased, delayed, dead or done, without taking it; page by page with `after`."""
+    """List ready, leased, delayed, dead or done messages without taking them; `after` gets the next page."""
     query: ListQuery = call.query
     group = await existing_group(call)
     return await call.scan(_look, group, query)
@@ -342,7 +342,7 @@ def _lease(found: Found[Any]) -> dict[str, Any]:
     looks_first=True,  # otherwise any consumer could fill the audit log with ids that never existed
 )
 async def cancel(call: Call) -> Cancelled:
-    """Take back a message that nobody works on."""
+    """Cancel a message that nobody is working on."""
     group = await existing_group(call)
     found = await asyncio.to_thread(find_message, group.port, call.path["id"])
     if found is None:
@@ -363,7 +363,7 @@ def _check_was_there(group: ServedGroup, message_id: str) -> None:
 
 @routes.add("POST", "/v1/queues/{queue}/seek", action="admin", body=Seek, act=True, errors=("offset_out_of_range",))
 async def seek(call: Call) -> Sought:
-    """Go on from there: all before is passed over, all behind comes again."""
+    """Move the group's position: earlier messages are skipped, later ones are delivered again."""
     given: Seek = call.body
     group = await existing_group(call)
     check_seek(given.to, given.offset, given.time)
@@ -373,28 +373,28 @@ async def seek(call: Call) -> Sought:
 
 @routes.add("POST", "/v1/queues/{queue}/purge", action="admin", query=InGroup, act=True)
 async def purge(call: Call) -> Purged:
-    """Drop every message that nobody has in hand; delayed ones too, unless other groups read the topic."""
+    """Drop every message that is not in flight, including delayed ones unless other groups read the topic."""
     call.count = await (await existing_group(call)).port.purge()
     return Purged(purged=call.count)
 
 
 @routes.add("POST", "/v1/queues/{queue}/compact", action="admin", query=InGroup, act=True)
 async def compact(call: Call) -> Compacted:
-    """Let go of what is done now, whatever retention says."""
+    """Drop done messages now, whatever the retention settings say."""
     freed = await (await existing_group(call)).port.compact()
     return Compacted(segments=freed.segments, bytes=freed.bytes, journal_bytes=freed.journal_bytes)
 
 
 @routes.add("GET", "/v1/queues/{queue}/committed", action="read", query=InGroup)
 async def committed(call: Call) -> Committed:
-    """How far each partition is settled without a gap."""
+    """Return the end of the contiguous run of settled messages in each partition."""
     found = await (await existing_group(call)).port.committed()
     return Committed(offsets={str(number): offset for number, offset in found.items()})
 
 
 @routes.add("GET", "/v1/queues/{queue}/messages/{id}", action="read", query=InGroup)
 async def show(call: Call) -> Listed:
-    """One message, wherever it stands, with its body."""
+    """Return one message, whatever its phase, with its body."""
     group = await existing_group(call)
     found = await call.scan(find, group, call.path["id"])
     if found is None:
@@ -418,7 +418,7 @@ def find(_scan: Scan, group: ServedGroup, message_id: str) -> Listed | None:
 
 @routes.add("GET", "/v1/queues/{queue}/inHand", action="consume", query=InHand, errors=("lease_lost",))
 async def in_hand(call: Call) -> Delivery:
-    """The message that a receipt stands for, as it was delivered; `lease_lost` if it is no longer held."""
+    """Return the message of a receipt, as it was delivered; `lease_lost` if it is no longer held."""
     query: InHand = call.query
     group = await existing_group(call)
     delivery, delivered = await asyncio.to_thread(group.queue_group.resume, query.receipt)
@@ -430,7 +430,7 @@ async def in_hand(call: Call) -> Delivery:
 
 @routes.add("GET", "/v1/queues/{queue}/lookup", action="read", query=LookupQuery, errors=("not_found",))
 async def lookup(call: Call) -> Whole:
-    """One message, living, done or dead, with its lease, its document, and all that became of it step by step."""
+    """Return one message in any phase, with its lease, its state document and its history step by step."""
     query: LookupQuery = call.query
     group = await existing_group(call)
     found = await call.scan(_whole, group, query.id)
@@ -465,7 +465,7 @@ Answer = Response | StreamResponse
 
 
 class AtOffset(Wire, kw_only=True):
-    """The place of the message whose body is meant."""
+    """The offset of the message."""
 
     offset: Number
 
@@ -474,7 +474,7 @@ class AtOffset(Wire, kw_only=True):
     "GET", "/v1/queues/{queue}/payload", action="consume", query=InHand, gives=(RAW,), errors=("lease_lost",)
 )
 async def payload_in_hand(call: Call) -> Answer:
-    """The body of a message in hand, byte for byte."""
+    """Return the body of a message in flight, byte for byte."""
     query: InHand = call.query
     group = await existing_group(call)
     _, delivered = await asyncio.to_thread(group.queue_group.resume, query.receipt)
@@ -485,7 +485,7 @@ async def payload_in_hand(call: Call) -> Answer:
     "GET", "/v1/queues/{queue}/messages/{id}/payload", action="read", query=InGroup, gives=(RAW,), errors=("not_found",)
 )
 async def payload_of(call: Call) -> Answer:
-    """The body of a message or a dead letter, whoever has it."""
+    """Return the body of a message or a dead letter, no matter who holds it."""
     group = await existing_group(call)
     found = await call.scan(lambda _: find_message(group.port, call.path["id"]))
     if found is None:
@@ -502,7 +502,7 @@ async def payload_of(call: Call) -> Answer:
     errors=("not_found", "offset_out_of_range", "removed"),
 )
 async def payload_at(call: Call) -> Answer:
-    """The body of the message at an offset."""
+    """Return the body of the message at an offset."""
     query: AtOffset = call.query
     record = await asyncio.to_thread(_record, call, query.offset)
     return payload(record.value)
@@ -585,7 +585,7 @@ search_routes = Routes("search")
 
 @search_routes.add("GET", "/v1/search", action="read", scope="any", query=SearchQuery)
 async def find_messages(call: Call) -> SearchAnswer:
-    """Messages in any queue and phase that the caller may read, with what was searched; page by page with `after`."""
+    """Find messages in all queues and phases that you may read, and say what was searched; `after` continues."""
     query: SearchQuery = call.query
     found = await search(call, query.q, query.limit, query.after)
     return SearchAnswer(

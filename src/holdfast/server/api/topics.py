@@ -54,7 +54,7 @@ _FEW: Final = 100  # messages that are encoded on the event loop; more go to a t
 
 @routes.add("GET", "/v1/topics", action="read", scope="any", query=TopicsQuery)
 async def list_topics(call: Call) -> Topics:
-    """The topics that the caller may see, by name."""
+    """List the topics that you may see, by name."""
     query: TopicsQuery = call.query
     port, after = call.service.port, query.after or ""
     names = [name for name in sorted(await port.topics()) if name > after and call.principal.sees(name)]
@@ -100,7 +100,7 @@ async def _may_create(call: Call) -> None:
     errors=("topic_exists", "bad_settings"),
 )
 async def create_topic(call: Call) -> TopicInfo:
-    """Make a topic."""
+    """Create a topic."""
     wanted: CreateTopic = call.body
     changes = changes_of(wanted.settings)
     if wanted.partitions is not None:
@@ -112,13 +112,13 @@ async def create_topic(call: Call) -> TopicInfo:
 
 @routes.add("GET", "/v1/topics/{topic}", action="read")
 async def describe_topic(call: Call) -> TopicInfo:
-    """What a topic is and holds."""
+    """Describe a topic: its partitions, groups and settings."""
     return await described(call, call.path["topic"])
 
 
 @routes.add("PATCH", "/v1/topics/{topic}", action="admin", body=AlterTopic, act=True, errors=("bad_settings",))
 async def alter_topic(call: Call) -> TopicInfo:
-    """Change settings of a topic; they count at once, and are kept."""
+    """Change settings of a topic; they take effect at once and are stored."""
     given: AlterTopic = call.body
     return visible_topic(call, await altered(call, call.path["topic"], given.settings))
 
@@ -133,7 +133,7 @@ async def altered(call: Call, topic: str, changes: Mapping[str, Any]) -> TopicIn
 
 @routes.add("DELETE", "/v1/topics/{topic}", action="admin", status=204, act=True)
 async def delete_topic(call: Call) -> None:
-    """Take a topic away, with all its messages, groups and dead letters."""
+    """Delete a topic with all its messages, groups and dead letters."""
     await call.service.port.delete_topic(call.path["topic"])
 
 
@@ -141,7 +141,7 @@ async def delete_topic(call: Call) -> None:
     "POST", "/v1/topics/{topic}/partitions", action="admin", body=AddPartitions, act=True, errors=("bad_settings",)
 )
 async def add_partitions(call: Call) -> TopicInfo:
-    """Give a topic more partitions. From now on keys may go to other partitions than before."""
+    """Add partitions to a topic. Keys may go to other partitions from now on."""
     given: AddPartitions = call.body
     topic = call.path["topic"]
     known = len((await described(call, topic)).partitions)
@@ -151,13 +151,13 @@ async def add_partitions(call: Call) -> TopicInfo:
 
 @routes.add("POST", "/v1/topics/{topic}/compact", action="admin", act=True)
 async def compact_topic(call: Call) -> KeysCompacted:
-    """Of each key keep the last message, now; offsets never change. For topics whose cleanup asks for it."""
+    """Keep only the last message of each key, now; offsets never change. The topic's `cleanup` must allow it."""
     return await call.service.port.compact_topic(check_topic_name(call.path["topic"]))
 
 
 @routes.add("POST", "/v1/topics/{topic}/apply-retention", action="admin", act=True)
 async def apply_retention(call: Call) -> Retained:
-    """Drop now what the retention settings of the topic let go, as upkeep does in time."""
+    """Apply the retention settings of the topic now, instead of waiting for the regular upkeep."""
     return await call.service.port.apply_retention(check_topic_name(call.path["topic"]))
 
 
@@ -175,7 +175,7 @@ async def _may_create_group(call: Call) -> None:
     errors=("bad_settings",),
 )
 async def create_group(call: Call) -> GroupSettings:
-    """Make a group in queue mode, or change the settings of one that is there."""
+    """Create a group in queue mode, or change the settings of an existing one."""
     wanted: CreateGroup = call.body
     topic, name = call.path["topic"], call.path["group"]
     changes = wanted.settings
@@ -196,7 +196,7 @@ async def create_group(call: Call) -> GroupSettings:
     errors=("message_too_large", "queue_full", "disk_full"),
 )
 async def publish_messages(call: Call) -> Response:
-    """Store messages: those of one partition all or not at all. As JSON, MessagePack, or one JSON object a line."""
+    """Store messages, all or none of each partition. As JSON, MessagePack, or one JSON object per line."""
     return await stored_batch(call, await publish(call, call.path["topic"], await drafts(call), call.query))
 
 
@@ -209,7 +209,7 @@ async def publish_messages(call: Call) -> Response:
     errors=("offset_out_of_range", "damaged_range", "too_many_waiters"),
 )
 async def read_messages(call: Call) -> Response:
-    """Messages of a partition from an offset on, whoever has them; `wait` until there are any.
+    """Read messages of a partition from an offset on, no matter who holds them; `wait` waits for new ones.
 
     Where the next ones are damaged, the error `damaged_range` says where to read on; `on_damage=skip` leaves them out.
     """
@@ -298,7 +298,7 @@ def _within(found: list[Contents[bytes]], *, bodies: bool) -> Iterator[Said]:
 
 @routes.add("GET", "/v1/standing", action="read", scope="any", query=StandingQuery, errors=("unknown_topic",))
 async def standing(call: Call) -> Standings:
-    """Topics with their partitions and groups, each with what it has in hand and how far behind it is."""
+    """List topics with their partitions and groups, and each group's messages in flight and lag."""
     query: StandingQuery = call.query
     if query.topic is not None:
         call.principal.check("read", query.topic)
