@@ -367,7 +367,7 @@ async def leave(call: Call) -> None:
 pause_routes = Routes("queues")
 
 
-@pause_routes.add("POST", "/v1/queues/{queue}/pause", action="admin", body=PauseGroup, act=True)
+@pause_routes.add("POST", "/v1/queues/{queue}/pause", action="admin", query=InGroup, body=PauseGroup, act=True)
 async def pause(call: Call) -> PauseTold:
     """Hand out no messages of the group until it is resumed; those in flight can be settled, and publishing goes on."""
     given: PauseGroup = call.body
@@ -377,7 +377,7 @@ async def pause(call: Call) -> PauseTold:
     return PauseTold(changed=changed, paused=group.queue_group.paused)
 
 
-@pause_routes.add("POST", "/v1/queues/{queue}/resume", action="admin", query=InGroup, act=True)
+@pause_routes.add("POST", "/v1/queues/{queue}/resume", action="admin", query=InGroup, body=InGroup, act=True)
 async def resume(call: Call) -> PauseTold:
     """Hand out messages again, to those who wait as well."""
     group = await existing_group(call)

@@ -88,9 +88,8 @@ class InHand(InGroup, kw_only=True):
 
 
 async def existing_group(call: Call) -> ServedGroup:
-    """The group that a query or a body names, for those who only look: they make nothing."""
-    asked = call.body if call.query is None else call.query
-    queue, group = call.path["queue"], asked.group or DEFAULT_GROUP
+    """The group that the query or the body names, for those who only look: they make nothing."""
+    queue, group = call.path["queue"], _group_named(call)
     known = call.service.known_group(queue, group)
     if known is not None:
         return known
@@ -99,6 +98,16 @@ async def existing_group(call: Call) -> ServedGroup:
         there = ", ".join(visible_topic(call, info).groups) or "none"
         raise UnknownGroup(f"{queue} has no group {group} in queue mode; there are: {there}")
     return await call.service.group(queue, group)
+
+
+def _group_named(call: Call) -> str:
+    """The group in the query or in the body. Raises InvalidRequest if they name different ones."""
+    named = {getattr(given, "group", None) for given in (call.query, call.body)} - {None}
+    if len(named) > 1:
+        raise InvalidRequest(
+            f"the query names the group {call.query.group} and the body {call.body.group}: name it in one of them"
+        )
+    return next(iter(named), None) or DEFAULT_GROUP
 
 
 @routes.add("PUT", "/v1/queues/{queue}", action="admin", body=CreateQueue, act=True)
@@ -379,14 +388,14 @@ async def seek(call: Call) -> Sought:
     return Sought(offset=offset)
 
 
-@routes.add("POST", "/v1/queues/{queue}/purge", action="admin", query=InGroup, act=True)
+@routes.add("POST", "/v1/queues/{queue}/purge", action="admin", query=InGroup, body=InGroup, act=True)
 async def purge(call: Call) -> Purged:
     """Drop every message that nobody has in hand; delayed ones too, unless other groups read the topic."""
     call.count = await (await existing_group(call)).port.purge()
     return Purged(purged=call.count)
 
 
-@routes.add("POST", "/v1/queues/{queue}/compact", action="admin", query=InGroup, act=True)
+@routes.add("POST", "/v1/queues/{queue}/compact", action="admin", query=InGroup, body=InGroup, act=True)
 async def compact(call: Call) -> Compacted:
     """Let go of what is done now, whatever retention says."""
     freed = await (await existing_group(call)).port.compact()
