@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 import holdfast
+from holdfast.delivery.where import headline
 from holdfast.errors import NotFound, NotInstalled
 from holdfast.large import LargeValue
 from holdfast.protocol.media import Fault
@@ -64,6 +65,7 @@ def environment() -> Environment:
         "moment": moment,
         "value_text": value_text,
         "reason": reason,
+        "headline": headline,
         "part": lambda text: quote(str(text), safe=""),
         "query": lambda facts: urlencode({name: value for name, value in facts.items() if value not in (None, "")}),
     }
