@@ -100,6 +100,11 @@ def _etag(text: str) -> str:
     return f'"{blake2b(lasting.encode("utf-8", "replace"), digest_size=8).hexdigest()}"'
 
 
+def base_of(call: Call) -> str:
+    """The address of this server, as the browser knows it."""
+    return f"{'https' if call.request.encrypted else 'http'}://{call.request.header('host') or 'localhost'}"
+
+
 def page_text(principal: Principal | None, now_ns: int, path: str, template: str, facts: dict[str, Any]) -> str:
     """The text of a page, with the controls that the caller may use."""
     may = {
