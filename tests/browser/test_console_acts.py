@@ -105,3 +105,87 @@ def test_the_palette_leads_to_queues_pages_and_the_search(browser: Browser, day:
         page.goto(f"{day.url}/ui/health")
         page.keyboard.press("/")
         expect(page.locator("#find")).to_be_focused()
+
+
+def test_ready_and_delayed_rows_are_chosen_and_cancelled_or_run_together(browser: Browser, server: Serving):
+    server.request("PUT", QUEUE, {})
+    for i in range(14):
+        order(server, i, delay=3_600 if i > 10 else 0)
+    with visiting(browser, f"{server.url}/ui/queues/orders") as visit:
+        page, ask = visit.page, visit.page.locator("#ask")
+        expect(page.get_by_role("button", name="Cancel selected")).to_be_disabled()
+        page.get_by_label("Select all rows").check()
+        page.get_by_label("Select orders-0-3").uncheck()
+        taken(server)  # somebody is quicker with the first
+        page.get_by_role("button", name="Cancel selected").click()
+        expect(ask).to_contain_text("10 messages: never delivered.")
+        expect(ask).to_contain_text("orders-0-0")
+        ask.get_by_role("button", name="Cancel 10 messages").click()
+        expect(ask).to_contain_text("9 cancelled. 1 too late")
+        ask.get_by_role("button", name="Close").click()
+        expect(page.get_by_label("Select orders-0-3")).to_have_count(1)
+        expect(page.get_by_label("Select orders-0-4")).to_have_count(0)
+        page.goto(f"{server.url}/ui/queues/orders?tab=delayed")
+        page.get_by_label("Select all rows").check()
+        page.get_by_role("button", name="Run selected now").click()
+        ask.get_by_role("button", name="Run 3 messages").click()
+        expect(ask).to_contain_text("3 ready.")
+        stats = server.get(f"{QUEUE}/stats").body
+        assert (stats["ready"], stats["delayed"], stats["leased"]) == (4, 0, 1)
+
+
+def test_live_updates_are_paused_by_a_button_and_stay_so_in_this_tab(browser: Browser, server: Serving):
+    server.request("PUT", QUEUE, {})
+    with visiting(browser, f"{server.url}/ui") as visit:
+        page, ready = visit.page, visit.page.locator("#totals dd").first
+        button = page.get_by_role("button", name="Pause live updates")
+        button.click()
+        expect(button).to_have_attribute("aria-pressed", "true")
+        page.reload()
+        expect(button).to_have_attribute("aria-pressed", "true")
+        order(server, 1)
+        page.wait_for_timeout(7_000)  # longer than the pages take to renew themselves
+        expect(ready).to_have_text("0")
+        page.keyboard.press("p")
+        expect(button).to_have_attribute("aria-pressed", "false")
+        expect(ready).to_have_text("1")
+        page.goto(f"{server.url}/ui/search")
+        expect(button).to_be_hidden()
+
+
+def test_a_body_is_copied_and_a_time_is_shown_on_ones_own_clock(browser: Browser, day: Serving):
+    with visiting(browser, f"{day.url}/ui/queues/orders/messages/orders-0-30") as visit:
+        page = visit.page
+        page.get_by_role("button", name="Copy the body").click()
+        expect(page.get_by_text("Copied")).to_be_visible()
+        assert '"order": 30' in page.evaluate("navigator.clipboard.readText()")
+        page.locator("#facts time").first.hover()
+        zone = page.evaluate("Intl.DateTimeFormat().resolvedOptions().timeZone")
+        expect(page.locator("#facts time").first).to_have_attribute("title", re.compile(re.escape(f"({zone})")))
+
+
+def test_queues_are_sorted_by_a_column_and_the_address_keeps_it(browser: Browser, day: Serving):
+    with visiting(browser, f"{day.url}/ui?range=1h") as visit:
+        page, names = visit.page, visit.page.locator("#queues a.row")
+        assert names.all_inner_texts() == ["mails", "orders", "thumbnails", "webhooks"]
+        page.get_by_role("link", name="Dead", exact=True).click()
+        expect(page).to_have_url(f"{day.url}/ui?sort=dead&range=1h")
+        expect(names.first).to_have_text("orders")
+        expect(page.get_by_role("columnheader", name="Dead")).to_have_attribute("aria-sort", "descending")
+        page.get_by_label("Queues with this in their names").fill("s")
+        page.keyboard.press("Enter")
+        expect(page).to_have_url(f"{day.url}/ui?name=s&sort=dead&range=1h")
+        expect(names.first).to_have_text("orders")
+        page.get_by_role("link", name="Queue", exact=True).click()
+        expect(names.first).to_have_text("mails")
+
+
+def test_the_workers_of_one_queue_are_a_click_away(browser: Browser, day: Serving):
+    with visiting(browser, f"{day.url}/ui/queues/orders") as visit:
+        page = visit.page
+        page.locator(".sections").get_by_role("link", name="Workers").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Workers and waiters of orders")
+        expect(page.get_by_role("row", name="worker-eu-1")).to_be_visible()
+        page.goto(f"{day.url}/ui/workers?queue=mails")
+        expect(page.get_by_text("No messages are in flight.")).to_be_visible()
+        expect(page.get_by_text("holdfast worker")).to_be_visible()

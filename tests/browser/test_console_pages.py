@@ -28,6 +28,8 @@ PAGES = [
     "/ui/groups",
     "/ui/groups/default",
     "/ui/workers",
+    "/ui/workers?queue=mails",
+    "/ui?sort=dead",
     "/ui/locks?document=last-export",
     "/ui/health?all=true",
     "/ui/audit",
@@ -265,7 +267,7 @@ def test_a_delayed_message_is_taken_back(browser: Browser, server: Serving):
     server.request("PUT", "/v1/queues/orders", {})
     order(server, 1, delay=3_600)
     with visiting(browser, f"{server.url}/ui/queues/orders?tab=delayed") as visit:
-        visit.page.get_by_role("button", name="Cancel").first.click()
+        visit.page.locator("td").get_by_role("button", name="Cancel").click()
         visit.page.locator("#ask").get_by_role("button", name="Cancel message").click()
         expect(visit.page.get_by_text("orders-0-d0 was cancelled")).to_be_visible()
         expect(visit.page.get_by_text("No delayed messages.")).to_be_visible()
@@ -307,6 +309,6 @@ def test_a_recipe_is_copied(browser: Browser, day: Serving):
     with visiting(browser, f"{day.url}/ui/queues/orders/messages/orders-0-30") as visit:
         page = visit.page
         page.get_by_text("Send it again: curl").click()
-        page.get_by_role("button", name="Copy").first.click()
+        page.locator(".copy").get_by_role("button", name="Copy").first.click()
         expect(page.get_by_text("Copied")).to_be_visible()
         assert page.evaluate("navigator.clipboard.readText()").startswith("curl -X POST --data-binary")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,3 +61,11 @@ def test_acts_are_filtered_by_who_what_and_to_what(server: Serving):
     assert "cancelled orders-0-d0" in text
     assert "payments" not in text
     assert "No act matches the filter" in page(server, "/ui/audit", query={"text": "nobody"}).text
+
+
+def test_the_link_to_earlier_acts_leads_there(server: Serving):
+    server.post(f"{QUEUE}/pause", {})
+    found = server.get("/ui/audit", query={"limit": 1}).body.decode()
+    (link,) = re.findall(r'href="(/ui/audit\?[^"]*limit=10000[^"]*)"', found)
+    further = server.get(html.unescape(link))
+    assert (further.status, b"changed the queue payments" in further.body) == (200, True)

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import holdfast
+from tests.integration.http_gear import serving
 
 COMMAND = [sys.executable, "-c", "from holdfast.cli.main import main; main()", "ui"]
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 @contextmanager
-def console(folder: Path, *options: str) -> Iterator[str]:
+def console(folder: Path | str, *options: str) -> Iterator[str]:
     """The command, running; ends in order."""
     command = [*COMMAND, str(folder), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
@@ -109,3 +110,31 @@ def test_a_folder_without_a_queue_is_not_made_one(tmp_path: Path):
     done = subprocess.run([*COMMAND, str(tmp_path / "nothing")], capture_output=True, text=True, timeout=60)
     assert (done.returncode, "there is no folder" in done.stderr) == (2, True), done.stderr
     assert not (tmp_path / "nothing").exists()
+
+
+def test_the_url_of_a_server_or_of_a_queue_on_it_leads_to_its_console(tmp_path: Path):
+    def said(*arguments: str) -> tuple[int, str, str]:
+        done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout, done.stderr
+
+    with serving(tmp_path / "data", whole=True) as server:
+        assert server.request("PUT", "/v1/queues/orders", {}).status == 200
+        for place, address in (
+            (server.url, "/ui"),
+            (f"{server.url}/", "/ui"),
+            (f"{server.url}/orders", "/ui/queues/orders"),
+        ):
+            assert said(place) == (0, f"Console of {place}: {server.url}{address}\n", "")
+            assert asked(server.url, "GET", address)[0] == 200
+        code, _, errors = said(server.url, "--read-only")
+        assert (code, "for folders" in errors) == (2, True), errors
+    with serving(tmp_path / "other") as server:
+        code, _, errors = said(server.url)
+        assert (code, "has no console" in errors) == (2, True), errors
+
+
+def test_a_console_behind_a_socket_is_shown_at_a_port(tmp_path: Path):
+    with serving(tmp_path / "data", whole=True, socket=str(tmp_path / "socket")) as server:
+        assert server.request("PUT", "/v1/queues/orders", {}).status == 200
+        with console(f"unix:{tmp_path}/socket") as url:
+            assert asked(url, "GET", "/ui/queues/orders")[0] == 200

@@ -52,6 +52,42 @@ def test_what_is_not_there_or_not_understood_is_an_error_and_changes_nothing(ser
     assert server.get(f"{QUEUE}/stats").body.get("paused") is None
 
 
+def test_the_group_may_be_named_in_the_query_or_in_the_body(server: Serving):
+    for group in ("mail", "other"):
+        assert server.request("PUT", f"/v1/topics/orders/groups/{group}", {}).status < 300
+    server.post(f"{QUEUE}/enqueue", b"x")
+
+    def ready() -> dict[str, int]:
+        groups = server.get("/v1/groups").body["groups"]
+        return {each["name"]: each["lag"] for each in groups}
+
+    def paused() -> set[str]:
+        return {each["name"] for each in server.get("/v1/groups").body["groups"] if each.get("paused")}
+
+    for act, then in (("pause", {"mail"}), ("resume", set())):
+        assert server.post(f"{QUEUE}/{act}", {"group": "mail"}).body["changed"] is True
+        assert paused() == then
+        assert server.post(f"{QUEUE}/{act}", {}, query={"group": "mail"}).body["changed"] is False
+        assert server.post(f"{QUEUE}/{act}", {"group": "mail"}, query={"group": "mail"}).body["changed"] is False
+    assert server.post(f"{QUEUE}/purge", {"group": "mail"}).body == {"purged": 1}
+    assert ready() == {"default": 1, "mail": 0, "other": 1}
+    assert server.post(f"{QUEUE}/purge", {}, query={"group": "other"}).body == {"purged": 1}
+    assert ready() == {"default": 1, "mail": 0, "other": 0}
+
+
+@pytest.mark.parametrize("act", ["pause", "resume", "purge"])
+def test_two_different_groups_or_an_unknown_field_are_refused(server: Serving, act: str):
+    assert server.request("PUT", "/v1/topics/orders/groups/mail", {}).status < 300
+    server.post(f"{QUEUE}/enqueue", b"x")
+    conflict = server.post(f"{QUEUE}/{act}", {"group": "default"}, query={"group": "mail"})
+    assert (conflict.status, conflict.code) == (400, "invalid_request")
+    assert "mail" in conflict.body["error"]["message"]
+    for body, query in (({"groups": "mail"}, {}), ({}, {"groups": "mail"})):
+        assert server.post(f"{QUEUE}/{act}", body, query=query).status == 400
+    assert server.post(f"{QUEUE}/{act}", {"group": "nobody"}).code == "unknown_group"
+    assert {each["lag"] for each in server.get("/v1/groups").body["groups"]} == {1}
+
+
 def test_a_long_poll_waits_through_a_pause_and_gets_its_message_at_resume(server: Serving):
     server.post(f"{QUEUE}/pause", {})
     got: list[Any] = []

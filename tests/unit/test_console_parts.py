@@ -11,10 +11,17 @@ import pytest
 
 import holdfast
 from holdfast.api.listing import DeadGroup, fingerprint
-from holdfast.delivery.where import compile_where
+from holdfast.delivery.where import compile_where, headline
 from holdfast.server.console import messages, rendering
 from holdfast.server.console.queues import both, where_of
 
+TRACEBACK = """Traceback (most recent call last):
+  File "/app/shop/billing.py", line 41, in charge
+    answer = gateway.charge(card, total)
+             ^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "/app/shop/gateway.py", line 88, in charge
+    return accounts[name]
+"""
 ERRORS = [
     "",
     "plain",
@@ -29,6 +36,11 @@ ERRORS = [
     "long " * 100 + "other end",
     "…",
     " ".join(map(str, range(70))),
+    TRACEBACK + "KeyError: 'iban'",
+    TRACEBACK + "KeyError: 'bic'\n",
+    TRACEBACK + f"KeyError: 'iban'\n\nDuring handling of the above exception:\n\n{TRACEBACK}plain\n  more of it",
+    "KeyError: 'other'\n\n" + TRACEBACK + "KeyError: 'other'",
+    "Traceback (most recent call last):",
 ]
 
 
@@ -44,6 +56,16 @@ def test_the_condition_of_a_kind_of_error_chooses_that_kind_and_no_other(error: 
         letter = SimpleNamespace(error=other, reason="REJECTED")
         assert wanted(letter) == (fingerprint(other) == fingerprint(error)), other
     assert not wanted(SimpleNamespace(error=error, reason="MAX_ATTEMPTS"))
+
+
+def test_a_bare_traceback_is_of_the_kind_of_its_exception():
+    assert fingerprint(TRACEBACK + "KeyError: 'iban'") == "KeyError: …"
+    assert fingerprint(TRACEBACK + "shop.Declined: 2 reasons\n  first\nsecond") == "shop.Declined: … reasons"
+    chained = f"{TRACEBACK}KeyError: 1\n\nThe above exception was the direct cause:\n\n{TRACEBACK}ValueError: no"
+    assert fingerprint(chained) == "ValueError: no"
+    assert headline(f"ValueError: no\n\n{TRACEBACK}KeyError: 1") == "ValueError: no"
+    assert headline("Traceback (most recent call last):\n  cut") == "Traceback (most recent call last):"
+    assert headline("") == ""
 
 
 def test_two_conditions_are_one():

@@ -33,7 +33,7 @@ from holdfast.broker.folder.layout import DEAD_SUFFIX, message_id
 from holdfast.broker.messages import CORRELATION_ID, DeadNote, mark
 from holdfast.broker.tracing.log import TraceStep
 from holdfast.delivery.group import Failure
-from holdfast.delivery.where import compile_where, moment_of, seconds_of
+from holdfast.delivery.where import compile_where, headline, moment_of, seconds_of
 from holdfast.errors import InvalidRequest
 from holdfast.later import pattern
 from holdfast.model import Record
@@ -105,8 +105,8 @@ class DeadKinds:
 
 
 def fingerprint(error: str) -> str:
-    """Return the first line of an error without its details."""
-    return _DETAILS.sub("…", error.partition("\n")[0])[:200]
+    """Return the headline of an error without its details."""
+    return _DETAILS.sub("…", headline(error))[:200]
 
 
 def no_letter(letter_id: str) -> InvalidRequest:

@@ -12,11 +12,12 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
 from holdfast.api.drafts import parse_duration
+from holdfast.api.ports import port_of
 from holdfast.broker.folder.layout import DEFAULT_GROUP, OWNER_SOCKET
 from holdfast.cli.opening import WAIT, AsJson, DataFolder, TlsKey, Wait, asked, opened_broker, topics_of, trusts_folders
 from holdfast.cli.output import (
@@ -36,12 +37,12 @@ from holdfast.cli.output import (
     table,
 )
 from holdfast.cli.parsing import argument, option
-from holdfast.client.opening import is_address
+from holdfast.client.opening import is_address, parse_address
 from holdfast.config.settings_file import DEFAULT, Effective, Origin, read_settings
 from holdfast.env import real_world
 from holdfast.env.process import environment, raise_descriptor_limit
 from holdfast.env.sockets import answers_at
-from holdfast.errors import Busy, InvalidRequest, NotInstalled
+from holdfast.errors import Busy, InvalidRequest, NotFound, NotInstalled
 from holdfast.model import count_of
 from holdfast.settings import ServerSettings
 from holdfast.storage.files import join, require_own
@@ -286,7 +287,7 @@ def _within_limits(effective: Effective, settings: ServerSettings) -> tuple[Effe
 
 
 def ui_command(
-    folder: Annotated[str, argument("DIR", "The data folder.")],
+    folder: DataFolder,
     port: Annotated[int, option("--port N", "The port; a free one by default.", least=0, most=65_535)] = 0,
     read_only: Annotated[bool, option("--read-only", "Refuse all changes.")] = False,
     open_browser: Annotated[bool, option("--open", "Open it in your browser.")] = False,
@@ -294,23 +295,35 @@ def ui_command(
     """Open the console of a data folder on this machine. Prints its address, and runs until Ctrl-C.
 
     If another process owns the folder, the console works through it. Otherwise this command owns the folder, and other
-    processes work through it.
+    processes work through it. A server has a console of its own: given its URL, this prints the console's address and
+    ends.
 
     Examples:
         holdfast ui ./data --open
+        holdfast ui http://127.0.0.1:7700 --open
     """
-    topics_of(folder)
     settings = _settings(port, read_only=read_only)
 
-    def say(_folder: str, addresses: Sequence[str], _settings: object) -> None:
-        address = f"{addresses[0]}/ui"
-        sys.stdout.write(f"Console of {folder}: {address}\nCtrl-C ends it.\n")
+    def show(address: str, more: str = "") -> None:
+        sys.stdout.write(f"Console of {folder}: {address}\n{more}")
         sys.stdout.flush()
         if open_browser:
             import webbrowser
 
             webbrowser.open(address)
 
+    def say(_folder: str, addresses: Sequence[str], _settings: object) -> None:
+        show(f"{addresses[0]}/ui", "Ctrl-C ends it.\n")
+
+    if is_address(folder):
+        address = parse_address(folder)
+        if address.socket is not None:  # a browser cannot open a socket
+            return _beside(address.socket, settings, lambda addresses: say(folder, addresses, settings))
+        if port or read_only:
+            raise InvalidRequest("--port and --read-only are for folders: the console of a server is the server's own")
+        show(_console_of(folder))
+        return OK
+    topics_of(folder)
     require_own(real_world(), folder, trusted=trusts_folders())
     owner = os.path.join(os.path.abspath(folder), OWNER_SOCKET)
     if not answers_at(owner):
@@ -320,6 +333,21 @@ def ui_command(
             if not answers_at(owner):
                 raise
     return _beside(owner, settings, lambda addresses: say(folder, addresses, settings))
+
+
+def _console_of(place: str) -> str:
+    """Return the address of a server's console, or of a queue's page in it. Raises NotFound if it serves none."""
+    from holdfast.client.calling import Ask
+    from holdfast.client.network import run as answered
+
+    with opened_broker(place, wait=WAIT) as broker:
+        client = port_of(broker).client
+        try:
+            answered(client.caller.call(Ask(method="GET", path="/ui/static/icon.svg")))  # needs no token
+        except NotFound:
+            raise NotFound(f"the server at {place} has no console: it was started with --no-console") from None
+    address = parse_address(place)
+    return f"{address.text}/ui" + (f"/queues/{quote(address.queue, safe='')}" if address.queue else "")
 
 
 def _settings(port: int, *, read_only: bool) -> ServerSettings:

@@ -276,12 +276,28 @@ def _shown(pattern: str) -> str:
     return pattern if len(pattern) <= 50 else f"{pattern[:50]}…"
 
 
+_TRACEBACK: Final = "Traceback (most recent call last):"
+
+
+def headline(error: str) -> str:
+    """The line of an error that says what went wrong: the first, or of a traceback the first after its last frame."""
+    first = error.partition("\n")[0]
+    if first != _TRACEBACK:
+        return first
+    lines = error[error.rfind('\n  File "') + 1 :].split("\n")
+    return next((line for line in lines[1:] if line and not line.startswith(" ")), first)
+
+
+def _headline_in(error: Any) -> Any:
+    return headline(error) if isinstance(error, str) else None
+
+
 MAX_CHARACTERS: Final = 2_000
 MAX_DEPTH: Final = 40
 
 # Read from the attribute of the same name.
 _PLAIN: Final = ("body", "key", "id", "offset", "priority", "attempts", "correlation_id", "error", "reason", "holder")
-NAMES: Final = (*_PLAIN, "time", "age", "header.NAME", "json.PATH")
+NAMES: Final = (*_PLAIN, "headline", "time", "age", "header.NAME", "json.PATH")
 
 _TOKEN: Final = pattern(
     r"""(?P<number> -?[0-9]+ (?:\.[0-9]+)? (?:[eE][+-]?[0-9]+)? [\w.]* )
@@ -507,6 +523,8 @@ class _Parser:
         if name == "age":
             now_ms = self._now_ms
             return _Operand(at, lambda facts: facts.age(now_ms), name)
+        if name == "headline":
+            return _Operand(at, lambda facts: _headline_in(facts.plain("error")), name)
         return _Operand(at, lambda facts: facts.plain(name), name)
 
     def _path(self) -> tuple[str | int, ...]:

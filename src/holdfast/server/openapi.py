@@ -112,8 +112,9 @@ def document(routes: Iterable[Route]) -> Node:
     paths: dict[str, Node] = {}
     for route in shown:
         paths.setdefault(route.pattern, {})[route.method.lower()] = writer.operation(route)
+    bodies = [route.body for route in shown]
     for route in shown:  # query structs are described parameter by parameter
-        if route.query is not None:
+        if route.query is not None and route.query not in bodies:
             components.pop(route.query.__name__, None)
     return {
         "openapi": "3.1.0",

@@ -50,6 +50,7 @@ from holdfast.cli.output import (
 )
 from holdfast.cli.parsing import argument, option
 from holdfast.delivery.group import Failure
+from holdfast.delivery.where import headline
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest
 from holdfast.model import Record, count_of
@@ -133,9 +134,7 @@ PRIORITY: Final = MessageColumn("pri", 3, lambda message: str(message.priority o
 ATTEMPTS: Final = MessageColumn("tries", 5, lambda message: str(getattr(message, "attempts", "") or ""), "right")
 HOLDER: Final = MessageColumn("holder", 16, lambda message: safe(getattr(message, "holder", "")))
 REASON: Final = MessageColumn("reason", 12, lambda message: safe(getattr(message, "reason", "")))
-ERROR: Final = MessageColumn(
-    "error", _MOST_ERROR_CELLS, lambda message: safe(getattr(message, "error", "").partition("\n")[0])
-)
+ERROR: Final = MessageColumn("error", _MOST_ERROR_CELLS, lambda message: safe(headline(getattr(message, "error", ""))))
 SIZE: Final = MessageColumn("bytes", 6, lambda message: f"{message.size:,}", "right")
 USUAL: Final = (ID, TIME, KEY, HEADERS, PRIORITY, ATTEMPTS, SIZE)
 

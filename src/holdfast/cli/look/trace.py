@@ -55,6 +55,7 @@ from holdfast.cli.output import (
 )
 from holdfast.cli.parsing import Section, argument, option
 from holdfast.client.opening import is_address
+from holdfast.delivery.where import headline
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest, NotAQueue
 from holdfast.model import count_of
@@ -146,7 +147,7 @@ class _Drawing:
         line.append(f"{safe(step.step):{_NAME_CELLS}}", _STYLES.get(step.step, ""))
         line.append(safe(", ".join(self._facts(step))))
         yield line.stripped()
-        error = step.error.strip().split("\n", 1)[0]
+        error = headline(step.error.strip())
         if error:
             yield Text(" " * self._indent + cut(safe(error), _MOST_ERROR_CELLS), "red")
 
@@ -406,7 +407,7 @@ def _show_steps(steps: Iterable[TraceStep]) -> bool:
     console, shown = stdout(), False
     for step in steps:
         facts = [step.group, step.holder, f"attempt {step.attempt}" if step.attempt else "", step.why]
-        error = step.error.split("\n", 1)[0]
+        error = headline(step.error)
         text = ", ".join(fact for fact in facts if fact) + (f": {error}" if error else "")
         when = (iso_time(step.at_ns) or "-")[:23].replace("T", " ")
         console.print(safe(f"{when}  {step.id:24}  {step.step:9}  {text}".rstrip()))
@@ -426,7 +427,7 @@ class _TracedMessage:
         self.last = step
         self.deliveries += step.step == LEASED
         if step.error or step.step == BURIED:
-            self.error = step.error.split("\n", 1)[0] or step.why
+            self.error = headline(step.error) or step.why
 
     @property
     def ns(self) -> int:
@@ -485,7 +486,7 @@ def _stats_table(found: TraceStats) -> Table:
     attempts = ", ".join(f"{count:,} after {attempts}" for attempts, count in found.attempts.items())
     facts.add_row("done or dead", attempts or "none")
     for error, count in found.errors:
-        facts.add_row(count_of(count, "time"), safe(error.split("\n", 1)[0]))
+        facts.add_row(count_of(count, "time"), safe(headline(error)))
     return facts
 
 

@@ -359,7 +359,7 @@ def audit_routes(audit: Audit) -> Routes:
 
     @routes.add("GET", "/v1/admin/audit", action="admin", query=AuditQuery)
     async def acts(call: Call) -> Acts:
-        """Return the latest administrative actions: who did what to which topic, when, with what result; and refusals."""
+        """Return the latest administrative actions: who did what to which topic, when, and the result; and refusals."""
         query: AuditQuery = call.query
         return Acts(
             acts=await asyncio.to_thread(audit.last, query.limit),

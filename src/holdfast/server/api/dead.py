@@ -339,13 +339,13 @@ def _cancel(call: Call, *, only_look: bool = False) -> bool:
 _MESSAGE: Final = "/v1/queues/{queue}/messages/{id}"
 
 
-@routes.add("POST", f"{_MESSAGE}/takeBack", action="admin", query=InGroup, act=True)
+@routes.add("POST", f"{_MESSAGE}/takeBack", action="admin", query=InGroup, body=InGroup, act=True)
 async def take_back(call: Call) -> MessageChanged:
     """End the lease of a message, no matter who holds it: it is ready at once, and the attempt is not counted."""
     return await _changed(call, QueueGroup.take_back)
 
 
-@routes.add("POST", f"{_MESSAGE}/runNow", action="admin", query=InGroup, act=True)
+@routes.add("POST", f"{_MESSAGE}/runNow", action="admin", query=InGroup, body=InGroup, act=True)
 async def run_now(call: Call) -> MessageChanged:
     """End the delay of a message, or its wait for a retry: it is ready at once."""
     return await _changed(call, QueueGroup.run_now)

@@ -366,7 +366,7 @@ async def leave(call: Call) -> None:
 pause_routes = Routes("queues")
 
 
-@pause_routes.add("POST", "/v1/queues/{queue}/pause", action="admin", body=PauseGroup, act=True)
+@pause_routes.add("POST", "/v1/queues/{queue}/pause", action="admin", query=InGroup, body=PauseGroup, act=True)
 async def pause(call: Call) -> PauseTold:
     """Stop delivery to the group until it is resumed. Messages in flight can be settled, and publishing continues."""
     given: PauseGroup = call.body
@@ -376,7 +376,7 @@ async def pause(call: Call) -> PauseTold:
     return PauseTold(changed=changed, paused=group.queue_group.paused)
 
 
-@pause_routes.add("POST", "/v1/queues/{queue}/resume", action="admin", query=InGroup, act=True)
+@pause_routes.add("POST", "/v1/queues/{queue}/resume", action="admin", query=InGroup, body=InGroup, act=True)
 async def resume(call: Call) -> PauseTold:
     """Resume delivery, and wake callers that are waiting."""
     group = await existing_group(call)

@@ -371,14 +371,14 @@ async def seek(call: Call) -> Sought:
     return Sought(offset=offset)
 
 
-@routes.add("POST", "/v1/queues/{queue}/purge", action="admin", query=InGroup, act=True)
+@routes.add("POST", "/v1/queues/{queue}/purge", action="admin", query=InGroup, body=InGroup, act=True)
 async def purge(call: Call) -> Purged:
     """Drop every message that is not in flight, including delayed ones unless other groups read the topic."""
     call.count = await (await existing_group(call)).port.purge()
     return Purged(purged=call.count)
 
 
-@routes.add("POST", "/v1/queues/{queue}/compact", action="admin", query=InGroup, act=True)
+@routes.add("POST", "/v1/queues/{queue}/compact", action="admin", query=InGroup, body=InGroup, act=True)
 async def compact(call: Call) -> Compacted:
     """Drop done messages now, whatever the retention settings say."""
     freed = await (await existing_group(call)).port.compact()

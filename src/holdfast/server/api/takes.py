@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_readable_name
 from holdfast.broker.waiters import TaskWaiter
-from holdfast.errors import HoldfastError, UnknownGroup
+from holdfast.errors import HoldfastError, InvalidRequest, UnknownGroup
 from holdfast.protocol.media import EVENTS, FRAMES, LINES, MSGPACK, RAW, ErrorAnswer, encode, fault_of, framed
 from holdfast.protocol.messages import Deliveries, Delivery, Said, Subscribe, Take, WatchQuery
 from holdfast.server.api.topics import listening, visible_topic
@@ -49,9 +49,8 @@ async def group_of(call: Call, name: str | None) -> ServedGroup:
 
 
 async def existing_group(call: Call) -> ServedGroup:
-    """The group that a query or a body names, for those who only look: they make nothing."""
-    asked = call.body if call.query is None else call.query
-    queue, group = call.path["queue"], asked.group or DEFAULT_GROUP
+    """The group that the query or the body names, for those who only look: they make nothing."""
+    queue, group = call.path["queue"], _group_named(call)
     known = call.service.known_group(queue, group)
     if known is not None:
         return known
@@ -60,6 +59,16 @@ async def existing_group(call: Call) -> ServedGroup:
         there = ", ".join(visible_topic(call, info).groups) or "none"
         raise UnknownGroup(f"{queue} has no group {group} in queue mode; there are: {there}")
     return await call.service.group(queue, group)
+
+
+def _group_named(call: Call) -> str:
+    """The group in the query or in the body. Raises InvalidRequest if they name different ones."""
+    named = {getattr(given, "group", None) for given in (call.query, call.body)} - {None}
+    if len(named) > 1:
+        raise InvalidRequest(
+            f"the query names the group {call.query.group} and the body {call.body.group}: name it in one of them"
+        )
+    return next(iter(named), None) or DEFAULT_GROUP
 
 
 async def take(call: Call, *, state: bool) -> Response | StreamResponse:

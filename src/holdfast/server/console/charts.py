@@ -201,7 +201,7 @@ _RATES: Final = _Plan(
 _READY: Final = _Plan("Ready", (("ready", "ready", "into"),), _whole)
 _OLDEST: Final = _Plan("Age of the oldest message", (("oldest_seconds", "oldest", "out"),), age)
 _HANDLING: Final = _Plan(
-    "Shortcut time, from lease to ack",
+    "Handling time, from lease to ack",
     (("handle_p50_seconds", "median", "into"), ("handle_p99_seconds", "99%", "out")),
     age,
 )

@@ -19,7 +19,7 @@ from holdfast.protocol.messages import Wire
 from holdfast.server.api.admin import waiters_by_group, workers_shown
 from holdfast.server.api.groups import _facts, _offsets, is_shown
 from holdfast.server.console.overview import OLD_S
-from holdfast.server.console.rendering import SHOWN_BYTES, page, render
+from holdfast.server.console.rendering import SHOWN_BYTES, base_of, page, render
 from holdfast.server.http.messages import Response
 from holdfast.server.service import Call
 
@@ -99,21 +99,35 @@ class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
     facts: MemberFacts
 
 
-@page("/ui/workers", scope="any")
+class WorkersQuery(Wire, kw_only=True):
+    """The queue whose workers to show; those of all queues, where none is named."""
+
+    queue: Annotated[str, Meta(max_length=200)] = ""
+
+
+@page("/ui/workers", scope="any", query=WorkersQuery)
 async def workers(call: Call) -> Response:
     """Lease holders, members of stream groups, and waiting calls."""
-    service = call.service
+    service, only = call.service, call.query.queue
     holders, members = await asyncio.to_thread(_at_work, call)
+    reported, lines = workers_shown(call), waiters_by_group(call)
+    if only:
+        reported = [worker for worker in reported if any(queue.topic == only for queue in worker.queues)]
+        holders = [holder for holder in holders if holder.topic == only]
+        members = [member for member in members if only in member.facts.topics]
+        lines = [line for line in lines if line.topic == only]
     return render(
         call,
         "workers.html",
-        workers=(reported := workers_shown(call))[:_MOST],
+        only=only,
+        base=base_of(call),
+        workers=reported[:_MOST],
         workers_left_out=max(len(reported) - _MOST, 0),
         may_order=orderable(call, reported),
         holders=holders[:_MOST],
         left_out=max(len(holders) - _MOST, 0),
         members=members[:_MOST],
-        lines=waiters_by_group(call),
+        lines=lines,
         waiting=service.waits.waiting,
         most=service.waits.most,
     )

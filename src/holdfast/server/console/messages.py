@@ -25,7 +25,18 @@ from holdfast.protocol.messages import InGroup, Wire
 from holdfast.server.api.admin import is_shown
 from holdfast.server.api.queues import search
 from holdfast.server.console.queues import MessageRow, find, head_of, letter_of, needed_group, row_of
-from holdfast.server.console.rendering import SAFE, ShownPayload, View, as_text, beginning, page, payload, plain, render
+from holdfast.server.console.rendering import (
+    SAFE,
+    ShownPayload,
+    View,
+    as_text,
+    base_of,
+    beginning,
+    page,
+    payload,
+    plain,
+    render,
+)
 from holdfast.server.http.messages import Response, StreamResponse
 from holdfast.server.served import ServedGroup
 from holdfast.server.service import Call
@@ -264,9 +275,8 @@ def _shown(_scan: Scan, call: Call, group: ServedGroup) -> MessageShown:
         own = note_of(found).id if isinstance(found, DeadLetter) else found.id
         traced = [step for step in group.port.engine.trace(own) if is_shown(call, step)]
     steps = history_of(found)
-    scheme = "https" if call.request.encrypted else "http"
     letter = letter_of(found)
-    base = f"{scheme}://{call.request.header('host') or 'localhost'}"
+    base = base_of(call)
     query: MessageQuery = call.query
     return MessageShown(
         row=_row(found, steps, letter),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Final, Literal, TypeAlias
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -25,7 +25,7 @@ from holdfast.server.api import admin
 from holdfast.server.api.groups import is_shown
 from holdfast.server.audit import Act, Audit, is_routine, words_of
 from holdfast.server.console.charts import NO_FLOW, RANGES, Flow, Range, Spark, charts_of, flow_of, spark_of
-from holdfast.server.console.rendering import age, count, page, render, size
+from holdfast.server.console.rendering import age, base_of, count, page, render, size
 from holdfast.server.http.messages import Response
 from holdfast.server.metrics import sync_times
 from holdfast.server.routing import Routes
@@ -172,10 +172,25 @@ def _group_link(info: GroupInfo) -> str:
 # The first page.
 
 
+Sort: TypeAlias = Literal["name", "ready", "leased", "delayed", "dead", "oldest", "in", "out"]
+
+_SORTS: Final[dict[Sort, Callable[[QueueRow], float]]] = {
+    "ready": lambda row: row.ready,
+    "leased": lambda row: row.leased,
+    "delayed": lambda row: row.delayed,
+    "dead": lambda row: row.dead,
+    "oldest": lambda row: row.age_s,
+    "in": lambda row: row.spark.into_now,
+    "out": lambda row: row.spark.out_now,
+}
+_MOST_SORTED: Final = 1_000  # every queue that is sorted has to be opened
+
+
 class OverviewQuery(Wire, kw_only=True):
-    """The queues to show: those with this text in their names, from this number on."""
+    """The queues to show: those with this text in their names, sorted, from this number on."""
 
     name: Annotated[str, Meta(max_length=200)] = ""
+    sort: Sort = "name"
     range: Range = "15m"
     start: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
     limit: Annotated[int, Meta(ge=1, le=1_000)] = 100
@@ -187,9 +202,11 @@ async def overview(call: Call) -> Response:
     query: OverviewQuery = call.query
     known = [name for name in await call.service.port.topics() if call.principal.sees(name)]
     wanted = [name for name in known if query.name.lower() in name.lower()]
-    some = wanted[query.start : query.start + query.limit]
-    rows, groups = await asyncio.to_thread(_rows, call, some)
-    found = concerns(rows, groups)
+    by, last = _SORTS.get(query.sort), query.start + query.limit
+    some = wanted[query.start : last] if by is None else wanted[:_MOST_SORTED]
+    every, groups = await asyncio.to_thread(_rows, call, some)
+    rows = every if by is None else sorted(every, key=by, reverse=True)[query.start : last]
+    found = concerns(every, groups)
     everything = await asyncio.to_thread(_everything, call, query.range) if call.principal.may("read") else {}
     found = everything.pop("concerns", []) + found
     return render(
@@ -203,9 +220,11 @@ async def overview(call: Call) -> Response:
         query=query,
         known=len(known),
         wanted=len(wanted),
+        listed=len(wanted) if by is None else len(every),
         shown=len(some),
-        totals=totals_of(rows),
+        totals=totals_of(every),
         folder=call.service.folder,
+        base=base_of(call),
         seconds=max((row.spark.seconds for row in rows), default=0.0),
         ranges=RANGES,
         old_s=OLD_S,

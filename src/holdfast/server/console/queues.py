@@ -564,8 +564,8 @@ def where_of(kind: DeadGroup) -> str:
     parts = kind.error.split("…")
     pattern = "^" + _DETAIL.join(map(re.escape, parts[:_MOST_PARTS]))
     if len(kind.error) < _CUT and len(parts) <= _MOST_PARTS:
-        pattern += r"(?:\n|$)"
-    return f"{reason} and error ~ {_quoted(pattern)}"
+        pattern += "$"
+    return f"{reason} and headline ~ {_quoted(pattern)}"
 
 
 def both(one: str, other: str) -> str:

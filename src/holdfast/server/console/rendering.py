@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 import holdfast
+from holdfast.delivery.where import headline
 from holdfast.errors import NotFound, NotInstalled
 from holdfast.large import LargeValue
 from holdfast.protocol.media import Fault
@@ -64,6 +65,7 @@ def environment() -> Environment:
         "moment": moment,
         "value_text": value_text,
         "reason": reason,
+        "headline": headline,
         "part": lambda text: quote(str(text), safe=""),
         "query": lambda facts: urlencode({name: value for name, value in facts.items() if value not in (None, "")}),
     }
@@ -96,6 +98,11 @@ def _etag(text: str) -> str:
     """The same for two pages that differ in nothing but the time that has passed."""
     lasting = _PASSING.sub(lambda found: found[0].partition(">")[0], text)
     return f'"{blake2b(lasting.encode("utf-8", "replace"), digest_size=8).hexdigest()}"'
+
+
+def base_of(call: Call) -> str:
+    """The address of this server, as the browser knows it."""
+    return f"{'https' if call.request.encrypted else 'http'}://{call.request.header('host') or 'localhost'}"
 
 
 def page_text(principal: Principal | None, now_ns: int, path: str, template: str, facts: dict[str, Any]) -> str:

@@ -47,7 +47,29 @@ find("#theme").addEventListener("click", () => {
 // Live parts: the page is fetched again, and each part that has changed takes the place of the old one.
 const live = [...document.querySelectorAll("[data-live]")].filter((part) => part.id);
 const every = Math.min(...live.map((part) => Number(part.dataset.live) || Infinity));
-let paused = false;
+const updates = find("#updates");
+const kept = { // what was chosen in this tab; where the browser keeps nothing, it holds for this page
+  get: () => { try { return sessionStorage.getItem("holdfast-paused") === "yes"; } catch { return false; } },
+  set: (value) => { try { sessionStorage.setItem("holdfast-paused", value ? "yes" : "no"); } catch { /* as said */ } },
+};
+let paused = kept.get();
+
+function showPaused() {
+  updates.hidden = !live.length;
+  updates.setAttribute("aria-pressed", String(paused));
+  updates.textContent = paused ? "▶" : "⏸";
+  updates.title = paused ? "Live updates are paused; resume (p)" : "Pause live updates (p)";
+}
+
+function pauseOrResume() {
+  paused = !paused;
+  kept.set(paused);
+  showPaused();
+  toast(paused ? "Live updates are paused; press p to resume" : "Live updates go on");
+  if (!paused) renew().catch(() => {});
+}
+updates.addEventListener("click", pauseOrResume);
+showPaused();
 
 // The server answers 304 to a page on which nothing has changed but how long ago things were; those we know ourselves.
 let etag = "";
@@ -92,6 +114,14 @@ function tick() {
   }
   find("#live-note").textContent = `as of ${new Date(now).toISOString().slice(11, 19)} UTC`;
 }
+
+// Times are written in UTC; whoever points at one sees it on their own clock as well.
+document.addEventListener("pointerover", (event) => {
+  const time = event.target.closest?.("time[datetime]");
+  if (!time) return;
+  const own = new Date(time.dateTime.replace(" ", "T")).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
+  time.title = `${time.dateTime}\n${own} (${Intl.DateTimeFormat().resolvedOptions().timeZone})`;
+});
 
 function focusName(element) {
   if (element.id) return `#${CSS.escape(element.id)}`;
@@ -210,6 +240,7 @@ function countChosen() {
 
 async function begin(act) {
   if (act.act === "redrive" || act.act === "purge") return many(act);
+  if (act.act === "each") return each(act);
   open(act.title, act.verb, act.method === "DELETE");
   tell(act.text);
   why.hidden = act.asks !== "reason";
@@ -238,16 +269,7 @@ async function many(act) {
   tell(drops
     ? `${letters} will be deleted. This cannot be undone.`
     : `${letters} will be put back into the queue, each once, in the order in which they were sent.`);
-  for (const id of (dry.ids ?? []).slice(0, 10)) {
-    const item = document.createElement("li");
-    item.textContent = id;
-    list.append(item);
-  }
-  if (dry.matched > 10) {
-    const item = document.createElement("li");
-    item.textContent = `and ${number(dry.matched - 10)} more`;
-    list.append(item);
-  }
+  name(dry.ids ?? [], dry.matched);
   elsewhere.hidden = limited.hidden = drops;
   yes.textContent = `${act.verb} ${number(dry.matched)}`;
   yes.disabled = false;
@@ -262,6 +284,41 @@ async function many(act) {
     if (act.follow && !to) location.assign(`${act.follow}&${new URLSearchParams({ ids: dry.ids.join(",") })}`);
     else if (act.then) location.assign(act.then);
   };
+}
+
+// One call for each of the rows that were chosen: those that come too late are counted apart.
+function each(act) {
+  const { ids } = JSON.parse(act.body);
+  const messages = ids.length === 1 ? "1 message" : `${number(ids.length)} messages`;
+  open(act.title, `${act.verb} ${messages}`, act.method === "DELETE");
+  tell(`${messages}: ${act.text}`);
+  name(ids, ids.length);
+  yes.disabled = false;
+  no.focus();
+  onYes = async () => {
+    let [done, late] = [0, 0];
+    progress.hidden = false;
+    progress.max = ids.length;
+    for (const id of ids) {
+      const answered = await (await call(act.method, act.url.replace("{id}", encodeURIComponent(id)))).json();
+      if (answered.cancelled === false || answered.changed === false) late += 1;
+      else done += 1;
+      progress.value = done + late;
+      tell(`${number(done + late)} of ${messages}`);
+    }
+    finish(`${number(done)} ${act.done}.${late ? ` ${number(late)} too late: a worker has them, or they are done.` : ""}`);
+  };
+}
+
+// The first few of those that an act is about.
+function name(ids, count) {
+  const lines = ids.slice(0, 10);
+  if (count > 10) lines.push(`and ${number(count - 10)} more`);
+  list.replaceChildren(...lines.map((line) => {
+    const item = document.createElement("li");
+    item.textContent = line;
+    return item;
+  }));
 }
 
 async function redrive(url, body) {
@@ -350,10 +407,7 @@ function press(key, at) {
     case "p": {
       const button = find("#pause");
       if (button) button.click();
-      else if (live.length) {
-        paused = !paused;
-        toast(paused ? "Paused; press p to resume" : "Resumed");
-      }
+      else if (live.length) pauseOrResume();
       break;
     }
   }
