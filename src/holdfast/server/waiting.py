@@ -6,7 +6,9 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
+
+import msgspec
 
 from holdfast.api.drafts import lease_of
 from holdfast.broker.delivery import Delivery
@@ -179,7 +181,7 @@ _Caller: TypeAlias = tuple[str, bool]
 _Key: TypeAlias = tuple[str, str, str]  # topic, group, attempt_id
 
 
-class _Held(NamedTuple):
+class _Held(msgspec.Struct, frozen=True, gc=False):
     """A delivered message. It refers to no object of the group, which may be closed and opened again meanwhile."""
 
     partition: int
