@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
@@ -38,6 +39,7 @@ Leased: TypeAlias = list[tuple[PartitionDelivery, list[Receipt]]]
 
 MOST_AT_ONCE: Final = 100  # messages that are handled before other tasks get a turn
 _MOST_BYTES: Final = 2 * ANSWER_BYTES  # messages are taken before their size is known; what exceeds this goes back
+_KEPT_REQUESTS: Final = 256  # consumers ask for the same again and again
 _NO_STATE: Final = State()
 
 _giving: Final[set[asyncio.Task[None]]] = set()  # the loop holds only weak references to tasks
@@ -200,6 +202,7 @@ def _has_only_a_body(record: Record) -> bool:
     )
 
 
+@lru_cache(maxsize=_KEPT_REQUESTS)
 def wanted_at_once(count: int, wait_s: float | None, lease_s: float | None, owner: str | None) -> ReceiveRequest:
     """A request for at most `MOST_AT_ONCE` messages; after these their size is known, and other calls get a turn."""
     wanted = wanted_of(count, wait_s, lease_s, owner, detached=True)

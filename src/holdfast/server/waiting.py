@@ -302,6 +302,22 @@ class Attempts:
         attempt.begin()
         return attempt
 
+    def took_at_once(self, principal: Principal, group: ServedGroup, wanted: Take, found: Taken) -> Attempt | None:
+        """Remember a take that nobody knows yet, and that took messages in one step; None if it has no `attempt_id`.
+
+        The same as `begin`, `took` and `ended`, for a call that no retry can meet on its way.
+        """
+        if wanted.attempt_id is None:
+            return None
+        caller, key = caller_of(principal), (group.topic, group.group, wanted.attempt_id)
+        own = self._callers.get(caller)
+        if own is None:
+            own = self._callers[caller] = _Remembered()
+        attempt = own.attempts[key] = Attempt(caller, key, wanted.count)
+        attempt.turn = 1
+        self.took(attempt, 1, found)
+        return attempt
+
     def took(self, attempt: Attempt, turn: int, found: Taken) -> None:
         """Remember the messages that a call took."""
         before = len(attempt.held)
