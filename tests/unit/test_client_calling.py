@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from holdfast.client import network
 from holdfast.client.calling import Answer, AnswerLost, AnswerReader, Ask, Caller, Unsent
-from holdfast.client.network import TaskNetwork, ThreadNetwork, run
+from holdfast.client.network import PlainThreadTransport, TaskNetwork, ThreadNetwork, run
 from holdfast.client.opening import parse_address
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
@@ -55,6 +62,80 @@ def test_a_connection_can_be_closed_whose_other_end_hung_up_before_it_had_read_a
             await ended.wait()
 
     asyncio.run(hung_up_on())
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[PlainThreadTransport, socket.socket]]:
+    """A connection for threads, and its other end."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield PlainThreadTransport(ours, 30), theirs
+
+
+def test_a_call_sends_once_and_receives_once_and_asks_the_system_for_nothing_else():
+    class Counted:
+        def __init__(self, connection: socket.socket) -> None:
+            self.connection, self.calls = connection, []
+
+        def __getattr__(self, name: str) -> Any:
+            self.calls.append(name)
+            return getattr(self.connection, name)
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        counted = Counted(ours)
+        wire = PlainThreadTransport(counted, 30)
+        assert ours.gettimeout() is None  # or each call would wait until the connection is ready before it uses it
+        counted.calls.clear()
+        for timeout_s in (30, 45.5, 29.9, 600):
+            run(wire.send(b"ask", timeout_s))
+            theirs.send(b"answer")
+            assert run(wire.receive(timeout_s)) == b"answer"
+        assert counted.calls == ["send", "recv"] * 4
+
+
+def test_an_answer_that_does_not_come_in_time_is_a_timeout(ends, monkeypatch):
+    monkeypatch.setattr(network, "_SLICE_S", 0.02)
+    wire, theirs = ends
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        run(wire.receive(0.1))
+    assert time.monotonic() - began >= 0.09
+    theirs.send(b"late")
+    assert run(wire.receive(30)) == b"late"
+
+
+def test_an_answer_that_takes_longer_than_one_wait_of_the_system_is_received(ends, monkeypatch):
+    monkeypatch.setattr(network, "_SLICE_S", 0.01)
+    wire, theirs = ends
+    answering = threading.Timer(0.1, theirs.send, [b"answer"])
+    answering.start()
+    assert run(wire.receive(30)) == b"answer"
+    answering.join()
+
+
+def test_what_the_system_does_not_take_at_once_is_sent_as_the_other_end_reads(ends):
+    wire, theirs = ends
+    content = os.urandom(5_000_000)
+    read: list[bytes] = []
+
+    def read_all() -> None:
+        while sum(map(len, read)) < len(content):
+            read.append(theirs.recv(100_000))
+        theirs.send(b"answer")
+
+    reading = threading.Thread(target=read_all)
+    reading.start()
+    run(wire.send(content, 30))
+    assert run(wire.receive(30)) == b"answer"
+    reading.join()
+    assert b"".join(read) == content
+
+
+def test_an_end_that_reads_nothing_ends_a_send_in_time(ends):
+    wire, _ = ends
+    with pytest.raises(TimeoutError):
+        run(wire.send(bytes(50_000_000), 0.05))
 
 
 _START = "HTTP/1.1 {} OK\r\ncache-control: no-store\r\n"

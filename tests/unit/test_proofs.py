@@ -13,7 +13,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast import InvalidRequest, LeaseLost
+from holdfast import HoldfastError, InvalidRequest, LeaseLost
+from holdfast.broker.folder.layout import parse_receipt
 from holdfast.broker.leases import Prover
 from tests.unit.brokers import FOLDER, Place
 
@@ -177,6 +178,53 @@ def test_any_flipped_character_of_a_receipt_or_a_lease_id_is_refused_by_the_engi
     assert place.broker.locks.describe("report").held
     assert place.broker.documents.list() == []
     place.close()
+
+
+SPELLINGS: dict[str, Callable[[str], str]] = {
+    "as given": str,
+    "without the topic": lambda text: text.removeprefix("orders-0-"),
+    "a zero before the offset": lambda text: text.replace("orders-0-1", "orders-0-01"),
+    "a zero before the partition": lambda text: text.replace("orders-0-", "orders-00-"),
+    "a sign before the offset": lambda text: text.replace("orders-0-1", "orders-0-+1"),
+    "digits of another script": lambda text: text.replace("orders-0-1", "orders-0-١"),
+    "another topic": lambda text: text.replace("orders", "others"),
+    "another message": lambda text: text.replace("orders-0-1", "orders-0-2"),
+    "no message": lambda text: text.replace("orders-0-1", "orders-0-9"),
+    "another partition": lambda text: text.replace("orders-0-", "orders-7-"),
+    "another end": lambda text: text[:-1] + ("A" if text[-1] != "A" else "B"),
+    "the old form": lambda text: text.partition("@")[0] + "@1",
+    "no token": lambda text: text.partition("@")[0],
+}
+
+
+@pytest.mark.parametrize("lease", ["held", "settled", "leased again"])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_receipt_proves_the_same_whether_it_is_compared_or_parsed(alone, spelling, lease):
+    group = orders(alone, count=4)
+    messages = group.receive_many(3, timeout=0)
+    text = SPELLINGS[spelling](messages[1].receipt)
+    if lease == "settled":
+        messages[1].ack()
+    elif lease == "leased again":
+        messages[1].nack(delay=0)
+        assert group.receive(timeout=0).id == messages[1].id
+    queue_group = group._port.queue_group
+    compared = queue_group._current(text)
+    assert (compared is not None) == (spelling == "as given" and lease == "held")
+
+    def parsed() -> Any:
+        given = parse_receipt(text, "orders")
+        delivery = queue_group.delivery(given.partition)
+        return delivery, delivery.receipts.proof(given)
+
+    try:
+        expected = parsed()
+    except HoldfastError as error:
+        with pytest.raises(type(error)):
+            queue_group.proof(text)
+    else:
+        assert queue_group.proof(text) == expected
+        assert compared in (None, expected)
 
 
 # The key

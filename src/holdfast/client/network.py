@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from holdfast.client.opening import Address
 from holdfast.env import Clock
 from holdfast.env.process import asyncio
-from holdfast.env.sockets import check_listener, connect_tcp, connect_unix, has_ended, short_name
+from holdfast.env.sockets import (
+    check_listener,
+    connect_tcp,
+    connect_unix,
+    has_ended,
+    limit_receives,
+    sent_now,
+    short_name,
+)
 from holdfast.errors import InvalidRequest, Unauthenticated
 
 if TYPE_CHECKING:
@@ -21,6 +29,7 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 _RECEIVE_BYTES: Final = 256 * 1024
+_SLICE_S: Final = 10.0
 _USUAL_BYTES: Final = 16 * 1024  # a buffer that costs little to make, for answers that are mostly small
 
 
@@ -104,6 +113,42 @@ class ThreadTransport:
     forget = close
 
 
+class PlainThreadTransport(ThreadTransport):
+    """A connection without TLS, whose calls block. One call to the system sends a request, one receives its answer.
+
+    The system limits how long a receive blocks, in slices of the time that a caller has: that is the same for nearly
+    all calls, so it need not be set for each of them.
+    """
+
+    def __init__(self, connection: Any, timeout_s: float) -> None:
+        super().__init__(connection, timeout_s)
+        self._slice_s = min(timeout_s, _SLICE_S)
+        limit_receives(connection, self._slice_s)
+
+    async def send(self, content: bytes, timeout_s: float) -> None:
+        sent = sent_now(self._connection, content)
+        if sent < len(content):
+            self._connection.settimeout(timeout_s)
+            self._connection.sendall(memoryview(content)[sent:])
+            self._connection.settimeout(None)
+
+    async def receive(self, timeout_s: float) -> bytes:
+        left_s = timeout_s
+        while left_s > 0:
+            slice_s = min(left_s, _SLICE_S)
+            if slice_s != self._slice_s:
+                limit_receives(self._connection, slice_s)
+                self._slice_s = slice_s
+            try:
+                content: bytes = self._connection.recv(self._size)
+            except BlockingIOError:
+                left_s -= slice_s
+                continue
+            self._size = _RECEIVE_BYTES if len(content) == self._size else _USUAL_BYTES
+            return content
+        raise TimeoutError("no answer came in time")
+
+
 class ThreadNetwork:
     """Connections and pauses for threads."""
 
@@ -112,8 +157,9 @@ class ThreadNetwork:
 
     async def connect(self, address: Address, timeout_s: float, tls: ssl.SSLContext | None) -> Transport:
         if address.socket is not None:
-            return ThreadTransport(connect_unix(address.socket, timeout_s), timeout_s)
-        return ThreadTransport(connect_tcp(address.host, address.port, timeout_s, tls), timeout_s)
+            return PlainThreadTransport(connect_unix(address.socket, timeout_s), timeout_s)
+        connection = connect_tcp(address.host, address.port, timeout_s, tls)
+        return (PlainThreadTransport if tls is None else ThreadTransport)(connection, timeout_s)
 
     async def pause(self, seconds: float) -> None:
         self._clock.wait(threading.Event(), seconds)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _CREDENTIALS: Final = Struct("iII")  # process, user, group
 _COUNT: Final = Struct("i")
+_INTERVAL: Final = Struct("ll")  # seconds, microseconds
 _PATH_BYTES: Final = 107  # the longest name of a Unix socket, without its terminating zero
 
 
@@ -182,6 +183,24 @@ def unacknowledged(connection: Any) -> int:
     except (AttributeError, OSError, ValueError):
         return 0
     return int(count)
+
+
+def limit_receives(connection: socket.socket, seconds: float) -> None:
+    """Let calls block, and let the system end one that receives nothing for this long, with BlockingIOError.
+
+    A timeout of Python's own asks the system twice for each call: whether there is something, then for it.
+    """
+    whole, part = divmod(max(round(seconds * 1e6), 1), 1_000_000)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _INTERVAL.pack(whole, part))
+    connection.settimeout(None)
+
+
+def sent_now(connection: socket.socket, content: bytes) -> int:
+    """Hand over as much as the system takes without waiting. Returns how many bytes that is."""
+    try:
+        return connection.send(content, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return 0
 
 
 def has_ended(connection: socket.socket) -> bool:

@@ -331,14 +331,22 @@ UNKNOWN_ROUTE: Final = "unknown"
 _BUCKETS: Final = Buckets(FAST)
 
 
+class _Answered:
+    """The calls of one route, method and status."""
+
+    __slots__ = ("count", "received", "seconds", "sent")
+
+    def __init__(self) -> None:
+        self.count = self.received = self.sent = 0
+        self.seconds = Histogram()
+
+
 class HttpMetrics(Meter):
     """The numbers of one server's calls and connections."""
 
     def __init__(self) -> None:
-        self._requests: collections.Counter[tuple[str, str, str]] = collections.Counter()
-        self._seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
-        self._received: collections.Counter[str] = collections.Counter()
-        self._sent: collections.Counter[str] = collections.Counter()
+        self._answered: dict[tuple[str, str, int], _Answered] = {}
+        self._streamed: collections.Counter[str] = collections.Counter()
         self._refused: collections.Counter[str] = collections.Counter()
         self._opened = self._closed = 0
         self._streams: collections.Counter[str] = collections.Counter()
@@ -347,13 +355,16 @@ class HttpMetrics(Meter):
         self, route: str | None, method: str, status: int, seconds: float, bytes_in: int, bytes_out: int
     ) -> None:
         """Count an answered call. `route` is its pattern, never its path; None if no route matched."""
-        route = route or UNKNOWN_ROUTE
-        if method not in _METHODS:
-            method = OTHER
-        self._requests[route, method, str(status)] += 1
-        self._seconds[route, method].observe_ns(int(seconds * 1e9))
-        self._received[route] += bytes_in
-        self._sent[route] += bytes_out
+        answered = self._answered.get((route or UNKNOWN_ROUTE, method, status))  # as it is said, for nearly all calls
+        if answered is None:
+            labels = route or UNKNOWN_ROUTE, method if method in _METHODS else OTHER, status
+            answered = self._answered.get(labels)
+            if answered is None:
+                answered = self._answered[labels] = _Answered()
+        answered.count += 1
+        answered.received += bytes_in
+        answered.sent += bytes_out
+        answered.seconds.observe_ns(int(seconds * 1e9))
 
     def connection_opened(self) -> None:
         self._opened += 1
@@ -370,7 +381,7 @@ class HttpMetrics(Meter):
         self._streams[route] += 1
         try:
             async for chunk in chunks:
-                self._sent[route] += len(chunk)
+                self._streamed[route] += len(chunk)
                 yield chunk
         finally:
             self._streams[route] -= 1
@@ -379,16 +390,22 @@ class HttpMetrics(Meter):
     def collect(self) -> Iterator[Metric]:
         """The metrics of calls and connections."""
         requests = counter("http_requests", "Calls answered.", "route", "method", "status")
-        for labels, count in list(self._requests.items()):
-            requests.add_metric(labels, count)
-        seconds = times(
+        seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
+        received: collections.Counter[str] = collections.Counter()
+        sent = collections.Counter(self._streamed)
+        for (route, method, status), answered in list(self._answered.items()):
+            requests.add_metric([route, method, str(status)], answered.count)
+            seconds[route, method].merge(answered.seconds)
+            received[route] += answered.received
+            sent[route] += answered.sent
+        taken = times(
             "http_request_seconds", "From a call to its answer; of a stream: to its beginning.", "route", "method"
         )
-        for of, histogram in list(self._seconds.items()):
-            _BUCKETS.add(seconds, of, histogram)
-        yield from (requests, seconds)
-        yield _by_label(counter("http_received_bytes", "Bytes of the bodies of calls.", "route"), self._received)
-        yield _by_label(counter("http_sent_bytes", "Bytes of the bodies of answers.", "route"), self._sent)
+        for of, histogram in seconds.items():
+            _BUCKETS.add(taken, of, histogram)
+        yield from (requests, taken)
+        yield _by_label(counter("http_received_bytes", "Bytes of the bodies of calls.", "route"), received)
+        yield _by_label(counter("http_sent_bytes", "Bytes of the bodies of answers.", "route"), sent)
         yield _filled(counter("http_connections", "Connections accepted."), self._opened)
         yield _filled(gauge("http_open_connections", "Connections that are open now."), self._opened - self._closed)
         yield _by_label(counter("http_refused_connections", "Connections refused or cut off.", "reason"), self._refused)

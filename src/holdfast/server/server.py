@@ -338,6 +338,7 @@ class ServerApp:
         self.error_page: ErrorPage | None = None
         self._prefix = f"{service.world.ids.random_u32():08x}"
         self._numbers = count(1)
+        self._mono_ns = service.world.clock.monotonic_ns
         self.revocation = Revocation(access.confirm)
         self._turns = CallTurns()
         self.heads = KnownHeads()
@@ -345,8 +346,7 @@ class ServerApp:
 
     async def handle(self, request: Request) -> Answer:
         """Answer a request. Never raises."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        began_ns = self._mono_ns()
         given = request.headers.get("x-correlation-id")
         correlation_id = (
             given if given is not None and _ID.fullmatch(given) else f"{self._prefix}-{next(self._numbers):x}"
@@ -384,7 +384,7 @@ class ServerApp:
             "" if route is None else route.pattern,
             request.method,
             answer.status,
-            loop.time() - began,
+            (self._mono_ns() - began_ns) / 1e9,
             request.received,
             len(answer.body) if isinstance(answer, Response) else 0,
         )
@@ -403,7 +403,7 @@ class ServerApp:
         service, route, path = self.service, head.route, head.variables
         if service.leaving or not service.engine.is_open(path["queue"] if "queue" in path else path["topic"]):
             return None
-        began = asyncio.get_running_loop().time()
+        began_ns = self._mono_ns()
         correlation_id = f"{self._prefix}-{next(self._numbers):x}"
         call = Call(service, request, route, path, correlation_id)
         try:
@@ -431,11 +431,11 @@ class ServerApp:
             handling: Any = route.handler(call)
             found = DeferredAnswer(handling)
         if isinstance(found, DeferredAnswer):
-            found.answer = partial(self._end_known, call, correlation_id, began)
+            found.answer = partial(self._end_known, call, correlation_id, began_ns)
             return found
-        return self._end_known(call, correlation_id, began, found)
+        return self._end_known(call, correlation_id, began_ns, found)
 
-    def _end_known(self, call: Call, correlation_id: str, began: float, found: Any) -> Response:
+    def _end_known(self, call: Call, correlation_id: str, began_ns: int, found: Any) -> Response:
         """The answer to a call with a known head: what `handle` does when a handler has returned."""
         answer: Response = found if isinstance(found, Response) else call.answer(found)
         if len(answer.body) > SMALL_BYTES and call.principal.entry is not None:
@@ -444,7 +444,7 @@ class ServerApp:
                 self._withdraw(answer)
                 answer = refused
         self._tell(answer, call, correlation_id)
-        took_s = asyncio.get_running_loop().time() - began
+        took_s = (self._mono_ns() - began_ns) / 1e9
         request, pattern, size = call.request, call.route.pattern, len(answer.body)
         self._meter.request_done(pattern, request.method, answer.status, took_s, request.received, size)
         return answer

@@ -6,7 +6,9 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
+
+import msgspec
 
 from holdfast.api.drafts import lease_of
 from holdfast.broker.delivery import Delivery
@@ -179,7 +181,7 @@ _Caller: TypeAlias = tuple[str, bool]
 _Key: TypeAlias = tuple[str, str, str]  # topic, group, attempt_id
 
 
-class _Held(NamedTuple):
+class _Held(msgspec.Struct, frozen=True, gc=False):
     """A delivered message. It refers to no object of the group, which may be closed and opened again meanwhile."""
 
     partition: int
@@ -298,6 +300,22 @@ class Attempts:
             )
         own.attempts.move_to_end(key)
         attempt.begin()
+        return attempt
+
+    def took_at_once(self, principal: Principal, group: ServedGroup, wanted: Take, found: Taken) -> Attempt | None:
+        """Remember a take that nobody knows yet, and that took messages in one step; None if it has no `attempt_id`.
+
+        The same as `begin`, `took` and `ended`, for a call that no retry can meet on its way.
+        """
+        if wanted.attempt_id is None:
+            return None
+        caller, key = caller_of(principal), (group.topic, group.group, wanted.attempt_id)
+        own = self._callers.get(caller)
+        if own is None:
+            own = self._callers[caller] = _Remembered()
+        attempt = own.attempts[key] = Attempt(caller, key, wanted.count)
+        attempt.turn = 1
+        self.took(attempt, 1, found)
         return attempt
 
     def took(self, attempt: Attempt, turn: int, found: Taken) -> None:

@@ -67,6 +67,7 @@ from holdfast.settings import ServerSettings
 _LINES_HINT: Final = f"Where each line is a message, send it with curl -H 'content-type: {LINES}' --data-binary @FILE"
 _FEW_LINES_BYTES: Final = 16 * 1024  # each line may be a message, which costs more than in a batch
 _LOOK_EVERY: Final = 1_000
+_MEDIA: Final = frozenset({JSON, MSGPACK, LINES, *UNSAID})
 
 Drafts: TypeAlias = list[Draft] | list[bytes]
 _Pairs: TypeAlias = list[tuple[str, str | bytes]]
@@ -113,7 +114,7 @@ def drafts_now(call: Call) -> Drafts | None:
 
 def _form_of(call: Call) -> _Form:
     media = call.request.media
-    if media not in (JSON, MSGPACK, LINES, *UNSAID):
+    if media not in _MEDIA:
         raise not_understood(media, JSON, MSGPACK, LINES)
     return _Form(media, call.service.settings.max_batch_messages, trace_pairs(call))
 

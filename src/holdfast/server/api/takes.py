@@ -139,12 +139,10 @@ def take_now(call: Call, *, state: bool) -> Response | None:
         return None
     taken = receipts_of(found)
     try:
-        attempt, turn = service.attempts.begin(call.principal, group, wanted), 0
-        if attempt is not None:
-            turn = attempt.turn
-            service.attempts.took(attempt, turn, found)
-            service.attempts.ended(attempt, turn)
-        undelivered = partial(_give_back, group, taken, attempt, turn) if found else None
+        undelivered = None
+        if found:
+            attempt = service.attempts.took_at_once(call.principal, group, wanted, found)
+            undelivered = partial(_give_back, group, taken, attempt, 0 if attempt is None else attempt.turn)
         answer = _answer(call, group, found, undelivered, state=state)
         assert isinstance(answer, Response)
     except BaseException:

@@ -18,7 +18,9 @@ never repeat one do not push out those who do. A head that is not in the table c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from holdfast.server.http.messages import BodySource, Request
 
@@ -45,7 +47,7 @@ _PLAIN: Final = frozenset(
 )
 
 
-class CutRequest(NamedTuple):
+class CutRequest(msgspec.Struct, frozen=True, gc=False):
     """A request as its two halves: the key of its head, the sequence number in its query, and its body."""
 
     key: bytes

@@ -6,7 +6,6 @@ import asyncio
 import ipaddress
 import re
 import zlib
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
@@ -167,7 +166,7 @@ class Request:
         self.ask_room: Callable[[int], Awaitable[None]] | None = None  # waits for room in memory
         self.received = 0
         self.buffered = 0
-        self._chunks: deque[bytes] = deque()
+        self._chunks: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
 
     def header(self, name: str) -> str:
@@ -273,7 +272,7 @@ class Request:
         if self.complete and "content-encoding" not in self.headers and self.on_end is None:  # the usual case
             if self.buffered > most_bytes:
                 raise too_large(most_bytes)
-            chunks, self._chunks = self._chunks, deque()
+            chunks, self._chunks = self._chunks, []
             self.buffered = 0
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
         if not self.packed:
