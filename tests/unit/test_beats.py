@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.server.access.tokens import Principal
-from holdfast.server.api.streams import _beat_s
+from holdfast.server.api.takes import _beat_s
 from holdfast.server.waiting import WaitLimit
 
 

@@ -38,7 +38,7 @@ from holdfast.otel import ENDPOINT, TRACES_ENDPOINT, TraceExport, export
 from holdfast.protocol.media import JSON, MSGPACK, SMALL_BYTES, ErrorAnswer, Fault, encode, fault_of
 from holdfast.server.access.callers import CHALLENGES, Access, Revocation, check_fetch, check_listening, tls_context
 from holdfast.server.access.tokens import Principal
-from holdfast.server.api import admin, dead, enqueue, groups, locks, queues, search, streams, topics
+from holdfast.server.api import admin, dead, enqueue, groups, locks, queues, takes, topics
 from holdfast.server.api.admin import audit_routes, description_routes, metrics_routes
 from holdfast.server.audit import Audit, CallAuditor, open_audit
 from holdfast.server.console import console_routes
@@ -70,9 +70,9 @@ API: Final[Sequence[Routes]] = (
     enqueue.routes,
     queues.routes,
     queues.payload_routes,
-    streams.routes,
+    takes.routes,
     dead.routes,
-    search.routes,
+    queues.search_routes,
     topics.routes,
     dead.delayed_routes,
     enqueue.producer_routes,

@@ -48,7 +48,7 @@ from holdfast.protocol.topics import (
     WorkersOrdered,
     WorkersTold,
 )
-from holdfast.server.api.queues import existing_group
+from holdfast.server.api.takes import existing_group
 from holdfast.server.audit import Act, Audit
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Route, Routes

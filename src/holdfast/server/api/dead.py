@@ -57,7 +57,8 @@ from holdfast.protocol.messages import (
     Redrive,
     RedriveTold,
 )
-from holdfast.server.api.queues import BodyAllowance, as_listed, existing_group, page
+from holdfast.server.api.queues import BodyAllowance, as_listed, page
+from holdfast.server.api.takes import existing_group
 from holdfast.server.http.messages import StreamResponse
 from holdfast.server.routing import Routes
 from holdfast.server.served import ServedGroup

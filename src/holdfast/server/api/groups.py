@@ -33,7 +33,7 @@ from holdfast.protocol.topics import (
     ResetOffsets,
     ResetTold,
 )
-from holdfast.server.api.queues import existing_group
+from holdfast.server.api.takes import existing_group
 from holdfast.server.http.messages import Response
 from holdfast.server.limits import check_new_member
 from holdfast.server.members import Found, Messages, ServedMember, Waiting

@@ -1,4 +1,4 @@
-"""Queues: take messages, settle them, look at them, and fetch their bodies."""
+"""Queues: take messages, settle them, look at them, fetch their bodies, and search through all of them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,22 @@ from holdfast.api.contents import home_of, record_of
 from holdfast.api.drafts import duration_ms, lease_of
 from holdfast.api.listing import Listed as Found
 from holdfast.api.listing import until_ms_of
+from holdfast.api.search import SearchedQueue, SearchHit, SearchPage
 from holdfast.api.topics import TopicInfo, changes_of
-from holdfast.broker.folder.layout import DEFAULT_GROUP, check_readable_name
+from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.group import QueueStats
 from holdfast.broker.upkeep import reading
-from holdfast.errors import InvalidRequest, LeaseLost, NotFound, UnknownGroup
+from holdfast.errors import HoldfastError, InvalidRequest, LeaseLost, NotFound
 from holdfast.local.listing import find_message, listed, look_up, mark_of, no_message, parse_mark
-from holdfast.local.search import Full
+from holdfast.local.search import (
+    Full,
+    MessageSearch,
+    SearchPlace,
+    found_by_id,
+    search_queue,
+    size_of,
+    topic_of_wanted,
+)
 from holdfast.model import Record
 from holdfast.protocol.media import RAW, SMALL_BYTES
 from holdfast.protocol.messages import (
@@ -34,6 +43,7 @@ from holdfast.protocol.messages import (
     Deliveries,
     Delivery,
     Extend,
+    FoundMessage,
     InGroup,
     Listed,
     ListedMessages,
@@ -44,11 +54,14 @@ from holdfast.protocol.messages import (
     Number,
     PeekQuery,
     Purged,
+    QueueSearched,
     Receipt,
     Receipts,
     Reject,
     Said,
     SaveState,
+    SearchAnswer,
+    SearchQuery,
     Seek,
     Settled,
     Sought,
@@ -57,8 +70,8 @@ from holdfast.protocol.messages import (
     Whole,
     Wire,
 )
-from holdfast.server.api.takes import take, take_now
-from holdfast.server.api.topics import altered, described, visible_topic
+from holdfast.server.api.takes import existing_group, take, take_now
+from holdfast.server.api.topics import altered, described
 from holdfast.server.http.messages import ANSWER_BYTES, Response, StreamResponse, payload
 from holdfast.server.limits import check_partitions
 from holdfast.server.routing import Routes
@@ -85,20 +98,6 @@ class InHand(InGroup, kw_only=True):
     """The message in flight that is meant."""
 
     receipt: Receipt
-
-
-async def existing_group(call: Call) -> ServedGroup:
-    """The group that a query or a body names, for those who only look: they make nothing."""
-    asked = call.body if call.query is None else call.query
-    queue, group = call.path["queue"], asked.group or DEFAULT_GROUP
-    known = call.service.known_group(queue, group)
-    if known is not None:
-        return known
-    info = await call.service.port.describe_topic(check_readable_name(queue))
-    if group not in info.groups:
-        there = ", ".join(visible_topic(call, info).groups) or "none"
-        raise UnknownGroup(f"{queue} has no group {group} in queue mode; there are: {there}")
-    return await call.service.group(queue, group)
 
 
 @routes.add("PUT", "/v1/queues/{queue}", action="admin", body=CreateQueue, act=True)
@@ -526,3 +525,93 @@ def _record(call: Call, offset: int) -> Record:
                 return found
             break
     raise NotFound(f"there is no message at offset {offset} of {call.path['topic']}")
+
+
+# Search through all queues and phases, a bounded piece at a time: see `holdfast.local.search`. One call looks at no
+# more than `scan_messages` messages. The pieces run as scans, so callers take turns.
+
+
+async def search(call: Call, text: str, limit: int, after: str) -> SearchPage:
+    """Search one piece for what somebody typed."""
+    clock, most = call.service.world.clock, call.service.settings.scan_messages
+    asked = MessageSearch(text, limit, after, most, now_ms=clock.now_ns() // 1_000_000, mono_ns=clock.monotonic_ns)
+    if asked.wanted_id:
+        asked.page.messages = await _by_id(call, asked.wanted_id)
+        if asked.page.messages:
+            return asked.page
+    principal = call.principal
+    seen = [name for name in await call.service.port.topics() if principal.sees(name) and principal.may("read", name)]
+    names = asked.queues(seen)
+    for i, name in enumerate(names):
+        stopped = await _search_queue(call, asked, asked.begin(name))
+        if stopped is not None:
+            asked.stop(stopped, names[i + 1 :])
+            break
+    return asked.page
+
+
+async def _by_id(call: Call, wanted: str) -> list[SearchHit]:
+    """The message with this id, in each group that the caller may use."""
+    try:
+        topic = topic_of_wanted(wanted)
+        if not (call.principal.sees(topic) and call.principal.may("read", topic)):
+            return []
+        groups = (await described(call, topic)).groups
+    except HoldfastError:
+        return []
+    found = []
+    for name in groups:
+        group = await call.service.group(topic, name)
+        one = await call.scan(lambda _scan, group=group: found_by_id(group.port, wanted))
+        if one is not None:
+            found.append(one)
+    return found
+
+
+async def _search_queue(call: Call, asked: MessageSearch, begin: SearchPlace) -> SearchPlace | None:
+    """Search one queue from a place on; the place where it stopped, None if it was searched to its end."""
+    report = SearchedQueue(queue=begin.topic)
+    try:
+        groups = (await described(call, begin.topic)).groups
+        if not groups:
+            asked.page.not_queues.append(begin.topic)
+            return None
+        asked.page.queues.append(report)
+        ports = {name: (await call.service.group(begin.topic, name)).port for name in groups}
+        report.messages = await asyncio.to_thread(size_of, ports)
+        work = search_queue(asked, begin, ports, report)
+        piece = next(work)
+        while True:
+            piece = work.send(await call.scan(piece.run))
+    except StopIteration as end:
+        stopped: SearchPlace | None = end.value
+        return stopped
+    except HoldfastError as error:
+        asked.skip(report, error)
+        return None
+
+
+search_routes = Routes("search")
+
+
+@search_routes.add("GET", "/v1/search", action="read", scope="any", query=SearchQuery)
+async def find_messages(call: Call) -> SearchAnswer:
+    """Messages in any queue and phase that the caller may read, with what was searched; page by page with `after`."""
+    query: SearchQuery = call.query
+    found = await search(call, query.q, query.limit, query.after)
+    return SearchAnswer(
+        messages=await asyncio.to_thread(lambda: list(map(_as_found, found.messages))),
+        next=found.next,
+        scanned=found.scanned,
+        scanned_in_all=found.scanned_in_all,
+        queues=[QueueSearched(**msgspec.structs.asdict(each)) for each in found.queues],
+        left=found.left,
+        left_out=found.left_out,
+        not_queues=found.not_queues,
+        where=found.where,
+    )
+
+
+def _as_found(hit: SearchHit) -> FoundMessage:
+    facts = msgspec.structs.asdict(as_listed(hit.message, bodies=False)) | {"phase": hit.message.phase}
+    return FoundMessage(**facts, group=hit.group)

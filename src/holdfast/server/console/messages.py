@@ -24,7 +24,7 @@ from holdfast.local.listing import history_of
 from holdfast.protocol.media import RAW
 from holdfast.protocol.messages import InGroup, Wire
 from holdfast.server.api.admin import is_shown
-from holdfast.server.api.search import search
+from holdfast.server.api.queues import search
 from holdfast.server.console.queues import MessageRow, find, head_of, letter_of, needed_group, row_of
 from holdfast.server.console.rendering import SAFE, ShownPayload, View, as_text, beginning, page, payload, plain, render
 from holdfast.server.http.messages import Response, StreamResponse
