@@ -16,8 +16,8 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from holdfast.api import port_of
 from holdfast.api.drafts import parse_duration
-from holdfast.api.ports import port_of
 from holdfast.broker.folder.layout import DEFAULT_GROUP, OWNER_SOCKET
 from holdfast.cli.opening import WAIT, AsJson, DataFolder, TlsKey, Wait, asked, opened_broker, topics_of, trusts_folders
 from holdfast.cli.output import (
