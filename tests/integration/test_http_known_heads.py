@@ -290,6 +290,18 @@ def test_a_put_that_is_synced_is_answered_in_its_turn(server: Serving):
     line.close()
 
 
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+def test_partitions_take_turns_for_messages_whose_head_is_known(server: Serving, durability: str):
+    line = Line(server)
+    change = request_of("PUT", QUEUE, b'{"partitions": 2}')
+    assert line.call(change)[0] == 200
+    put = enqueue().replace(b"=os", f"={durability}".encode())
+    line.learn(put)
+    found = [msgspec.json.decode(line.call(put)[1]).get("partition", 0) for _ in range(6)]
+    assert sorted(found) == [0, 0, 0, 1, 1, 1]
+    line.close()
+
+
 def test_a_caller_that_goes_before_the_sync_has_stored_its_message_all_the_same(server: Serving):
     line = Line(server)
     put = enqueue().replace(b"=os", b"=fsync")

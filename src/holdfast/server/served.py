@@ -358,8 +358,11 @@ class ServedPublishing:
 
     def publish_now(
         self, topic: str, body: bytes, partition: int | None, durability: Durability | None
-    ) -> Stored | Shortcut | None:
-        """Store one plain message in one step. None if a large call is in progress, or it cannot be stored plainly."""
+    ) -> Stored | int | None:
+        """Store one plain message in one step. None if a large call is in progress, or it cannot be stored plainly.
+
+        If it must be synced, nothing is stored: returns the partition whose turn it is.
+        """
         if topic in self._busy:
             return None
         with self._port.engine.using(topic) as used:
@@ -370,7 +373,7 @@ class ServedPublishing:
             number = publisher.turn(partition)
             log = publisher.log(number)
             if (durability or log.settings.durability) == "fsync":
-                return Shortcut.SYNCS
+                return number
             return publisher.plain_stored(number, body, log.append_one(body, durability), began_ns)
 
     def append_now(

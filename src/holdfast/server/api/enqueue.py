@@ -298,9 +298,9 @@ def _enqueue_now(call: Call) -> Stored | DeferredAnswer | None:
         return None
     service, topic, content = call.service, call.path["queue"], call.request.content
     stored = service.publishing.publish_now(topic, content, query.partition, query.durability)
-    if stored is Shortcut.SYNCS:
-        return DeferredAnswer(_synced(service.port.publish_plain(topic, content, query.partition, query.durability)))
-    return _stored(stored) if isinstance(stored, StoredMessage) else None
+    if isinstance(stored, int):
+        return DeferredAnswer(_synced(service.port.publish_plain(topic, content, stored, query.durability)))
+    return None if stored is None else _stored(stored)
 
 
 async def _synced(storing: Coroutine[Any, Any, StoredMessage | None]) -> Stored | None:
