@@ -13,16 +13,7 @@ from holdfast.broker.messages import TEXT_KEY
 from holdfast.broker.waiters import ThreadWaiter
 from holdfast.errors import HoldfastError, QueueFull, Unavailable
 from holdfast.producing.core import Addressed, ProducerCore
-from holdfast.producing.parcels import (
-    Callback,
-    Destination,
-    Outbox,
-    Parcel,
-    ProducerPort,
-    Sent,
-    SentMany,
-    Span,
-)
+from holdfast.producing.parcels import Callback, Destination, Outbox, Parcel, ProducerPort, Sent, SentMany, Span
 from holdfast.producing.rounds import TaskRounds, ThreadRounds
 from holdfast.settings import ProducerSettings
 
