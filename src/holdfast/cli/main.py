@@ -244,7 +244,7 @@ def _load_msgspec() -> None:
     anything meanwhile: this process has one thread yet.
     """
     if "typing_extensions" not in sys.modules:
-        sys.modules["typing_extensions"] = None  # type: ignore[assignment]  as if it were not installed
+        sys.modules["typing_extensions"] = None  # type: ignore[assignment]  # as if it were not installed
         importlib.import_module("msgspec")
         del sys.modules["typing_extensions"]
 
