@@ -30,7 +30,6 @@ from holdfast.errors import (
     UnknownGroup,
     UnknownTopic,
 )
-from holdfast.settings import BrokerSettings, ConsumerSettings, ProducerSettings, QueueSettings, TopicSettings
 
 if TYPE_CHECKING:
     from holdfast import aio
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from holdfast.client.sync.opening import open_broker
     from holdfast.client.sync.opening import open_queue as open  # noqa: A004  as in the standard library: gzip.open, shelve.open
     from holdfast.model import Pause, Retained
+    from holdfast.settings import BrokerSettings, ConsumerSettings, ProducerSettings, QueueSettings, TopicSettings
     from holdfast.worker import Reject, Retry, Worker, WorkerHealth
 
 __version__ = "0.1.0"
@@ -126,8 +126,10 @@ __all__ = [
 # Where the other names are: loaded by those who use them. A worker of Spark's has no use for a broker.
 _LATER = {
     "Broker": "holdfast.api.sync.broker",
+    "BrokerSettings": "holdfast.settings",
     "Compacted": "holdfast.broker.group",
     "Consumer": "holdfast.api.sync.consumer",
+    "ConsumerSettings": "holdfast.settings",
     "DeadGroup": "holdfast.api.listing",
     "DeadLetter": "holdfast.api.listing",
     "Document": "holdfast.api.locks",
@@ -140,7 +142,9 @@ _LATER = {
     "Observer": "holdfast.broker.metrics",
     "Pause": "holdfast.model",
     "Producer": "holdfast.api.sync.producer",
+    "ProducerSettings": "holdfast.settings",
     "Queue": "holdfast.api.sync.group",
+    "QueueSettings": "holdfast.settings",
     "QueueStats": "holdfast.broker.group",
     "Reject": "holdfast.worker",
     "Retained": "holdfast.model",
@@ -150,6 +154,7 @@ _LATER = {
     "Stored": "holdfast.api.drafts",
     "StreamMessage": "holdfast.api.topics",
     "TopicInfo": "holdfast.api.topics",
+    "TopicSettings": "holdfast.settings",
     "TraceStep": "holdfast.broker.tracing.log",
     "Worker": "holdfast.worker",
     "WorkerHealth": "holdfast.worker",

@@ -15,16 +15,7 @@ import pytest
 from holdfast import Queue
 from holdfast.delivery.events import Phase
 from holdfast.env import real_world
-from tests.crash.queue_process import (
-    ANSWERED,
-    BEGUN,
-    WORKLOADS,
-    Did,
-    dedup_id,
-    kill_queue,
-    live,
-    only_open,
-)
+from tests.crash.queue_process import ANSWERED, BEGUN, WORKLOADS, Did, dedup_id, kill_queue, live, only_open
 from tests.crash.queue_promises import check_invariants, look, number_of, where
 from tests.crash.writer_process import Journal, Note, started
 

@@ -18,16 +18,7 @@ from holdfast.env.world import SeededIds
 from holdfast.errors import BadSettings, Forbidden, Unauthenticated
 from holdfast.server import tokens as tokens_module
 from holdfast.server.callers import Access, check_listening
-from holdfast.server.tokens import (
-    ACTIONS,
-    ROLES,
-    Patterns,
-    Principal,
-    TokenEntry,
-    digest_of,
-    principal_of,
-    with_entry,
-)
+from holdfast.server.tokens import ACTIONS, ROLES, Patterns, Principal, TokenEntry, digest_of, principal_of, with_entry
 from holdfast.settings import ServerSettings
 
 SHOP = TokenEntry(name="shop", sha256=digest_of("t1"), role="producer", topics=("orders", "orders.*"))

@@ -41,10 +41,11 @@ def test_a_server_listens_before_it_loads_what_only_some_calls_need(tmp_path: Pa
 
 # Slow to load, and of no use to a quick command: an event loop, TLS, mail, archives, processes, models.
 NEVER = {
-    "asyncio", "concurrent.futures", "dataclasses", "difflib", "email", "http.client", "jinja2", "multiprocessing",
-    "opentelemetry", "pathlib", "prometheus_client", "pyarrow", "pydantic", "random", "rich.console", "ssl",
-    "subprocess", "tempfile", "tomllib", "holdfast.server.server", "holdfast.spark", "holdfast.storage.checks.repair",
-    "holdfast.worker", "holdfast.local.aio.broker", "holdfast.remote.aio.broker", "holdfast.cli.look.trace",
+    "ast", "asyncio", "concurrent.futures", "dataclasses", "difflib", "email", "http.client", "inspect", "jinja2",
+    "multiprocessing", "opentelemetry", "pathlib", "prometheus_client", "pyarrow", "pydantic", "random",
+    "rich.console", "ssl", "subprocess", "tempfile", "tomllib", "holdfast.server.server", "holdfast.spark",
+    "holdfast.storage.checks.finding", "holdfast.storage.checks.repair", "holdfast.worker",
+    "holdfast.local.aio.broker", "holdfast.remote.aio.broker", "holdfast.cli.look.trace",
 }  # fmt: skip
 # A command on a folder needs no client, and one that calls a server no engine.
 NO_CLIENT = {"holdfast.remote.client", "holdfast.client.shared_folder", "httptools", "urllib.parse"}
@@ -118,7 +119,8 @@ def test_settling_by_receipt_loads_only_what_it_needs(request: pytest.FixtureReq
 
 def test_the_list_of_commands_loads_no_queue():
     found = run("--help")
-    assert not found & (NEVER | NO_CLIENT | NO_ENGINE | {"holdfast.env", "holdfast.broker"})
+    assert not found & (NEVER | NO_CLIENT | NO_ENGINE | {"holdfast.env", "holdfast.broker", "holdfast.settings"})
+    assert "msgspec" not in found
 
 
 def test_the_package_brings_no_reader_of_mail_and_archives_with_it():

@@ -13,16 +13,7 @@ from functools import wraps
 import pytest
 
 import holdfast
-from holdfast import (
-    Closed,
-    Conflict,
-    CorruptData,
-    HoldfastError,
-    InvalidRequest,
-    LeaseLost,
-    LockHeld,
-    MessageTooLarge,
-)
+from holdfast import Closed, Conflict, CorruptData, HoldfastError, InvalidRequest, LeaseLost, LockHeld, MessageTooLarge
 from holdfast.broker import locks as engine_locks
 from holdfast.errors import TooManyWaiters
 from holdfast.locking import Acquire, check

@@ -16,11 +16,7 @@ from pyspark.sql import types as t  # noqa: E402  needs pyspark
 from holdfast.broker.messages import partition_for  # noqa: E402
 from holdfast.env import RealDisk  # noqa: E402
 from holdfast.errors import Busy, CorruptData, HoldfastError, InvalidRequest, MessageTooLarge, UnknownTopic  # noqa: E402
-from holdfast.spark.commits import (  # noqa: E402
-    CommitRequest,
-    Staging,
-    _manifest,
-)
+from holdfast.spark.commits import CommitRequest, Staging, _manifest  # noqa: E402
 from holdfast.spark.incoming import check_columns  # noqa: E402
 from tests.unit.sinks import ROOT, Shop, batch_of  # noqa: E402
 

@@ -12,13 +12,7 @@ import pytest
 
 from holdfast.broker.delayed import Delayed
 from holdfast.broker.messages import DEAD, DELAYED_ID, DeadNote, encode_note
-from holdfast.broker.tracing import (
-    TraceContext,
-    format_tracestate,
-    new_context,
-    parse_traceparent,
-    parse_tracestate,
-)
+from holdfast.broker.tracing import TraceContext, format_tracestate, new_context, parse_traceparent, parse_tracestate
 from holdfast.broker.tracing.log import (
     STEPS,
     TRACE,

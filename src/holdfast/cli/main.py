@@ -10,7 +10,7 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, NamedTuple
 
 from holdfast import __version__
@@ -228,29 +228,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # File names need not be valid text, and a terminal need not support every character.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     if arguments is not None:
-        sys.exit(_exit_code(given))
+        sys.exit(_exit_code(given, alone=False))
     # This process is for one command. Nothing that it loads is garbage, and at its end everything is: looking for
     # cycles in it would take a fifth of the time of a quick command.
     gc.disable()
-    code = _exit_code(given, before_call=_collect_from_here)
+    code = _exit_code(given, alone=True)
     gc.freeze()
     sys.exit(code)
 
 
-def _collect_from_here() -> None:
-    gc.freeze()
-    gc.enable()
+def _load_msgspec() -> None:
+    """Load msgspec without typing_extensions: that would take longer than all the rest of it.
+
+    Of what it takes from there if it can, the standard library has the same since Python 3.11. Nobody else loads
+    anything meanwhile: this process has one thread yet.
+    """
+    if "typing_extensions" not in sys.modules:
+        sys.modules["typing_extensions"] = None  # type: ignore[assignment]  # as if it were not installed
+        importlib.import_module("msgspec")
+        del sys.modules["typing_extensions"]
 
 
-def _nothing() -> None:
-    pass
+def _exit_code(arguments: list[str], *, alone: bool) -> int:
+    return exit_code(lambda: _run(arguments, alone=alone), as_json="--json" in _options_in(arguments))
 
 
-def _exit_code(arguments: list[str], before_call: Callable[[], None] = _nothing) -> int:
-    return exit_code(lambda: _run(arguments, before_call), as_json="--json" in _options_in(arguments))
-
-
-def _run(arguments: list[str], before_call: Callable[[], None]) -> int:
+def _run(arguments: list[str], *, alone: bool) -> int:
+    """Run the command; `alone` in this process, so that nothing in it is anybody else's."""
     if _COMPLETING in os.environ:
         from holdfast.cli.opening import print_completions
 
@@ -267,6 +271,8 @@ def _run(arguments: list[str], before_call: Callable[[], None]) -> int:
         from holdfast.storage.files import TRUST
 
         set_variable(TRUST, "true")
+    if alone:
+        _load_msgspec()
     found, path, words = find(rest)
     wants_help = _asks_for_help(words)
     if isinstance(found, Section):
@@ -278,7 +284,9 @@ def _run(arguments: list[str], before_call: Callable[[], None]) -> int:
         sys.stdout.write(found.help())
         return OK
     values = found.values(found.parse(words, root))
-    before_call()
+    if alone:
+        gc.freeze()
+        gc.enable()
     return exit_code(lambda: found.call(values), as_json=bool(values.get("as_json")))
 
 

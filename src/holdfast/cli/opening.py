@@ -30,16 +30,7 @@ from holdfast.broker.folder.layout import (
 )
 from holdfast.cli.output import OK
 from holdfast.cli.parsing import Parameter, Section, Typed, UsageError, argument, option
-from holdfast.cli.places import (
-    AT,
-    PLACE,
-    PROFILE,
-    connected,
-    place_of,
-    queue_of,
-    said_or_usual,
-    usual_place,
-)
+from holdfast.cli.places import AT, PLACE, PROFILE, connected, place_of, queue_of, said_or_usual, usual_place
 from holdfast.client.opening import Address, is_address
 from holdfast.config.settings_file import read_settings
 from holdfast.env import real_world

@@ -7,7 +7,6 @@ nothing slow, since every command waits for it.
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 import types
@@ -168,15 +167,24 @@ class Command:
     def __init__(self, path: str, function: Callable[..., Any]) -> None:
         self.path = path
         self.function = function
-        signature, self.bundles = _unbundled(function)
-        self.parameters = self.read_parameters(signature)
+        self.bundles: dict[str, Any] = {}
+        self.parameters = self.read_parameters()
         self.arguments = [each for each in self.parameters if not each.is_option]
         self.options = {name: each for each in self.parameters for name in each.declared.names}
-        self.about, self.more, self.examples = parts_of(function.__doc__)
 
-    def read_parameters(self, signature: inspect.Signature) -> list[Parameter]:
-        """Return the parameters of a function."""
-        return [_parameter(each) for each in signature.parameters.values()]
+    def read_parameters(self) -> list[Parameter]:
+        """Return the parameters of the function, with each NamedTuple replaced by its fields; required ones first."""
+        hints, defaults = hints_of(self.function, include_extras=True), _defaults(self.function)
+        found: list[Parameter] = []
+        for name in _names(self.function):
+            kind = hints[name]
+            if not hasattr(kind, "_fields"):
+                found.append(_parameter(name, kind, defaults))
+                continue
+            self.bundles[name] = kind
+            fields = hints_of(kind, include_extras=True)
+            found += (_parameter(field, fields[field], kind._field_defaults) for field in kind._fields)
+        return sorted(found, key=lambda each: not each.required)
 
     def parse(self, arguments: Sequence[str], root: Mapping[str, Any]) -> Typed:
         """Sort what was typed into options and words; raises UsageError."""
@@ -254,7 +262,7 @@ class Command:
         """Call the function."""
         for name, kind in self.bundles.items():
             values[name] = kind(**{field: values.pop(field) for field in kind._fields})
-        known = inspect.signature(self.function).parameters
+        known = _names(self.function)
         return self.function(**{name: value for name, value in values.items() if name in known})
 
     def usage(self) -> str:
@@ -277,11 +285,12 @@ class Command:
             "Common options:": [*(_option_row(each) for each in common), HELP_ROW],
         }
         label = max(len(left) for part in rows.values() for left, _ in part)
-        parts = [wrapped(f"Usage: {self.usage()}", hang=7), paragraphs(" ".join([self.about, *self.more[:1]]))]
-        parts += [paragraphs(each) for each in self.more[1:]]
+        about, more, examples = parts_of(self.function.__doc__)
+        parts = [wrapped(f"Usage: {self.usage()}", hang=7), paragraphs(" ".join([about, *more[:1]]))]
+        parts += [paragraphs(each) for each in more[1:]]
         parts += [f"{title}\n{columns(part, label)}" for title, part in rows.items() if part]
-        if self.examples:
-            parts.append("\n".join([EXAMPLES, *(f"{_INDENT}{line}" for line in self.examples)]))
+        if examples:
+            parts.append("\n".join([EXAMPLES, *(f"{_INDENT}{line}" for line in examples)]))
         return "\n\n".join(parts) + "\n"
 
 
@@ -329,7 +338,9 @@ def _option_row(each: Parameter) -> tuple[str, str]:
 
 def parts_of(docstring: str | None) -> tuple[str, list[str], list[str]]:
     """Split a docstring into its first sentence, the rest of its text by paragraph, and its examples."""
-    text, _, examples = inspect.cleandoc(docstring or "").partition(f"\n{EXAMPLES}\n")
+    from inspect import cleandoc  # for help only
+
+    text, _, examples = cleandoc(docstring or "").partition(f"\n{EXAMPLES}\n")
     first, *others = [" ".join(part.split()) for part in text.split("\n\n")]
     about, dot, rest = first.partition(". ")
     more = [rest, *others] if rest or others else []
@@ -347,39 +358,35 @@ def nearest(word: str, known: Iterator[str] | Mapping[str, Any] | Sequence[str])
 # Reading the parameters of a function.
 
 
-def _unbundled(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
-    """Return a command's signature with each NamedTuple replaced by its fields, and these types by parameter."""
-    signature = inspect.signature(function, eval_str=True)
-    bundles: dict[str, Any] = {}
-    parameters: list[inspect.Parameter] = []
-    for name, each in signature.parameters.items():
-        kind = each.annotation
-        if not hasattr(kind, "_fields"):
-            parameters.append(each)
-            continue
-        bundles[name] = kind
-        hints, empty = hints_of(kind, include_extras=True), inspect.Parameter.empty
-        parameters += (
-            inspect.Parameter(field, each.kind, default=kind._field_defaults.get(field, empty), annotation=hints[field])
-            for field in kind._fields
-        )
-    parameters.sort(key=lambda one: one.default is not inspect.Parameter.empty)
-    return signature.replace(parameters=parameters), bundles
+_REQUIRED: Final = object()
 
 
-def _parameter(parameter: inspect.Parameter) -> Parameter:
-    kind, *notes = get_args(parameter.annotation)
-    return parameter_of(parameter.name, kind, notes[0], parameter.default)
+# As inspect.signature does, which takes longer to load than this module and all that it needs.
+def _names(function: Any) -> tuple[str, ...]:
+    code = function.__code__
+    names: tuple[str, ...] = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return names
 
 
-def parameter_of(name: str, kind: Any, declared: Declared, default: Any = inspect.Parameter.empty) -> Parameter:
+def _defaults(function: Any) -> dict[str, Any]:
+    last, code = function.__defaults__ or (), function.__code__
+    positional = code.co_varnames[code.co_argcount - len(last) : code.co_argcount]
+    return {**dict(zip(positional, last, strict=True)), **(function.__kwdefaults__ or {})}
+
+
+def _parameter(name: str, annotation: Any, defaults: Mapping[str, Any]) -> Parameter:
+    kind, *notes = get_args(annotation)
+    return parameter_of(name, kind, notes[0], defaults.get(name, _REQUIRED))
+
+
+def parameter_of(name: str, kind: Any, declared: Declared, default: Any = _REQUIRED) -> Parameter:
     """Return a parameter of this type."""
     if get_origin(kind) in (Union, types.UnionType):
         kind = next(each for each in get_args(kind) if each is not type(None))
     many = get_origin(kind) is list
     kind = get_args(kind)[0] if many else kind
     choices = get_args(kind) if get_origin(kind) is Literal else ()
-    required = default is inspect.Parameter.empty
+    required = default is _REQUIRED
     return Parameter(name, declared, str if choices else kind, choices, many, required, None if required else default)
 
 

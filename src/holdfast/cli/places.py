@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import sys
@@ -278,9 +277,9 @@ PROFILE: Final = "profile_name"
 class PlacedCommand(Command):
     """A command that may work at a place, which then comes before its other arguments, unless an option names it."""
 
-    def read_parameters(self, signature: inspect.Signature) -> list[Parameter]:
+    def read_parameters(self) -> list[Parameter]:
         """Return the parameters, with --at and --profile added if it takes a place."""
-        found = super().read_parameters(signature)
+        found = super().read_parameters()
         if not any(each.name == FOLDER and PLACE in each.metavar for each in found):
             return found
         at = option(f"--at {PLACE}", "The place, instead of the first argument.")

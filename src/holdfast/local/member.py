@@ -12,14 +12,7 @@ import msgspec
 
 from holdfast.api.contents import record_of
 from holdfast.api.drafts import Bodies, instant_ns
-from holdfast.api.topics import (
-    ConsumedPartition,
-    Listener,
-    MemberRequest,
-    SeekTarget,
-    StreamMessage,
-    chosen_partitions,
-)
+from holdfast.api.topics import ConsumedPartition, Listener, MemberRequest, SeekTarget, StreamMessage, chosen_partitions
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.messages import MOVED, is_for
 from holdfast.broker.partition import Partition
@@ -28,15 +21,7 @@ from holdfast.broker.streams.offsets import PartitionLag, check_offset, lag_of
 from holdfast.broker.topic import Topic
 from holdfast.broker.waiters import Waiters
 from holdfast.env import Clock, close_in_children
-from holdfast.errors import (
-    Closed,
-    DamagedRange,
-    Fenced,
-    HoldfastError,
-    InvalidRequest,
-    OffsetOutOfRange,
-    UnknownTopic,
-)
+from holdfast.errors import Closed, DamagedRange, Fenced, HoldfastError, InvalidRequest, OffsetOutOfRange, UnknownTopic
 from holdfast.membership import TopicPartition
 from holdfast.model import Appended, Durability, Record, extra_bytes
 from holdfast.settings import ConsumerSettings, load

@@ -105,11 +105,11 @@ class ThreadRounds:
         core = self._core
         if core.closed or core.port.backing.closed:
             return
-        from holdfast.api.sync.producer import Waits  # also for tasks: no event loop runs any more
+        from holdfast.api.sync.producer import ProducerWaits  # also for tasks: no event loop runs any more
 
         core.close()
         try:
-            Waits(core, self).answered_all(core.accumulator.hurry(), core.settings.block_ms / 1000)
+            ProducerWaits(core, self).answered_all(core.accumulator.hurry(), core.settings.block_ms / 1000)
             self.stop()
             core.raise_unseen()
         except HoldfastError as error:

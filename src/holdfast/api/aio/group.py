@@ -36,13 +36,7 @@ from holdfast.api.drafts import (
     message_of,
     stream_options,
 )
-from holdfast.api.listing import (
-    Listed,
-    PhaseName,
-    Where,
-    check_limit,
-    check_phase,
-)
+from holdfast.api.listing import Listed, PhaseName, Where, check_limit, check_phase
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.errors import Closed, Empty, InvalidRequest, LeaseLost
 from holdfast.model import CodecName, Durability, Retained

@@ -55,7 +55,7 @@ class AsyncProducer:
         self._is_stale = port.is_stale if port.blocks else None
         make = rounds or (ThreadRounds if port.blocks else TaskRounds)  # sync: make = rounds or ThreadRounds
         self._rounds = make(core)
-        self._waits = core.owner = AsyncWaits(core, self._rounds)
+        self._waits = core.owner = ProducerWaits(core, self._rounds)
         # sync: core.face = self
         # sync: core.sender.begin()
         core.face = self
@@ -289,7 +289,7 @@ def _seconds(timeout: Seconds | None) -> float | None:
     return None if timeout is None else duration_ms(timeout, "timeout") / 1000
 
 
-class AsyncWaits:
+class ProducerWaits:
     """How callers of one producer wait: for answers, and for space in its buffer."""
 
     def __init__(self, core: ProducerCore[Any], rounds: ThreadRounds | TaskRounds) -> None:

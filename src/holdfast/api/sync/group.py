@@ -35,13 +35,7 @@ from holdfast.api.drafts import (
     message_of,
     stream_options,
 )
-from holdfast.api.listing import (
-    Listed,
-    PhaseName,
-    Where,
-    check_limit,
-    check_phase,
-)
+from holdfast.api.listing import Listed, PhaseName, Where, check_limit, check_phase
 from holdfast.api.sync.message import DeadLetters, Message, settle, taken_of
 from holdfast.api.sync.ports import GroupPort
 from holdfast.broker.folder.layout import DEFAULT_GROUP

@@ -13,16 +13,7 @@ from holdfast.broker.messages import TEXT_KEY
 from holdfast.broker.waiters import ThreadWaiter
 from holdfast.errors import HoldfastError, QueueFull, Unavailable
 from holdfast.producing.core import Addressed, ProducerCore
-from holdfast.producing.parcels import (
-    Callback,
-    Destination,
-    Outbox,
-    Parcel,
-    ProducerPort,
-    Sent,
-    SentMany,
-    Span,
-)
+from holdfast.producing.parcels import Callback, Destination, Outbox, Parcel, ProducerPort, Sent, SentMany, Span
 from holdfast.producing.rounds import TaskRounds, ThreadRounds
 from holdfast.settings import ProducerSettings
 
@@ -49,7 +40,7 @@ class Producer:
         self._is_stale = port.is_stale if port.blocks else None
         make = rounds or ThreadRounds
         self._rounds = make(core)
-        self._waits = core.owner = Waits(core, self._rounds)
+        self._waits = core.owner = ProducerWaits(core, self._rounds)
         core.face = self
         core.sender.begin()
         core.face = self
@@ -272,7 +263,7 @@ def _seconds(timeout: Seconds | None) -> float | None:
     return None if timeout is None else duration_ms(timeout, "timeout") / 1000
 
 
-class Waits:
+class ProducerWaits:
     """How callers of one producer wait: for answers, and for space in its buffer."""
 
     def __init__(self, core: ProducerCore[Any], rounds: ThreadRounds | TaskRounds) -> None:

@@ -26,16 +26,7 @@ from holdfast.cli.opening import (
     see_to_queue,
     settings_of,
 )
-from holdfast.cli.output import (
-    OK,
-    note,
-    print_json,
-    ruled_table,
-    safe,
-    say,
-    stdout,
-    table,
-)
+from holdfast.cli.output import OK, note, print_json, ruled_table, safe, say, stdout, table
 from holdfast.cli.parsing import Section, argument, option
 from holdfast.cli.places import PLACE
 from holdfast.client.opening import is_address, parse_address

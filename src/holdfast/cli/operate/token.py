@@ -13,15 +13,7 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from holdfast.api.drafts import parse_instant, to_datetime
 from holdfast.cli.opening import AsJson
-from holdfast.cli.output import (
-    OK,
-    note,
-    print_json,
-    ruled_table,
-    safe,
-    say,
-    stdout,
-)
+from holdfast.cli.output import OK, note, print_json, ruled_table, safe, say, stdout
 from holdfast.cli.parsing import Section, argument, option
 from holdfast.config.settings_file import read_settings
 from holdfast.delivery.where import seconds_of

@@ -35,15 +35,7 @@ from holdfast.cli.opening import (
     topic_names,
     topics_of,
 )
-from holdfast.cli.output import (
-    NOTHING_THERE,
-    OK,
-    note,
-    print_json,
-    safe,
-    stdout,
-    write_bytes,
-)
+from holdfast.cli.output import NOTHING_THERE, OK, note, print_json, safe, stdout, write_bytes
 from holdfast.cli.parsing import argument, option
 from holdfast.cli.places import enter, queue_of
 from holdfast.cli.reading import OpeningTurns, TopicReading, time_of

@@ -31,16 +31,7 @@ from holdfast.cli.opening import (
     see_to_queue,
     topic_names,
 )
-from holdfast.cli.output import (
-    OK,
-    note,
-    print_json,
-    progress,
-    safe,
-    say,
-    size,
-    stdout,
-)
+from holdfast.cli.output import OK, note, print_json, progress, safe, say, size, stdout
 from holdfast.cli.parsing import argument, option
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest

@@ -68,12 +68,7 @@ from holdfast.server.api.topics import altered, described
 from holdfast.server.http.messages import ANSWER_BYTES, Response, StreamResponse, payload
 from holdfast.server.limits import check_partitions
 from holdfast.server.routing import Routes
-from holdfast.server.served import (
-    ServedGroup,
-    _said,
-    document_content,
-    said,
-)
+from holdfast.server.served import ServedGroup, _said, document_content, said
 from holdfast.server.service import Call, partition_of
 from holdfast.server.turns import Scan
 from holdfast.settings import TopicSettings

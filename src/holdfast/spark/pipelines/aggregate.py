@@ -14,14 +14,7 @@ import msgspec
 
 from holdfast.errors import BadSettings
 from holdfast.spark.pipelines import f
-from holdfast.spark.pipelines.batches import (
-    ADDED_TO,
-    Slice,
-    Sorted,
-    StepOptions,
-    check_columns,
-    step_kind,
-)
+from holdfast.spark.pipelines.batches import ADDED_TO, Slice, Sorted, StepOptions, check_columns, step_kind
 from holdfast.spark.pipelines.checkpoint import LedgerBatch
 from holdfast.spark.pipelines.lake import BATCH, DATE, commit, quoted, read_table, replacements, stage
 from holdfast.spark.pipelines.spec import Context, interval_ms, no_expectation_named

@@ -6,15 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from holdfast.errors import BadSettings
-from holdfast.spark.pipelines.batches import (
-    ADDED_TO,
-    OURS,
-    Slice,
-    StepOptions,
-    check_columns,
-    step_kind,
-    write_batch,
-)
+from holdfast.spark.pipelines.batches import ADDED_TO, OURS, Slice, StepOptions, check_columns, step_kind, write_batch
 from holdfast.spark.pipelines.checkpoint import LedgerBatch
 from holdfast.spark.pipelines.lake import BATCH, DATE
 from holdfast.spark.pipelines.spec import Context, Spec, read_options
