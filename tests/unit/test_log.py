@@ -411,3 +411,41 @@ def test_truncating_behind_what_is_synced_is_refused(log, world):
         truncate_tail(world, log._writer, FOLDER, SegmentLimits(512, 4096), 1)
     log.truncate(1)
     assert values(log) == [b"unsynced"]
+
+
+def test_a_message_comes_after_the_one_that_is_being_appended_instead_of_waiting_for_the_lock(log, monkeypatch):
+    writer, inside, waited = log._writer, threading.Event(), []
+
+    def let_others_run():
+        waited.append(writer.lock.locked())
+        inside.set()
+        other.join()
+
+    monkeypatch.setattr("holdfast.storage.writer.let_others_run", let_others_run)
+    plain = writer._segment_for
+
+    def slow(*args):
+        second.start()
+        assert inside.wait(10)
+        return plain(*args)
+
+    second = threading.Thread(target=log.append_one, args=(b"second",))
+    monkeypatch.setattr(writer, "_segment_for", slow)
+    other = threading.Thread(target=log.append_one, args=(bytes(3000),))
+    other.start()
+    other.join()
+    second.join()
+    assert waited == [True], "the second one looked again only after the first had let go"
+    assert [bytes(record.value) for record in log.records(0)] == [bytes(3000), b"second"]
+
+
+@pytest.mark.parametrize("count", [1, -1])
+def test_a_count_that_a_signal_spoiled_holds_back_only_the_next_message(log, monkeypatch, count):
+    turns = []
+    monkeypatch.setattr("holdfast.storage.writer.let_others_run", lambda: turns.append(1))
+    log._writer._appending = count
+    log.append_one(b"first")
+    assert turns, "it stood back for a while"
+    turns.clear()
+    log.append_one(b"second")
+    assert turns == []

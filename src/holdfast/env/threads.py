@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +20,11 @@ from typing import Any, TypeVar
 _Result = TypeVar("_Result")
 _Work = tuple["Future[Any]", Callable[[], Any]]
 _Queue = queue.SimpleQueue[_Work | None]
+
+
+def let_others_run() -> None:
+    """Give up the interpreter for a moment, to any thread that waits for it."""
+    time.sleep(0)
 
 
 class DaemonThreads(ThreadPoolExecutor):

@@ -34,6 +34,7 @@ from holdfast.codec.columns import KNOWN_COLUMNS
 from holdfast.codec.encode import Body, FramePlace, header_for
 from holdfast.codec.frame import HEADER_BYTES, MAGIC, Codec, Kind
 from holdfast.env import File, OpenFolder, World
+from holdfast.env.threads import let_others_run
 from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, MessageTooLarge
 from holdfast.model import Producer
 from holdfast.settings import LogSettings
@@ -46,6 +47,7 @@ from holdfast.storage.state import ASKED, READABLE, Epochs, LogState
 
 logger = logging.getLogger(__name__)
 
+_MOST_YIELDS: Final = 200  # far more than there are threads that would each have to run first
 _MOST_SEGMENT_BYTES: Final = 2**32 - 1  # positions are stored in 32 bits
 _NO_LIMIT: Final = 2**63
 _MOST_UNSYNCED: Final = 16
@@ -78,8 +80,8 @@ class Writer:
 
     # What every append needs: a slot takes half the time of an entry in a dict.
     __slots__ = (
-        "__dict__", "__weakref__", "_epoch_field", "_fast_until", "_held_from", "_log_prefix", "_one_with", "_words",
-        "active", "end", "lock", "readable_end", "synced_end",
+        "__dict__", "__weakref__", "_appending", "_epoch_field", "_fast_until", "_held_from", "_log_prefix",
+        "_one_with", "_words", "active", "end", "lock", "readable_end", "synced_end",
     )  # fmt: skip
 
     def __init__(
@@ -90,6 +92,7 @@ class Writer:
         self._settings = settings
         self._limits = SegmentLimits(settings.index_bytes, settings.segment_bytes)
         self.lock = threading.Lock()
+        self._appending = 0  # threads that append one message; a hint, see `_stand_back`
         self.log_id = recovered.log_id
         self.epoch = recovered.epoch
         self.epochs = recovered.epochs
@@ -140,50 +143,69 @@ class Writer:
         fuses encoding, placing, storing and indexing; a property test checks it against the plain version.
         """
         length = len(value)
-        if head is None:
-            head = _ENDS[length] if length < _SMALL else _ONE_VALUE(0, length)
+        head = head or (_ENDS[length] if length < _SMALL else _ONE_VALUE(0, length))
         body_bytes = len(head) + length
         body = head + value + _PADDING[length & 7]
         total = HEADER_BYTES + len(body)
         crc = crc32c(body)
-        with self.lock:
-            segment = self.active
-            if segment is not None and (stop := segment.position + total) <= self._fast_until:
-                position, mapped = segment.position, segment.map
-            else:
-                segment = self._segment_for(total, now_ns)
-                position = segment.position
-                stop = position + total
-                mapped = segment.map if stop <= self._fast_until else None
-            offset = self.end
-            checked = _ONE_HEADER(
-                self._log_prefix, position, body_bytes, body_bytes, self._one_with[columns], offset, now_ns,
-                self.synced_end, self._epoch_field, crc,
-            )  # fmt: skip
-            if mapped is not None:
-                # Nothing is called between this store and the new end, so no signal handler can run between the two.
-                mapped[position:stop] = checked + _CRC(crc32c(checked)) + body
-                segment.position = stop
-            else:
-                try:
-                    self._store(segment, (checked, _CRC(crc32c(checked)), body), total)
-                except BaseException:
-                    segment.forget(position)
-                    raise
-            segment.next_offset = self.end = end = offset + 1
-            index = segment.index
-            if position >= index.next_entry_at:
-                index.add_entry(position, offset)
-            if now_ns > index.max_time_ns:
-                index.max_time_ns = now_ns
-            if hold or self._held_from is not None:
-                self._hold(offset, hold=hold)
-            else:
-                words = self._words
-                self.readable_end = words[READABLE] = end
-                if words[ASKED]:
-                    self.state.give_signal()
-            return offset
+        if self._appending:
+            self._stand_back()
+        self._appending += 1
+        try:
+            with self.lock:
+                segment = self.active
+                if segment is not None and (stop := segment.position + total) <= self._fast_until:
+                    position, mapped = segment.position, segment.map
+                else:
+                    segment = self._segment_for(total, now_ns)
+                    position = segment.position
+                    stop = position + total
+                    mapped = segment.map if stop <= self._fast_until else None
+                offset = self.end
+                checked = _ONE_HEADER(
+                    self._log_prefix, position, body_bytes, body_bytes, self._one_with[columns], offset, now_ns,
+                    self.synced_end, self._epoch_field, crc,
+                )  # fmt: skip
+                if mapped is not None:
+                    # Nothing is called between this store and the new end, so no signal handler can run between them.
+                    mapped[position:stop] = checked + _CRC(crc32c(checked)) + body
+                    segment.position = stop
+                else:
+                    try:
+                        self._store(segment, (checked, _CRC(crc32c(checked)), body), total)
+                    except BaseException:
+                        segment.forget(position)
+                        raise
+                segment.next_offset = self.end = end = offset + 1
+                index = segment.index
+                if position >= index.next_entry_at:
+                    index.add_entry(position, offset)
+                if now_ns > index.max_time_ns:
+                    index.max_time_ns = now_ns
+                if hold or self._held_from is not None:
+                    self._hold(offset, hold=hold)
+                else:
+                    words = self._words
+                    self.readable_end = words[READABLE] = end
+                    if words[ASKED]:
+                        self.state.give_signal()
+                return offset
+        finally:
+            self._appending -= 1
+
+    def _stand_back(self) -> None:
+        """Let those finish who are appending, instead of waiting for the lock.
+
+        A lock is given to a waiting thread at once, but to use it the thread needs the interpreter, too. Meanwhile the
+        one that runs needs the lock for its next message and must wait in turn: once there is such a queue, every
+        message costs two switches of threads. So nobody should wait for the lock for long while others append.
+        """
+        for _ in range(_MOST_YIELDS):
+            let_others_run()
+            if not self._appending:
+                return
+        if not self.lock.locked():  # otherwise somebody waits for the disk
+            self._appending = 0  # a signal came between counting and leaving; the lock is what counts
 
     def append(self, bodies: Sequence[Body], now_ns: int, *, producer: Producer, hold: bool) -> tuple[int, int]:
         """Append a batch, all or nothing; returns its first offset and the one after its last."""
