@@ -1112,3 +1112,55 @@ def test_closing_ends_iteration_and_tells_those_who_wait(tmp_path):
         thread.join(timeout=5)
     assert [] in answers
     assert any(isinstance(answer, holdfast.Closed) for answer in answers)
+
+
+@pytest.mark.parametrize("settings", [{"codec": "zstd"}, {}])
+def test_headers_that_can_be_read_only_once_are_kept_whichever_way_a_message_takes(tmp_path, settings):
+    with holdfast.open(tmp_path / "jobs", durability="os", **settings) as queue:
+        for body in (b"x", bytes(2_000_000)):
+            queue.put(body, headers=iter([("kind", "test")]))
+            queue.put(body, headers=iter([("kind", "test")]), dedup_id=f"{len(body)}")
+            queue.put_many([NewMessage(body, headers=iter([("kind", "test")]))])
+        messages = queue.get_many(6, timeout=0)
+        assert [dict(message.headers) for message in messages] == [{"kind": "test"}] * 6
+        queue.ack_many(messages)
+
+
+SPECIAL = [
+    {"delay": 3600}, {"delay": 3600, "key": "k"}, {"delay": 0}, {"dedup_id": "a"}, {"dedup_id": "a"},
+    {"dedup_id": b"b", "delay": 3600}, {"dedup_id": "b"}, {"dedup_id": "c", "priority": 7, "ttl": 60},
+    {"at": datetime(2000, 1, 1, tzinfo=UTC)}, {"at": datetime(2100, 1, 1, tzinfo=UTC)},
+]  # fmt: skip
+
+
+def test_a_put_that_waits_for_nothing_stores_delayed_and_deduplicated_messages_as_any_other_does(tmp_path, monkeypatch):
+    with (
+        holdfast.open(tmp_path / "now", durability="os") as now,
+        holdfast.open(tmp_path / "plain", durability="os") as plain,
+    ):
+        for queue in (now, plain):
+            queue.put(b"first", delay=3600)  # opens the store of delayed messages
+        monkeypatch.setattr(plain._port, "put_now", lambda *_: None)
+        monkeypatch.setattr(now._port, "put", lambda *_: pytest.fail("it took the long way"))
+        for options in SPECIAL:
+            one, other = now.put(b"x", **options), plain.put(b"x", **options)
+            assert msgspec.structs.replace(one, topic="") == msgspec.structs.replace(other, topic=""), options
+        assert published(now) == published(plain)
+
+
+def published(queue):
+    """What tells of how messages were published: the counts, and what is ready."""
+    stats = queue.stats()
+    ready = [(message.body, message.key, message.priority) for message in queue.peek(10)]
+    return stats.ready, stats.delayed, queue._port.queue_group.metrics.duplicates.value, ready
+
+
+def test_a_message_due_within_a_second_takes_the_way_that_may_wait(tmp_path, monkeypatch):
+    with holdfast.open(tmp_path / "jobs", durability="os") as queue:
+        queue.put(b"first", delay=3600)
+        long_way = []
+        put = queue._port.put
+        monkeypatch.setattr(queue._port, "put", lambda *args: long_way.append(1) or put(*args))
+        queue.put(b"soon", delay=0.01)
+        assert long_way == [1]
+        queue.get(timeout=10).ack()

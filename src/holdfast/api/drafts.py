@@ -6,6 +6,7 @@ import math
 from collections.abc import AsyncIterable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from types import NoneType
 from typing import Any, BinaryIO, Final, TypeAlias
 
 import msgspec
@@ -76,6 +77,7 @@ Text: TypeAlias = str | bytes
 HeadersLike: TypeAlias = Mapping[str, Text] | Iterable[tuple[str, Text]]
 
 _MOST_ID_BYTES: Final = 1_024
+_READ_OFTEN: Final = (NoneType, dict, list, tuple)
 
 
 class _MessageBody(msgspec.Struct, frozen=True):
@@ -119,6 +121,11 @@ def message_of(body: Any, options: MessageOptions) -> NewMessage:
         dedup_id=dedup_id,
         correlation_id=correlation_id,
     )
+
+
+def is_read_once(headers: object) -> bool:
+    """Return whether these headers can be read only once: then no path may try before another."""
+    return type(headers) not in _READ_OFTEN and isinstance(headers, Iterator)
 
 
 def has_only_a_body(message: NewMessage) -> bool:

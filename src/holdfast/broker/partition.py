@@ -70,6 +70,7 @@ _RELEASE_MOST_EVER: Final = 8_000
 _RELEASE_WORK_NS: Final = 40_000_000
 # If releases are this late, callers that publish delayed messages help to release those that are due.
 _HELP_FROM_MS: Final = 10
+_SOON_MS: Final = 1_000  # a message due sooner may be due by the time it is written
 STREAM_PIN: Final = "stream:"  # prefix of the pins of groups in stream mode
 
 _Written = TypeVar("_Written", Appended, Appended | None)
@@ -559,6 +560,11 @@ class Partition:
     def _is_to_help(self, publication: Publication) -> bool:
         """Whether the publisher must help because releases are late: otherwise it could outrun them forever."""
         return publication.in_delayed is not None and self._late_ms() >= _HELP_FROM_MS
+
+    def delays_at_once(self, due_at_ms: int) -> bool:
+        """Whether a message due then can be published without opening the store and without releasing anything."""
+        store, now_ms = self.delayed, self.world.clock.now_ns() // 1_000_000
+        return store is not None and due_at_ms > now_ms + _SOON_MS and store.late_ms(now_ms) < _HELP_FROM_MS
 
     def _open_delayed(self) -> DelayStore:
         store = self.delayed

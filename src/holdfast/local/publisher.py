@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Container, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, TypeAlias, get_args
 
 import msgspec
 
 from holdfast.api.bodies import Bodies
-from holdfast.api.drafts import Drafter, NewMessage, Stored, StreamRequest, check_size_hint, pieces_of, stored_at
+from holdfast.api.drafts import (
+    Drafter,
+    NewMessage,
+    Stored,
+    StreamRequest,
+    check_size_hint,
+    is_read_once,
+    pieces_of,
+    stored_at,
+)
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.messages import DEDUP_ID, Draft, Publication, RoundRobin, batch_of, head_bytes, partition_for
 from holdfast.broker.partition import Partition
@@ -139,12 +149,12 @@ class Publisher:
             return None
         partition, published, published_bytes = partitions[number or 0], self._published, self._published_bytes
         began_ns = 0 if published.value & _TIMED else self.mono_ns()
-        if message is not None:
-            offset, size = self._write_now(partition, durability, message)
-        elif self._takes_plain:
-            offset, size = partition.log.append_now(body, durability), len(body)
+        if message is None:
+            offset, size = (partition.log.append_now(body, durability) if self._takes_plain else -1), len(body)
+        elif (message.delay, message.at, message.dedup_id) != _AT_ONCE:
+            return self._publish_now(partition, durability, message)
         else:
-            return None
+            offset, size = self._write_now(partition, durability, message)
         if offset < 0:
             return None
         if began_ns:
@@ -162,12 +172,23 @@ class Publisher:
 
     def _write_now(self, partition: Partition, durability: Durability | None, message: NewMessage) -> tuple[int, int]:
         """Write a message for `put_now`; returns its offset and size, or -1 if it cannot be written that way."""
-        waits = (partition.log.settings.durability if durability is None else durability) != "os"
-        if waits or (message.delay, message.at, message.dedup_id) != _AT_ONCE:
+        if _may_wait(partition, durability, message):
             return -1, 0
         draft = self._drafter.draft(message, self._clock.now_ns() // 1_000_000)
         appended = partition.publish_one(draft, "os")
         return (-1, 0) if appended is None else (appended.offset, len(draft.value))
+
+    def _publish_now(self, partition: Partition, durability: Durability | None, message: NewMessage) -> Stored | None:
+        """Publish a message with a delay or a dedup id for `put_now`; None if that may have to wait."""
+        if _may_wait(partition, durability, message):
+            return None
+        began_ns = self.mono_ns()
+        draft = self._drafter.draft(message, self._clock.now_ns() // 1_000_000)
+        if draft.due_at_ms and not partition.delays_at_once(draft.due_at_ms):
+            return None
+        parts = [self._write(0, [draft], range(1), "os", None)]
+        self.wait(parts)
+        return self.stored(parts, began_ns)[0]
 
     def plain_since(self) -> int:
         """Return the monotonic time at which a plain put begins; 0 if plain bytes cannot take the fast path."""
@@ -236,7 +257,9 @@ class Publisher:
         if type(messages) is not list or len(messages) != 1 or codec is not None or self.topic.closed:
             return None
         message = messages[0]
-        if type(message) is NewMessage and (message.delay, message.at, message.dedup_id) != _AT_ONCE:
+        if type(message) is NewMessage and (
+            (message.delay, message.at, message.dedup_id) != _AT_ONCE or is_read_once(message.headers)
+        ):
             return None
         draft = self.draft(message)
         number = self.route(draft, partition)
@@ -388,12 +411,21 @@ class Publisher:
                 raise _with_note(part.error, parts)
         self._put_seconds.observe_ns(self.mono_ns() - began_ns)
         topic = self.topic.name
-        found: dict[int, Stored] = {}
-        for part in parts:
-            durability = part.publication.durability
-            for i, place in zip(part.indexes, part.publication.places, strict=True):
-                found[i] = stored_at(place, topic, part.number, durability)
-        return [found[i] for i in range(len(found))]
+        answers = [
+            stored_at(place, topic, part.number, part.publication.durability)
+            for part in parts
+            for place in part.publication.places
+        ]
+        if len(parts) > 1:
+            found = dict(zip(chain.from_iterable(part.indexes for part in parts), answers, strict=True))
+            answers = [found[i] for i in range(len(found))]
+        return answers
+
+
+def _may_wait(partition: Partition, durability: Durability | None, message: NewMessage) -> bool:
+    """Return whether `put_now` must leave the message alone: it may wait for the disk, or can be read only once."""
+    chosen = partition.log.settings.durability if durability is None else durability
+    return chosen != "os" or is_read_once(message.headers)
 
 
 def _by_key(draft: Draft, count: int, lost: Container[int]) -> int | None:

@@ -543,7 +543,7 @@ class Queue(Group[Body], Generic[Body]):
             if stored is not None:
                 return stored
         message = message_of(body, (key, headers, priority, delay, at, ttl, dedup_id, correlation_id))
-        if delay is None and at is None and dedup_id is None and codec is None:
+        if codec is None:
             stored = self._port.put_now(b"", durability, message)
             if stored is not None:
                 return stored
