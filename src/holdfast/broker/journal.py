@@ -545,7 +545,9 @@ class Journal(StateJournal[Group, GroupImage]):
 
     def append(self, events: Sequence[Event], durability: Durability | None = None) -> Appended:
         """Write the events as one batch; pass the result to `log.wait`."""
-        return self.log.write([encode_event(event) for event in events], durability=durability)
+        values = [encode_event(event) for event in events]
+        one = self.log.write_single(values[0], durability) if len(values) == 1 else None
+        return self.log.write(values, durability=durability) if one is None else one
 
     def _new(self) -> Group:
         return Group(self._start)

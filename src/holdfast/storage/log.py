@@ -216,11 +216,12 @@ class Log:
         return self._write_one(value, self._now_ns(), False) if len(value) <= self._most_plain_bytes else -1
 
     def write_single(
-        self, value: object, durability: Durability | None, head: bytes, columns: int, time_ns: int = 0
+        self, value: object, durability: Durability | None, head: bytes = b"", columns: int = 0, time_ns: int = 0
     ) -> Appended | None:
         """Same as `write` of a batch of one message, but faster; None if only `write` can store it.
 
-        `head` and `columns` are those of `single_head`; the message's time is the current one unless it is given.
+        `head` and `columns` are those of `single_head`, if it is not plain bytes; the message's time is the current one
+        unless it is given.
         """
         chosen = self._default_durability if durability is None else self._durability(durability)
         if type(value) is not bytes or len(head) + len(value) > self._most_plain_bytes:

@@ -134,7 +134,7 @@ class Writer:
         value: bytes,
         now_ns: int,
         hold: bool,  # noqa: FBT001  a keyword costs time here
-        head: bytes | None = None,
+        head: bytes = b"",
         columns: int = 0,
     ) -> int:
         """Append one message and return its offset: a fast version of `append` for the most common case.
