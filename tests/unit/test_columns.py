@@ -304,3 +304,17 @@ def test_padding_reaches_the_next_multiple_of_eight():
     assert [len(padding(length)) for length in range(10)] == [0, 7, 6, 5, 4, 3, 2, 1, 0, 7]
     assert not any(padding(3))
     assert all(later >= earlier for earlier, later in pairwise(n + len(padding(n)) for n in range(50)))
+
+
+@pytest.mark.parametrize("sizes", [[2, 3, 1], [3, 3, 3], [0, 0, 0], [2, 2, 3], [4, 0, 2, 2], [7] * 1024, [7] * 1025])
+def test_items_of_one_length_are_read_like_any_others(sizes: list[int]):
+    values = [bytes([i % 251]) * size for i, size in enumerate(sizes)]
+    bits, parts = encode_columns(Batch(values=values))
+    assert bits == 0
+    assert c.plain_values(memoryview(b"".join(parts)), len(values)) == values
+
+
+def test_items_of_one_length_that_reach_beyond_the_body_are_refused():
+    for ends in ((0, 3, 6, 9), (0, 2**31 - 1), (1, 3, 6, 9), (0, 5, 3, 9)):
+        with pytest.raises(CorruptData):
+            c.plain_values(memoryview(int32s(*ends) + bytes(8)), len(ends) - 1)

@@ -23,9 +23,10 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from itertools import accumulate, chain, pairwise
-from struct import Struct, unpack
+from struct import Struct
 from struct import error as struct_error
 from typing import Final, TypeAlias, cast
 
@@ -51,7 +52,7 @@ assert sys.byteorder == "little", "Holdfast's files are little endian, and so mu
 assert array("i").itemsize == 4
 
 _ONE_PAIR: Final = Struct("<ii").unpack_from
-_LAST: Final = Struct("<i").unpack_from
+_END: Final = Struct("<i").unpack_from
 _PADDING: Final = tuple(bytes(n) for n in range(8))
 
 
@@ -114,6 +115,7 @@ def plain_values(body: memoryview, count: int) -> list[bytes]:
     return _items(body[:head], body[head + -head % 8 :])
 
 
+_EVEN_MOST: Final = 1024  # what splits more items than these would take too much memory
 _SINGLE: Final = KEYS | HEADERS | PRIORITIES | EXPIRY | DUE | FLAGS
 _NUMBER: Final = Struct("<q").unpack_from
 # Unpacks the ends of a few items in one call.
@@ -325,18 +327,28 @@ def _spans(body: memoryview, count: int, columns: int) -> dict[int, memoryview]:
 
 
 def _items(ends: memoryview, data: memoryview) -> list[bytes]:
+    count = len(ends) // 4 - 1
+    if 0 < count <= _EVEN_MOST:
+        size, last = _END(ends, 4)[0], _END(ends, 4 * count)[0]
+        if size > 0 and last == size * count <= len(data):
+            even, split = _even(size, count)
+            if ends == even:
+                return list(split(data))
     cuts = _checked_ends(ends)
     if cuts[-1] > len(data):
         raise CorruptData(f"a column's items end at {cuts[-1]}, beyond its {len(data)} bytes")
-    count, size = len(cuts) - 1, cuts[1] if len(cuts) > 1 else 0
     plain = bytes(data[: cuts[-1]])
-    if size and cuts[-1] == size * count and cuts == list(range(0, cuts[-1] + 1, size)):
-        return list(unpack(f"{size}s" * count, plain))  # all of the same length: split in C
     return [plain[start:end] for start, end in pairwise(cuts)]
 
 
+@lru_cache(32)
+def _even(size: int, count: int) -> tuple[bytes, Callable[[memoryview], tuple[bytes, ...]]]:
+    """The ends of items that all have the same length, and what splits such items in C."""
+    return array("i", range(0, size * count + 1, size)).tobytes(), Struct(f"{size}s" * count).unpack_from
+
+
 def _last_end(ends: memoryview) -> int:
-    last: int = _LAST(ends, len(ends) - 4)[0]
+    last: int = _END(ends, len(ends) - 4)[0]
     if last < 0:
         raise CorruptData("the ends of a column's items are not in order")
     return last
