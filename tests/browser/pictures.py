@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 import tempfile
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from playwright.sync_api import Browser
 
+import holdfast
 from holdfast.broker.samples import TOTAL
 from holdfast.codec.samples import SeriesKey, Slot
 from tests.browser.browsing import NARROW, WIDE, browsing, visiting
@@ -71,6 +75,39 @@ def wait(server: Serving) -> None:
     server.post("/v1/queues/reports/dequeue", {"wait": -1, "owner": "reports-worker-1"})
 
 
+@contextmanager
+def working(server: Serving) -> Iterator[None]:
+    """Two workers that report themselves: one at work, one told to drain."""
+
+    def handle(message: holdfast.Message[bytes]) -> None:
+        time.sleep(4)
+        if int(message.id.rpartition("-")[2]) % 9 == 4:
+            raise ConnectionError("the printer does not answer")
+
+    for name in ("labels", "invoices"):
+        assert server.request("PUT", f"/v1/queues/{name}", {}).status == 200
+        bodies = [{"json": {"number": number}} for number in range(40)]
+        server.post(f"/v1/queues/{name}/batch", {"messages": bodies})
+    workers = [
+        holdfast.Worker(handle, queue=f"{server.url}/{name}", name=f"{name}-{number}", concurrency=3)
+        for number, name in enumerate(("labels", "invoices"), start=1)
+    ]
+    threads = [threading.Thread(target=worker.run) for worker in workers]
+    for thread in threads:
+        thread.start()
+    try:
+        while len(found := server.get("/v1/workers").body["workers"]) < len(workers):
+            time.sleep(0.1)
+        (idle,) = (each["id"] for each in found if each["name"] == "invoices-2")
+        assert server.post(f"/v1/workers/{idle}/drain").status == 200
+        yield
+    finally:
+        for worker in workers:
+            worker.stop()
+        for thread in threads:
+            thread.join()
+
+
 def take(browser: Browser, server: Serving) -> None:
     for name, (path, size, dark) in PICTURES.items():
         with visiting(browser, server.url + path, size=size, dark=dark) as visit:
@@ -106,9 +143,10 @@ def main() -> None:
         living = threading.Thread(target=live, args=(server, ending))
         living.start()
         try:
-            threading.Event().wait(WARM_UP_S)
-            with browsing() as browser:
-                take(browser, server)
+            with working(server):
+                time.sleep(WARM_UP_S)
+                with browsing() as browser:
+                    take(browser, server)
         finally:
             ending.set()
             living.join()

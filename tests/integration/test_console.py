@@ -259,7 +259,7 @@ def test_groups_say_how_far_behind_they_are(day: Serving):
 def test_health_says_where_each_setting_comes_from(day: Serving):
     changed = page(day, "/ui/health").text
     assert "sync p99" in changed
-    assert "server.drain_ms 2000 said at the start" in changed
+    assert "server.drain_ms 2000 given at startup" in changed
     text = page(day, "/ui/health", query={"all": "true"}).text
     assert "server.max_connections 10000 default" in text
 

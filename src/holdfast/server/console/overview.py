@@ -326,7 +326,7 @@ def _problem(topic: Topic) -> str:
 
 # Health of the server and its folder, and the audit log.
 
-_SAID: Final = Origin("environment", "said at the start")
+_SAID: Final = Origin("environment", "given at startup")
 
 
 class HealthQuery(Wire, kw_only=True):

@@ -57,7 +57,6 @@ let paused = kept.get();
 function showPaused() {
   updates.hidden = !live.length;
   updates.setAttribute("aria-pressed", String(paused));
-  updates.textContent = paused ? "▶" : "⏸";
   updates.title = paused ? "Live updates are paused; resume (p)" : "Pause live updates (p)";
 }
 
