@@ -481,7 +481,7 @@ class AsyncBroker(Face):
             NotFound: No such worker reports itself now.
         """
         if not isinstance(name, str):
-            raise InvalidRequest(f"a worker's name is text, not {type(name).__name__}")
+            raise InvalidRequest(f"a worker's name is text, not {type(name).__name__}: pass it as a str")
         from holdfast.broker.workers import Order as Orders  # for this call only
 
         if order not in get_args(Orders):
