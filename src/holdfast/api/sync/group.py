@@ -188,12 +188,12 @@ class Group(Face, Generic[Body]):
             del message  # not while waiting for the next one: it may have been dropped
 
     def pause(self, *, reason: str = "") -> bool:
-        """Hand out no messages until `resume()`, also after a restart.
+        """Stop delivery until `resume()`, even across a restart.
 
-        Publishing goes on, and messages in flight can be settled as usual. Consumers wait as they do at an empty queue.
+        Publishing continues, and messages in flight can be settled as usual. Consumers wait as on an empty queue.
 
         Args:
-            reason: A text shown to people wherever the group is; of two pauses, the first one's stays.
+            reason: A text shown wherever the group is listed. If the group is already paused, the first reason stays.
 
         Returns:
             False if the group is paused already.
@@ -354,6 +354,9 @@ class Group(Face, Generic[Body]):
 
         Returns:
             For each partition, the offset below which every message is done or dead.
+
+        Raises:
+            Closed: The group or its queue is closed.
         """
         return self._port.committed()
 
@@ -418,6 +421,9 @@ class Group(Face, Generic[Body]):
 
         Returns:
             The counts, the size on disk, and the metrics since opening.
+
+        Raises:
+            Closed: The group or its queue is closed.
         """
         return self._port.stats()
 
@@ -440,10 +446,13 @@ class Group(Face, Generic[Body]):
     def purge(self) -> int:
         """Drop every message that is not in flight. For dead letters, use `dead.purge`.
 
-        Delayed messages are dropped too, unless the topic has other groups, which are still to get them.
+        Delayed messages are dropped too, unless the topic has other groups, which have yet to receive them.
 
         Returns:
             How many messages were dropped.
+
+        Raises:
+            Closed: The group or its queue is closed.
         """
         return self._port.purge()
 
@@ -452,6 +461,9 @@ class Group(Face, Generic[Body]):
 
         Returns:
             The segments and bytes that were freed.
+
+        Raises:
+            Closed: The group or its queue is closed.
         """
         return self._port.compact()
 
@@ -460,6 +472,9 @@ class Group(Face, Generic[Body]):
 
         Returns:
             What was deleted.
+
+        Raises:
+            Closed: The group or its queue is closed.
         """
         return self._port.apply_retention()
 
