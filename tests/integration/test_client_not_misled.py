@@ -55,7 +55,7 @@ def answering(status: int, media: str, body: bytes) -> Iterator[str]:
 )
 def test_an_answer_that_is_none_of_ours_is_told_as_such(media: str, body: bytes):
     with answering(200, media, body) as url, holdfast.connect(url, timeout=5) as broker:
-        with pytest.raises(HoldfastError, match=r"not what Holdfast says.*address") as error:
+        with pytest.raises(HoldfastError, match=r"but not as Holdfast does.*address") as error:
             broker.topics()
         assert url in str(error.value)
 

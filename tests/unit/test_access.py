@@ -271,7 +271,7 @@ def test_a_changed_file_counts_within_a_second_and_a_broken_one_does_not(
     place.clock.advance(seconds=1)
     assert access.identify("Bearer t2").name == "ops"
     refusal(access, "Bearer t1")
-    with pytest.raises(Unauthenticated, match="was changed or taken back"):
+    with pytest.raises(Unauthenticated, match="was changed or revoked"):
         access.confirm(shop)
     with caplog.at_level(logging.ERROR):
         for broken in ("", "[[tokens]]\nname = 3", "[[tok"):

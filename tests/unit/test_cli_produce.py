@@ -98,7 +98,11 @@ def test_a_producer_that_resumes_stores_the_rest(run, data):
 @pytest.mark.parametrize(
     ("arguments", "stdin", "words"),
     [
-        (["--key-separator", ":"], b"a:1\nb2\n", "stdin, line 2: there is no ':' behind a key. 1 message stored"),
+        (
+            ["--key-separator", ":"],
+            b"a:1\nb2\n",
+            "stdin, line 2: there is no ':' after the key: write KEY:BODY. 1 message stored",
+        ),
         (["--jsonl"], b'{"body": "x"}\n{"bdoy": "x"}\n', "line 2: "),
         (["--partition", "7"], b"x\n", "stdin, line 1: topic single has no partition 7"),
         (["--jsonl"], b'{"body": null, "key": "k"}\n', "line 1: "),

@@ -470,7 +470,7 @@ def test_after_a_disk_error_ids_stay_known_and_nothing_more_is_saved(world, call
     index.save(upto(100))
     add_range(index, world, 100, 150)
     world.disk.faults.fail(1, errno.EIO, sticky=False, calls=frozenset({call}))
-    with pytest.raises(DiskFailed, match="open anew"):
+    with pytest.raises(DiskFailed, match="open the folder again"):
         index.save(upto(150))
     with pytest.raises(DiskFailed):
         index.save(upto(150))

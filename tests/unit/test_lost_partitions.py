@@ -157,7 +157,7 @@ def test_a_log_that_cannot_be_opened_stops_alone_as_well(data):
     state.symlink_to(data.parent / "state")
     with holdfast.open_broker(data) as broker:
         assert {broker.publish("orders", b"new").partition for _ in range(4)} == {0, 2}
-        with pytest.raises(CorruptData, match=r"orders/1/log.* is a symbolic link.* The other partitions go on"):
+        with pytest.raises(CorruptData, match=r"orders/1/log.* is a symbolic link.* The other partitions continue"):
             broker.publish("orders", b"new", partition=1)
 
 

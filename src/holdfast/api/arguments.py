@@ -136,7 +136,7 @@ def gives_back(lease: Seconds | None) -> bool:
 def check_id(message_id: object) -> None:
     """Refuse anything that is not the id of a message."""
     if not isinstance(message_id, str):
-        raise InvalidRequest(f"a message's id is text, not {type(message_id).__name__}")
+        raise InvalidRequest(f"a message's id is text, not {type(message_id).__name__}: pass `message.id`")
 
 
 def check_seek(to: object, offset: object, time: datetime | None) -> None:
@@ -166,7 +166,7 @@ def check_durability(durability: object) -> None:
 def check_rate(rate: object) -> None:
     """Refuse anything that is not a number of messages per second, or None."""
     if rate is not None and (type(rate) not in (int, float) or not 0 < rate < float("inf")):  # type: ignore[operator]
-        raise InvalidRequest(f"rate={rate!r} cannot be used: give messages a second, above 0")
+        raise InvalidRequest(f"rate={rate!r} cannot be used: give messages per second, above 0")
 
 
 def chosen_ids(ids: object, where: object) -> list[str] | None:
@@ -176,14 +176,14 @@ def chosen_ids(ids: object, where: object) -> list[str] | None:
     if where is not None:
         raise InvalidRequest("give ids or where, not both")
     if not isinstance(ids, Iterable) or isinstance(ids, bytes):
-        raise InvalidRequest(f"ids must be ids of dead letters, not {type(ids).__name__}")
+        raise InvalidRequest(f"ids must be ids of dead letters, not {type(ids).__name__}: pass a list of texts")
     return list(dict.fromkeys([ids] if isinstance(ids, str) else ids))
 
 
 def messages_given(messages: object, verb: str, kind: type[Any]) -> list[Any]:
     """Return the messages that a call is to settle, checked."""
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Iterable):
-        raise InvalidRequest(f"{verb}_many takes a list of messages, not {type(messages).__name__}")
+        raise InvalidRequest(f"{verb}_many takes a list of messages, not {type(messages).__name__}: pass [message]")
     given = list(messages)
     for each in set(map(type, given)):
         if not issubclass(each, kind):
@@ -209,7 +209,7 @@ def state_content(value: Any) -> bytes | None:
     try:
         content = None if value is None else msgspec.json.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
-        raise InvalidRequest(f"the state cannot be saved: {error}. It must be a value that JSON knows") from None
+        raise InvalidRequest(f"the state cannot be saved: {error}. Use only values that JSON can hold") from None
     check_state(content)
     return content
 

@@ -297,7 +297,7 @@ class Drafter:
             flags |= TEXT_HEADERS * text_headers
         if type(priority) is not int or not 0 <= priority <= 9:
             raise InvalidRequest(
-                f"priority={priority!r} cannot be used: give a whole number from 0 to 9, 9 is most urgent"
+                f"priority={priority!r} cannot be used: give a whole number from 0 to 9; 9 is the most urgent"
             )
         due_ms = 0 if delay is None and at is None else due_at_ms(delay, at, now_ms)
         ttl_ms = self._ttl_ms if ttl is None else duration_ms(ttl, "ttl", minimum_ms=1)
@@ -349,7 +349,9 @@ def _headers(headers: object) -> tuple[list[tuple[str, bytes]], bool]:
         if not name.isascii():
             _text(name, f"the name of the header {name!r}")
         if name.startswith(PREFIX):
-            raise InvalidRequest(f"the header {name!r} cannot be set: names that begin with {PREFIX} are our own")
+            raise InvalidRequest(
+                f"the header {name!r} cannot be set: names that begin with {PREFIX} are reserved; choose another"
+            )
         if isinstance(value, bytes):
             as_bytes.append(i)
             content: bytes | None = value
@@ -425,7 +427,7 @@ def instant_ns(value: datetime, name: str) -> int:
         )
     if value.utcoffset() is None:
         raise InvalidRequest(
-            f"{name}={_shown(value)} has no time zone, so nobody knows which moment it means: give an aware "
+            f"{name}={_shown(value)} has no time zone, so its moment is not defined: give an aware "
             "datetime, such as datetime.now(timezone.utc), or name the zone with replace(tzinfo=...)"
         )
     return (value - _EPOCH) // _MICROSECOND * 1000

@@ -124,7 +124,7 @@ def document_content(name: str, value: Any) -> bytes:
         msgspec.msgpack.encode(msgspec.json.decode(content))  # it is sent in both
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise InvalidRequest(
-            f"document {name} cannot be written: {error}. It must be a value that JSON knows"
+            f"document {name} cannot be written: {error}. Use only values that JSON can hold"
         ) from None
     if len(content) > MOST_DOCUMENT_BYTES:
         raise MessageTooLarge(

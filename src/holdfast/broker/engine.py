@@ -607,7 +607,9 @@ class BrokerEngine:
 def _open_error(folder: str, error: OSError) -> HoldfastError:
     failure = open_error(folder, error)
     if isinstance(failure, NotALog):
-        return NotAQueue(f"cannot open {folder}: {error.strerror or error}; a queue lives in a folder")
+        return NotAQueue(
+            f"cannot open {folder}: {error.strerror or error}; name a folder, or a path where one can be created"
+        )
     return failure
 
 
@@ -618,7 +620,7 @@ def folder_path(folder: object, what: str = "the folder") -> str:
     except TypeError:
         raise InvalidRequest(f"{what} must be a path, not {type(folder).__name__}") from None
     if not isinstance(path, str) or not path or "\0" in path:
-        raise InvalidRequest(f"{path!r} cannot be the path of a folder")
+        raise InvalidRequest(f"{path!r} cannot be the path of a folder: name another")
     return path if is_store(path) else path.rstrip("/") or "/"
 
 
@@ -651,10 +653,14 @@ def change_topic(engine: BrokerEngine, name: str, changes: Mapping[str, Any]) ->
     with engine.alone(name), engine.using(name) as topic:
         changes = dict(changes)
         count = len(topic.partitions)
-        wanted = changes.pop("partitions", count)
+        wanted = changes.pop(
+            "partitions",
+            count,
+        )
         if type(wanted) is not int or wanted < count:
             raise BadSettings(
-                f"partitions={wanted!r} cannot be used: {name} has {count}, and a partition is never taken away"
+                f"partitions={wanted!r} cannot be used: {name} has {count}, and partitions cannot be removed; "
+                "create another topic"
             )
         world, folder, base = engine.world, topic_folder(engine.folder, name), engine.settings.topic
         changes["partitions"] = wanted

@@ -275,12 +275,12 @@ class QueueGroup:
         done = False
         if delayed_id is not None:
             if not partition.was_delayed(delayed_id):
-                raise InvalidRequest(f"there is no message {message}")
+                raise InvalidRequest(f"there is no message {message}: check the id, as `put` returned it")
             done = partition.cancel_delayed(delayed_id)
             offset = None if done else partition.find_released(delayed_id, delivery.group.floor)
         if offset is not None:
             if offset >= partition.log.written_end:
-                raise InvalidRequest(f"there is no message {message}")
+                raise InvalidRequest(f"there is no message {message}: check the id, as `put` returned it")
             pending = delivery.settle(Cancel(offset))
             delivery.wait(pending)
             done = bool(pending.events)
@@ -326,10 +326,10 @@ class QueueGroup:
         partition, offset = delivery.partition, place.offset
         if place.delayed_id is not None:
             if not partition.was_delayed(place.delayed_id):
-                raise InvalidRequest(f"there is no message {message}")
+                raise InvalidRequest(f"there is no message {message}: check the id, as `put` returned it")
             offset = partition.find_released(place.delayed_id, delivery.group.floor)
         elif offset is not None and offset >= partition.log.written_end:
-            raise InvalidRequest(f"there is no message {message}")
+            raise InvalidRequest(f"there is no message {message}: check the id, as `put` returned it")
         return delivery, offset
 
     def purge(self, *, delayed: bool) -> int:

@@ -261,7 +261,7 @@ class FolderLocks:
         with self._lock:
             if name in self.table.held:
                 return lock_held(self.table, name, self.moment())
-        return LockHeld(f"lock {name} was held until now; try again")
+        return LockHeld(f"lock {name} was held all the time; try again")
 
     def leave(self, ticket: Ticket) -> None:
         """Give up: leave the line, or release the lock if it was granted meanwhile."""

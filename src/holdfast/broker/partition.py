@@ -602,7 +602,7 @@ class Partition:
     def _check_open(self) -> None:
         """Raise Closed rather than create files for a deleted topic, which would bring it back."""
         if self.closed:
-            raise Closed(f"the partition in {self._folder} is closed: its topic was deleted, or let go")
+            raise Closed(f"the partition in {self._folder} is closed: its topic was deleted or closed; open it again")
 
     def _attend(self) -> None:
         self.on_attention()

@@ -114,7 +114,7 @@ class Producers:
         if newest != epoch:
             raise Fenced(
                 f"producer {producer_id} with epoch {epoch} is fenced: epoch {newest} of the same name has begun. "
-                "What was not yet stored was dropped; only the newest producer of a name may go on"
+                "What was not yet stored was dropped; only the newest producer of a name may continue: end this one"
             )
 
     def _keep(self, names: dict[str, ProducerId]) -> None:
@@ -254,7 +254,7 @@ class Sequences:
         elif producer.epoch < entry.epoch:
             raise Fenced(
                 f"producer {producer.id} with epoch {producer.epoch} is fenced: epoch {entry.epoch} has written since. "
-                "Nothing of this batch was kept; only the newest producer of a name may go on"
+                "Nothing of this batch was kept; only the newest producer of a name may continue: end this one"
             )
         elif first != entry.next_sequence:
             return _known(entry, producer, count)
@@ -439,7 +439,7 @@ def _gap(producer: Producer, expected: int, *, known: bool = True) -> OutOfSeque
     why = "some in between are missing" if known else "the partition has none of it, or has forgotten it"
     return OutOfSequence(
         f"producer {producer.id} sent sequence {producer.first_sequence}, expected was {expected}: {why}. Nothing of "
-        f"this batch was kept; go on from sequence {expected}" + ("" if known else ", with a new epoch"),
+        f"this batch was kept; continue from sequence {expected}" + ("" if known else ", with a new epoch"),
         expected=expected,
         given=producer.first_sequence,
         known=known,

@@ -189,7 +189,7 @@ class WorkerRegistry:
             if name in (known.report.name, known.report.id) and _state(known, now_ms) not in ("lost", "stopped")
         ]
         if not meant:
-            raise NotFound(f"no worker {name} reports itself now; `holdfast workers` lists those that do")
+            raise NotFound(f"no worker {name} is reporting now; `holdfast workers` lists those that are")
         return meant
 
     def states(self) -> dict[str, int]:
@@ -209,18 +209,21 @@ class WorkerRegistry:
         """The worker, with room for one more queue. Forgets what is gone, of this caller first of all."""
         known = self._known.get((caller, report.id))
         if known is not None and len(known.queues) >= MOST_QUEUES:
-            raise InvalidRequest(f"the worker {report.name} reports {MOST_QUEUES} queues already, which is the limit")
+            raise InvalidRequest(
+                f"the worker {report.name} reports {MOST_QUEUES} queues already, which is the limit: use fewer "
+                "queues per worker"
+            )
         self._forget_old(now_ms)
         key, new = (caller, report.id), int(known is None)
         own = [each for each in self._known if each[0] == caller]
         if not self._fits(own, MOST_WORKERS_EACH - new, MOST_REPORTS_EACH, key, now_ms):
             raise InvalidRequest(
-                f"{len(own)} workers of this caller report themselves, which is the limit. This one works, and is not "
+                f"{len(own)} workers of this caller are reporting, which is the limit. This one works, but is not "
                 "listed"
             )
         if not self._fits(list(self._known), MOST_WORKERS - new, MOST_REPORTS, key, now_ms):
             raise InvalidRequest(
-                f"{len(self._known)} workers report themselves, which is the limit. This one works, and is not listed"
+                f"{len(self._known)} workers are reporting, which is the limit. This one works, but is not listed"
             )
         return self._known.setdefault(key, known or _Known())
 

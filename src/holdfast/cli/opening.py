@@ -328,7 +328,9 @@ def asked(broker: holdfast.Broker, kind: type[_Answer], *path: str | int, **quer
     """Return a server's answer to a GET that the API has no method for. A folder's owner can answer, too."""
     client = getattr(port_of(broker), "client", None)
     if client is None:
-        raise InvalidRequest(f"no server and no other process has {broker.folder}, so there is nobody to ask")
+        raise InvalidRequest(
+            f"no server and no other process has {broker.folder}, so nobody can answer: start a server, or name one"
+        )
     from holdfast.client.calling import Ask, path_of
     from holdfast.client.network import run
 

@@ -27,7 +27,7 @@ def confirmed(question: str, what: str, *, yes: bool, as_json: bool) -> bool:
         return True
     if as_json or not somebody_answers():
         raise InvalidRequest(
-            f"{what} asks before it changes anything, and nobody is there to answer: "
+            f"{what} asks before it changes anything, and there is no terminal to ask: "
             "look at it with --dry-run, then run it again with --yes. Nothing was changed"
         )
     # Not with `input`, which would print part of the question to stdout.

@@ -148,7 +148,7 @@ class Typed:
             elif words and (each.required or len(words) > sum(one.required for one in later)):
                 values[each.name] = words.pop(0)
         if words:
-            raise UsageError(f"unexpected argument {words[0]!r}", self.command.path)
+            raise UsageError(f"unexpected argument {words[0]!r}; --help shows the arguments", self.command.path)
         return values
 
     def value(self, name: str) -> Any:

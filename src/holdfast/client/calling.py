@@ -152,8 +152,8 @@ class Caller:
             return _value(answer, kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise HoldfastError(
-                f"what listens at {self.address.text} answered {answer.status} with what is not what Holdfast says: "
-                f"{error}. See whether the address is right, and whether both ends are of one version"
+                f"what listens at {self.address.text} answered {answer.status}, but not as Holdfast does: "
+                f"{error}. Check the address, and that client and server have the same version"
             ) from None
 
     async def answered(self, ask: Ask, attempt_one: Callable[[float], Awaitable[Answer]]) -> Answer:
@@ -299,8 +299,8 @@ class Caller:
 
     def _unreachable(self, why: Exception) -> Unavailable:
         return Unavailable(
-            f"the server at {self.address.text} gave no answer: {why}. It was tried again for as long as the time-out "
-            f"of {self.timeout_s:g} s allows; see whether it runs, then call again"
+            f"the server at {self.address.text} gave no answer: {why}. The call was repeated until its timeout "
+            f"of {self.timeout_s:g} s; check that the server is running, then call again"
         )
 
     def _unknown(self, ask: Ask, why: Exception) -> Unavailable:

@@ -202,7 +202,7 @@ def _(command: Save, group: Group, policy: QueueSettings, now: Moment) -> Iterat
     version = 0 if document is None else document.version
     if command.expected != version:
         raise Conflict(
-            f"the state of message {offset} has version {version}, not {command.expected}: it was saved meanwhile. "
+            f"the state of message {offset} has version {version}, not {command.expected}: someone saved it first. "
             "Nothing was changed; load it again",
             version=version,
         )

@@ -90,7 +90,9 @@ def check_fetch(request: Request, *, page: bool) -> None:
     navigates = request.header("sec-fetch-mode") == "navigate" and request.header("sec-fetch-dest") == "document"
     if page and navigates and request.method in ("GET", "HEAD"):
         return
-    raise Forbidden("a page of another site asked for this: only pages of this server may")
+    raise Forbidden(
+        "a page of another site asked for this, which only pages of this server may: open the console itself"
+    )
 
 
 @lru_cache(maxsize=KEPT_HOSTS)
@@ -133,7 +135,7 @@ def check_listening(settings: ServerSettings) -> list[str]:
     asks = settings.tokens_file is not None or settings.tls_client_ca_file is not None
     if not asks and not settings.allow_anonymous_network:
         raise BadSettings(
-            f"the server would listen at {settings.host}, where others could reach it, and ask nobody who they are. "
+            f"the server would listen on {settings.host}, where others could reach it, without asking for credentials. "
             "Name a tokens_file (--tokens; `holdfast token new` makes one), or a tls_client_ca_file (--tls-client-ca); "
             "or listen at 127.0.0.1; or, to let everybody there do everything, set allow_anonymous_network "
             "(--allow-anonymous-network) and allowed_hosts (--allowed-host)"
@@ -220,7 +222,7 @@ class Access:
             entry = next((each for each in tokens.entries if _is_same_caller(each, principal.entry)), None)
             if entry is None or not _allows_all_of(entry, principal.entry):
                 raise Unauthenticated(
-                    f"the token of {principal.name} was changed or taken back since the call began, so the call was "
+                    f"the token of {principal.name} was changed or revoked during the call, so the call was "
                     "ended; call again, with what the token still allows or with another one"
                 )
         self._of_entry(entry)

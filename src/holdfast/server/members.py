@@ -93,7 +93,9 @@ class ServedMember:
     async def poll(self, wanted: Poll, wait_s: float, waiting: Waiting) -> Polling:
         """Commit, then return new messages. Ends early when the member's partitions change, so that it learns of it."""
         if wanted.poll < self._number:
-            raise InvalidRequest(f"poll {wanted.poll} is over: {self._number} was asked for since. Count on from there")
+            raise InvalidRequest(
+                f"poll {wanted.poll} is over: {self._number} was asked for since. Continue counting from there"
+            )
         if wanted.poll == self._number:
             return self._answer
         refused = await self._commit_own(wanted.commit)
@@ -329,6 +331,6 @@ def _give_back(given: Iterable[tuple[ConsumedPartition, int]]) -> None:
 def unknown_member(member_id: str) -> Fenced:
     """The error for a member that no longer exists, or never did."""
     return Fenced(
-        f"there is no member {member_id} any more: it left, was not heard of within its session, or the server began "
-        "anew. Join again, and go on from what was committed"
+        f"there is no member {member_id} any more: it left, its session ended, or the server was restarted. "
+        "Join again, and continue from the last commit"
     )

@@ -255,7 +255,7 @@ def document_content(value: Any) -> bytes:
         content = msgspec.json.encode(value)
         msgspec.msgpack.encode(msgspec.json.decode(content))  # it is sent in both
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
-        raise InvalidRequest(f"the state cannot be saved: {error}. It must be a value that JSON knows") from None
+        raise InvalidRequest(f"the state cannot be saved: {error}. Use only values that JSON can hold") from None
     check_state(content)
     return content
 

@@ -171,7 +171,7 @@ def _not_there(settings: ServerSettings, error: OSError) -> HoldfastError:
         )
     if error.errno == errno.EACCES:
         return BadSettings(f"the server cannot listen at {place}: ports below 1024 are for root. Choose a higher one")
-    return BadSettings(f"the server cannot listen at {place}: {error.strerror or error}. See whether host is right")
+    return BadSettings(f"the server cannot listen at {place}: {error.strerror or error}. Check the setting host")
 
 
 def limits_of(settings: ServerSettings) -> ConnectionLimits:
@@ -668,7 +668,7 @@ async def _why_closed(call: Call, error: Closed) -> HoldfastError:
         await call.service.port.at(name).aside(call.service.engine.topic, name)  # after a deletion in progress
     except UnknownTopic as gone:
         return _shown(call, gone)
-    return Unavailable(f"{error}. It is there again: try again")
+    return Unavailable(f"{error}. Try again")
 
 
 async def _noted(auditor: Auditor, call: Call, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

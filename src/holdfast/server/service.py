@@ -306,7 +306,7 @@ def partition_of(call: Call) -> int:
     """The partition number in the path."""
     text = call.path["partition"]
     if not (text.isascii() and text.isdigit() and len(text) <= 9):
-        raise InvalidRequest(f"{text!r} is no number of a partition")
+        raise InvalidRequest(f"{text!r} is no number of a partition: give 0 or more")
     return int(text)
 
 
@@ -327,7 +327,7 @@ def _large_body(_: Job, content: bytes, media: str, kind: Any) -> Any:
     try:
         check_values(content, media)
     except InvalidRequest as error:
-        raise InvalidRequest(f"the request's body does not fit: {error}") from None
+        raise InvalidRequest(f"the request's body is not valid: {error}") from None
     return _body(content, media, kind)
 
 
@@ -351,7 +351,7 @@ def _pairs(text: str) -> list[tuple[str, str]]:
     try:
         return parse_qsl(text, keep_blank_values=True, strict_parsing=True, errors="strict")
     except ValueError as error:
-        raise InvalidRequest(f"what follows the '?' cannot be read: {error}") from None
+        raise InvalidRequest(f"the query parameters (after the '?') cannot be read: {error}") from None
 
 
 def _query(text: str, kind: Any) -> Any:
@@ -366,10 +366,10 @@ def _query(text: str, kind: Any) -> Any:
     try:
         given = msgspec.convert(found, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"what follows the '?' does not fit: {error}") from None
+        raise InvalidRequest(f"the query parameters (after the '?') are not valid: {error}") from None
     for name in found:
         if getattr(given, name, ...) is None:  # msgspec has converted the text "null" to None
-            raise InvalidRequest(f"{name} cannot be null behind the '?'; leave it out instead")
+            raise InvalidRequest(f"{name} cannot be null as a query parameter; leave it out instead")
     return given
 
 

@@ -338,7 +338,7 @@ class Spool(LaidOut):
 
     def _full(self, why: str) -> DiskFull:
         return DiskFull(
-            f"no room for a large message in {self._folder}: {why}. Nothing of it was kept; reading goes on. "
+            f"no room for a large message in {self._folder}: {why}. Nothing of it was kept; reading still works. "
             "Free some space and try again"
         )
 

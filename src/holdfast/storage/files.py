@@ -190,8 +190,8 @@ def require_own(world: World, folder: str, *, trusted: bool) -> None:
     if why is not None:
         raise InvalidRequest(
             f"{folder} is not safe from other users of this machine: {why}. Nothing was opened. Use a folder of your "
-            "own that nobody else may write to (chown, chmod go-w), or run as the user who has it. If whoever may "
-            "write there may also read, change and lose every message, say so: trust_folder=True, "
+            "own that nobody else may write to (chown, chmod go-w), or run as the user who has it. If everyone who may "
+            "write there may also read, change and destroy every message, say so: trust_folder=True, "
             f"`holdfast --trust-folder ...` or {TRUST}=true"
         )
 
@@ -226,7 +226,7 @@ def open_error(folder: str, error: OSError) -> HoldfastError:
     if error.errno == errno.ELOOP:
         return InvalidRequest(
             f"cannot open {folder}: {error.filename or 'a file in it'} is a symbolic link, and those are not followed "
-            "where something is written. Nothing was changed; see who made it, and remove it"
+            "where something is written. Nothing was changed; find out who created it, and remove it"
         )
     if isinstance(error, PermissionError):
         return InvalidRequest(f"cannot open {folder}: {why}. Its owner must be able to write there")

@@ -464,7 +464,7 @@ class Log:
         start, end = self.start, self._writer.end
         if not start <= offset <= end:
             raise OffsetOutOfRange(
-                f"cannot truncate at {offset}: the log holds {start} to {end - 1}",
+                f"cannot truncate at {offset}: the log holds {start} to {end - 1}; choose one of these",
                 offset=offset,
                 start=start,
                 end=end,

@@ -287,7 +287,8 @@ class Segment:
             if ran_out(error):
                 raise shortage(f"cannot read {self.path}", error, "Nothing was changed") from error
             raise Unavailable(
-                f"cannot read {self.path}: {error.strerror or error}. Nothing was changed; look at the disk, try again"
+                f"cannot read {self.path}: {error.strerror or error}. Nothing was changed; check the disk, then try "
+                "again"
             ) from error
 
     def close_files(self) -> None:

@@ -149,7 +149,12 @@ class LogView:
             segments = self._segments()
             self._check_range(offset, segments, end)
             if offset >= end or not segments:
-                raise OffsetOutOfRange(f"offset {offset} is beyond the end", offset=offset, start=self.start(), end=end)
+                raise OffsetOutOfRange(
+                    f"offset {offset} is beyond the end: read up to the end, then wait",
+                    offset=offset,
+                    start=self.start(),
+                    end=end,
+                )
             i = _segment_at(segments, offset)
             try:
                 return next(self._read_segment(segments[i], offset, _ends(segments, end)[i], "raise"))

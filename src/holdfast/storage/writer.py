@@ -660,7 +660,8 @@ class Writer:
         else:
             what = "Free some space (`holdfast log info` shows what the log takes; handling messages frees some)"
         return DiskFull(
-            f"no room to append in {self._folder}: {why}. Nothing of this call was kept; reading goes on. {what} and "
+            f"no room to append in {self._folder}: {why}. Nothing of this call was kept; reading still works. "
+            f"{what} and "
             "try again"
         )
 

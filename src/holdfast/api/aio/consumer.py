@@ -297,6 +297,9 @@ class AsyncConsumer(Generic[Body]):
 
         Returns:
             For each assigned partition, the distance to its end in messages and in seconds.
+
+        Raises:
+            Closed: The consumer is closed.
         """
         self._port.check_open()
         return await self._port.lag()

@@ -190,6 +190,9 @@ class Broker(Face):
 
         Returns:
             The names of all topics.
+
+        Raises:
+            Closed: The broker is closed.
         """
         return self._port.topics()
 
@@ -455,12 +458,15 @@ class Broker(Face):
         return self._port.groups(None if topic is None else check_topic_name(topic))
 
     def workers(self) -> list[WorkerInfo]:
-        """List the workers that report themselves.
+        """List the workers that have reported within the last hour.
 
         Workers that have stopped, or have not reported for 30 seconds (`lost`), are listed for an hour.
 
         Returns:
             The workers by name: what each is doing, and when it was last seen.
+
+        Raises:
+            Closed: The broker is closed.
         """
         return self._port.workers()
 
@@ -479,7 +485,7 @@ class Broker(Face):
             NotFound: No such worker reports itself now.
         """
         if not isinstance(name, str):
-            raise InvalidRequest(f"a worker's name is text, not {type(name).__name__}")
+            raise InvalidRequest(f"a worker's name is text, not {type(name).__name__}: pass it as a str")
         from holdfast.broker.workers import Order as Orders  # for this call only
 
         if order not in get_args(Orders):

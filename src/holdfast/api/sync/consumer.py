@@ -298,6 +298,9 @@ class Consumer(Generic[Body]):
 
         Returns:
             For each assigned partition, the distance to its end in messages and in seconds.
+
+        Raises:
+            Closed: The consumer is closed.
         """
         self._port.check_open()
         return self._port.lag()

@@ -182,12 +182,12 @@ class Group(Face, Generic[Body]):
             del message  # not while waiting for the next one: it may have been dropped
 
     def pause(self, *, reason: str = "") -> bool:
-        """Hand out no messages until `resume()`, also after a restart.
+        """Stop delivery until `resume()`, even across a restart.
 
-        Publishing goes on, and messages in flight can be settled as usual. Consumers wait as they do at an empty queue.
+        Publishing continues, and messages in flight can be settled as usual. Consumers wait as on an empty queue.
 
         Args:
-            reason: A text shown to people wherever the group is; of two pauses, the first one's stays.
+            reason: A text shown wherever the group is listed. If the group is already paused, the first reason stays.
 
         Returns:
             False if the group is paused already.
@@ -220,7 +220,7 @@ class Group(Face, Generic[Body]):
         if receipt is UNSET:  # not None: a receipt that a program has lost must not resume a group
             return self._port.resume_group()
         if not isinstance(receipt, str):
-            raise InvalidRequest(f"a receipt is text, not {type(receipt).__name__}")
+            raise InvalidRequest(f"a receipt is text, not {type(receipt).__name__}: pass `message.receipt`")
         return Message(self._port, self._port.resume(receipt))
 
     def ack_many(self, messages: Sequence[Message[Body]], *, durability: Durability | None = None) -> None:
@@ -348,6 +348,9 @@ class Group(Face, Generic[Body]):
 
         Returns:
             For each partition, the offset below which every message is done or dead.
+
+        Raises:
+            Closed: The group or its queue is closed.
         """
         return self._port.committed()
 
@@ -412,6 +415,9 @@ class Group(Face, Generic[Body]):
 
         Returns:
             The counts, the size on disk, and the metrics since opening.
+
+        Raises:
+            Closed: The group or its queue is closed.
         """
         return self._port.stats()
 
@@ -434,10 +440,13 @@ class Group(Face, Generic[Body]):
     def purge(self) -> int:
         """Drop every message that is not in flight. For dead letters, use `dead.purge`.
 
-        Delayed messages are dropped too, unless the topic has other groups, which are still to get them.
+        Delayed messages are dropped too, unless the topic has other groups, which have yet to receive them.
 
         Returns:
             How many messages were dropped.
+
+        Raises:
+            Closed: The group or its queue is closed.
         """
         return self._port.purge()
 
@@ -446,6 +455,9 @@ class Group(Face, Generic[Body]):
 
         Returns:
             The segments and bytes that were freed.
+
+        Raises:
+            Closed: The group or its queue is closed.
         """
         return self._port.compact()
 
@@ -454,6 +466,9 @@ class Group(Face, Generic[Body]):
 
         Returns:
             What was deleted.
+
+        Raises:
+            Closed: The group or its queue is closed.
         """
         return self._port.apply_retention()
 

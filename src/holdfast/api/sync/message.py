@@ -319,7 +319,7 @@ class DeadLetters(Generic[Body]):
             NotFound: There is no such dead letter (any more).
         """
         if not isinstance(letter_id, str):
-            raise InvalidRequest(f"a dead letter's id is text, not {type(letter_id).__name__}")
+            raise InvalidRequest(f"a dead letter's id is text, not {type(letter_id).__name__}: pass `letter.id`")
         return self._port.letter(letter_id)
 
     def groups(self, *, where: Where = None) -> Sequence[DeadGroup]:

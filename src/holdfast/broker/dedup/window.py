@@ -285,7 +285,7 @@ class Saving(msgspec.Struct):
             return shortage(f"dedup ids could not be saved in {self.folder}", error, "They stay in memory")
         self.failure = DiskFailed(
             f"saving dedup ids in {self.folder} failed: {why}. They stay in memory, and the logs hold them; nothing "
-            "more is saved. Look at the disk, then open anew"
+            "more is saved. Check the disk, then open the folder again"
         )
         logger.error("dedup ids not saved", extra={"folder": self.folder, "error": str(error)})
         return self.failure
@@ -543,7 +543,7 @@ class Duplicates:
             raise self._error
         if self.index is None:
             if self.closed:
-                raise Closed(f"the topic in {self._topic_folder} is closed: it was deleted, or let go")
+                raise Closed(f"the topic in {self._topic_folder} was deleted or closed: open it again to use it")
             try:
                 self._old = self._old_folders()
                 new = not self._old and not self._world.disk.exists(self._folder)

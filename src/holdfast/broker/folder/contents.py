@@ -168,7 +168,7 @@ def lacking_root(root: str, part: str) -> CorruptData:
     """Return the error for a missing part of the data folder."""
     return CorruptData(
         f"{join(root, part)} is missing: {root_cost_of(part)}. Nothing was changed. Restore it from a copy; or run "
-        f"`holdfast repair {shlex.quote(root)}` to go on without it"
+        f"`holdfast repair {shlex.quote(root)}` to continue without it"
     )
 
 
@@ -243,7 +243,7 @@ def lacking(root: str, topic: str, part: str) -> CorruptData:
     named = path.removeprefix(f"{root}/")
     return CorruptData(
         f"{path} is missing: {cost_of(part)}. Nothing was changed. Restore it from a copy; or run "
-        f"`holdfast repair {shlex.quote(root)} --part {shlex.quote(named)}` to go on without it"
+        f"`holdfast repair {shlex.quote(root)} --part {shlex.quote(named)}` to continue without it"
     )
 
 
@@ -388,9 +388,9 @@ def kept_settings(world: World, path: str) -> dict[str, Any]:
             kept["priority_weights"] = tuple(kept["priority_weights"])
         load(TopicSettings, kept)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CorruptData(f"{path} cannot be read: {error}. Mend it, or remove it to get the defaults") from error
+        raise CorruptData(f"{path} cannot be read: {error}. Correct it, or remove it to get the defaults") from error
     except BadSettings as error:
-        raise BadSettings(f"{path} cannot be used: {error}. Mend it, or remove it to get the defaults") from None
+        raise BadSettings(f"{path} cannot be used: {error}. Correct it, or remove it to get the defaults") from None
     return kept
 
 

@@ -210,7 +210,7 @@ def unsealed(content: bytes, path: str) -> bytes:
     if int(found[1], 16) != crc32c(rest):
         raise ChecksumMismatch(
             f"{path} does not match its checksum: it was damaged. Restore it from a copy; or run `holdfast repair` on "
-            'the data folder to go on without it. If you changed it by hand, remove "check" from it'
+            'the data folder to continue without it. If you changed it by hand, remove "check" from it'
         )
     return b"{" + rest
 

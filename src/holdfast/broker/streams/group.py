@@ -273,7 +273,7 @@ class StreamGroup:
             with self.lock:
                 if any(place[0] == topic_name for place in self.members.owners):
                     raise InvalidRequest(
-                        f"group {self.name} has consumers at work on {topic_name}, which know where they are: "
+                        f"group {self.name} has consumers at work on {topic_name}, which keep their own positions: "
                         "close them first, or let them seek"
                     )
                 appended = self.offsets.commit(
@@ -432,7 +432,9 @@ class StreamGroup:
     def _topic(self, name: str) -> Topic:
         topic = self._topics.get(name)
         if topic is None or topic.closed:
-            raise UnknownTopic(f"the topic {name} is gone, and group {self.name} can do nothing there any more")
+            raise UnknownTopic(
+                f"the topic {name} was deleted, so group {self.name} can no longer read it: close this consumer"
+            )
         return topic
 
     def _drop(self, name: str) -> None:

@@ -351,7 +351,7 @@ class To(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if sum(choice is not None for choice in (self.end, self.time_ns, self.offset)) != 1:
-            raise InvalidRequest("say where to go on: earliest, latest, a time or an offset, and only one of them")
+            raise InvalidRequest("say where to continue: give exactly one of earliest, latest, a time or an offset")
 
     def find(self, log: Log) -> int:
         """Return the offset in this log, clamped to those that it holds."""

@@ -243,7 +243,7 @@ class QueryLease:
         """Renew if it is time; return the ms until the next renewal."""
         with self._lock:
             if self._ended:
-                raise Closed(f"the query {self.group} has ended")
+                raise Closed(f"the query {self.group} has ended: start a new one")
             every_ms = self.ttl_ms // 3
             if self._written_ns is not None:
                 waited_ms = (self._world.clock.monotonic_ns() - self._written_ns) // 1_000_000

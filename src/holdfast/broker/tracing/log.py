@@ -438,7 +438,7 @@ class TraceLog:
         """Close the files."""
         with self._lock:
             log, self._log, self._closed = self._log, None, True
-            self._refusal = Closed("the traces are closed, with the broker that they belong to")
+            self._refusal = Closed("the traces are closed, because their broker is: open it again to read them")
         if log is not None:
             log.close()
 

@@ -159,7 +159,7 @@ def consume_command(
     """
     showing = _showing(raw, key_separator, as_json=as_json)
     if follow and timeout is not None:
-        raise InvalidRequest("--follow goes on for ever, --timeout does not; give one of them")
+        raise InvalidRequest("--follow never ends, but --timeout does; give one of them")
     wait_s = math.inf if follow else parse_duration(timeout or "0", "--timeout")
     name = chosen_topic(folder, topic)
     if group is None:

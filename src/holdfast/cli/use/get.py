@@ -186,7 +186,7 @@ def _check_call(count: int, out: str | None, *, raw: bool, export: bool, as_json
 def _patience_s(timeout: str, *, block: bool) -> float:
     timeout_s = parse_duration(timeout, "--timeout")
     if block and timeout_s:
-        raise InvalidRequest("--block waits for ever, --timeout does not; give one of them")
+        raise InvalidRequest("--block waits without limit, --timeout does not; give one of them")
     return _EVER_S if block else timeout_s
 
 
@@ -448,7 +448,7 @@ def _settled(at: QueueAt, receipts: list[str] | None, verb: str, settle: Callabl
 def _exported() -> str:
     receipt = os.environ.get(RECEIPT, "")
     if not receipt:
-        raise InvalidRequest(f"no receipt: give it behind the folder, or set ${RECEIPT} with `holdfast get --export`")
+        raise InvalidRequest(f"no receipt: give it after the folder, or set ${RECEIPT} with `holdfast get --export`")
     return receipt
 
 

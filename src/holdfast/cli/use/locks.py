@@ -217,7 +217,7 @@ def _infos(folder: str, name: str | None = None) -> list[holdfast.LockInfo]:
 def _lease_id(given: str | None) -> str:
     lease_id = given or os.environ.get(LEASE_ID, "")
     if not lease_id:
-        raise InvalidRequest(f"no lease: give it behind the folder, or set ${LEASE_ID} with `lock acquire --export`")
+        raise InvalidRequest(f"no lease: give it after the folder, or set ${LEASE_ID} with `lock acquire --export`")
     return lease_id
 
 

@@ -273,7 +273,7 @@ def _check_put(bodies: list[str], files: list[str], dedup_id: str | None, *, lin
     if lines and jsonl:
         raise InvalidRequest("--lines and --jsonl both say what a line is; give one of them")
     if not bodies and not files and sys.stdin.isatty():
-        raise InvalidRequest("no body is given; write it behind the folder, or use --file, or send it to stdin")
+        raise InvalidRequest("no body is given; write it after the folder, use --file, or send it to stdin")
     if dedup_id is not None and (len(bodies) + len(files) > 1 or lines or jsonl):
         raise InvalidRequest("--dedup-id is for one message; give each line its own with --jsonl")
 
@@ -461,7 +461,9 @@ def _check_produce(
     if jsonl and whole:
         raise InvalidRequest("--jsonl and --whole both say what a message is; give one of them")
     if resume and name is None:
-        raise InvalidRequest("--resume goes on where an earlier producer of the same --name ended: give the name, too")
+        raise InvalidRequest(
+            "--resume continues where an earlier producer of the same --name stopped: give --name as well"
+        )
     if not bodies and not files and sys.stdin.isatty():
         raise InvalidRequest("no message is given; use -m or --file, or send lines to stdin")
 
@@ -483,7 +485,7 @@ def _keyed(items: Iterator[Item], separator: bytes | None) -> Iterator[Item]:
         key, found, body = message.body.partition(separator)
         if not found:
             shown = separator.decode("utf-8", "backslashreplace")
-            raise InvalidRequest(f"{place}: there is no {shown!r} behind a key")
+            raise InvalidRequest(f"{place}: there is no {shown!r} after the key: write KEY{shown}BODY")
         try:
             yield Item(place, msgspec.structs.replace(message, key=key.decode(), body=body))
         except UnicodeDecodeError:

@@ -204,7 +204,7 @@ class AsyncRemoteGroupPort(RemoteGroup):
         try:
             state: wire.State = await self._ask("PUT", "state", wire.State, body)
         except OverflowError as error:
-            raise InvalidRequest(f"the state cannot be saved: {error}. It must be a value that JSON knows") from None
+            raise InvalidRequest(f"the state cannot be saved: {error}. Use only values that JSON can hold") from None
         except Conflict as error:
             if not is_repeated(error):
                 raise

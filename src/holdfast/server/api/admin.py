@@ -85,16 +85,16 @@ async def healthz(call: Call) -> Health:
 async def readyz(call: Call) -> Health:
     """The server accepts calls: its folder is open, no disk has failed, and it is not shutting down."""
     if call.service.leaving:
-        raise Unavailable("the server is about to go; call another one, or try again when it is back")
+        raise Unavailable("the server is shutting down; call another one, or try again when it is back")
     if call.service.port.closed:
-        raise Unavailable("the data folder is closed; see the server's log")
+        raise Unavailable("the data folder is closed; see the server's log, then restart the server")
     chain = call.service.engine.store
     if chain is not None and chain.failure is not None:
-        raise Unavailable(f"this server does not own its folder any more: {chain.failure.strerror}. Start it anew")
+        raise Unavailable(f"this server no longer owns its folder: {chain.failure.strerror}. Restart it")
     stopped = _stopped(call.service.engine)
     if stopped is not None:
         raise Unavailable(
-            f"the disk failed under {stopped}, which takes nothing more; look at the disk, then start the server anew"
+            f"the disk failed under {stopped}, which accepts nothing more; check the disk, then restart the server"
         )
     return Health(status="ready")
 

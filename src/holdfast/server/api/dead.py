@@ -327,7 +327,9 @@ def _cancel(call: Call, *, only_look: bool = False) -> bool:
         except InvalidRequest as error:
             raise NotFound(str(error)) from None
         if place.delayed_id is None:
-            raise NotFound(f"{call.path['id']} is no id of a delayed message; those are told when it is stored")
+            raise NotFound(
+                f"{call.path['id']} is no id of a delayed message; use the id that was returned when it was stored"
+            )
         partition = topic.partition(place.partition)
         if only_look:
             return partition.delayed is not None and partition.delayed.get(place.delayed_id) is not None

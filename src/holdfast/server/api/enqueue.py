@@ -154,7 +154,9 @@ def _in_batch(job: Job, form: _Form, content: bytes) -> Drafts:
         count, bodies = len(cut.messages), cut.bodies
         messages = (_message(bytes(each), form.media) for each in cut.messages)
     if bodies and count:
-        raise InvalidRequest("give messages or bodies, not both: nobody could tell their order. Nothing was stored")
+        raise InvalidRequest(
+            "give messages or bodies, not both, because their order would be unclear. Nothing was stored"
+        )
     if max(count, len(bodies)) > form.most:
         raise form.too_many()
     if bodies and not form.trace:
@@ -253,7 +255,7 @@ def _body(message: NewMessage) -> bytes | None:
         try:
             return msgspec.json.encode(message.json)
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
-            raise InvalidRequest(f"json cannot be used: {error}. It must be a value that JSON knows") from None
+            raise InvalidRequest(f"json cannot be used: {error}. Use only values that JSON can hold") from None
     return None if message.tombstone else b""
 
 
@@ -360,7 +362,7 @@ async def _publish_stream(call: Call, message: Draft, content: AsyncIterator[byt
     """Store a message whose body is still arriving and may be large."""
     query: EnqueueQuery = call.query
     if query.codec is not None:
-        raise InvalidRequest("what comes as a form is stored as it is: leave codec out")
+        raise InvalidRequest("a payload sent as a form is stored as it is: leave codec out")
     options = {name: value for name, value in msgspec.structs.asdict(message).items() if name != "body"}
     length = call.request.length
     hint = length if call.request.media != MULTIPART and not call.request.packed else None

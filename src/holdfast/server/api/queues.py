@@ -393,7 +393,7 @@ async def show(call: Call) -> Listed:
     group = await existing_group(call)
     found = await call.scan(find, group, call.path["id"])
     if found is None:
-        raise NotFound(f"there is no message {call.path['id']} any more, or not yet")
+        raise NotFound(f"there is no message {call.path['id']} (any more): check the id")
     return found
 
 
@@ -484,7 +484,7 @@ async def payload_of(call: Call) -> Answer:
     group = await existing_group(call)
     found = await call.scan(lambda _: find_message(group.port, call.path["id"]))
     if found is None:
-        raise NotFound(f"there is no message {call.path['id']} any more, or not yet")
+        raise NotFound(f"there is no message {call.path['id']} (any more): check the id")
     return payload(record_of(found.message).value)
 
 

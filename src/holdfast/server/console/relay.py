@@ -44,7 +44,9 @@ class Relay:
             check_origin(request.header("origin"), request.header("host"))
             check_host(request.header("host"), (_HOST,))
             if self._settings.read_only and request.method not in _LOOKS:
-                raise Forbidden("this console only shows: it was started with --read-only")
+                raise Forbidden(
+                    "this console changes nothing, because it was started with --read-only: restart it without"
+                )
             return await self._answer(request)
         except HoldfastError as error:
             return refusal(error)

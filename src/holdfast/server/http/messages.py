@@ -381,7 +381,9 @@ class DeferredAnswer:
         except StopIteration as end:
             self.value = end.value
         except asyncio.CancelledError:
-            self.failure = Unavailable("the server is stopping; whether it was done is not known")
+            self.failure = Unavailable(
+                "the server is stopping, and may or may not have done this: check, then try again"
+            )
         except Exception as error:
             self.failure = error
         else:

@@ -120,7 +120,7 @@ def check_failures(failed: Mapping[str, int], expectations: Iterable[Expectation
             rows = "1 row does" if count == 1 else f"{count} rows do"
             raise ExpectationFailed(
                 f"{where}: {rows} not meet {each.name!r} ({each.check}); nothing of this batch was written. "
-                "Mend the rows at their source, or let them be put aside with on_fail: quarantine"
+                "Fix the rows at their source, or set them aside with on_fail: quarantine"
             )
 
 

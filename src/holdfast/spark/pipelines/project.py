@@ -179,7 +179,7 @@ def project_of(document: dict[Any, Any], where: str) -> Project:
             raise BadSettings(f"{where}: YAML reads the name of a pipeline as {name!r}: put it into quotes")
         pipelines[name] = _spec(name, entry, found, where)
     if not pipelines:
-        raise BadSettings(f"{where}: it declares no pipelines")
+        raise BadSettings(f"{where}: it declares no pipelines: add one below pipelines")
     return check_project(Project(pipelines=pipelines, where=where, **paths))
 
 

@@ -486,7 +486,8 @@ class _Mender:
         header = read_frame(data, stretch.position, stretch.position, max_raw_bytes=0).header
         if header.end != stretch.position + gap_bytes(stretch) or header.next_offset != stretch.next_offset:
             raise CorruptData(
-                f"the mended copy of {segment_name(stretch.base)} is not right; nothing was put in its place"
+                f"the mended copy of {segment_name(stretch.base)} is not right, so nothing was replaced: check the "
+                "disk, then repair again"
             )
 
     def _remove_index(self, base: int) -> None:
