@@ -31,7 +31,7 @@ from pyspark.sql.types import (
 from holdfast.broker.folder.layout import check_name
 from holdfast.broker.messages import MOVED, ONLY_FOR, PREFIX, TOMBSTONE
 from holdfast.broker.streams.queries import QueryLease, renewing
-from holdfast.codec.arrow import FrameColumns
+from holdfast.codec.arrow import FrameColumns, from_numpy, repeated
 from holdfast.codec.columns import FLAGS
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import real_world
@@ -77,7 +77,7 @@ class SparkColumn(msgspec.Struct, frozen=True):
 _COLUMNS: Final = (
     SparkColumn("key", (BinaryType(), StringType()), lambda source: source.frames.keys()),
     SparkColumn("value", (BinaryType(), StringType()), lambda source: source.frames.values()),
-    SparkColumn("topic", (StringType(),), lambda source: pa.repeat(source.topic, source.frames.rows)),
+    SparkColumn("topic", (StringType(),), lambda source: repeated(source.topic, source.frames.rows)),
     SparkColumn("partition", (IntegerType(),), lambda source: np.full(source.frames.rows, source.partition, np.int32)),
     SparkColumn("offset", (LongType(),), lambda source: source.frames.offsets()),
     SparkColumn("timestamp", (TimestampType(),), lambda source: source.frames.times()),
@@ -129,7 +129,7 @@ class Maker:
 
 
 def _as(values: Any, field: pa.Field, source: PartitionFrames) -> pa.Array:
-    array = values if isinstance(values, pa.Array) else pa.array(values)
+    array = values if isinstance(values, pa.Array) else from_numpy(values)
     if array.type == field.type:
         return array
     try:
@@ -149,7 +149,7 @@ def users_headers(headers: pa.ListArray) -> pa.ListArray:
         return headers
     kept = np.logical_not(ours.to_numpy(zero_copy_only=False))
     ends = np.concatenate([[0], np.cumsum(kept)]).astype(np.int32)[headers.offsets.to_numpy()]
-    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), headers.values.filter(pa.array(kept)))
+    return pa.ListArray.from_arrays(from_numpy(ends), headers.values.filter(from_numpy(kept)))
 
 
 logger = logging.getLogger(__name__)
@@ -240,7 +240,7 @@ def _batch(frames: Sequence[Frame], wanted: Range, maker: Maker, policy: ReadPol
         batch = batch.slice(below, columns.rows - below - above)
         kept = None if kept is None else kept[below : columns.rows - above]
     if kept is not None:
-        batch = batch.filter(pa.array(kept))
+        batch = batch.filter(from_numpy(kept))
     if batch.num_rows:
         yield batch
 
