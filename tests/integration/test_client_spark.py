@@ -5,12 +5,20 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import holdfast
 from holdfast import Busy
+from holdfast.client.spark_commits import routes
+from holdfast.codec.frame import frames_in
+from holdfast.protocol.media import RAW
+from holdfast.server.access.tokens import ACTIONS, digest_of
 from holdfast.settings import BrokerSettings
-from holdfast.spark.source import HoldfastSink, Task, WriteOptions
+from holdfast.spark.places import ServerAccess, ServerPlace
+from holdfast.spark.ranges import Range
+from holdfast.spark.source import HoldfastSink, StagedRows, Task, WriteOptions
+from tests.integration.http_gear import serving
 from tests.unit.sinks import batch_of
 
 
@@ -81,3 +89,112 @@ def test_an_owner_that_does_not_share_is_named(tmp_path):
         broker.create_topic("orders")
         with pytest.raises(Busy, match="does not share it"):
             sink(tmp_path).check_owner()
+
+
+# Through a server, by callers that need not be trusted.
+
+
+@pytest.fixture
+def guarded(tmp_path):
+    """A server that asks for tokens, and the sink of somebody who may publish to one topic."""
+    tokens = tmp_path / "tokens"
+    roles = {"writer": (["publish", "read"], ["orders"]), "boss": (list(ACTIONS), ["*"])}
+    tokens.write_text(
+        "".join(
+            f'[[tokens]]\nname = "{name}"\nrole = {actions}\nsha256 = "{digest_of(name)}"\ntopics = {topics}\n'
+            for name, (actions, topics) in roles.items()
+        )
+    )
+    tokens.chmod(0o600)
+    with serving(tmp_path / "shop", more=lambda: [routes], tokens_file=str(tokens)) as server:
+        with holdfast.connect(server.url, token="boss") as broker:
+            for topic in ("orders", "secrets"):
+                broker.create_topic(topic, max_message_bytes=1000)
+        yield server
+
+
+def writer_of(server, topic="orders", token="writer"):
+    return HoldfastSink(
+        WriteOptions(
+            path=server.url,
+            topic=topic,
+            new_partitions=None,
+            owner_wait_ms=0,
+            settings=BrokerSettings(),
+            server=ServerAccess(server.url, token),
+        )
+    )
+
+
+def bodies(server, topic="orders"):
+    with holdfast.connect(server.url, token="boss") as broker:
+        return [each.body for each in broker.read(topic)]
+
+
+def test_rows_are_uploaded_and_committed_once(guarded):
+    writer = writer_of(guarded)
+    staged = writer.stage(iter([batch_of([b"a", b"b"])]), "query", 0, Task(0, 0))
+    assert bodies(guarded) == []
+    for _ in range(2):
+        writer.commit([staged], kept=True, streaming=True)
+    assert bodies(guarded) == [b"a", b"b"]
+
+
+def test_rows_that_are_given_up_are_removed_and_committed_ones_stay(guarded, tmp_path):
+    writer = writer_of(guarded)
+    staged = writer.stage(iter([batch_of([b"a"])]), "query", 0, Task(0, 0))
+    files = list((tmp_path / "shop/staging").rglob("*.frames"))
+    assert len(files) == 1
+    writer.abort([staged])
+    assert not files[0].exists()
+    staged = writer.stage(iter([batch_of([b"a"])]), "query", 0, Task(0, 1))
+    writer.commit([staged], kept=True, streaming=True)
+    writer.abort([staged])  # as Spark does after a commit whose answer was lost
+    assert bodies(guarded) == [b"a"]
+
+
+def test_frames_that_no_producer_could_send_are_refused(guarded, tmp_path):
+    writer, chosen = writer_of(guarded), "0-0-0000002a-1-0.frames"
+    too_long = writer_of(guarded, token="boss").stage(iter([batch_of([b"fine"])]), "query", 0, Task(0, 0))
+    [file] = too_long.files
+    with pytest.raises(holdfast.Forbidden):  # rows for another topic, whatever the path of the upload
+        lane = msgspec.structs.replace(file.lanes[0][0], topic="secrets")
+        moved = msgspec.structs.replace(file, lanes=((lane, 1),))
+        writer.commit([StagedRows("query", 0, (moved,))], kept=True)
+    [stored] = (tmp_path / "shop/staging").rglob("*.frames")
+    content = stored.read_bytes()
+    for wrong in (
+        msgspec.structs.replace(file, lanes=((file.lanes[0][0], 2),)),
+        msgspec.structs.replace(file, log_id=7),
+    ):
+        with pytest.raises(holdfast.InvalidRequest, match="Nothing was written"):
+            writer.commit([StagedRows("query", 0, (wrong,))], kept=True)
+    with holdfast.connect(guarded.url, token="boss") as broker:
+        broker.alter_topic("orders", max_message_bytes=2)
+    with pytest.raises(holdfast.MessageTooLarge, match="a row has 4 bytes"):
+        writer.commit([too_long], kept=True)
+    assert bodies(guarded) == []
+    for path, status in (
+        (f"/v1/staged/query/0/{chosen}?position=8", 409),
+        ("/v1/staged/query/0/manifest.json", 400),
+        (f"/v1/staged/../0/{chosen}", 400),
+        (f"/v1/staged/query/x/{chosen}", 400),
+    ):
+        answer = guarded.request("POST", path, content, headers={"content-type": RAW}, token="writer")
+        assert answer.status == status, answer
+
+
+def test_frames_are_fetched_a_bounded_piece_at_a_time(guarded):
+    with holdfast.connect(guarded.url, token="boss") as broker:
+        for number in range(50):
+            broker.publish("orders", b"%d" % number + bytes(500))
+    place, wanted = ServerPlace(ServerAccess(guarded.url, "writer")), Range("orders", 0, 10, 20)
+    found = [frame.base_offset for frame in place.frames(wanted, 10)]
+    assert found == [*range(10, 20)]
+    path = "/v1/topics/orders/partitions/0/frames"
+    some = guarded.get(path, query={"offset": 0, "bytes": 2000}, token="writer")
+    assert some.headers["content-type"] == RAW
+    assert [frame.base_offset for frame in frames_in(memoryview(some.body), max_raw_bytes=10_000)] == [0, 1, 2]
+    assert guarded.get(path, query={"offset": 50}, token="writer").body == b""
+    assert guarded.get(path, query={"offset": 51}, token="writer").code == "offset_out_of_range"
+    assert guarded.get("/v1/topics/secrets/partitions/0/frames", query={"offset": 0}, token="writer").status == 403

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark")
 
 from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
+import holdfast
 from holdfast.broker.streams.queries import list_queries
 from holdfast.env import real_world
 from holdfast.spark.readers import BatchReader, MicroBatchReader, message_schema
@@ -79,3 +84,46 @@ def test_what_a_stream_has_not_read_stays_pinned_however_it_ends(tmp_path: Path)
     del reader
     [query] = list_queries(real_world(), folder)
     assert (query.group, query.ttl_ms, query.stale) == ("lake", 2 * 24 * 3_600_000, False)
+
+
+def test_a_small_batch_waits_for_more_messages_or_for_the_time_that_was_given(tmp_path: Path) -> None:
+    with holdfast.open_broker(tmp_path) as broker:
+        broker.create_topic("orders")
+        given = {"path": str(tmp_path), "topic": "orders", "startingOffsets": "earliest", "minOffsetsPerTrigger": "10"}
+
+        def offset(of: dict[str, Any]) -> int:
+            return int(of["topics"]["orders"]["partitions"]["0"]["offset"])
+
+        def grown(reader: MicroBatchReader, start: dict[str, Any], more: int) -> dict[str, Any]:
+            broker.publish_many("orders", [b"x"] * more)
+            return reader.latestOffset(start, ReadAllAvailable())
+
+        patient = MicroBatchReader(CaseInsensitiveDict({**given, "maxTriggerDelay": "1h"}), SCHEMA)
+        first = grown(patient, patient.initialOffset(), 1)
+        assert offset(first) == 1  # the first batch does not wait
+        assert grown(patient, first, 9) == first
+        assert offset(grown(patient, first, 1)) == 11
+        hasty = MicroBatchReader(CaseInsensitiveDict({**given, "maxTriggerDelay": "0s"}), SCHEMA)
+        second = grown(hasty, hasty.initialOffset(), 1)
+        assert offset(grown(hasty, second, 1)) == offset(second) + 1
+        ends = MicroBatchReader(CaseInsensitiveDict({**given, "maxTriggerDelay": "1h"}), SCHEMA)
+        ends.prepareForTriggerAvailableNow()  # a run that ends takes what is there
+        third = ends.latestOffset(second, ReadAllAvailable())
+        assert offset(third) == offset(second) + 1
+
+
+WITHOUT_PANDAS = """
+import sys
+from holdfast.spark.readers import BatchReader, message_schema
+reader = BatchReader({"path": sys.argv[1], "topic": "orders"}, message_schema(headers=False))
+print(sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part)), "pandas" in sys.modules)
+"""
+
+
+def test_a_fresh_worker_reads_without_waiting_for_pandas(tmp_path: Path) -> None:
+    with holdfast.open_broker(tmp_path) as broker:
+        broker.create_topic("orders")
+        broker.publish_many("orders", [holdfast.NewMessage(body=b"x", key="a", ttl=3600, priority=3)] * 2000)
+        command = [sys.executable, "-c", WITHOUT_PANDAS, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "2000 False\n", done.stderr

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.client import spark_commits
 from holdfast.protocol.media import JSON
 from holdfast.server.api.admin import audit_routes, description_routes, metrics_routes
 from holdfast.server.routing import Route
@@ -35,6 +36,7 @@ def all_routes() -> list[Route]:
         metrics_routes(lambda accept: (b"", accept), asks=True),
         audit_routes(None),  # type: ignore[arg-type]  nothing is called here
         description_routes(list),
+        spark_commits.routes,
     )
     return [route for routes in (*API, *more) for route in routes.all if not route.hidden]
 

@@ -309,6 +309,42 @@ def test_a_batch_reads_between_offsets_or_times() -> None:
         ranges_of(place, startingOffsets='{"orders":{"0":99}}')
 
 
+def test_a_batch_reads_between_times_of_each_partition() -> None:
+    place = place_with(2)
+    fill(place, 3, 0)
+    fill(place, 2, 1)
+    place.clock.advance(seconds=60)
+    moment = place.clock.now_ns() // 1_000_000
+    fill(place, 4, 0)
+    times = f'{{"orders": {{"0": {moment}, "1": 0}}}}'
+    assert ranges_of(place, startingOffsetsByTimestamp=times) == [Range("orders", 0, 3, 7), Range("orders", 1, 0, 2)]
+    assert ranges_of(place, endingOffsetsByTimestamp=times) == [Range("orders", 0, 0, 3)]
+    beyond = f'{{"orders": {{"0": 0, "1": {moment}}}}}'
+    with pytest.raises(OffsetOutOfRange, match=f"orders/1 has no message of the time {moment} "):
+        ranges_of(place, startingOffsetsByTimestamp=beyond)
+    with pytest.raises(OffsetOutOfRange, match="orders/1 has no message"):
+        ranges_of(place, startingTimestamp=str(moment), startingOffsetsByTimestampStrategy="error")
+    found = ranges_of(place, startingOffsetsByTimestamp=beyond, startingOffsetsByTimestampStrategy="latest")
+    assert found == [Range("orders", 0, 0, 7)]
+    with pytest.raises(UnknownTopic, match='"startingOffsetsByTimestamp" does not say where orders/1'):
+        ranges_of(place, startingOffsetsByTimestamp='{"orders": {"0": 0}}')
+
+
+@pytest.mark.parametrize("sizes", [(100, 1, 1), (7, 7, 7), (1, 2, 97), (50, 49, 1)])
+def test_there_are_as_many_tasks_as_asked_and_none_has_more_than_asked(sizes: tuple[int, ...]) -> None:
+    place = place_with(3)
+    for number, count in enumerate(sizes):
+        fill(place, count, number)
+    folder, whole = DataFolder(FOLDER, place.world), ranges_of(place)
+    for least in range(3, 22):
+        parts = splits(folder, whole, least)
+        assert len(parts) == min(least, sum(sizes))
+        assert sum(part.messages for part in parts) == sum(sizes)
+        assert all(part.messages for part in parts)
+    assert len(splits(folder, whole, 10_000)) == sum(sizes)
+    assert max(part.messages for part in splits(folder, whole, 0, 10)) <= 10
+
+
 def test_tasks_follow_segments_and_more_are_cut_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     place = place_with()
     fill(place, 100, size=500)

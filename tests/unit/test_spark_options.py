@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 from holdfast.errors import InvalidRequest
-from holdfast.spark.options import batch_read_options, check_options, stream_read_options
+from holdfast.spark.options import as_meant, batch_read_options, check_options, stream_read_options
 
 NOW_MS = 1_800_000_000_000
 GIVEN = {"path": "/data/shop", "topic": "orders"}
@@ -23,6 +24,37 @@ def batch(**more: str) -> Any:
 
 def stream(**more: str) -> Any:
     return stream_read_options(CaseInsensitiveDict({**GIVEN, **more}), NOW_MS)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"minOffsetsPerTrigger": "20", "maxOffsetsPerTrigger": "10"}, "must not be more than the most"),
+        ({"minOffsetsPerTrigger": "none"}, '"minOffsetsPerTrigger" is'),
+        ({"maxTriggerDelay": "soon"}, '"maxTriggerDelay"'),
+        ({"maxRecordsPerPartition": "0"}, '"maxRecordsPerPartition" is'),
+        ({"startingOffsetsByTimestamp": "yesterday"}, "milliseconds since 1970 by topic and partition"),
+        ({"startingOffsetsByTimestamp": '{"a": {"0": 1}}', "startingOffsets": "latest"}, "choose one of them"),
+        ({"startingOffsetsByTimestampStrategy": "none"}, 'say "error" or "latest"'),
+        ({"server": "http://host:7700"}, "choose one of them"),
+        ({"token": "secret"}, "would show up in plans and logs"),
+    ],
+)
+def test_a_wrong_option_of_a_stream_is_refused_in_a_sentence(given: dict[str, str], named: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        stream(**given)
+    assert named in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+def test_options_are_sent_to_tasks_by_their_own_names_and_with_the_drivers_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = CaseInsensitiveDict({"path": "shop", "startingOffsets": "earliest", "nonsense": "1"})
+    assert as_meant(given) == {"path": str(tmp_path / "shop"), "startingOffsets": "earliest", "nonsense": "1"}
+    assert as_meant({"server": "https://host:7700"}) == {"path": "https://host:7700"}
+    assert as_meant({"topic": "orders"}) == {"topic": "orders"}  # who reads it says what is missing
 
 
 def test_a_batch_begins_at_the_earliest_and_a_stream_behind_the_latest_message() -> None:

@@ -134,7 +134,7 @@ def test_traces_can_be_asked_for_by_time_and_topic(broker, tmp_path):
 
 
 def test_many_traces_are_read_by_several_tasks(broker, tmp_path, monkeypatch):
-    from holdfast.spark import tables as table_list
+    from holdfast.spark import rows as table_list
 
     monkeypatch.setattr(table_list, "_PIECE_BYTES", 1)
     log = broker._port.engine.traces.log.log

@@ -39,6 +39,8 @@ from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest, NotInstalled
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from holdfast.spark.pipelines import spec
     from holdfast.spark.pipelines.checkpoint import PipelineStatus
     from holdfast.spark.pipelines.project import Runner
@@ -203,6 +205,13 @@ def run_command(
     full_refresh: Annotated[
         bool, option("--full-refresh", "Delete the tables and checkpoints first, and start over.")
     ] = False,
+    master: Annotated[
+        str | None, option("--master URL", "Where Spark runs: spark://host:7077, yarn, local[4]; by default local[*].")
+    ] = None,
+    conf: Annotated[list[str] | None, option("--conf NAME=VALUE", "A setting of Spark; may be repeated.")] = None,
+    remote: Annotated[
+        str | None, option("--remote URL", "A Spark Connect server to use instead: sc://host:15002.")
+    ] = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> int:
@@ -211,7 +220,9 @@ def run_command(
     Examples:
         holdfast pipeline run --all
         holdfast pipeline run orders --follow --every 5s
+        holdfast pipeline run --all --master spark://host:7077 --conf spark.executor.memory=4g
     """
+    start = _starting(master, conf or [], remote)
     project = _project(declared)
     wanted = _wanted(project, names, everything=everything)
     if full_refresh and not _may_forget(project, wanted, yes=yes, as_json=as_json):
@@ -220,7 +231,7 @@ def run_command(
 
     every_ms = round(parse_duration(every, "--every") * 1000)
     with bars(wanted, shown=not as_json) as tell:
-        runner = Runner(project, tell=tell)
+        runner = Runner(project, tell=tell, start=start)
         with ending_in_order(runner):
             outcomes = runner.run(wanted, follow=follow, every_ms=every_ms, full_refresh=full_refresh)
     if as_json:
@@ -363,6 +374,29 @@ def export_command(
         note(safe(each))
     note(f"wrote {len(exported.files)} files; {safe(exported.files[1])} says how to run it")
     return OK
+
+
+def _starting(master: str | None, conf: Sequence[str], remote: str | None) -> Callable[[], SparkSession]:
+    """What starts a session as the command line says."""
+    if master is not None and remote is not None:
+        raise InvalidRequest("a Spark Connect server has its own master: say --master or --remote, not both")
+    settings: dict[str, str] = {}
+    for each in conf:
+        name, equals, value = each.partition("=")
+        if not equals or not name.startswith("spark."):
+            raise InvalidRequest(f"--conf {each!r} is no setting: give spark.NAME=VALUE, such as spark.ui.enabled=true")
+        settings[name] = value
+    if remote is not None:
+        if not remote.startswith("sc://"):
+            raise InvalidRequest(f"--remote {remote!r} is no Spark Connect server: give sc://host:15002")
+        settings["spark.remote"] = remote
+
+    def start() -> SparkSession:
+        from holdfast.spark.session import session
+
+        return session("holdfast pipelines", master or "local[*]", **settings)
+
+    return start
 
 
 def _project(declared: str) -> Project:

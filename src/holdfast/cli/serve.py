@@ -166,6 +166,7 @@ def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, 
     try:
         from holdfast.broker.folder.stored import shown_place
         from holdfast.client.shared_folder import share
+        from holdfast.client.spark_commits import routes as spark_routes
         from holdfast.server.metrics import start_logging
         from holdfast.server.server import event_loop, serve
     except ImportError as error:
@@ -197,6 +198,7 @@ def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, 
             stop_asked=loop.create_task(stop_asked.wait()),
             opened=share if shares else None,
             effective=msgspec.structs.replace(effective, server=settings, data_dir=shown),
+            more=[spark_routes],
         )
 
     with asyncio.Runner(loop_factory=event_loop()) as runner:

@@ -94,6 +94,24 @@ _LARGE: Final = 32
 _RUN: Final = 16
 
 
+def from_numpy(numbers: np.ndarray[Any, Any], missing: np.ndarray[Any, np.dtype[np.bool_]] | None = None) -> pa.Array:
+    """Return the numbers, truth values or times as an Arrow array, null where `missing`; they are not copied.
+
+    `pa.array` does the same, but imports pandas first, which a fresh process of Spark's has to wait for.
+    """
+    kind = pa.from_numpy_dtype(numbers.dtype)
+    valid = None if missing is None else pa.py_buffer(np.packbits(~missing, bitorder="little"))
+    data = np.packbits(numbers, bitorder="little") if numbers.dtype == np.bool_ else np.ascontiguousarray(numbers)
+    return pa.Array.from_buffers(kind, len(numbers), [valid, pa.py_buffer(data.view(np.uint8))])
+
+
+def repeated(text: str, count: int) -> pa.Array:
+    """Return the text so many times."""
+    content = text.encode()
+    ends = pa.py_buffer((np.arange(count + 1) * len(content)).astype(np.int32))
+    return pa.Array.from_buffers(pa.string(), count, [None, ends, pa.py_buffer(content * count)])
+
+
 class FrameColumns:
     """The messages of several frames as columns; removed messages still have their rows, see `kept`."""
 
@@ -150,14 +168,14 @@ class FrameColumns:
         """Return the ids as signed numbers; null if there was no producer."""
         ids = np.fromiter((frame.header.producer_id for frame in self._frames), np.uint64, len(self._frames))
         rows = np.repeat(ids, self._counts)
-        return pa.array(rows.view(np.int64), mask=rows == 0)
+        return from_numpy(rows.view(np.int64), rows == 0)
 
     def producer_epochs(self) -> pa.Array:
-        return pa.array(self._each(lambda header: header.producer_epoch), mask=self._without_producer())
+        return from_numpy(self._each(lambda header: header.producer_epoch), self._without_producer())
 
     def sequences(self) -> pa.Array:
         numbers = (self._each(lambda header: header.first_sequence) + self._places()) % 2**32
-        return pa.array(numbers, mask=self._without_producer())
+        return from_numpy(numbers, self._without_producer())
 
     def kept(self) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
         """Return for each row whether its message still exists; None if all do."""
@@ -216,7 +234,7 @@ class FrameColumns:
         if not self._uses & column:
             return pa.nulls(self.rows, INSTANT)
         numbers = self._numbers(column, np.int64, lambda frame: 0)
-        return pa.array(numbers * 1000, pa.int64(), mask=numbers == 0).cast(INSTANT)
+        return from_numpy(numbers * 1000, numbers == 0).cast(INSTANT)
 
     def _variable(
         self,

@@ -604,3 +604,20 @@ def read_frame(buffer: memoryview, at: int, position: int, *, max_raw_bytes: int
     check_body(buffer, at, header)
     start = at + HEADER_BYTES
     return Frame(header, buffer[start : start + header.body_bytes], max_raw_bytes=max_raw_bytes)
+
+
+def header_bytes(header: FrameHeader) -> bytes:
+    """Return the header as it is stored."""
+    return _HEADER.pack(*msgspec.structs.astuple(header))
+
+
+def frames_in(content: memoryview, *, max_raw_bytes: int) -> Iterator[Frame]:
+    """Yield frames that were copied out of segments, one after the other; raises CorruptData."""
+    at = 0
+    while at < len(content):
+        if len(content) - at < HEADER_BYTES:
+            raise ChecksumMismatch(f"the last {len(content) - at} bytes are no frame")
+        position = FrameHeader(*_HEADER.unpack_from(content, at)).position
+        frame = read_frame(content, at, position, max_raw_bytes=max_raw_bytes)
+        yield frame
+        at += frame.header.end - position

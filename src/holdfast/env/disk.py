@@ -81,7 +81,14 @@ class File(Protocol):
         """Close it; views stay valid."""
 
 
-def write_fully(file: File, position: int, parts: Sequence[BytesLike]) -> None:
+class Writable(Protocol):
+    """What bytes can be written to."""
+
+    def write(self, position: int, parts: Sequence[BytesLike]) -> int:
+        """Write the parts one after the other; returns how many bytes were written, maybe fewer."""
+
+
+def write_fully(file: Writable, position: int, parts: Sequence[BytesLike]) -> None:
     """Write every byte or raise. A full disk first shows as a short write, and as an error only on the next one."""
     wanted = sum(map(len, parts))
     done = file.write(position, parts)
@@ -96,7 +103,7 @@ def write_fully(file: File, position: int, parts: Sequence[BytesLike]) -> None:
         position += len(part)
 
 
-def _write_rest(file: File, position: int, rest: memoryview) -> None:
+def _write_rest(file: Writable, position: int, rest: memoryview) -> None:
     while rest:
         taken = file.write(position, [rest])
         if taken == 0:

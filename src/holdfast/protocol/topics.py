@@ -261,6 +261,14 @@ class ReadQuery(Wire, kw_only=True):
     on_damage: Literal["raise", "skip"] = "raise"
 
 
+class FramesQuery(Wire, kw_only=True):
+    """Which frames: those that hold messages from `offset` on and before `stop`, and about how many bytes of them."""
+
+    offset: Number
+    stop: Number | None = None
+    bytes: Annotated[int, Meta(ge=1)] = 8 * 1024 * 1024
+
+
 class ReadMessages(ServerValue, kw_only=True):
     """Messages of a partition, where to continue, and the range of offsets that the partition holds."""
 

@@ -208,6 +208,7 @@ async def serve(
     stop_asked: Awaitable[object],
     opened: Callable[[BrokerEngine, Audit, Callable[[], str]], None] | None = None,
     effective: Effective | None = None,
+    more: Sequence[Routes] = (),
 ) -> bool:
     """Open a folder and serve it until `stop_asked` is done, then drain and close it.
 
@@ -221,7 +222,7 @@ async def serve(
     try:
         audit = open_audit(port.engine.world, port.place, settings)  # on its disk: the folder may live in a store
         port.engine.at_close(audit.close)
-        server = make_server(world, port, settings, audit=audit)
+        server = make_server(world, port, settings, audit=audit, more=more)
         server.service.effective = effective
         addresses = await server.listen(tls)
         if opened is not None:
@@ -244,14 +245,19 @@ async def serve(
 
 
 def make_server(
-    world: World, port: AsyncLocalBrokerPort, settings: ServerSettings, *, audit: Audit | None = None
+    world: World,
+    port: AsyncLocalBrokerPort,
+    settings: ServerSettings,
+    *,
+    audit: Audit | None = None,
+    more: Sequence[Routes] = (),
 ) -> Server:
-    """A server with the API, metrics, audit log and, if enabled, the console."""
+    """A server with the API, metrics, audit log and, if enabled, the console; and `more` routes."""
     engine = port.engine
     metrics = ServerMetrics(engine, most_groups=settings.metrics_groups)
     metrics.trace_export = start_export(engine, settings.otlp_endpoint, environment())
     audit = audit or open_audit(engine.world, port.place, settings)
-    more = [metrics_routes(metrics.render, asks=settings.metrics_auth), audit_routes(audit)]
+    more = [*more, metrics_routes(metrics.render, asks=settings.metrics_auth), audit_routes(audit)]
     if settings.console:
         more += console_routes(audit)
     server = Server(

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from hashlib import blake2b
 from itertools import chain
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -32,9 +32,10 @@ from holdfast.broker.topic import Topic
 from holdfast.codec.columns import HEADERS
 from holdfast.codec.encode import Body, FramePlace, header_for
 from holdfast.codec.frame import HEADER_BYTES, Frame, read_frame
-from holdfast.env import File, World
-from holdfast.env.disk import write_fully
+from holdfast.env import World
+from holdfast.env.disk import Writable, write_fully
 from holdfast.errors import Busy, CorruptData, HoldfastError, InvalidRequest, Unavailable, UnknownFormat, UnknownTopic
+from holdfast.later import pattern
 from holdfast.model import Producer, Record
 from holdfast.settings import BrokerSettings
 from holdfast.storage.files import durable_replace, join, read_file, remove_tree, translated
@@ -405,6 +406,7 @@ def _carry_out(engine: BrokerEngine, staging: Staging, manifest: CommitManifest,
 
 VERSION: Final = 1
 _SUFFIX: Final = ".frames"
+STAGED_NAME: Final = pattern(r"[0-9]{1,10}-[0-9]{1,20}-[0-9a-f]{8}-[0-9]{1,16}-[0-9]{1,6}\.frames")
 _GATHER_BYTES: Final = 1 << 20
 _GATHER_PARTS: Final = 900  # what one call of the kernel takes is 1024
 _FILE_BYTES: Final = 1 << 30
@@ -468,16 +470,36 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 Noted = TypeVar("Noted", Done, CommitManifest)
 
 
+class StageFile(Writable, Protocol):
+    """A file to write frames to: here, or on a server."""
+
+    def sync(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class StageDisk(Protocol):
+    """Where staged files are made."""
+
+    def make_folder(self, path: str) -> None: ...
+
+    def open(self, path: str, *, write: bool, create: bool) -> StageFile: ...
+
+    def sync_folder(self, path: str) -> None: ...
+
+    def remove(self, path: str) -> None: ...
+
+
 class FrameFiles:
     """Writes bodies of frames into the files of one attempt. They are durable after `finish`."""
 
-    def __init__(self, world: World, folder: str, prefix: str) -> None:
-        self._world = world
+    def __init__(self, world: World, folder: str, prefix: str, disk: StageDisk | None = None) -> None:
+        self._disk = disk or world.disk
         self._folder = folder
         self._log_id = world.ids.random_u32()
         # A name that no manifest has yet: each driver counts attempts from 0 again, and clocks may be set back.
         self._prefix = f"{prefix}-{self._log_id:08x}-{world.clock.now_ns() // 1_000_000}"
-        self._file: File | None = None
+        self._file: StageFile | None = None
         self._names: list[str] = []
         self._finished: list[StagedFile] = []
         self._lanes: dict[SinkLane, int] = {}
@@ -503,7 +525,7 @@ class FrameFiles:
         """Sync all files, and return them."""
         self._end()
         if self._finished:
-            self._world.disk.sync_folder(self._folder)
+            self._disk.sync_folder(self._folder)
         return tuple(self._finished)
 
     def discard(self) -> None:
@@ -512,15 +534,14 @@ class FrameFiles:
             self._file.close()
         for name in self._names:
             with suppress(OSError):
-                self._world.disk.remove(join(self._folder, name))
+                self._disk.remove(join(self._folder, name))
 
     def _begin(self) -> None:
         self._end()
-        disk = self._world.disk
-        disk.make_folder(self._folder)
+        self._disk.make_folder(self._folder)
         name = f"{self._prefix}-{len(self._names)}{_SUFFIX}"
         self._names.append(name)
-        self._file = disk.open(join(self._folder, name), write=True, create=True)
+        self._file = self._disk.open(join(self._folder, name), write=True, create=True)
 
     def _store(self) -> None:
         assert self._file is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
@@ -29,6 +29,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from holdfast.api.topics import TopicInfo
 from holdfast.broker.folder.contents import Catalog, settings_for
 from holdfast.broker.folder.layout import check_topic_name, topic_folder
 from holdfast.broker.messages import (
@@ -349,6 +350,9 @@ class Target(msgspec.Struct, frozen=True):
     settings: TopicSettings
 
 
+_MAKE_IT: Final = 'make it first, or let the write make it: .option("createTopics", "true").option("partitions", "4")'
+
+
 class Targets:
     """The topics of a data folder, each looked up once. With `new_partitions` the commit makes missing ones."""
 
@@ -374,12 +378,28 @@ class Targets:
             return Target(name, facts.id, facts.partitions, settings)
         if self._new_partitions is None:
             there = ", ".join(self._catalog.names()[:10]) or "none yet"
-            raise UnknownTopic(
-                f"there is no topic {name} in {self._root} (there are: {there}); make it first, or let the write make "
-                'it: .option("createTopics", "true").option("partitions", "4")'
-            )
+            raise UnknownTopic(f"there is no topic {name} in {self._root} (there are: {there}); {_MAKE_IT}")
         settings = settings_for(self._world, "", None, filed, self._settings.topic)
         return Target(name, 0, self._new_partitions, settings)
+
+
+class ServerTargets(Targets):
+    """The topics of a server, as it describes them; `describe` returns None for one that does not exist."""
+
+    def __init__(self, place: str, describe: Callable[[str], TopicInfo | None], new_partitions: int | None) -> None:
+        self._root = place
+        self._describe = describe
+        self._new_partitions = new_partitions
+        self._known = {}
+
+    def _look(self, name: str) -> Target:
+        info = self._describe(name)
+        if info is not None:
+            settings = msgspec.convert(info.settings, TopicSettings, strict=False)
+            return Target(name, info.id, len(info.partitions), settings)
+        if self._new_partitions is None:
+            raise UnknownTopic(f"there is no topic {name} on {self._root}; {_MAKE_IT}")
+        return Target(name, 0, self._new_partitions, TopicSettings())
 
 
 class RowRouter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import wraps
 from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypeVar
@@ -14,8 +14,10 @@ import msgspec
 
 from holdfast.api.drafts import instant_ns, parse_duration, parse_instant
 from holdfast.broker.streams.queries import LEAST_TTL_MS, MOST_TTL_MS, TTL_MS
+from holdfast.client.address import is_address, refuse_almost
 from holdfast.delivery.where import Expression
 from holdfast.env.process import set_variable
+from holdfast.env.sockets import absolute
 from holdfast.errors import HoldfastError, InvalidRequest
 
 EARLIEST: Final = -2
@@ -23,16 +25,23 @@ LATEST: Final = -1
 
 # By topic and partition; EARLIEST and LATEST stand for where a partition begins and ends.
 Places: TypeAlias = Literal["earliest", "latest"] | dict[str, dict[int, int]]
+# By topic and partition, in ns since 1970.
+Times: TypeAlias = dict[str, dict[int, int]]
 
 _SUBSCRIPTIONS: Final = ("topic", "subscribe", "subscribePattern", "assign")
-_WHERE: Final = ("path", "table", *_SUBSCRIPTIONS)
-_READING: Final = ("startingOffsets", "startingTimestamp", "minPartitions", "includeHeaders", "includeRedriven",
-                   "failOnDataLoss", "onCorrupt")  # fmt: skip
-BATCH: Final = frozenset({*_WHERE, *_READING, "endingOffsets", "endingTimestamp"})
-STREAM: Final = frozenset({*_WHERE, *_READING, "maxOffsetsPerTrigger", "maxBytesPerTrigger", "groupId", "pinTimeout"})
+_WHERE: Final = ("path", "server", "tokenFile", "table", *_SUBSCRIPTIONS)
+_READING: Final = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
+                   "startingOffsetsByTimestampStrategy", "minPartitions", "maxRecordsPerPartition", "includeHeaders",
+                   "includeRedriven", "failOnDataLoss", "onCorrupt")  # fmt: skip
+BATCH: Final = frozenset({*_WHERE, *_READING, "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"})
+STREAM: Final = frozenset({
+    *_WHERE, *_READING, "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay",
+    "groupId", "groupIdPrefix", "pinTimeout",
+})  # fmt: skip
 
 _DEFAULT_OFFSETS: Final = 1_000_000
 _DEFAULT_BYTES: Final = 256 << 20
+_DEFAULT_DELAY_S: Final = 15 * 60.0
 _SIZE: Final = re.compile(r"([0-9]+) ?(|b|[kmg](?:i?b)?)")
 _SHIFTS: Final = {"": 0, "b": 0, "k": 10, "m": 20, "g": 30}
 
@@ -65,11 +74,18 @@ class ReadOptions(ReadPolicy, frozen=True, kw_only=True):
     ending: Places = "latest"
     starting_ns: int | None = None
     ending_ns: int | None = None
+    starting_times: Times | None = None
+    ending_times: Times | None = None
+    none_is_latest: bool = True  # a start at a time after which there is no message: at the end, or an error
     min_partitions: int = 0
+    most_records: int | None = None
     include_headers: bool = False
     max_offsets: int | None = _DEFAULT_OFFSETS
     max_bytes: int | None = _DEFAULT_BYTES
+    min_offsets: int = 0
+    max_delay_ms: int = 0
     group: str | None = None
+    group_prefix: str = "spark"
     pin_ms: int = TTL_MS
 
 
@@ -87,6 +103,7 @@ def batch_read_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
         **options.start("earliest"),
         ending=options.places("endingOffsets", "latest"),
         ending_ns=options.instant("endingTimestamp", "endingOffsets"),
+        ending_times=options.times("endingOffsetsByTimestamp", "endingTimestamp", "endingOffsets"),
     )
 
 
@@ -98,7 +115,10 @@ def stream_read_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
         **options.start("latest"),
         max_offsets=options.limit("maxOffsetsPerTrigger", _DEFAULT_OFFSETS),
         max_bytes=options.limit("maxBytesPerTrigger", _DEFAULT_BYTES),
+        min_offsets=options.min_offsets(),
+        max_delay_ms=options.delay_ms("maxTriggerDelay"),
         group=given.get("groupId") or None,
+        group_prefix=given.get("groupIdPrefix") or "spark",
         pin_ms=options.pin_ms("pinTimeout"),
     )
 
@@ -132,11 +152,34 @@ def table_options(given: Mapping[str, str], now_ms: int, *, timed: bool) -> Tabl
 
 
 def required_path(given: Mapping[str, str]) -> str:
-    """The data folder."""
-    path = given.get("path")
+    """The data folder, by its absolute path, or the address of a server."""
+    path, server = given.get("path"), given.get("server")
+    if path and server:
+        raise InvalidRequest('options "path" and "server" are both given: choose one of them')
+    if server and not is_address(server):
+        raise InvalidRequest(f'option "server" is {server!r}: give its address, such as http://host:7700')
+    path = path or server
     if not path:
-        raise InvalidRequest('option "path" is missing: name the data folder, .option("path", "/data/shop")')
-    return path.removeprefix("file://").removeprefix("file:")
+        raise InvalidRequest(
+            'option "path" is missing: name the data folder, .option("path", "/data/shop"), or the address of a server'
+        )
+    if is_address(path):
+        return path
+    refuse_almost(path)
+    return absolute(path.removeprefix("file://").removeprefix("file:"))
+
+
+def as_meant(given: Mapping[str, str]) -> dict[str, str]:
+    """The options by their own names, which Spark passes in lower case, and the place as the driver understands it.
+
+    Tasks may run in another folder. Raises nothing: who reads the options says what is wrong with them.
+    """
+    names = {name.lower(): name for name in BATCH | STREAM}
+    found = {names.get(name.lower(), name): value for name, value in given.items()}
+    with suppress(InvalidRequest):
+        found["path"] = required_path(given)
+        found.pop("server", None)
+    return found
 
 
 def refuse_unknown(given: Mapping[str, str], known: frozenset[str]) -> None:
@@ -145,7 +188,13 @@ def refuse_unknown(given: Mapping[str, str], known: frozenset[str]) -> None:
     for option in given:
         if option.lower().startswith("kafka."):
             raise InvalidRequest(
-                f'option "{option}" is for a server, and there is none: leave it out, and name a folder'
+                f'option "{option}" is for a Kafka server, and there is none: leave it out, and name a folder or our '
+                "own server"
+            )
+        if option.lower() == "token":
+            raise InvalidRequest(
+                'option "token" would show up in plans and logs: set HOLDFAST_TOKEN where the driver runs, or name a '
+                'file with the option "tokenFile"'
             )
         if option.lower() not in names and not option.lower().startswith("spark."):
             near = get_close_matches(option.lower(), names, n=1)
@@ -197,6 +246,7 @@ class _Options:
             path=required_path(self._given),
             subscription=self.subscription(),
             min_partitions=whole_number(self._given, "minPartitions", 0),
+            most_records=whole_number(self._given, "maxRecordsPerPartition", 0) or None,
             include_headers=flag(self._given, "includeHeaders", default=False),
             include_redriven=flag(self._given, "includeRedriven", default=False),
             fail_on_data_loss=flag(self._given, "failOnDataLoss", default=True),
@@ -217,6 +267,20 @@ class _Options:
             raise InvalidRequest(f'option "{name}" is {text!r}: give a number of 1 or more, such as {such}, or none')
         return int(found[1]) << _SHIFTS[found[2][:1]]
 
+    def min_offsets(self) -> int:
+        least = whole_number(self._given, "minOffsetsPerTrigger", 0)
+        most = self.limit("maxOffsetsPerTrigger", _DEFAULT_OFFSETS)
+        if most is not None and least > most:
+            raise InvalidRequest(
+                f'option "minOffsetsPerTrigger" is {least}, and "maxOffsetsPerTrigger" is {most}: the least must not '
+                "be more than the most"
+            )
+        return least
+
+    def delay_ms(self, name: str) -> int:
+        text = self._given.get(name)
+        return round((_DEFAULT_DELAY_S if text is None else parse_duration(text.strip(), f'option "{name}"')) * 1000)
+
     def pin_ms(self, name: str) -> int:
         text = self._given.get(name)
         if text is None:
@@ -228,9 +292,36 @@ class _Options:
 
     def start(self, default: Literal["earliest", "latest"]) -> dict[str, Any]:
         """Where reading begins."""
+        times = self.times("startingOffsetsByTimestamp", "startingTimestamp", "startingOffsets")
+        name = "startingOffsetsByTimestampStrategy"
+        # As in Kafka's source for times by partition; a time for all partitions may lie in the future of some.
+        strategy = (self._given.get(name) or ("error" if times is not None else "latest")).strip().lower()
+        if strategy not in ("error", "latest"):
+            raise InvalidRequest(f'option "{name}" is {strategy!r}: say "error" or "latest"')
         return {
             "starting": self.places("startingOffsets", default),
             "starting_ns": self.instant("startingTimestamp", "startingOffsets"),
+            "starting_times": times,
+            "none_is_latest": strategy == "latest",
+        }
+
+    def times(self, name: str, *instead_of: str) -> Times | None:
+        """Times by topic and partition, in ns; None if they are not given."""
+        text = (self._given.get(name) or "").strip()
+        if not text:
+            return None
+        for other in instead_of:
+            if self._given.get(other) is not None:
+                raise InvalidRequest(f'options "{name}" and "{other}" are both given: choose one of them')
+        found: Times | None = _json_of(text, dict[str, dict[int, int]])
+        if found is None or any(time < 0 for places in found.values() for time in places.values()):
+            raise InvalidRequest(
+                f'option "{name}" is {text!r}: give milliseconds since 1970 by topic and partition, such as '
+                '{"orders": {"0": 1767225600000}}'
+            )
+        return {
+            topic: {number: time_ms * 1_000_000 for number, time_ms in places.items()}
+            for topic, places in found.items()
         }
 
     def instant(self, name: str, instead_of: str) -> int | None:

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from heapq import heapify, heapreplace
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from holdfast.broker.folder.contents import Catalog, lacking, missing_parts, settings_for
 from holdfast.broker.folder.layout import TOPICS, partition_folder, topic_folder
-from holdfast.broker.streams.queries import NOT_READ
+from holdfast.broker.streams.queries import NOT_READ, TopicPins
+from holdfast.codec.frame import Frame
 from holdfast.delivery.where import Expression
 from holdfast.env import World, real_world
 from holdfast.errors import CorruptData, InvalidRequest, NotAQueue, OffsetOutOfRange, TailLost, UnknownTopic
 from holdfast.model import LogPosition
-from holdfast.spark.options import EARLIEST, LATEST, Places, ReadOptions, Subscription
+from holdfast.spark.options import (
+    EARLIEST,
+    LATEST,
+    Places,
+    ReadOptions,
+    Subscription,
+    Times,
+    batch_read_options,
+    stream_read_options,
+)
 from holdfast.storage import LogReader
 from holdfast.storage.files import is_log, join, translated
 
@@ -26,12 +37,14 @@ logger = logging.getLogger(__name__)
 class DataFolder:
     """A data folder for a process that does not own it: topics, partitions, and a reader for each log.
 
-    It takes no lock. Readers are kept, and see new messages when they are used again.
+    It takes no lock. Readers are kept, and see new messages when they are used again. Topics that `sees` refuses are
+    as if they were not there.
     """
 
     def __init__(self, path: str, world: World | None = None) -> None:
         self.path = path.rstrip("/") or "/"
         self.world = world or real_world()
+        self.sees: Callable[[str], bool] = lambda topic: True
         self._catalog = Catalog(self.world, self.path)
         self._readers: dict[tuple[str, int], LogReader] = {}
         disk = self.world.disk
@@ -45,12 +58,12 @@ class DataFolder:
 
     def topics(self, subscription: Subscription) -> list[str]:
         """The topics of the subscription. Raises UnknownTopic if one that is named does not exist."""
-        names = self._catalog.names()
+        names = list(filter(self.sees, self._catalog.names()))
         if subscription.pattern is not None:
             pattern = Expression(subscription.pattern)
             return [name for name in names if pattern.matches(name)]
         for name in subscription.names:
-            if name not in names and name not in self._catalog:
+            if name not in names and not (self.sees(name) and name in self._catalog):
                 there = f"there are {', '.join(names[:10])}" if names else "there is none yet"
                 raise UnknownTopic(f"there is no topic {name} in {self.path}; {there}")
         return list(subscription.names)
@@ -88,15 +101,20 @@ class DataFolder:
         reader = self._readers[topic, partition] = LogReader(folder, settings, self.world)
         return reader
 
+    def frames(self, wanted: Range, at: int) -> Iterator[Frame]:
+        """The frames from the one that holds offset `at` on, which may go beyond the range."""
+        reader = self.reader(wanted.topic, wanted.partition)
+        return iter(()) if reader is None else reader.read(at)
+
 
 # A task reads at least about this many bytes, a segment, if there are more.
 _TASK_BYTES: Final = 64 << 20
 
 
-def batch_ranges(folder: DataFolder, options: ReadOptions) -> list[Range]:
-    """The range of each partition that a batch read reads."""
+def batch_ranges(folder: DataFolder, options: ReadOptions, say: Callable[[str], None] = logger.warning) -> list[Range]:
+    """The range of each partition that a batch read reads. What is lost, and not an error, is told by `say`."""
     places = list(folder.partitions(options.subscription))
-    for name, given in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
+    for name, given in _given_places(options):
         check_places(name, given, places)
     ranges = []
     for topic, number in places:
@@ -107,7 +125,7 @@ def batch_ranges(folder: DataFolder, options: ReadOptions) -> list[Range]:
                 raise CorruptData(
                     f'{error}. To read the other partitions only, set the option "failOnDataLoss" to false'
                 ) from error
-            logger.warning("%s/%d is lost, passed over: %s", topic, number, error)
+            say(f"{topic}/{number} is lost, passed over: {error}")
             continue
         if reader is None:
             check_unwritten(options, topic, number)
@@ -118,11 +136,21 @@ def batch_ranges(folder: DataFolder, options: ReadOptions) -> list[Range]:
         if start < reader.start:
             if options.fail_on_data_loss:
                 raise lost(Range(topic, number, start, max(stop, start + 1)), reader.start)
-            logger.warning("%d messages of %s/%d are gone, passed over", reader.start - start, topic, number)
+            say(f"{reader.start - start} messages of {topic}/{number} are gone, passed over")
             start = reader.start
         if start < stop:
             ranges.append(Range(topic, number, start, stop))
     return ranges
+
+
+def _given_places(options: ReadOptions) -> Iterator[tuple[str, Places]]:
+    """The options that name partitions, each with what it says of them."""
+    yield "startingOffsets", options.starting
+    yield "endingOffsets", options.ending
+    if options.starting_times is not None:
+        yield "startingOffsetsByTimestamp", options.starting_times
+    if options.ending_times is not None:
+        yield "endingOffsetsByTimestamp", options.ending_times
 
 
 def check_places(name: str, given: Places, places: Sequence[tuple[str, int]]) -> None:
@@ -148,15 +176,30 @@ def check_unwritten(options: ReadOptions, topic: str, number: int) -> None:
 
 def starting_offset(reader: LogReader, options: ReadOptions, topic: str, number: int, end: int) -> int:
     """The first offset to read in a partition."""
-    if options.starting_ns is not None:
-        return min(max(reader.find_time(options.starting_ns), reader.lasting_start), end)
+    time_ns = _time_of(options.starting_ns, options.starting_times, topic, number)
+    if time_ns is not None:
+        found = min(max(reader.find_time(time_ns), reader.lasting_start), end)
+        if found == end and not options.none_is_latest:
+            raise OffsetOutOfRange(
+                f"{topic}/{number} has no message of the time {time_ns // 1_000_000} (ms since 1970) or later: begin "
+                'earlier, or at its end with the option "startingOffsetsByTimestampStrategy" set to latest',
+                offset=end,
+                start=reader.start,
+                end=end,
+            )
+        return found
     return _offset_of("startingOffsets", options.starting, reader, topic, number, end)
 
 
 def _ending_offset(reader: LogReader, options: ReadOptions, topic: str, number: int, end: int) -> int:
-    if options.ending_ns is not None:
-        return min(reader.find_time(options.ending_ns), end)
+    time_ns = _time_of(options.ending_ns, options.ending_times, topic, number)
+    if time_ns is not None:
+        return min(reader.find_time(time_ns), end)
     return _offset_of("endingOffsets", options.ending, reader, topic, number, end)
+
+
+def _time_of(everywhere_ns: int | None, times: Times | None, topic: str, number: int) -> int | None:
+    return everywhere_ns if times is None else times[topic][number]
 
 
 def _offset_of(name: str, given: Places, reader: LogReader, topic: str, number: int, end: int) -> int:
@@ -177,14 +220,22 @@ def _beyond(name: str, offset: int, topic: str, number: int, start: int, end: in
     return OffsetOutOfRange(what, offset=offset, start=start, end=end)
 
 
-def splits(folder: DataFolder, ranges: Sequence[Range], min_partitions: int) -> list[Range]:
-    """The ranges divided among tasks: by segments, and further if more tasks are wanted."""
+def splits(
+    folder: DataFolder, ranges: Sequence[Range], min_partitions: int, most_records: int | None = None
+) -> list[Range]:
+    """The ranges divided among tasks: by segments, and further for `min_partitions` tasks or `most_records` in each."""
     found = [part for wanted in ranges for part in _by_segments(folder, wanted)]
-    messages = sum(part.stop - part.start for part in found)
-    if len(found) >= min_partitions or not messages:
-        return found
-    # In proportion to their messages; no piece is empty.
-    pieces = [max(1, round(min_partitions * (part.stop - part.start) / messages)) for part in found]
+    if most_records is not None:
+        found = [piece for part in found for piece in _cut(part, -(-part.messages // most_records))]
+    messages = sum(part.messages for part in found)
+    pieces = [1] * len(found)
+    # The largest pieces are cut again until there are enough; none is empty.
+    largest: list[tuple[float, int]] = [(-part.messages, number) for number, part in enumerate(found)]
+    heapify(largest)
+    for _ in range(min(min_partitions, messages) - len(found)):
+        number = largest[0][1]
+        pieces[number] += 1
+        heapreplace(largest, (-(found[number].messages / pieces[number]), number))
     return [piece for part, count in zip(found, pieces, strict=True) for piece in _cut(part, count)]
 
 
@@ -202,7 +253,7 @@ def _by_segments(folder: DataFolder, wanted: Range) -> Iterator[Range]:
 
 
 def _cut(wanted: Range, count: int) -> Iterator[Range]:
-    total = wanted.stop - wanted.start
+    total = wanted.messages
     cuts = [wanted.start + total * i // count for i in range(count + 1)]
     for start, stop in pairwise(cuts):
         if start < stop:
@@ -221,6 +272,10 @@ class Range(msgspec.Struct, frozen=True):
     partition: int
     start: int
     stop: int
+
+    @property
+    def messages(self) -> int:
+        return self.stop - self.start
 
     def __str__(self) -> str:
         return f"offsets {self.start} to {self.stop - 1} of {self.topic}/{self.partition}"
@@ -314,16 +369,25 @@ class StreamPlanner:
     The only thing it remembers is where a run with AvailableNow ends.
     """
 
-    def __init__(self, folder: DataFolder, options: ReadOptions) -> None:
+    def __init__(
+        self,
+        folder: DataFolder,
+        options: ReadOptions,
+        *,
+        last: Positions | None = None,
+        say: Callable[[str], None] = logger.warning,
+    ) -> None:
         self.folder = folder
         self._options = options
-        self._last: Positions | None = None  # with AvailableNow: what was there at the beginning
+        self._last = last  # with AvailableNow: what was there at the beginning
+        self._say = say
         self._reported: set[tuple[str, int, int]] = set()
 
     def initial(self) -> Positions:
         """The positions of a new query."""
         places = list(self.folder.partitions(self._options.subscription))
-        check_places("startingOffsets", self._options.starting, places)
+        for name, given in _given_places(self._options):
+            check_places(name, given, places)
         found: dict[str, dict[int, LogPosition]] = {}
         for topic, number in places:
             reader = self.folder.reader(topic, number)
@@ -484,10 +548,10 @@ class StreamPlanner:
     def _tell(self, topic: str, number: int, first: int, stop: int) -> None:
         if (topic, number, stop) not in self._reported:  # once, though Spark plans again and again
             self._reported.add((topic, number, stop))
-            logger.warning(
-                "%d messages of %s/%d are gone, offsets %d to %d: the stream goes on behind them",
-                stop - first, topic, number, first, stop - 1,
-            )  # fmt: skip
+            self._say(
+                f"{stop - first} messages of {topic}/{number} are gone, offsets {first} to {stop - 1}: the stream goes "
+                "on behind them"
+            )
 
     def _check_topics(self, positions: Positions) -> None:
         """Raise InvalidRequest if the checkpoint is of other topics, or of an earlier topic of the same name."""
@@ -528,3 +592,64 @@ class StreamPlanner:
             before = None if known is None else known.topics.get(topic)
             topics[topic] = TopicPositions(self.folder.topic_id(topic) if before is None else before.id, partitions)
         return Positions(topics)
+
+
+# What the driver asks of a place: one question and one answer for each call of Spark's, so that a server is asked as
+# few times as a folder is.
+
+
+Step: TypeAlias = Literal["batch", "initial", "latest", "end", "ranges", "unread"]
+
+
+class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a plan: the options as the user gave them, and positions as Spark's checkpoint has them.
+
+    `until` are the positions at which a run ends, `most` is the number of messages of the next batch.
+    """
+
+    step: Step
+    options: dict[str, str]
+    start: dict[str, Any] | None = None
+    end: dict[str, Any] | None = None
+    until: dict[str, Any] | None = None
+    most: int | None = None
+
+
+class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer: positions or ranges, what retention must keep for them, and what was found to be lost."""
+
+    positions: dict[str, Any] | None = None
+    ranges: list[Range] = []
+    pins: dict[str, TopicPins] = {}
+    lost: list[str] = []
+
+
+def plan(folder: DataFolder, asked: PlanRequest, options: ReadOptions) -> ReadPlan:
+    """Take one step. Reads files only."""
+    lost: list[str] = []
+    if asked.step == "batch":
+        ranges = batch_ranges(folder, options, lost.append)
+        return ReadPlan(ranges=_shared_out(folder, ranges, options), lost=lost)
+    start = from_json(asked.start) if asked.start else Positions()
+    until = None if asked.until is None else from_json(asked.until)
+    planner = StreamPlanner(folder, options, last=until, say=lost.append)
+    positions, ranges = None, []
+    if asked.step == "initial":
+        positions = start = planner.initial()
+    elif asked.step == "latest":
+        positions = planner.latest(start, asked.most)
+    elif asked.step == "end":
+        positions = planner.end()
+    elif asked.step == "ranges":
+        ranges = _shared_out(folder, planner.ranges(start, from_json(asked.end or {})), options)
+    pins = {topic: TopicPins(topic_id, offsets) for topic, (topic_id, offsets) in planner.unread(start).items()}
+    return ReadPlan(positions=None if positions is None else to_json(positions), ranges=ranges, pins=pins, lost=lost)
+
+
+def options_of(asked: PlanRequest, now_ms: int) -> ReadOptions:
+    """The options of a request, checked."""
+    return (batch_read_options if asked.step == "batch" else stream_read_options)(asked.options, now_ms)
+
+
+def _shared_out(folder: DataFolder, ranges: Sequence[Range], options: ReadOptions) -> list[Range]:
+    return splits(folder, ranges, options.min_partitions, options.most_records)

@@ -1,11 +1,12 @@
-"""The readers of messages: they plan on the driver and read in the tasks, as Arrow batches from the segment files."""
+"""The readers of messages: they plan on the driver and read in the tasks, as Arrow batches from stored frames."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -30,30 +31,22 @@ from pyspark.sql.types import (
 from holdfast.broker.folder.layout import check_name
 from holdfast.broker.messages import MOVED, ONLY_FOR, PREFIX, TOMBSTONE
 from holdfast.broker.streams.queries import QueryLease, renewing
-from holdfast.codec.arrow import FrameColumns
+from holdfast.codec.arrow import FrameColumns, from_numpy, repeated
 from holdfast.codec.columns import FLAGS
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import real_world
-from holdfast.errors import CorruptData, DamagedRange, InvalidRequest, OffsetOutOfRange, UnknownFormat
+from holdfast.errors import CorruptData, DamagedRange, HoldfastError, InvalidRequest, OffsetOutOfRange, UnknownFormat
 from holdfast.spark.options import (
     ReadOptions,
     ReadPolicy,
+    as_meant,
     batch_read_options,
     in_one_sentence,
     plainly,
     stream_read_options,
 )
-from holdfast.spark.ranges import (
-    DataFolder,
-    Positions,
-    Range,
-    StreamPlanner,
-    batch_ranges,
-    from_json,
-    lost,
-    splits,
-    to_json,
-)
+from holdfast.spark.places import ServerAccess, SparkPlace, access_of, place_at
+from holdfast.spark.ranges import PlanRequest, Range, ReadPlan, Step, from_json, lost
 
 HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 
@@ -77,7 +70,7 @@ class SparkColumn(msgspec.Struct, frozen=True):
 _COLUMNS: Final = (
     SparkColumn("key", (BinaryType(), StringType()), lambda source: source.frames.keys()),
     SparkColumn("value", (BinaryType(), StringType()), lambda source: source.frames.values()),
-    SparkColumn("topic", (StringType(),), lambda source: pa.repeat(source.topic, source.frames.rows)),
+    SparkColumn("topic", (StringType(),), lambda source: repeated(source.topic, source.frames.rows)),
     SparkColumn("partition", (IntegerType(),), lambda source: np.full(source.frames.rows, source.partition, np.int32)),
     SparkColumn("offset", (LongType(),), lambda source: source.frames.offsets()),
     SparkColumn("timestamp", (TimestampType(),), lambda source: source.frames.times()),
@@ -92,10 +85,15 @@ _COLUMNS: Final = (
     SparkColumn("headers", (HEADERS,), lambda source: users_headers(source.frames.headers())),
 )
 COLUMNS: Final = {column.name: column for column in _COLUMNS}
+# Kafka's word for whose clock it was: 1, the log's. Always the same here, so it is there only for those who name it.
+_TIMESTAMP_TYPE: Final = SparkColumn(
+    "timestampType", (IntegerType(),), lambda source: np.ones(source.frames.rows, np.int32)
+)
+_ON_REQUEST: Final = {**COLUMNS, "timestampType": _TIMESTAMP_TYPE}
 
 
 def message_schema(*, headers: bool) -> StructType:
-    """All columns, with or without `headers`."""
+    """All columns but those that must be named, with or without `headers`."""
     names = [column.name for column in _COLUMNS if headers or column.name != "headers"]
     return StructType([StructField(name, COLUMNS[name].types[0]) for name in names])
 
@@ -103,9 +101,9 @@ def message_schema(*, headers: bool) -> StructType:
 def check_schema(schema: StructType) -> None:
     """Raise InvalidRequest if the user's schema has columns or types that messages do not have."""
     for field in schema.fields:
-        column = COLUMNS.get(field.name)
+        column = _ON_REQUEST.get(field.name)
         if column is None:
-            raise InvalidRequest(f"messages have no column {field.name!r}: they have {', '.join(COLUMNS)}")
+            raise InvalidRequest(f"messages have no column {field.name!r}: they have {', '.join(_ON_REQUEST)}")
         if not any(field.dataType == wanted for wanted in column.types):
             types = " or ".join(wanted.simpleString() for wanted in column.types)
             raise InvalidRequest(f"column {field.name!r} is {types}, not {field.dataType.simpleString()}")
@@ -116,7 +114,7 @@ class Maker:
 
     def __init__(self, schema: StructType) -> None:
         self._schema = to_arrow_schema(schema, timezone="UTC")
-        self._makes = [COLUMNS[name].make for name in schema.fieldNames()]
+        self._makes = [_ON_REQUEST[name].make for name in schema.fieldNames()]
 
     def batch(self, source: PartitionFrames) -> pa.RecordBatch:
         arrays = [_as(make(source), field, source) for make, field in zip(self._makes, self._schema, strict=True)]
@@ -124,7 +122,7 @@ class Maker:
 
 
 def _as(values: Any, field: pa.Field, source: PartitionFrames) -> pa.Array:
-    array = values if isinstance(values, pa.Array) else pa.array(values)
+    array = values if isinstance(values, pa.Array) else from_numpy(values)
     if array.type == field.type:
         return array
     try:
@@ -144,7 +142,7 @@ def users_headers(headers: pa.ListArray) -> pa.ListArray:
         return headers
     kept = np.logical_not(ours.to_numpy(zero_copy_only=False))
     ends = np.concatenate([[0], np.cumsum(kept)]).astype(np.int32)[headers.offsets.to_numpy()]
-    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), headers.values.filter(pa.array(kept)))
+    return pa.ListArray.from_arrays(from_numpy(ends), headers.values.filter(from_numpy(kept)))
 
 
 logger = logging.getLogger(__name__)
@@ -155,11 +153,17 @@ _MOST_ROWS: Final = 32_768
 _MOST_BYTES: Final = 8 << 20
 
 
-def record_batches(folder: DataFolder, wanted: Range, maker: Maker, policy: ReadPolicy) -> Iterator[pa.RecordBatch]:
+class FrameSource(Protocol):
+    """Where frames come from: a place, or a folder."""
+
+    def frames(self, wanted: Range, at: int) -> Iterator[Frame]: ...
+
+
+def record_batches(source: FrameSource, wanted: Range, maker: Maker, policy: ReadPolicy) -> Iterator[pa.RecordBatch]:
     """The messages of the range, in order. Only one batch is in memory at a time, however large the range."""
     gathered: list[Frame] = []
     rows = size = 0
-    for frame in _frames(folder, wanted, policy):
+    for frame in _frames(source, wanted, policy):
         gathered.append(frame)
         rows += frame.count
         size += frame.header.raw_bytes
@@ -170,13 +174,12 @@ def record_batches(folder: DataFolder, wanted: Range, maker: Maker, policy: Read
         yield from _batch(gathered, wanted, maker, policy)
 
 
-def _frames(folder: DataFolder, wanted: Range, policy: ReadPolicy) -> Iterator[Frame]:
+def _frames(source: FrameSource, wanted: Range, policy: ReadPolicy) -> Iterator[Frame]:
     """The frames that hold messages of the range."""
-    reader = folder.reader(wanted.topic, wanted.partition)
     at = wanted.start
-    while reader is not None and at < wanted.stop:
+    while at < wanted.stop:
         try:
-            for frame in reader.read(at):
+            for frame in source.frames(wanted, at):
                 if frame.base_offset >= wanted.stop:
                     return
                 if frame.header.kind == Kind.DATA:
@@ -201,18 +204,18 @@ def _frames(folder: DataFolder, wanted: Range, policy: ReadPolicy) -> Iterator[F
         except UnknownFormat as error:
             raise UnknownFormat(f"{wanted} cannot be read: {error}") from None
         if reach < wanted.stop:
-            _end_too_early(wanted, reach, reader.start, policy)
+            _end_too_early(wanted, reach, policy)
         return
 
 
-def _end_too_early(wanted: Range, end: int, start: int, policy: ReadPolicy) -> None:
+def _end_too_early(wanted: Range, end: int, policy: ReadPolicy) -> None:
     """Raise OffsetOutOfRange or warn: the log lost its tail in a power cut after the range was planned."""
     if policy.fail_on_data_loss:
         raise OffsetOutOfRange(
             f"{wanted.topic}/{wanted.partition} ends at {end}, and {wanted} were to be read: messages that were not "
             "synced were lost. Read again what is there now",
             offset=wanted.stop,
-            start=start,
+            start=min(wanted.start, end),
             end=end,
         )
     _warn("messages are gone, passed over", wanted, wanted.stop - end, "the log ends before")
@@ -230,7 +233,7 @@ def _batch(frames: Sequence[Frame], wanted: Range, maker: Maker, policy: ReadPol
         batch = batch.slice(below, columns.rows - below - above)
         kept = None if kept is None else kept[below : columns.rows - above]
     if kept is not None:
-        batch = batch.filter(pa.array(kept))
+        batch = batch.filter(from_numpy(kept))
     if batch.num_rows:
         yield batch
 
@@ -264,26 +267,31 @@ class BatchReader(DataSourceReader):
 
     @in_one_sentence
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self._options = batch_read_options(options, real_world().clock.now_ns() // 1_000_000)
+        self._given = as_meant(options)
+        self._options = batch_read_options(self._given, real_world().clock.now_ns() // 1_000_000)
         check_schema(schema)
         self._schema = schema
+        self._access = access_of(self._given)
 
     @in_one_sentence
     def partitions(self) -> list[InputPartition]:
-        folder = DataFolder(self._options.path)
-        ranges = batch_ranges(folder, self._options)
-        return [InputPartition(wanted) for wanted in splits(folder, ranges, self._options.min_partitions)]
+        found = place_at(self._options.path, self._access).plan(PlanRequest(step="batch", options=self._given))
+        for each in found.lost:
+            logger.warning(each)
+        return [InputPartition(wanted) for wanted in found.ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_split(self._options, self._schema, partition)
+        return read_split(self._options, self._access, self._schema, partition)
 
 
-def read_split(options: ReadOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def read_split(
+    options: ReadOptions, access: ServerAccess | None, schema: StructType, partition: InputPartition
+) -> Iterator[pa.RecordBatch]:
     """The rows of one task. Spark makes up a partition without a range if there is nothing to read."""
     if not isinstance(partition.value, Range):
         return
     with plainly():
-        yield from record_batches(DataFolder(options.path), partition.value, Maker(schema), options)
+        yield from record_batches(place_at(options.path, access), partition.value, Maker(schema), options)
 
 
 class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -291,32 +299,42 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         # Checked with the first call only: Spark would replace an error in here by one of its own.
-        self._given = options
+        self._given = as_meant(options)
         self._schema = schema
-        self._admission: StreamPlanner | None = None
+        self._opened: SparkPlace | None = None
         self._lease: QueryLease | None = None
         self._initial: dict[str, Any] | None = None
+        self._until: dict[str, Any] | None = None  # with AvailableNow: what was there at the beginning
+        self._told: set[str] = set()
+        self._batch_ns = 0  # when the last batch was planned
 
     @cached_property
     def _options(self) -> ReadOptions:
         options = stream_read_options(self._given, real_world().clock.now_ns() // 1_000_000)
         if options.group is not None:
             check_name(options.group, 'option "groupId":')
+        check_name(options.group_prefix, 'option "groupIdPrefix":')
         check_schema(self._schema)
         return options
 
+    @cached_property
+    def _access(self) -> ServerAccess | None:
+        return access_of(self._given)
+
     def __getstate__(self) -> dict[str, Any]:
         """The state without the open files of the driver, for the tasks."""
-        return {**self.__dict__, "_admission": None, "_lease": None}
+        with suppress(HoldfastError):  # told by the first call
+            assert self._access is None or self._access.url  # found here, where the secrets are
+        return {**self.__dict__, "_opened": None, "_lease": None}
 
     @in_one_sentence
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name, as all below
         if self._initial is None:  # Spark asks twice, and must get the same answer
-            self._hold(Positions())  # first, so that retention does not drop what is about to be found
-            positions = self._planner().initial()
-            self._hold(positions)
-            self._initial = to_json(positions)
-        return self._initial
+            self._hold(self._plan("unread"))  # first, so that retention does not drop what is about to be found
+            found = self._plan("initial")
+            self._hold(found)
+            self._initial = found.positions
+        return self._initial or {}
 
     @in_one_sentence
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -325,42 +343,64 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @in_one_sentence
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._planner().freeze()
+        self._until = self._plan("end").positions
 
     @in_one_sentence
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        positions = from_json(start)
-        self._hold(positions)  # the query has finished all messages before these
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return to_json(self._planner().latest(positions, most))
+        found = self._plan("latest", start=start, most=most)
+        self._hold(found)  # the query has finished all messages before these
+        latest = found.positions or {}
+        if self._is_too_little(start, latest):
+            return start
+        if latest != start:
+            self._batch_ns = real_world().clock.monotonic_ns()
+        return latest
 
     @in_one_sentence
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        return to_json(self._planner().end())
+        return self._plan("end").positions
 
     @in_one_sentence
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        positions = from_json(start)
-        self._hold(positions)
-        planner = self._planner()
-        ranges = planner.ranges(positions, from_json(end))
-        return [InputPartition(wanted) for wanted in splits(planner.folder, ranges, self._options.min_partitions)]
+        found = self._plan("ranges", start=start, end=end)
+        self._hold(found)
+        return [InputPartition(wanted) for wanted in found.ranges]
 
     @in_one_sentence
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_split(self._options, self._schema, partition)
+        return read_split(self._options, self._access, self._schema, partition)
 
-    def _planner(self) -> StreamPlanner:
-        if self._admission is None:
-            self._admission = StreamPlanner(DataFolder(self._options.path), self._options)
-        return self._admission
+    def _plan(self, step: Step, **more: Any) -> ReadPlan:
+        assert self._options.path  # checked
+        if self._opened is None:
+            self._opened = place_at(self._options.path, self._access)
+        found = self._opened.plan(PlanRequest(step=step, options=self._given, until=self._until, **more))
+        for each in found.lost:
+            if each not in self._told:  # once, though Spark plans again and again
+                self._told.add(each)
+                logger.warning(each)
+        return found
 
-    def _hold(self, positions: Positions) -> None:
+    def _is_too_little(self, start: dict[str, Any], latest: dict[str, Any]) -> bool:
+        """Whether to wait for more messages: there are few, and the last batch was not long ago."""
+        options = self._options
+        if not options.min_offsets or self._until is not None or not self._batch_ns:
+            return False
+        before, after = from_json(start), from_json(latest)
+        count = 0
+        for topic, number, position in after.places():
+            known = before.at(topic, number)
+            count += position.offset - (0 if known is None else known.offset)
+        waited_ms = (real_world().clock.monotonic_ns() - self._batch_ns) // 1_000_000
+        return count < options.min_offsets and waited_ms < options.max_delay_ms
+
+    def _hold(self, found: ReadPlan) -> None:
         """Report the position of the query, and keep retention from dropping what it has not read."""
         if self._lease is None:
-            folder = self._planner().folder
-            group = self._options.group or f"spark-{folder.world.ids.random_u32():08x}"
+            options = self._options
+            group = options.group or f"{options.group_prefix}-{real_world().ids.random_u32():08x}"
             # Lasting: a query that ends may go on later from its checkpoint, and nothing tells whether it will.
-            lease = QueryLease.start(folder.world, folder.path, group, ttl_ms=self._options.pin_ms, lasting=True)
-            self._lease = renewing(lease)  # a batch may take an hour without any call from Spark
-        self._lease.hold(self._planner().unread(positions))
+            assert self._opened is not None  # it has planned
+            self._lease = renewing(self._opened.lease(group, options.pin_ms))  # a batch may take an hour
+        self._lease.hold({topic: (pins.id, pins.partitions) for topic, pins in found.pins.items()})

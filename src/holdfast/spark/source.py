@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,15 +25,17 @@ from pyspark.sql.types import StructType
 from holdfast.api.drafts import parse_duration
 from holdfast.broker.engine import BrokerEngine, folder_path
 from holdfast.broker.folder.layout import TOPICS, check_name
+from holdfast.client.address import is_address
 from holdfast.client.spark_commits import commit_there, is_shared
 from holdfast.config.settings_file import read_settings
 from holdfast.env import World, real_world
 from holdfast.env.process import environment
 from holdfast.errors import InvalidRequest, NotAQueue, Unavailable
 from holdfast.settings import BrokerSettings
-from holdfast.spark.commits import CommitRequest, FrameFiles, StagedFile, Staging, commit, owning
-from holdfast.spark.incoming import RowRouter, Targets, check_columns
+from holdfast.spark.commits import CommitRequest, FrameFiles, StagedFile, StageDisk, Staging, commit, owning
+from holdfast.spark.incoming import RowRouter, ServerTargets, Targets, check_columns
 from holdfast.spark.options import check_options, flag, in_one_sentence, refuse_unknown, required_path, whole_number
+from holdfast.spark.places import ServerAccess, ServerPlace, UploadDisk, access_of
 from holdfast.spark.ranges import DataFolder
 from holdfast.storage.files import join, translated
 
@@ -51,7 +53,8 @@ class HoldfastSource(DataSource):
     def schema(self) -> StructType:
         from holdfast.spark.readers import message_schema
 
-        DataFolder(required_path(self.options))  # so that a wrong path is an error of load(), not of the first action
+        if not is_address(required_path(self.options)):
+            DataFolder(required_path(self.options))  # a wrong path is an error of load(), not of the first action
         if self._table is None:
             check_options(self.options)
             return message_schema(headers=flag(self.options, "includeHeaders", default=False))
@@ -105,7 +108,7 @@ class HoldfastSource(DataSource):
 # commit that raised it calls `abort`, whether or not the commit took effect.
 
 
-WRITING: Final = frozenset({"path", "topic", "createTopics", "partitions", "ownerTimeout"})
+WRITING: Final = frozenset({"path", "server", "tokenFile", "topic", "createTopics", "partitions", "ownerTimeout"})
 BATCH_WRITING: Final = WRITING | {"writeId", "batchId"}
 _OWNER_WAIT_S: Final = 10.0
 _MOST_BATCH: Final = 2**31 - 2
@@ -123,6 +126,13 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
     settings: BrokerSettings
     write_id: str | None = None
     batch: int = 0
+    server: ServerAccess | None = None
+
+    def targets(self, world: World) -> Targets:
+        """The topics of the place, as they are now."""
+        if self.server is not None:
+            return ServerTargets(self.path, ServerPlace(self.server).describe, self.new_partitions)
+        return Targets(world, self.path, self.settings, self.new_partitions)
 
 
 @dataclass
@@ -144,10 +154,13 @@ class HoldfastSink:
     def stage(self, batches: Iterator[pa.RecordBatch], write_id: str, batch: int, task: Task) -> StagedRows:
         """Stage the rows of one task. They are durable when this returns."""
         world, options = self._world or real_world(), self._options
+        disk: StageDisk | None = None
         folder = Staging(world, options.path).batch_folder(write_id, batch)
-        targets = Targets(world, options.path, options.settings, options.new_partitions)
+        if options.server is not None:
+            disk, folder = UploadDisk(ServerPlace(options.server)), f"{write_id}/{batch}"
+        targets = options.targets(world)
         router = RowRouter(world, targets, options.topic, task.number)
-        files = FrameFiles(world, folder, f"{task.number}-{task.attempt}")
+        files = FrameFiles(world, folder, f"{task.number}-{task.attempt}", disk)
         try:
             with translated(folder):
                 for slab in _slabs(batches, options, targets):
@@ -172,6 +185,9 @@ class HoldfastSink:
             streaming=streaming,
             new_partitions=options.new_partitions,
         )
+        if options.server is not None:
+            ServerPlace(options.server).commit(write)
+            return
         while True:
             with self._owning(world) as engine:
                 if engine is not None:
@@ -187,13 +203,19 @@ class HoldfastSink:
 
     def abort(self, messages: Sequence[StagedRows | None]) -> None:
         """Remove what was staged, unless a commit took effect."""
+        server = self._options.server
         staging = Staging(self._world or real_world(), self._options.path)
         for message in messages:
-            if message is not None:
+            if message is not None and server is not None:
+                with suppress(Unavailable):  # they expire there
+                    ServerPlace(server).remove(message.write_id, message.batch, message.files)
+            elif message is not None:
                 staging.remove(message.write_id, message.batch, [file.name for file in message.files])
 
     def check_owner(self) -> None:
         """Raise Busy if another process owns the folder and does not share it, before any task works in vain."""
+        if self._options.server is not None:
+            return
         with self._owning(self._world or real_world()):
             pass
 
@@ -280,9 +302,13 @@ def _checked(options: Mapping[str, str], schema: StructType, *, overwrite: bool)
         raise InvalidRequest(
             'messages can only be added: write with mode("append"), and a stream with outputMode("append") or "update"'
         )
-    world, path = real_world(), folder_path(required_path(options), 'option "path"')
-    if not world.disk.exists(join(path, TOPICS)):
-        raise NotAQueue(f'{path} holds no topics: option "path" names the folder that open_broker was given')
+    world, path, server = real_world(), required_path(options), access_of(options)
+    if server is None:
+        path = folder_path(path, 'option "path"')
+        if not world.disk.exists(join(path, TOPICS)):
+            raise NotAQueue(f'{path} holds no topics: option "path" names the folder that open_broker was given')
+    elif "ownerTimeout" in options:
+        raise InvalidRequest('option "ownerTimeout" is for a folder: a server owns its own; leave it out')
     topic = options.get("topic") or None
     check_columns(schema, has_topic=topic is not None)
     creates = flag(options, "createTopics", default=False)
@@ -300,9 +326,10 @@ def _checked(options: Mapping[str, str], schema: StructType, *, overwrite: bool)
         settings=read_settings(world, environment()).broker,
         write_id=None if write_id is None else check_name(write_id, "writeId"),
         batch=batch_number(options),
+        server=server,
     )
     if topic is not None:
-        Targets(world, path, checked.settings, checked.new_partitions).find(topic)
+        checked.targets(world).find(topic)
     return checked
 
 

@@ -1,18 +1,10 @@
-"""The other tables of a data folder: dead letters, groups, delayed messages, traces and more.
-
-A table is planned when it is loaded and read when it is used, by tasks that open the files themselves. They take no
-lock: another process may own the folder and write to it meanwhile.
-"""
+"""The other tables of a data folder, for Spark: their columns, their reader, and views of all of them for SQL."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from difflib import get_close_matches
-from operator import attrgetter
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import Final
 
-import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -30,184 +22,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from holdfast.broker.folder.contents import Catalog
-from holdfast.broker.folder.layout import DEAD_SUFFIX, message_id, partition_folder
-from holdfast.broker.inspect.messages import damage_in, frames_beside, letters_of, waiting_beside
-from holdfast.broker.inspect.status import FolderStatus, GroupStanding
-from holdfast.broker.messages import users_headers
-from holdfast.broker.tracing.log import TRACES, TraceStep, decode_step
-from holdfast.env import World, real_world
-from holdfast.errors import HoldfastError, InvalidRequest
-from holdfast.model import HeaderPairs
-from holdfast.spark.options import Subscription, in_one_sentence, plainly, table_options
-from holdfast.spark.ranges import DataFolder
+from holdfast.env import real_world
+from holdfast.errors import InvalidRequest
+from holdfast.spark.options import as_meant, in_one_sentence, plainly, table_options
+from holdfast.spark.places import SparkPlace, access_of, place_at
 from holdfast.spark.readers import HEADERS, message_schema
-from holdfast.storage import LogReader
-from holdfast.storage.files import is_log, join
-
-# Which tables there are: their columns, how each is cut into tasks, and where its rows come from.
-
-
-# The rows of each table are tuples in the order of its columns, read from the files without a lock. Times are
-# microseconds since 1970, as Arrow takes them, or None.
-
-
-Row: TypeAlias = tuple[Any, ...]
-
-NEVER_NS: Final = 2**63 - 1
-
-
-class Piece(msgspec.Struct, frozen=True):
-    """What one task reads of a table: all of it, a partition, or offsets of one. Without `stop` it reads to the end."""
-
-    topic: str = ""
-    partition: int = 0
-    start: int = 0
-    stop: int | None = None
-
-
-class TableFilter(msgspec.Struct, frozen=True):
-    """Which rows to return: those of some topics or of all, between two times."""
-
-    path: str
-    topics: frozenset[str] | None = None
-    since_ns: int = 0
-    until_ns: int = NEVER_NS
-
-    def has(self, topic: str) -> bool:
-        return self.topics is None or topic in self.topics
-
-
-Rows: TypeAlias = Callable[[World, TableFilter, Piece], Iterator[Row]]
-
-
-def dead_letters(world: World, wanted: TableFilter, piece: Piece) -> Iterator[Row]:
-    for seen in letters_of(world, wanted.path, piece.topic, piece.partition):
-        record, note = seen.record, seen.note
-        yield (
-            message_id(piece.topic + DEAD_SUFFIX, piece.partition, record.offset, None),
-            note.id,
-            piece.topic,
-            piece.partition,
-            note.offset,
-            note.group,
-            seen.state,
-            note.reason,
-            note.error,
-            note.attempts,
-            note.timestamp_ns // 1000,
-            _us(note.first_ms),
-            _us(note.last_ms),
-            _us(note.dead_at_ms),
-            note.holder,
-            note.priority,
-            record.key,
-            bytes(record.value),
-            _pairs(record.headers),
-            None if note.state is None else note.state.decode(errors="replace"),
-            [
-                {"at": _us(failure.at_ms), "holder": failure.holder, "why": failure.why, "error": failure.error}
-                for failure in note.failures
-            ],
-            record.offset,
-        )
-
-
-def groups(world: World, wanted: TableFilter, piece: Piece) -> Iterator[Row]:
-    for topic in FolderStatus(world, wanted.path).topics():
-        if wanted.has(topic.name):
-            for group in topic.groups:
-                yield from _group(group)
-
-
-def _group(group: GroupStanding) -> Iterator[Row]:
-    head = (group.name, group.topic)
-    members = list(group.static_members) if group.query is None else [group.query.holder]
-    for each in group.partitions:
-        numbers = (each.offset, each.end, each.lag, each.lag_seconds, each.leased, each.waiting)
-        yield (*head, each.partition, group.mode, *numbers, members, None)
-    for problem in group.wrong:
-        yield (*head, None, group.mode, *[None] * 6, members, problem)
-
-
-def delayed(world: World, wanted: TableFilter, piece: Piece) -> Iterator[Row]:
-    for message in waiting_beside(world, partition_folder(wanted.path, piece.topic, piece.partition)):
-        record = message.record
-        yield (
-            message_id(piece.topic, piece.partition, None, message.id),
-            piece.topic,
-            piece.partition,
-            _us(message.due_at_ms),
-            record.timestamp_ns // 1000,
-            _us(record.expires_at_ms),
-            record.priority,
-            record.key,
-            bytes(record.value),
-            _pairs(record.headers),
-        )
-
-
-_BEFORE: Final = attrgetter("id", "trace_id", "step")
-_BETWEEN: Final = attrgetter("topic", "partition", "offset", "group", "holder", "attempt", "why", "error")
-_AFTER: Final = attrgetter("related", "span_id", "parent_id", "state")
-
-
-def traces(world: World, wanted: TableFilter, piece: Piece) -> Iterator[Row]:
-    folder = trace_folder(wanted.path)
-    if not is_log(world, folder):
-        return
-    reader = LogReader(folder, world=world)
-    stop = reader.end if piece.stop is None else piece.stop
-    for frame in frames_beside(reader, piece.start, stop):
-        for offset, value in zip(frame.offsets(), frame.values(), strict=True):
-            step = _step(value) if piece.start <= offset < stop else None
-            if step is not None and wanted.has(step.topic) and wanted.since_ns <= step.at_ns <= wanted.until_ns:
-                times = (_us(step.due_ms), _us(step.until_ms))
-                yield (*_BEFORE(step), step.at_ns // 1000, *_BETWEEN(step), *times, *_AFTER(step))
-
-
-def _step(value: bytes) -> TraceStep | None:
-    with suppress(msgspec.MsgspecError):  # another release may have another format
-        return decode_step(value)
-    return None
-
-
-def corrupt(world: World, wanted: TableFilter, piece: Piece) -> Iterator[Row]:
-    folder = join(partition_folder(wanted.path, piece.topic, piece.partition), "log")
-    if is_log(world, folder):
-        for damage in damage_in(world, folder):
-            yield piece.topic, piece.partition, damage.first_offset, damage.next_offset, damage.reason
-
-
-def topics(world: World, wanted: TableFilter, piece: Piece) -> Iterator[Row]:
-    catalog, standing = Catalog(world, wanted.path), FolderStatus(world, wanted.path)
-    for name in filter(wanted.has, catalog.names()):
-        try:
-            facts, kept = catalog.facts(name), standing.partitions(name)
-        except (OSError, HoldfastError):
-            if name in catalog:
-                raise
-            continue  # deleted meanwhile
-        head = (name, facts.id, _us(facts.created_ms), facts.partitions)
-        for part in kept:
-            yield (*head, part.number, part.start, part.end, part.bytes, part.segments)
-
-
-def trace_folder(path: str) -> str:
-    """The folder of the log of traces."""
-    return join(partition_folder(path, TRACES), "log")
-
-
-def _pairs(headers: HeaderPairs) -> list[dict[str, Any]]:
-    return [{"key": name, "value": value} for name, value in users_headers(headers)]
-
-
-def _us(ms: int) -> int | None:
-    return ms * 1000 if ms else None
-
-
-# About how many bytes of traces a task reads.
-_PIECE_BYTES: Final = 32 << 20
+from holdfast.spark.rows import MESSAGES, TABLES, Piece, Row, TableSpec, table_named
 
 _TYPES: Final[dict[str, DataType]] = {
     "string": StringType(),
@@ -220,15 +40,9 @@ _TYPES: Final[dict[str, DataType]] = {
     "headers": HEADERS,
 }
 
-
-class TableSpec(msgspec.Struct, frozen=True):
-    """One table: its columns, how it is cut into tasks, and where its rows come from."""
-
-    name: str
-    schema: StructType
-    pieces: Callable[[DataFolder, Subscription, TableFilter], Iterator[Piece]]
-    rows: Rows
-    timed: bool = False  # takes startingTimestamp and endingTimestamp
+# A batch of a table ends at either.
+_MOST_ROWS: Final = 4_096
+_MOST_BYTES: Final = 8 << 20
 
 
 def _schema(columns: str) -> StructType:
@@ -240,122 +54,14 @@ def _schema(columns: str) -> StructType:
 _TYPES["failures"] = ArrayType(_schema("at timestamp, holder string, why string, error string"))
 
 
-def _whole(folder: DataFolder, subscription: Subscription, wanted: TableFilter) -> Iterator[Piece]:
-    yield Piece()
-
-
-def _by_partition(folder: DataFolder, subscription: Subscription, wanted: TableFilter) -> Iterator[Piece]:
-    for topic, number in folder.partitions(subscription):
-        yield Piece(topic, number)
-
-
-def _by_log(folder: DataFolder, subscription: Subscription, wanted: TableFilter) -> Iterator[Piece]:
-    for topic, number in folder.partitions(subscription):
-        yield Piece(topic, number)
-        yield Piece(topic + DEAD_SUFFIX, number)
-    if wanted.topics is None:
-        yield Piece(TRACES)
-
-
-def _by_segments(folder: DataFolder, subscription: Subscription, wanted: TableFilter) -> Iterator[Piece]:
-    """The log of traces in pieces. The last one has no end, so that the task reads all that is there by then."""
-    place = trace_folder(folder.path)
-    if not is_log(folder.world, place):
-        return
-    reader = LogReader(place, world=folder.world)
-    start = reader.find_time(wanted.since_ns) if wanted.since_ns else reader.start
-    size = 0
-    for segment in reader.segments():
-        if size >= _PIECE_BYTES and segment.base_offset > start:
-            yield Piece(TRACES, 0, start, segment.base_offset)
-            start, size = segment.base_offset, 0
-        size += segment.bytes
-    yield Piece(TRACES, 0, start)
-
-
-_TABLES: Final = (
-    TableSpec(
-        "dead_letters",
-        _schema(
-            "id string, message_id string, topic string, partition int, offset long, group string, "
-            "state string, reason string, error string, attempts int, published_at timestamp, "
-            "first_at timestamp, last_at timestamp, dead_at timestamp, holder string, priority int, "
-            "key binary, value binary, headers headers, document string, failures failures, "
-            "letter_offset long"
-        ),
-        _by_partition,
-        dead_letters,
-    ),
-    TableSpec(
-        "groups",
-        _schema(
-            "group string, topic string, partition int, mode string, position long, end long, lag long, "
-            "lag_seconds double, leased long, waiting long, members strings, problem string"
-        ),
-        _whole,
-        groups,
-    ),
-    TableSpec(
-        "delayed",
-        _schema(
-            "id string, topic string, partition int, due_at timestamp, published_at timestamp, "
-            "expires_at timestamp, priority int, key binary, value binary, headers headers"
-        ),
-        _by_partition,
-        delayed,
-    ),
-    TableSpec(
-        "traces",
-        _schema(
-            "id string, trace_id string, step string, at timestamp, topic string, partition int, "
-            "offset long, group string, holder string, attempt int, why string, error string, "
-            "due_at timestamp, lease_until timestamp, related_id string, span_id string, parent_id string, "
-            "trace_state string"
-        ),
-        _by_segments,
-        traces,
-        timed=True,
-    ),
-    TableSpec(
-        "corrupt",
-        _schema("topic string, partition int, first_offset long, next_offset long, reason string"),
-        _by_log,
-        corrupt,
-    ),
-    TableSpec(
-        "topics",
-        _schema(
-            "name string, id long, created_at timestamp, partitions int, partition int, start long, "
-            "end long, bytes long, segments int"
-        ),
-        _whole,
-        topics,
-    ),
-)
-TABLES: Final = {table.name: table for table in _TABLES}
-
-
-MESSAGES: Final = "messages"
-
-# A batch ends at either.
-_MOST_ROWS: Final = 4_096
-_MOST_BYTES: Final = 8 << 20
-
-
-def table_named(name: str) -> TableSpec:
-    """The table by this name. Raises InvalidRequest if there is none."""
-    found = TABLES.get(name.lower())
-    if found is None:
-        known = (MESSAGES, *TABLES)
-        near = get_close_matches(name.lower(), known, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise InvalidRequest(f"there is no table {name!r}; {hint}choose from {', '.join(known)}")
-    return found
+def schema_of(table: TableSpec) -> StructType:
+    """All columns of a table."""
+    return _schema(table.columns)
 
 
 def table_schema(name: str) -> StructType:
     """All columns of a table."""
-    return message_schema(headers=True) if name == MESSAGES else table_named(name).schema
+    return message_schema(headers=True) if name == MESSAGES else schema_of(table_named(name))
 
 
 def table_reader(name: str, options: Mapping[str, str], schema: StructType) -> DataSourceReader:
@@ -385,31 +91,25 @@ class TableReader(DataSourceReader):
     @in_one_sentence
     def __init__(self, table: TableSpec, options: Mapping[str, str], schema: StructType) -> None:
         self._table = table.name  # a table itself cannot be sent to the tasks
-        self._asked = table_options(options, real_world().clock.now_ns() // 1_000_000, timed=table.timed)
+        self._given = as_meant(options)
+        table_options(self._given, real_world().clock.now_ns() // 1_000_000, timed=table.timed)
         _check_schema(table, schema)
         self._schema = schema
+        self._access = access_of(self._given)
 
     @in_one_sentence
     def partitions(self) -> list[InputPartition]:
-        folder, wanted = self._opened()
-        pieces = TABLES[self._table].pieces(folder, self._asked.subscription, wanted)
-        return [InputPartition(piece) for piece in pieces]
+        return [InputPartition(piece) for piece in self._place().pieces(self._table, self._given)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         piece = partition.value
         if isinstance(piece, Piece):
             with plainly():
-                folder, wanted = self._opened()
-                table = TABLES[self._table]
-                rows = _unless_deleted(table.rows(folder.world, wanted, piece), folder, piece)
-                yield from _batches(rows, table, self._schema)
+                rows = self._place().rows(self._table, self._given, piece)
+                yield from _batches(rows, table_named(self._table), self._schema)
 
-    def _opened(self) -> tuple[DataFolder, TableFilter]:
-        asked = self._asked
-        folder = DataFolder(asked.path)
-        named = None if asked.all_topics else frozenset(folder.topics(asked.subscription))
-        since_ns, until_ns = asked.starting_ns or 0, asked.ending_ns or NEVER_NS
-        return folder, TableFilter(folder.path, named, since_ns, until_ns)
+    def _place(self) -> SparkPlace:
+        return place_at(self._given["path"], self._access)
 
 
 class NoStream(DataSourceStreamReader):
@@ -430,7 +130,7 @@ class NoStream(DataSourceStreamReader):
 
 def _check_schema(table: TableSpec, schema: StructType) -> None:
     """Raise InvalidRequest if the user's schema has columns or types that the table does not have."""
-    columns = {field.name: field.dataType for field in table.schema}
+    columns = {field.name: field.dataType for field in schema_of(table)}
     for field in schema:
         kind = columns.get(field.name)
         if kind is None:
@@ -442,20 +142,12 @@ def _check_schema(table: TableSpec, schema: StructType) -> None:
             )
 
 
-def _unless_deleted(rows: Iterator[Row], folder: DataFolder, piece: Piece) -> Iterator[Row]:
-    """The rows, until the topic is deleted."""
-    try:
-        yield from rows
-    except (OSError, HoldfastError):
-        if not piece.topic or piece.topic in Catalog(folder.world, folder.path):
-            raise
-
-
 def _batches(rows: Iterator[Row], table: TableSpec, schema: StructType) -> Iterator[pa.RecordBatch]:
     """Rows as record batches with exactly the columns of the schema."""
     arrow = to_arrow_schema(schema, timezone="UTC")
-    stored = to_arrow_schema(table.schema, timezone="UTC")
-    places = [table.schema.fieldNames().index(name) for name in schema.fieldNames()]
+    every = schema_of(table)
+    stored = to_arrow_schema(every, timezone="UTC")
+    places = [every.fieldNames().index(name) for name in schema.fieldNames()]
     gathered: list[Row] = []
     size = 0
 

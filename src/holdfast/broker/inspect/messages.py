@@ -118,8 +118,8 @@ class SeenLetter(msgspec.Struct, frozen=True, gc=False):
     state: LetterState
 
 
-def letters_of(world: World, root: str, topic: str, partition: int) -> Iterator[SeenLetter]:
-    """Yield the dead letters of one partition of a topic, of all groups, oldest first."""
+def letters_of(world: World, root: str, topic: str, partition: int, offset: int = 0) -> Iterator[SeenLetter]:
+    """Yield the dead letters of one partition of a topic from an offset on, of all groups, oldest first."""
     name = topic + DEAD_SUFFIX
     folder = join(partition_folder(root, name, partition), "log")
     if not is_log(world, folder):
@@ -127,7 +127,7 @@ def letters_of(world: World, root: str, topic: str, partition: int) -> Iterator[
     reader = LogReader(folder, world=world)
     start, stop = reader.start, reader.end
     states = _LetterStates(world, group_folder(root, name, partition, DEFAULT_GROUP), start)
-    for record in records_beside(reader, start, stop):
+    for record in records_beside(reader, max(start, offset), stop):
         note = note_of(record)
         if note is not None:
             yield SeenLetter(record, note, states.of(record.offset))

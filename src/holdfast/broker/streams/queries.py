@@ -259,7 +259,7 @@ class QueryLease:
             ended, self._ended = self._ended, True
             if not ended and self._renewed:
                 with suppress(OSError):  # the file expires anyway
-                    self._world.disk.remove(join(self.folder, self.file))
+                    self.take_away()
         if not ended:
             self.before_close()
 
@@ -276,7 +276,7 @@ class QueryLease:
     def _write(self) -> bool:
         self._renewed += 1
         try:
-            self._put_in_place(msgspec.json.encode(self._note()))
+            self.put(msgspec.json.encode(self._note()))
         except OSError as error:
             self._written_ns = None
             if not self._warned:
@@ -287,13 +287,13 @@ class QueryLease:
         self._written_ns = self._world.clock.monotonic_ns()
         return True
 
-    def _put_in_place(self, content: bytes) -> None:
-        disk = self._world.disk
-        if not disk.exists(join(self._root, TOPICS)):  # do not recreate a folder that was removed
-            raise FileNotFoundError(errno.ENOENT, f"{self._root} is no data folder any more")
-        if not disk.exists(self.folder):
-            disk.make_folder(self.folder)
-        _replace(disk, self.folder, self.file, content)
+    def put(self, content: bytes) -> None:
+        """Put the query's file in place; raises OSError."""
+        put_query(self._world.disk, self._root, self.file, content)
+
+    def take_away(self) -> None:
+        """Remove the query's file; raises OSError."""
+        self._world.disk.remove(join(self.folder, self.file))
 
     def _note(self) -> QueryNote:
         ids, clock = self._world.ids, self._world.clock
@@ -316,6 +316,16 @@ def renewing(lease: QueryLease) -> QueryLease:
     """Start a thread that renews the lease as long as the object is referenced: a batch may take hours."""
     Keeper(lease).start()
     return lease
+
+
+def put_query(disk: Disk, root: str, file: str, content: bytes) -> None:
+    """Put a query's file in place in a data folder."""
+    folder = join(root, QUERIES)
+    if not disk.exists(join(root, TOPICS)):  # do not recreate a folder that was removed
+        raise FileNotFoundError(errno.ENOENT, f"{root} is no data folder any more")
+    if not disk.exists(folder):
+        disk.make_folder(folder)
+    _replace(disk, folder, file, content)
 
 
 def _replace(disk: Disk, folder: str, name: str, content: bytes) -> None:

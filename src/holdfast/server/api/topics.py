@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -19,15 +19,19 @@ from holdfast.broker.inspect.status import FolderStatus, TopicStanding
 from holdfast.broker.partition import Partition
 from holdfast.broker.upkeep import reading
 from holdfast.broker.waiters import TaskWaiter, Waiters
-from holdfast.errors import UnknownTopic
+from holdfast.codec.frame import HEADER_BYTES, header_bytes
+from holdfast.errors import DamagedRange, UnknownTopic
+from holdfast.large import CHUNK_BYTES
 from holdfast.local.aio.group import AsyncLocalGroupPort
 from holdfast.model import Retained, extra_bytes
+from holdfast.protocol.media import RAW
 from holdfast.protocol.messages import Said
 from holdfast.protocol.topics import (
     AddPartitions,
     AlterTopic,
     CreateGroup,
     CreateTopic,
+    FramesQuery,
     GroupSettings,
     ReadMessages,
     ReadQuery,
@@ -37,7 +41,7 @@ from holdfast.protocol.topics import (
     TopicsQuery,
 )
 from holdfast.server.api.enqueue import BATCH_FACTS, drafts, publish, stored_batch
-from holdfast.server.http.messages import ANSWER_BYTES, Response
+from holdfast.server.http.messages import ANSWER_BYTES, Response, StreamResponse
 from holdfast.server.limits import check_partitions
 from holdfast.server.routing import Routes
 from holdfast.server.served import said
@@ -231,6 +235,62 @@ async def read_messages(call: Call) -> Response:
         if len(found) <= _FEW:
             return _read_answer(call, found, offset, log)
         return await service.pool.run(lambda _: _read_answer(call, found, offset, log))
+
+
+_FRAMES: Final[dict[str, Any]] = {"query": FramesQuery, "gives": (RAW,), "plain": False}
+
+
+@routes.add(
+    "GET",
+    "/v1/topics/{topic}/partitions/{partition}/frames",
+    action="read",
+    **_FRAMES,
+    errors=("offset_out_of_range", "damaged_range"),
+)
+async def read_frames(call: Call) -> StreamResponse:
+    """Messages of a partition as they are stored, frame after frame: see the format of the log. Empty at its end.
+
+    The first frame may begin before the offset, and the last may end behind `stop`.
+    """
+    query: FramesQuery = call.query
+    topic, number = call.path["topic"], partition_of(call)
+    with reading(call.service.engine.using, topic) as opened:
+        log = (await asyncio.to_thread(opened.partition, number)).log
+        parts = await asyncio.to_thread(_stored, log, query)
+    return StreamResponse(_in_chunks(parts), RAW, length=sum(map(len, parts)))
+
+
+def _stored(log: Log, query: FramesQuery) -> list[bytes | memoryview]:
+    """The parts of whole frames, at least one if there is any; bodies are views of the segments' files."""
+    parts: list[bytes | memoryview] = []
+    left = min(query.bytes, ANSWER_BYTES)
+    try:
+        for frame in log.read(query.offset):
+            header = frame.header
+            length = header.end - header.position
+            if (query.stop is not None and header.base_offset >= query.stop) or (parts and length > left):
+                break
+            parts += [header_bytes(header), frame.stored, bytes(length - HEADER_BYTES - header.body_bytes)]
+            left -= length
+    except DamagedRange:
+        if not parts:  # otherwise the next call tells
+            raise
+    return parts
+
+
+async def _in_chunks(parts: Sequence[bytes | memoryview]) -> AsyncIterator[bytes]:
+    gathered: list[bytes | memoryview] = []
+    size = 0
+    for part in parts:
+        for at in range(0, len(part), CHUNK_BYTES):
+            piece = part[at : at + CHUNK_BYTES]
+            gathered.append(piece)
+            size += len(piece)
+            if size >= CHUNK_BYTES:
+                yield b"".join(gathered)
+                gathered, size = [], 0
+    if gathered:
+        yield b"".join(gathered)
 
 
 def _read_answer(call: Call, found: list[Contents[bytes]], offset: int, log: Log) -> Response:

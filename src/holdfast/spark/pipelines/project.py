@@ -449,9 +449,12 @@ class Runner:
         spark: SparkSession | None = None,
         world: World | None = None,
         tell: Callable[[Progress], None] = lambda progress: None,
+        start: Callable[[], SparkSession] | None = None,
     ) -> None:
+        """Without `spark`, `start` makes the session when one is needed; by default on all cores of this machine."""
         self._project = located(project)
         self._spark = spark
+        self._start = start
         self._world = real_world() if world is None else world
         self._tell = tell
         self._starting = Lock()
@@ -540,7 +543,7 @@ class Runner:
                 from holdfast.spark.session import session
 
                 with _signals_kept():
-                    self._spark = session("holdfast pipelines")
+                    self._spark = session("holdfast pipelines") if self._start is None else self._start()
             return self._spark
 
 

@@ -149,7 +149,7 @@ def _inferred(context: Context, rows: DataFrame) -> StructType:
     texts = rows.where("NOT tombstone").selectExpr("cast(value AS string)").limit(_SAMPLE).collect()
     spark = context.spark
     how = {"mode": "DROPMALFORMED", "inferTimestamp": "true", "timestampFormat": _TIMES}
-    found = spark.read.options(**how).json(spark.sparkContext.parallelize([text[0] for text in texts]))
+    found = spark.read.options(**how).json(spark.createDataFrame([(text[0],) for text in texts], "value string"))
     if not found.columns:
         raise BadSettings(
             f"{context.name}: no schema can be inferred: none of the first {len(texts)} messages is a JSON object. "

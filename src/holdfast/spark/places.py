@@ -1,0 +1,318 @@
+"""Where Spark reads and writes: a data folder that driver and tasks share, or a server that both of them call.
+
+A place answers the driver's questions about topics and offsets, keeps retention from what a query has not read, gives
+tasks the frames of a range as they are stored, and the rows of tables. Readers know no more of it than `SparkPlace`. A
+third kind need only be a folder on another disk: `FolderPlace` takes the world that it is read through.
+
+Secrets never become options, which Spark shows in plans and logs. The driver finds them where the client does, and
+they go to the tasks inside the reader or writer, whose text does not show them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from holdfast.api.topics import TopicInfo
+from holdfast.broker.folder.layout import check_name
+from holdfast.broker.streams.queries import QueryLease
+from holdfast.client.address import is_address, parse_address
+from holdfast.client.calling import Ask, Caller, packed, path_of
+from holdfast.client.network import CA, CERTIFICATE, KEY, ThreadNetwork, context_of, run
+from holdfast.client.opening import TOKEN
+from holdfast.codec.frame import MOST_RAW_BYTES, Frame, frames_in
+from holdfast.env import World, real_world
+from holdfast.env.disk import BytesLike
+from holdfast.env.process import environment
+from holdfast.errors import InvalidRequest, Unavailable, UnknownTopic
+from holdfast.protocol.media import JSON, RAW
+from holdfast.spark.commits import CommitRequest, StagedFile
+from holdfast.spark.options import required_path, table_options
+from holdfast.spark.ranges import DataFolder, PlanRequest, Range, ReadPlan, options_of, plan
+from holdfast.spark.rows import Piece, Row, opened, rows_of, table_named
+
+_PAGE_BYTES: Final = 8 << 20  # of frames in one answer
+_UPLOAD_BYTES: Final = 4 << 20
+_PLANNING_S: Final = 60.0
+_COMMITTING_S: Final = 24 * 3600.0
+_OURS: Final = frozenset({"path", "server", "tokenfile"})  # they say where the server is, which it knows
+
+
+class SparkPlace(Protocol):
+    """Where messages are."""
+
+    path: str
+
+    def plan(self, asked: PlanRequest) -> ReadPlan:
+        """One step of planning."""
+
+    def frames(self, wanted: Range, at: int) -> Iterator[Frame]:
+        """The frames from the one that holds offset `at` on, at least to the end of the range."""
+
+    def lease(self, group: str, ttl_ms: int) -> QueryLease:
+        """Begin a query, which keeps retention from what it has not read. Spark does not say when it ends."""
+
+    def pieces(self, table: str, options: Mapping[str, str]) -> list[Piece]:
+        """What the tasks read of a table."""
+
+    def rows(self, table: str, options: Mapping[str, str], piece: Piece) -> Iterator[Row]:
+        """The rows of a piece of a table."""
+
+
+class ServerAccess(msgspec.Struct, frozen=True):
+    """How a server is reached. `tls` are names of files, by variable: every machine has them where the driver does."""
+
+    url: str
+    token: str | None = None
+    tls: tuple[tuple[str, str], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"ServerAccess({self.url!r})"
+
+
+def access_of(given: Mapping[str, str]) -> ServerAccess | None:
+    """How to reach the server that the options name, as the driver's environment says; None for a folder."""
+    url = required_path(given)
+    file = given.get("tokenFile")
+    if not is_address(url):
+        if file:
+            raise InvalidRequest('option "tokenFile" is for a server: name one with the option "path", or leave it out')
+        return None
+    address, variables = parse_address(url), environment()
+    if address.queue is not None:
+        raise InvalidRequest(f'{url} names a queue: give http://host:port, and the option "topic"')
+    token = variables.get(TOKEN) or None
+    if file:
+        try:
+            token = Path(file).read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f'option "tokenFile" is {file}, which cannot be read: {error}') from None
+    if not (token or "").isascii() or not (token or "").isprintable():
+        raise InvalidRequest("the token cannot be used: give the text that `holdfast token new` printed")
+    tls = tuple((name, variables[name]) for name in (CA, CERTIFICATE, KEY) if variables.get(name))
+    return ServerAccess(address.text, token, tls if address.secure else ())
+
+
+def place_of(given: Mapping[str, str]) -> SparkPlace:
+    """The place that the options name."""
+    access = access_of(given)
+    return FolderPlace(required_path(given)) if access is None else ServerPlace(access)
+
+
+def place_at(path: str, access: ServerAccess | None) -> SparkPlace:
+    """The same in a task, which is told by the driver how to reach a server."""
+    return FolderPlace(path) if access is None else ServerPlace(access)
+
+
+class FolderPlace:
+    """A data folder."""
+
+    def __init__(self, path: str, world: World | None = None) -> None:
+        self._folder = DataFolder(path, world)
+        self.path = self._folder.path
+
+    def plan(self, asked: PlanRequest) -> ReadPlan:
+        return plan(self._folder, asked, options_of(asked, _now_ms(self._folder.world)))
+
+    def frames(self, wanted: Range, at: int) -> Iterator[Frame]:
+        return self._folder.frames(wanted, at)
+
+    def lease(self, group: str, ttl_ms: int) -> QueryLease:
+        return QueryLease.start(self._folder.world, self.path, group, ttl_ms=ttl_ms, lasting=True)
+
+    def pieces(self, table: str, options: Mapping[str, str]) -> list[Piece]:
+        spec = table_named(table)
+        asked = table_options(options, _now_ms(self._folder.world), timed=spec.timed)
+        return list(spec.pieces(self._folder, asked.subscription, opened(self._folder, asked)))
+
+    def rows(self, table: str, options: Mapping[str, str], piece: Piece) -> Iterator[Row]:
+        asked = table_options(options, _now_ms(self._folder.world), timed=table_named(table).timed)
+        for _, row in rows_of(table, self._folder, opened(self._folder, asked), piece):
+            yield row
+
+
+class TableRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of a table: its pieces, or the rows of one of them."""
+
+    table: str
+    options: dict[str, str] = {}
+    piece: Piece | None = None
+
+
+class TablePage(msgspec.Struct, frozen=True, kw_only=True):
+    """Pieces; or rows, each with its columns in order, and the piece to go on with if there are more."""
+
+    pieces: list[Piece] = []
+    rows: list[Any] = []
+    following: Piece | None = None
+
+
+class RowsCommitted(msgspec.Struct):
+    """Whether the rows came into the log by this call, or were there already."""
+
+    fresh: bool
+
+
+class ServerPlace:
+    """A server. Connections are kept for the next task of the process."""
+
+    def __init__(self, access: ServerAccess) -> None:
+        self.path = access.url
+        self._caller = _caller(access)
+
+    def plan(self, asked: PlanRequest) -> ReadPlan:
+        asked = msgspec.structs.replace(asked, options=_sent(asked.options))
+        found: ReadPlan = self._call("POST", path_of("spark", "plan"), asked, ReadPlan, wait_s=_PLANNING_S)
+        return found
+
+    def frames(self, wanted: Range, at: int) -> Iterator[Frame]:
+        where = ("topics", wanted.topic, "partitions", wanted.partition, "frames")
+        while at < wanted.stop:
+            path = path_of(*where, offset=at, stop=wanted.stop, bytes=_PAGE_BYTES)
+            content: bytes = self._call("GET", path, None, bytes, wait_s=_PLANNING_S)
+            if not content:
+                return
+            for frame in frames_in(memoryview(content), max_raw_bytes=MOST_RAW_BYTES):
+                yield frame
+                at = frame.next_offset
+
+    def lease(self, group: str, ttl_ms: int) -> QueryLease:
+        return ServerLease(self, group, ttl_ms)
+
+    def pieces(self, table: str, options: Mapping[str, str]) -> list[Piece]:
+        return self._table(TableRequest(table=table, options=_sent(options))).pieces
+
+    def rows(self, table: str, options: Mapping[str, str], piece: Piece) -> Iterator[Row]:
+        following: Piece | None = piece
+        while following is not None:
+            page = self._table(TableRequest(table=table, options=_sent(options), piece=following))
+            yield from page.rows
+            following = page.following
+
+    def describe(self, topic: str) -> TopicInfo | None:
+        """What a topic is; None if it does not exist."""
+        try:
+            found: TopicInfo = self._call("GET", path_of("topics", topic), None, TopicInfo)
+        except UnknownTopic:
+            return None
+        return found
+
+    def commit(self, write: CommitRequest) -> bool:
+        """Bring staged rows into the log. A write that is remembered may be repeated; any other is sent once."""
+        path = path_of("staged")
+        done: RowsCommitted = self._call("POST", path, write, RowsCommitted, again=write.kept, wait_s=_COMMITTING_S)
+        return done.fresh
+
+    def remove(self, write_id: str, batch: int, files: Sequence[StagedFile]) -> None:
+        """Remove staged files, unless their batch is committed."""
+        for file in files:
+            self._call("DELETE", path_of("staged", write_id, batch, file.name), None, None)
+
+    def put_query(self, file: str, content: bytes) -> None:
+        """Put the file of a query in place."""
+        ask = Ask(method="PUT", path=path_of("spark", "queries", file), body=content, media=JSON)
+        run(self._caller.call(ask))
+
+    def remove_query(self, file: str) -> None:
+        """Remove the file of a query."""
+        self._call("DELETE", path_of("spark", "queries", file), None, None)
+
+    def upload(self, path: str, position: int, content: bytes, *, sync: bool = False) -> None:
+        """Write bytes of a staged file, `WRITE/BATCH/NAME`, at their position."""
+        where = path_of("staged", *path.split("/"), position=position, sync=sync or None)
+        run(self._caller.call(Ask(method="POST", path=where, body=content, media=RAW, wait_s=_PLANNING_S)))
+
+    def _table(self, asked: TableRequest) -> TablePage:
+        found: TablePage = self._call("POST", path_of("spark", "tables"), asked, TablePage, wait_s=_PLANNING_S)
+        return found
+
+    def _call(self, method: str, path: str, body: Any, answers: Any, *, again: bool = True, wait_s: float = 0) -> Any:
+        content = b"" if body is None else packed(body)
+        return run(
+            self._caller.call(Ask(method=method, path=path, body=content, answers=answers, again=again, wait_s=wait_s))
+        )
+
+
+class ServerLease(QueryLease):
+    """A query whose file the server keeps."""
+
+    def __init__(self, place: ServerPlace, group: str, ttl_ms: int) -> None:
+        self._place = place
+        super().__init__(
+            real_world(), place.path, check_name(group, "group"), ttl_ms=ttl_ms, kind="spark", lasting=True
+        )
+
+    def put(self, content: bytes) -> None:
+        try:
+            self._place.put_query(self.file, content)
+        except Unavailable as error:  # the query goes on, and tries again when the lease is renewed
+            raise OSError(str(error)) from error
+
+    def take_away(self) -> None:
+        self._place.remove_query(self.file)
+
+
+class UploadDisk:
+    """Staged files on a server, for `FrameFiles`. A path is `WRITE/BATCH/NAME`."""
+
+    def __init__(self, place: ServerPlace) -> None:
+        self._place = place
+
+    def make_folder(self, path: str) -> None:
+        """Nothing: the server makes it with the first bytes."""
+
+    def sync_folder(self, path: str) -> None:
+        """Nothing: the server does it when a file is synced."""
+
+    def open(self, path: str, *, write: bool, create: bool) -> _Upload:
+        return _Upload(self._place, path)
+
+    def remove(self, path: str) -> None:
+        with suppress(Unavailable):  # it expires anyway
+            self._place.remove(*_parts(path))
+
+
+class _Upload:
+    def __init__(self, place: ServerPlace, path: str) -> None:
+        self._place = place
+        self._path = path
+        self._end = 0
+
+    def write(self, position: int, parts: Sequence[BytesLike]) -> int:
+        content = memoryview(b"".join(parts))
+        for at in range(0, len(content), _UPLOAD_BYTES):
+            self._place.upload(self._path, position + at, bytes(content[at : at + _UPLOAD_BYTES]))
+        self._end = position + len(content)
+        return len(content)
+
+    def sync(self) -> None:
+        self._place.upload(self._path, self._end, b"", sync=True)
+
+    def close(self) -> None:
+        """Nothing: it is open only while bytes are written."""
+
+
+def _parts(path: str) -> tuple[str, int, list[StagedFile]]:
+    write_id, batch, name = path.split("/")
+    return write_id, int(batch), [StagedFile(name, 0, 0, ())]
+
+
+def _sent(options: Mapping[str, str]) -> dict[str, str]:
+    """The options for the server, which knows where it is."""
+    return {name: value for name, value in options.items() if name.lower() not in _OURS}
+
+
+def _now_ms(world: World) -> int:
+    return world.clock.now_ns() // 1_000_000
+
+
+@lru_cache(maxsize=16)
+def _caller(access: ServerAccess) -> Caller:
+    world, address = real_world(), parse_address(access.url)
+    tls = context_of(None, dict(access.tls)) if address.secure else None
+    return Caller(world, ThreadNetwork(world.clock), address, token=access.token, tls=tls)
