@@ -17,9 +17,10 @@ import holdfast
 from holdfast.api.sync.broker import Broker
 from holdfast.env import real_world
 from holdfast.errors import BadSettings, ExpectationFailed, InvalidRequest, UnknownTopic
+from holdfast.spark import read_delta
 from holdfast.spark.pipelines.batches import Slice, run_steps
 from holdfast.spark.pipelines.checkpoint import LedgerBatch
-from holdfast.spark.pipelines.lake import MANY, read_table
+from holdfast.spark.pipelines.lake import MANY, delta_table, live_files, read_table
 from holdfast.spark.pipelines.project import Pipeline, Runner, run
 from holdfast.spark.pipelines.python import pipeline
 from holdfast.spark.pipelines.refine import write as kind_write
@@ -56,7 +57,7 @@ class Shop:
 
     def table(self, name: str) -> Any:
         """As anybody reads it."""
-        return self.spark.read.parquet(str(self.lake / name))
+        return read_delta(self.spark, str(self.lake / name))
 
     def rows(self, name: str, *columns: str) -> list[tuple[Any, ...]]:
         return sorted(tuple(row) for row in self.table(name).select(*columns).collect())
@@ -153,8 +154,7 @@ def test_small_files_are_merged_and_whoever_reads_on_misses_nothing(shop):
     shop.run(chain)
     shop.orders(2 * MANY - 4)
     shop.run(shop.land(max_rows_per_batch=2, name="l"))
-    files = list((shop.lake / "l").rglob("*.parquet"))
-    assert len(files) == 1
+    assert len(live_files(delta_table(str(shop.lake / "l")))) == 1
     assert shop.table("l").count() == shop.sent
     [silver] = Runner(chain.project, spark=shop.spark).run(["s"])
     assert silver.summary is not None

@@ -364,7 +364,7 @@ def _project(declared: str) -> Project:
 
 
 def _need_spark() -> None:
-    missing = [package for package in ("pyspark", "pyarrow", "numpy", "yaml") if not is_installed(package)]
+    missing = [package for package in ("pyspark", "pyarrow", "numpy", "yaml", "deltalake") if not is_installed(package)]
     if missing:
         raise NotInstalled(
             f"pipelines run on Spark, and {', '.join(missing)} cannot be found: pip install 'holdfast[spark]'"

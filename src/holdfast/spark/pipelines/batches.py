@@ -8,6 +8,7 @@ are never written without being noted, nor noted without being written.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -15,8 +16,26 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from holdfast.errors import BadSettings, ExpectationFailed, InvalidRequest
 from holdfast.spark.pipelines import f
-from holdfast.spark.pipelines.checkpoint import LedgerBatch, RowTotals, Tally, checkpoint_id, ledger_of
-from holdfast.spark.pipelines.lake import BATCH, additions, commit, finish_pending, read_table, rows_in_files, stage
+from holdfast.spark.pipelines.checkpoint import (
+    FileMove,
+    LedgerBatch,
+    RowTotals,
+    TableChange,
+    Tally,
+    checkpoint_id,
+    ledger_of,
+)
+from holdfast.spark.pipelines.lake import (
+    BATCH,
+    additions,
+    change,
+    commit,
+    finish_pending,
+    fitted,
+    read_table,
+    rows_in_files,
+    stage,
+)
 from holdfast.spark.pipelines.spec import (
     Context,
     Expectation,
@@ -27,6 +46,7 @@ from holdfast.spark.pipelines.spec import (
     Positive,
     Read,
     Summary,
+    TableOptions,
 )
 
 if TYPE_CHECKING:
@@ -162,21 +182,35 @@ def write_batch(
     expectations = context.options.expect
     two_outputs = REASONS in rows.columns or bool(names_that(expectations, "quarantine"))
     kept = rows.persist() if two_outputs else rows
-    number_column = f.lit(number).cast("long")
+    batch = f.lit(number).cast("long")
     try:
         found = Sorted(kept, expectations, kept=two_outputs, first=first)
-        staged = stage(context, good(found.good).withColumn(BATCH, number_column), "rows", partition_by)
+        staged, moves, changes = _added(
+            context, context.table, good(found.good).withColumn(BATCH, batch), partition_by, number
+        )
         counts = found.counts(context.name)
-        moves = additions(context, staged, context.table, number)
         if counts.quarantined:
-            aside = bad(found.bad).withColumn(PIPELINE, f.lit(context.name)).withColumn(BATCH, number_column)
-            moves += additions(context, stage(context, aside, "quarantine", ()), context.quarantine, number)
+            aside = bad(found.bad).withColumn(PIPELINE, f.lit(context.name)).withColumn(BATCH, batch)
+            _, more, other = _added(context, context.quarantine, aside, (), number)
+            moves, changes = moves + more, changes + other
     finally:
         if two_outputs:
             kept.unpersist()
     rows_out = rows_in_files(context.disk, staged)
     facts |= counts.counts() | {"rows_out": rows_out, "duplicates": counts.rows_out - rows_out}
-    return commit(context, LedgerBatch(batch=number, adds=tuple(moves), **facts))
+    changes += facts.pop("changes", ())
+    return commit(context, LedgerBatch(batch=number, adds=tuple(moves), changes=tuple(changes), **facts))
+
+
+def _added(
+    context: Context, table: str, rows: DataFrame, partition_by: Sequence[str], number: int
+) -> tuple[str, list[FileMove], list[TableChange]]:
+    """Stage rows for a table: where they are, and what makes them a part of it."""
+    rows = fitted(context, table, rows)
+    staged = stage(context, rows, posixpath.basename(table), partition_by)
+    moves = additions(context, staged, table, number)
+    is_delta = context.options.format == "delta"
+    return staged, moves, [change(context, table, rows, partition_by)] if is_delta and moves else []
 
 
 # From one table to the next: a batch consists of batches that the source has finished and this pipeline has not read.
@@ -206,7 +240,7 @@ def reading_files(action: Callable[[], Answer]) -> Answer:
     return retried(action, _TRIES, *_GONE)
 
 
-class StepOptions(PipelineOptions, frozen=True, kw_only=True):
+class StepOptions(TableOptions, frozen=True, kw_only=True):
     """Options of the kinds that read another pipeline's table."""
 
     max_rows_per_batch: Positive = 5_000_000

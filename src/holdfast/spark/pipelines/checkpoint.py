@@ -46,6 +46,24 @@ class FileMove(msgspec.Struct, frozen=True):
     place: str
 
 
+class TableChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a batch does to one Delta table, in one transaction. Paths are relative to the lake.
+
+    The files that the batch adds below the table are added to it, or take the place of all others (`replaces`).
+    If rows are `staged`, those are merged into the table instead: a row with the same `keys` is updated if `newer` is
+    true, or removed if `deleted` is true as well; both are SQL on the old row `t` and the new one `s`.
+    """
+
+    table: str
+    schema: str
+    partition_by: tuple[str, ...] = ()
+    replaces: bool = False
+    staged: str | None = None
+    keys: tuple[str, ...] = ()
+    newer: str | None = None
+    deleted: str | None = None
+
+
 class RowTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of rows: of one batch, or of several."""
 
@@ -62,9 +80,9 @@ class RowTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LedgerBatch(RowTotals, frozen=True, kw_only=True):
-    """One batch: its counts, and the files that it consists of.
+    """One batch: its counts, the files that it consists of (`adds`), and what it does to Delta tables (`changes`).
 
-    `adds` are new files, and `swaps` are folders that replace older ones. `through` is the last batch of the source's
+    `swaps` are folders that versions before Delta had decided to exchange. `through` is the last batch of the source's
     table that it includes, and `source_id` identifies the checkpoint that this batch belongs to. `offsets` are Spark's,
     if Spark decides what a batch holds. `state` belongs to the kind.
     """
@@ -73,6 +91,7 @@ class LedgerBatch(RowTotals, frozen=True, kw_only=True):
     bytes: int = 0
     adds: tuple[FileMove, ...] = ()
     swaps: tuple[FileMove, ...] = ()
+    changes: tuple[TableChange, ...] = ()
     through: int | None = None
     source_id: str | None = None
     offsets: str | None = None
@@ -217,7 +236,7 @@ class Tally:
     def add(self, batch: LedgerBatch, lag: int | None = None) -> None:
         """Count a batch that was written. `lag` is the number of rows that the source has beyond it."""
         self._totals = totals = self._totals.and_(batch)
-        self._files += len(batch.adds) + len(batch.swaps)
+        self._files += len(batch.adds) + sum(each.staged is not None for each in batch.changes)
         self.lag = lag
         self._context.report(batch.batch, totals.rows_in, totals.rows_out, lag)
 

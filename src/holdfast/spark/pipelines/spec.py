@@ -57,6 +57,12 @@ class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     expect: tuple[Expectation, ...] = ()
 
 
+class TableOptions(PipelineOptions, frozen=True, kw_only=True):
+    """Options of the kinds that write a table."""
+
+    format: Literal["delta", "parquet"] = "delta"
+
+
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """One named pipeline. `function` is the user's, for a pipeline of the kind `python`."""
 
