@@ -128,10 +128,10 @@ def test_a_replay_to_a_topic_that_is_not_there_is_not_begun(kit: Kit):
         kit.run("again-now")
 
 
-@pytest.mark.parametrize("format", ["delta", "parquet"])
-def test_the_lake_is_proved_against_the_queue(kit: Kit, format: str):
+@pytest.mark.parametrize("kept_as", ["delta", "parquet"])
+def test_the_lake_is_proved_against_the_queue(kit: Kit, kept_as: str):
     publish(kit, "orders", orders(30))
-    kit.declare("landed", "land", topics=["orders"], format=format)
+    kit.declare("landed", "land", topics=["orders"], format=kept_as)
     kit.declare("proof", "reconcile", source="landed")
     with pytest.raises(InvalidRequest, match="landed has not run yet"):
         kit.run("proof")
@@ -145,7 +145,7 @@ def test_the_lake_is_proved_against_the_queue(kit: Kit, format: str):
     assert (summary.ok, summary.lag) == (True, 5)
 
     lost, twice = sorted(Path(kit.lake, "landed").rglob("*.parquet"))[:2]
-    if format == "delta":
+    if kept_as == "delta":
         table = deltalake.DeltaTable(f"{kit.lake}/landed")
         other = next(row[0] for row in kit.rows("landed", "partition"))
         deltalake.write_deltalake(table, table.to_pyarrow_table(filters=[("partition", "=", 1 - other)]), mode="append")
@@ -162,7 +162,7 @@ def test_the_lake_is_proved_against_the_queue(kit: Kit, format: str):
     assert any(note.startswith("missing: orders/") for note in summary.notes)
     for path in Path(kit.lake, "landed").rglob("*.parquet"):
         path.unlink()
-    if format == "delta":
+    if kept_as == "delta":
         with pytest.raises(CorruptData, match="is gone, and the table consists of it"):
             kit.run("proof")
 

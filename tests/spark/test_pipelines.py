@@ -342,6 +342,11 @@ def test_aggregate_of_messages_counts_sizes_and_latencies(shop):
     assert 0 <= row.latency_ms_p50 <= row.latency_ms_p99 <= row.latency_ms_max < 600_000
 
 
+@pipeline(source="orders-land")
+def digits(rows: Any) -> Any:
+    return rows.where("length(value) > 1").selectExpr("offset", "explode(split(cast(value AS string), '')) AS digit")
+
+
 @pipeline(source="orders-land", expect=[{"name": "even", "check": "length % 2 = 0", "on_fail": "drop"}])
 def lengths(rows: Any) -> Any:
     return rows.selectExpr("offset", "length(value) AS length", "dt")
@@ -352,6 +357,9 @@ def test_a_function_of_ones_own_is_a_pipeline(shop):
     _, own = shop.run(shop.land().apply(lengths))
     assert (own.rows_in, own.rows_out, own.dropped) == (3, 2, 1)
     assert [row[0] for row in shop.rows("lengths", "length")] == [2, 4]
+    # What comes in is what the source has, however many rows the function makes of it.
+    _, own = shop.run(shop.land().apply(digits))
+    assert (own.rows_in, own.rows_out, own.duplicates) == (3, 6, 0)
 
 
 def test_following_pipelines_run_side_by_side_until_they_are_told_to_stop(shop):

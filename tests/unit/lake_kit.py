@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import polars
+import polars as pl
 import pyarrow as pa
 from pyarrow import parquet as pq
 
@@ -84,7 +84,7 @@ def seen(context: Context, table: str | None = None) -> list[str]:
     """What a reader finds: of a Delta table, or else whoever lists the folder."""
     place = Path(table or context.table)
     if (place / "_delta_log").exists():
-        found: list[str] = polars.read_delta(str(place))["text"].to_list()
+        found: list[str] = pl.read_delta(str(place))["text"].to_list()
         return sorted(found)
     names = table_files(LakeDisk(), str(place))
     return sorted(text for name in names for text in pq.ParquetFile(place / name).read()["text"].to_pylist())

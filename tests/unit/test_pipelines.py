@@ -291,18 +291,18 @@ def test_a_ledger_keeps_its_sums_when_it_forgets_single_batches(tmp_path):
     assert [batch.batch for batch in ledger.after(2 * KEPT - 1)] == [2 * KEPT]
 
 
-@pytest.mark.parametrize("format", ["delta", "parquet"])
-def test_a_batch_that_was_cut_short_anywhere_is_there_once_after_the_next_run(tmp_path, format):
+@pytest.mark.parametrize("kept_as", ["delta", "parquet"])
+def test_a_batch_that_was_cut_short_anywhere_is_there_once_after_the_next_run(tmp_path, kept_as):
     """Cut at every change of a name and every sync, such as between Delta's transaction and the ledger."""
     crashes = 0
-    changes = (changed("p"), changed("p.quarantine")) if format == "delta" else ()
+    changes = (changed("p"), changed("p.quarantine")) if kept_as == "delta" else ()
     for calls in range(200):
         home = tmp_path / str(calls)
-        sound = context_of(home, LakeDisk(), format=format)
+        sound = context_of(home, LakeDisk(), format=kept_as)
         first = additions(sound, staged(sound, "rows", a__1="x0", a__2="y0"), sound.table, 0)
         commit(sound, LedgerBatch(batch=0, adds=tuple(first), changes=changes[:1]))
         assert seen(sound) == ["x0", "y0"]
-        frail = context_of(home, FrailDisk(calls), format=format)
+        frail = context_of(home, FrailDisk(calls), format=kept_as)
         try:
             adds = additions(frail, staged(frail, "rows", a__2="z1", a__3="v1"), frail.table, 1)
             adds += additions(frail, staged(frail, "bad", a__4="w1"), frail.quarantine, 1)
@@ -313,7 +313,7 @@ def test_a_batch_that_was_cut_short_anywhere_is_there_once_after_the_next_run(tm
             crashes += 1
             between = seen(sound)
             assert len(between) == len(set(between)), "a row is there twice"
-            if format == "delta":
+            if kept_as == "delta":
                 assert between in (["x0", "y0"], ["v1", "x0", "y0", "z1"]), "half a batch can be seen"
         decided = Ledger(sound.world, sound.checkpoint).pending() is not None
         finish_pending(sound)

@@ -177,7 +177,7 @@ def write_batch(
 
     If a row does not meet `first`, nothing else is expected of it. `good` and `bad` turn the rows of either sort into
     those that are written; rows that `good` leaves out count as duplicates.
-    `facts` are other fields of the ledger's entry, such as how far the source was read.
+    `facts` are other fields of the ledger's entry, such as how far the source was read, or ones that it knows better.
     """
     expectations = context.options.expect
     two_outputs = REASONS in rows.columns or bool(names_that(expectations, "quarantine"))
@@ -197,7 +197,7 @@ def write_batch(
         if two_outputs:
             kept.unpersist()
     rows_out = rows_in_files(context.disk, staged)
-    facts |= counts.counts() | {"rows_out": rows_out, "duplicates": counts.rows_out - rows_out}
+    facts = counts.counts() | {"rows_out": rows_out, "duplicates": counts.rows_out - rows_out} | facts
     changes += facts.pop("changes", ())
     return commit(context, LedgerBatch(batch=number, adds=tuple(moves), changes=tuple(changes), **facts))
 
@@ -248,12 +248,16 @@ class StepOptions(TableOptions, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """What one batch is made of: the rows of some batches of the source. `previous` is the batch before."""
+    """What one batch is made of: the rows of some batches of the source. `previous` is the batch before.
+
+    `count` is the number of rows, from the ledger of the source.
+    """
 
     batch: int
     through: int
     source_id: str | None
     rows: DataFrame
+    count: int
     previous: LedgerBatch | None
 
     @property
@@ -337,7 +341,11 @@ def _one_batch(context: Context, write: Write, tally: Tally) -> bool:
         state = previous.state if previous else {}
         batch = commit(context, LedgerBatch(batch=number, through=through, source_id=source_id, state=state))
     else:
-        batch = write(context, Slice(batch=number, through=through, source_id=source_id, rows=rows, previous=previous))
+        count = sum(each.rows_out for each in waiting if each.batch <= through)
+        batch = write(
+            context,
+            Slice(batch=number, through=through, source_id=source_id, rows=rows, count=count, previous=previous),
+        )
     tally.add(batch, sum(each.rows_out for each in waiting if each.batch > through))
     return True
 

@@ -4,6 +4,7 @@ _checkpoints/NAME/lock         the process that runs it
 _checkpoints/NAME/spec.json    what it was made for
 _checkpoints/NAME/id           a number that changes when the pipeline starts over
 _checkpoints/NAME/forgetting   exists only while all of it is being removed
+_checkpoints/NAME/runs.json    the last runs, and how each ended
 _checkpoints/NAME/batches/     the batches that were written (see `Ledger`)
 _checkpoints/NAME/spark/       Spark's own checkpoint, where the source is a topic
 """
@@ -22,7 +23,7 @@ import msgspec
 from holdfast.env import World
 from holdfast.env.disk import LakeDisk
 from holdfast.errors import CorruptData, HoldfastError, InvalidRequest
-from holdfast.spark.pipelines.spec import Context, Project, Spec, Summary, kind_named
+from holdfast.spark.pipelines.spec import Context, Outcome, Project, Spec, Summary, kind_named
 from holdfast.storage.files import LOCK, durable_replace, join, read_file, remove_tree, take_lock
 
 # The ledger lists the batches that a pipeline has written. Each has one small file, which makes the batch count:
@@ -252,6 +253,48 @@ class Tally:
         )
 
 
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One run: when it ended, and how. `ok` is false if it failed, or found something a person must look at."""
+
+    at_ms: int
+    seconds: float = 0.0
+    batches: int = 0
+    rows_in: int = 0
+    rows_out: int = 0
+    dropped: int = 0
+    quarantined: int = 0
+    late: int = 0
+    lag: int | None = None
+    ok: bool = True
+    error: str | None = None
+
+
+def note_run(world: World, project: Project, outcome: Outcome) -> None:
+    """Add a run to those that are kept. A run that cannot be noted has happened all the same."""
+    folder = project.checkpoint(outcome.pipeline)
+    at_ms = world.clock.now_ns() // 1_000_000
+    done = outcome.summary
+    if done is None:
+        record = RunRecord(at_ms=at_ms, ok=False, error=str(outcome.error))
+    else:
+        counts = {name: getattr(done, name) for name in RunRecord.__struct_fields__ if hasattr(done, name)}
+        record = RunRecord(at_ms=at_ms, late=done.expectations.get("late", 0), **counts)
+    runs = [*runs_of(world, project, outcome.pipeline), record][-RUNS_KEPT:]
+    with suppress(OSError):
+        durable_replace(world.disk, folder, RUNS, msgspec.json.encode(runs))
+
+
+def runs_of(world: World, project: Project, name: str) -> list[RunRecord]:
+    """The last runs of a pipeline, oldest first."""
+    content = read_file(world.disk, join(project.checkpoint(name), RUNS))
+    try:
+        return [] if content is None else msgspec.json.decode(content, type=list[RunRecord])
+    except msgspec.MsgspecError:
+        return []  # only figures are lost
+
+
+RUNS = "runs.json"
+RUNS_KEPT = 200
 SPEC = "spec.json"
 ID = "id"
 FORGETTING = "forgetting"
@@ -299,7 +342,7 @@ def checkpoint_id(world: World, project: Project, name: str) -> str | None:
 
 def _is_used(world: World, folder: str) -> bool:
     """Whether a batch was ever begun. Before that, options may change."""
-    others = set(world.disk.names(folder)) - {LOCK, SPEC, ID, "schema.json", "spark"}
+    others = set(world.disk.names(folder)) - {LOCK, SPEC, ID, RUNS, "schema.json", "spark"}
     offsets = join(folder, "spark/offsets")
     return bool(others) or (world.disk.exists(offsets) and bool(world.disk.names(offsets)))
 
@@ -344,7 +387,10 @@ def _said(value: Any) -> str:
 
 
 class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of one pipeline over all of its runs. `lag` is what its source has beyond that, if it is known."""
+    """The progress of one pipeline over all of its runs. `lag` is what its source has beyond that, if it is known.
+
+    A kind that has no batches, such as a report, shows the rows of its last run. `ok` is None before the first run.
+    """
 
     pipeline: str
     kind: str
@@ -359,12 +405,19 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     expectations: dict[str, int]
     pending: bool
     lag: int | None
+    last_run_at_ms: int | None
+    ok: bool | None
+    error: str | None
 
 
 def status_of(world: World, project: Project, spec: Spec) -> PipelineStatus:
     """The status of a pipeline, read from its checkpoint without a session and without a lock."""
     ledger = Ledger(world, project.checkpoint(spec.name))
     totals, last = ledger.totals(), ledger.last()
+    counts = totals.counts()
+    run = next(reversed(runs_of(world, project, spec.name)), None)
+    if last is None and run is not None:
+        counts |= {name: getattr(run, name) for name in ("rows_in", "rows_out", "dropped", "quarantined")}
     return PipelineStatus(
         pipeline=spec.name,
         kind=spec.kind,
@@ -373,7 +426,10 @@ def status_of(world: World, project: Project, spec: Spec) -> PipelineStatus:
         last_batch_at_ms=None if last is None else last.at_ms,
         pending=ledger.pending() is not None,
         lag=_lag(world, project, spec),
-        **totals.counts(),
+        last_run_at_ms=None if run is None else run.at_ms,
+        ok=None if run is None else run.ok,
+        error=None if run is None else run.error,
+        **counts,
     )
 
 

@@ -20,6 +20,7 @@ from holdfast.spark.pipelines.batches import write_batch
 from holdfast.spark.pipelines.checkpoint import LedgerBatch, TableChange, Tally, ledger_of
 from holdfast.spark.pipelines.lake import (
     DATE,
+    LATEST_SUFFIX,
     change,
     convert_plain,
     finish_pending,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 
 POSITIONS: Final = "positions"
-LATEST_SUFFIX: Final = ".latest"
 # A key stays in its partition unless partitions were added. Offsets say which message is newer in one; otherwise times.
 _NEWER: Final = (
     "CASE WHEN s.partition = t.partition THEN s.offset > t.offset "

@@ -25,7 +25,7 @@ import msgspec
 from holdfast.env.disk import LakeDisk
 from holdfast.errors import CorruptData, InvalidRequest
 from holdfast.spark.pipelines.checkpoint import FileMove, Ledger, LedgerBatch, TableChange, checkpoint_id, ledger_of
-from holdfast.spark.pipelines.spec import Context
+from holdfast.spark.pipelines.spec import Context, Project
 from holdfast.storage.files import remove_tree
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 BATCH: Final = "_batch"
 DATE: Final = "dt"
+LATEST_SUFFIX: Final = ".latest"
 _FILE: Final = re.compile(r"(?:.*/)?b([0-9]{12})-([0-9]{12})-([0-9]{5})\.parquet")
 
 
@@ -298,6 +299,12 @@ _WIDER: Final = {
 
 def is_delta(disk: LakeDisk, table: str) -> bool:
     return disk.exists(f"{table}/{_LOG}")
+
+
+def delta_tables(disk: LakeDisk, project: Project, name: str) -> list[str]:
+    """The Delta tables of a pipeline: its own, the quarantine, and the latest by key."""
+    table = project.table(name)
+    return [each for each in (table, project.quarantine(name), table + LATEST_SUFFIX) if is_delta(disk, each)]
 
 
 def delta_table(table: str, version: int | None = None) -> DeltaTable:

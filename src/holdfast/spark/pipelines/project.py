@@ -21,7 +21,7 @@ import yaml
 
 from holdfast.env import World, real_world
 from holdfast.errors import BadSettings, HoldfastError, InvalidRequest, PipelineFailed
-from holdfast.spark.pipelines.checkpoint import check_fit, forget, held, is_half_forgotten
+from holdfast.spark.pipelines.checkpoint import check_fit, forget, held, is_half_forgotten, note_run
 from holdfast.spark.pipelines.python import marked
 from holdfast.spark.pipelines.spec import (
     Context,
@@ -585,9 +585,11 @@ def _outcome(context: Context) -> Outcome:
     try:
         summary = kind_named(context.spec.kind).run(context)
         seconds = (clock.monotonic_ns() - began_ns) / 1e9
-        return Outcome(pipeline=context.name, summary=msgspec.structs.replace(summary, seconds=seconds))
+        outcome = Outcome(pipeline=context.name, summary=msgspec.structs.replace(summary, seconds=seconds))
     except Exception as error:
-        return Outcome(pipeline=context.name, error=in_words(error, context.name))
+        outcome = Outcome(pipeline=context.name, error=in_words(error, context.name))
+    note_run(context.world, context.project, outcome)
+    return outcome
 
 
 def _check_follow(specs: Sequence[Spec], every_ms: int) -> None:
