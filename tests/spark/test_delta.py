@@ -21,10 +21,13 @@ from deltalake import DeltaTable
 
 import holdfast
 from holdfast.cli.main import main
+from holdfast.env import real_world
 from holdfast.errors import BadSettings, InvalidRequest
 from holdfast.spark import Pipeline, read_delta
 from holdfast.spark.pipelines import lake as lake_module
+from holdfast.spark.pipelines.checkpoint import status_of
 from holdfast.spark.pipelines.lake import MANY
+from holdfast.spark.pipelines.project import Runner
 from tests.spark.scripts import ROOT
 
 
@@ -236,3 +239,67 @@ def test_drivers_that_are_killed_at_random_moments_lose_nothing_and_double_nothi
     shop.everything_once()
     assert shop.by_others("s")["id"].sort().to_list() == list(range(shop.sent))
     assert shop.by_others("g")["count"].sum() == shop.sent
+
+
+def test_new_columns_and_wider_types_are_taken_without_starting_over(shop):
+    shop.send({"id": 1, "n": 7}, {"id": 2, "n": 8, "colour": "red", "deep": {"x": 1}})
+    _, silver = shop.run(shop.land().refine("id long, n int", name="s"))
+    assert silver.expectations["rescued"] == 1
+    assert shop.by_others("s").sort("id")["_rescued"].to_list() == [None, '{"colour":"red","deep":"{\\"x\\":1}"}']
+    shop.send({"id": 3, "n": 1 << 40, "colour": "blue"})
+    shop.run(shop.land().refine("id long, n long, colour string", name="s"))
+    found = shop.by_others("s").sort("id")
+    assert found.select("id", "n", "colour").rows() == [(1, 7, None), (2, 8, None), (3, 1 << 40, "blue")]
+    assert found.schema["n"] == pl.Int64
+    assert found["_batch"].to_list() == [0, 0, 1]
+    # Narrower types fit in; others do not, and say so.
+    shop.send({"id": 4, "n": 4})
+    shop.run(shop.land().refine("id int, n int, colour string", name="s"))
+    assert shop.by_others("s").schema["id"] == pl.Int64
+    shop.send({"id": 5})
+    with pytest.raises(InvalidRequest, match=r"the column n is bigint in .*, and string in new rows"):
+        shop.run(shop.land().refine("id long, n string", name="s"))
+    assert len(shop.by_others("s")) == 4
+
+
+def test_an_inferred_schema_takes_new_fields(shop):
+    chain = shop.land().refine(name="s")
+    shop.send({"id": 1})
+    shop.run(chain)
+    shop.send({"id": 2, "price": 1.5}, {"id": 3})
+    _, silver = shop.run(chain)
+    assert silver.expectations["rescued"] == 0
+    assert sorted(shop.by_others("s").select("id", "price").rows()) == [(1, None), (2, 1.5), (3, None)]
+
+
+def test_quarantined_rows_name_field_and_value_and_are_tried_again_after_a_fix(shop):
+    shop.send({"id": 1, "amount": "4,50"}, {"id": 2, "amount": 2.0}, b"no json", {"id": 3, "amount": -1.0})
+    strict = shop.land().refine("id long not null, amount double", name="s", key="id")
+    strict = strict.expect("positive", "amount > 0", on_fail="quarantine")
+    shop.run(strict)
+    assert sorted(why for reasons in shop.by_others("s.quarantine")["_reasons"] for why in reasons) == [
+        "amount is 4,50, which is no double",
+        "not JSON of the schema",
+        "positive",
+    ]
+    lax = shop.land().refine("id long not null, amount double", name="s", key="id")
+    [again] = Runner(lax.project, spark=shop.spark).run(["s"], from_quarantine=True)
+    assert again.summary is not None, again.error
+    assert (again.summary.rows_in, again.summary.rows_out, again.summary.quarantined) == (0, 1, -1)
+    assert again.summary.notes == ("1 of 3 rows left the quarantine",)
+    assert sorted(shop.by_others("s")["id"].to_list()) == [2, 3]
+    assert len(shop.by_others("s.quarantine")) == 2
+    status = status_of(real_world(), lax.project, lax.project.spec("s"))
+    assert (status.rows_in, status.rows_out, status.quarantined) == (4, 2, 2)
+    shop.orders(1)  # the source is read on as if nothing had happened
+    _, silver = shop.run(lax)
+    assert silver.rows_in == 1
+    with pytest.raises(InvalidRequest, match="only a pipeline of the kind refine"):
+        Runner(lax.project, spark=shop.spark).run(["land"], from_quarantine=True)
+
+
+def test_rows_without_a_time_are_counted(shop):
+    shop.send({"id": 1, "at": "2026-11-16T10:00:00Z"}, {"id": 2})
+    *_, gold = shop.run(shop.land().refine("id long, at timestamp", name="s").aggregate(name="g", time="at"))
+    assert (gold.rows_in, gold.expectations) == (2, {"late": 0, "null_time": 1})
+    assert shop.by_others("g")["count"].to_list() == [1]

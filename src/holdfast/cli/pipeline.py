@@ -211,6 +211,9 @@ def run_command(
     full_refresh: Annotated[
         bool, option("--full-refresh", "Delete the tables and checkpoints first, and start over.")
     ] = False,
+    from_quarantine: Annotated[
+        bool, option("--from-quarantine", "Only try the quarantined rows again, for example after a fix.")
+    ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> int:
@@ -230,7 +233,9 @@ def run_command(
     with bars(wanted, shown=not as_json) as tell:
         runner = Runner(project, tell=tell)
         with ending_in_order(runner):
-            outcomes = runner.run(wanted, follow=follow, every_ms=every_ms, full_refresh=full_refresh)
+            outcomes = runner.run(
+                wanted, follow=follow, every_ms=every_ms, full_refresh=full_refresh, from_quarantine=from_quarantine
+            )
     if as_json:
         print_json(outcomes_document(outcomes))
     else:

@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["Pipeline", "pipeline", "read_delta", "register", "register_tables", "run", "session"]
 
 _LATER = {
-    "Pipeline": "holdfast.spark.pipelines.project",
+    **dict.fromkeys(("Pipeline", "run"), "holdfast.spark.pipelines.project"),
     "pipeline": "holdfast.spark.pipelines.python",
     "read_delta": "holdfast.spark.pipelines.lake",
     "register_tables": "holdfast.spark.tables",
-    "run": "holdfast.spark.pipelines.project",
 }
 
 

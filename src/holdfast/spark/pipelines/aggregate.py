@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 START, END = "window_start", "window_end"
 _HIGH: Final = "newest_us"
 LATE: Final = "late"
+NULL_TIME: Final = "null_time"
 
 
 class AggregateOptions(StepOptions, frozen=True, kw_only=True):
@@ -60,7 +61,8 @@ class AggregateOptions(StepOptions, frozen=True, kw_only=True):
                 raise BadSettings(f"{name!r} is both in by and in measures: give the measure another name")
         if self.format != "delta":
             raise BadSettings("numbers of a window change, which plain Parquet cannot: leave out format here")
-        no_expectation_named(LATE, self.expect)
+        for name in (LATE, NULL_TIME):
+            no_expectation_named(name, self.expect)
         for each in self.expect:
             if each.on_fail in ("drop", "quarantine"):
                 raise BadSettings(
@@ -132,12 +134,15 @@ def _write(context: Context, piece: Slice) -> LedgerBatch:
     closed_us = -(2**62) if newest is None else newest - options.watermark_ms * 1000
     late = (last_window_end_us(time, options) <= closed_us).cast("long")
     found = piece.rows.agg(
-        f.count(f.lit(1)).alias("rows"), f.max(f.unix_micros(time)).alias(_HIGH), f.sum(late).alias(LATE)
+        f.count(f.lit(1)).alias("rows"),
+        f.max(f.unix_micros(time)).alias(_HIGH),
+        f.sum(late).alias(LATE),
+        f.count_if(f.col(time).isNull()).alias(NULL_TIME),
     ).collect()[0]
     batch = LedgerBatch(
         batch=piece.batch,
         rows_in=found.rows,
-        expectations={LATE: found[LATE] or 0},
+        expectations={LATE: found[LATE] or 0, NULL_TIME: found[NULL_TIME]},
         **piece.facts,
         state={_HIGH: max((each for each in (newest, found[_HIGH]) if each is not None), default=None)},
     )

@@ -253,42 +253,34 @@ class Tally:
         )
 
 
-class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+class NotedRun(RowTotals, frozen=True, kw_only=True):
     """One run: when it ended, and how. `ok` is false if it failed, or found something a person must look at."""
 
     at_ms: int
+    ok: bool
     seconds: float = 0.0
     batches: int = 0
-    rows_in: int = 0
-    rows_out: int = 0
-    dropped: int = 0
-    quarantined: int = 0
-    late: int = 0
     lag: int | None = None
-    ok: bool = True
     error: str | None = None
 
 
 def note_run(world: World, project: Project, outcome: Outcome) -> None:
     """Add a run to those that are kept. A run that cannot be noted has happened all the same."""
-    folder = project.checkpoint(outcome.pipeline)
-    at_ms = world.clock.now_ns() // 1_000_000
-    done = outcome.summary
+    done, at_ms = outcome.summary, world.clock.now_ns() // 1_000_000
     if done is None:
-        record = RunRecord(at_ms=at_ms, ok=False, error=str(outcome.error))
+        noted = NotedRun(at_ms=at_ms, ok=False, error=str(outcome.error))
     else:
-        counts = {name: getattr(done, name) for name in RunRecord.__struct_fields__ if hasattr(done, name)}
-        record = RunRecord(at_ms=at_ms, late=done.expectations.get("late", 0), **counts)
-    runs = [*runs_of(world, project, outcome.pipeline), record][-RUNS_KEPT:]
+        noted = msgspec.convert({**msgspec.structs.asdict(done), "at_ms": at_ms}, NotedRun)
+    runs = [*runs_of(world, project, outcome.pipeline), noted][-RUNS_KEPT:]
     with suppress(OSError):
-        durable_replace(world.disk, folder, RUNS, msgspec.json.encode(runs))
+        durable_replace(world.disk, project.checkpoint(outcome.pipeline), RUNS, msgspec.json.encode(runs))
 
 
-def runs_of(world: World, project: Project, name: str) -> list[RunRecord]:
+def runs_of(world: World, project: Project, name: str) -> list[NotedRun]:
     """The last runs of a pipeline, oldest first."""
     content = read_file(world.disk, join(project.checkpoint(name), RUNS))
     try:
-        return [] if content is None else msgspec.json.decode(content, type=list[RunRecord])
+        return [] if content is None else msgspec.json.decode(content, type=list[NotedRun])
     except msgspec.MsgspecError:
         return []  # only figures are lost
 
@@ -324,7 +316,7 @@ def check_fit(world: World, project: Project, spec: Spec) -> None:
         durable_replace(world.disk, folder, SPEC, msgspec.json.encode(wanted))
         return
     made_for = json.loads(content)
-    for field in sorted({*made_for, *wanted}):
+    for field in sorted(wanted):
         old, new = made_for.get(field), wanted.get(field)
         if old != new:
             raise InvalidRequest(
@@ -417,7 +409,7 @@ def status_of(world: World, project: Project, spec: Spec) -> PipelineStatus:
     counts = totals.counts()
     run = next(reversed(runs_of(world, project, spec.name)), None)
     if last is None and run is not None:
-        counts |= {name: getattr(run, name) for name in ("rows_in", "rows_out", "dropped", "quarantined")}
+        counts = run.counts()
     return PipelineStatus(
         pipeline=spec.name,
         kind=spec.kind,

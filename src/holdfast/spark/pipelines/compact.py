@@ -28,7 +28,7 @@ from holdfast.spark.pipelines.lake import (
     optimize_if_worthwhile,
     stage,
 )
-from holdfast.spark.pipelines.spec import Context, PipelineKind, Plan, Read, Summary, TableOptions
+from holdfast.spark.pipelines.spec import Context, LakeOptions, PipelineKind, Plan, Read, Summary
 from holdfast.spark.ranges import DataFolder, Range
 from holdfast.storage.files import remove_tree
 
@@ -44,7 +44,7 @@ _NEWER: Final = (
 )
 
 
-class CompactOptions(TableOptions, frozen=True, kw_only=True):
+class CompactOptions(LakeOptions, frozen=True, kw_only=True):
     """Options of `compact`. `latest` also keeps a table with the last message of each key."""
 
     topics: tuple[str, ...]

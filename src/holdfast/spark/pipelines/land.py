@@ -18,7 +18,7 @@ from holdfast.spark.pipelines import f
 from holdfast.spark.pipelines.batches import check_columns, retried, write_batch
 from holdfast.spark.pipelines.checkpoint import Tally, ledger_of
 from holdfast.spark.pipelines.lake import DATE, finish_pending, is_delta, optimize_if_worthwhile
-from holdfast.spark.pipelines.spec import Context, PipelineKind, Plan, Positive, Read, Summary, TableOptions
+from holdfast.spark.pipelines.spec import Context, LakeOptions, PipelineKind, Plan, Positive, Read, Summary
 from holdfast.spark.ranges import DataFolder, Positions, from_json, starting_offset
 from holdfast.storage.files import join, read_file
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SPARK: Final = "spark"
 
 
-class LandOptions(TableOptions, frozen=True, kw_only=True):
+class LandOptions(LakeOptions, frozen=True, kw_only=True):
     """Options of `land`. `starting` and `since` count only for the first run."""
 
     topics: tuple[str, ...] = ()
