@@ -26,7 +26,7 @@ from holdfast.env.disk import LakeDisk
 from holdfast.errors import CorruptData, InvalidRequest
 from holdfast.spark.pipelines.checkpoint import FileMove, Ledger, LedgerBatch, TableChange, checkpoint_id, ledger_of
 from holdfast.spark.pipelines.spec import Context, Project
-from holdfast.storage.files import remove_tree
+from holdfast.storage.files import read_file, remove_tree
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
@@ -428,8 +428,7 @@ def _sync_log(disk: LakeDisk, table: str) -> None:
     """Sync the newest version and the files that it adds: the library does not, and the ledger depends on them."""
     log = f"{table}/{_LOG}"
     newest = f"{log}/{delta_table(table).version():020d}.json"
-    with open(newest, encoding="utf-8") as lines:
-        actions = [json.loads(line) for line in lines]
+    actions = [json.loads(line) for line in (read_file(disk, newest) or b"").splitlines()]
     for path in [unquote(action["add"]["path"]) for action in actions if "add" in action]:
         disk.sync_file(f"{table}/{path}")
         disk.sync_folder(posixpath.dirname(f"{table}/{path}"))
