@@ -87,13 +87,15 @@ def to_tables(console: Console, home: Path, report: Path, sent: int) -> list[Fig
 
 
 def show(console: Console, spark: SparkSession, lake: Path) -> None:
-    """A look at each of the tables: plain Parquet."""
-    gold = spark.read.parquet(f"{lake}/gold").orderBy("window_start", "_topic")
+    """A look at each of the tables."""
+    from holdfast.spark import read_delta
+
+    gold = read_delta(spark, f"{lake}/gold").orderBy("window_start", "_topic")
     console.print("\n  lake/gold: two hours at a time")
     print_rows(console, gold.selectExpr(
         "date_format(window_start, 'HH:mm') AS from", "_topic AS topic", "messages", "customers", "total",
     ))  # fmt: skip
-    aside = spark.read.parquet(f"{lake}/silver.quarantine").selectExpr("topic", "explode(_reasons) AS reason")
+    aside = read_delta(spark, f"{lake}/silver.quarantine").selectExpr("topic", "explode(_reasons) AS reason")
     console.print("\n  lake/silver.quarantine: what was put aside")
     print_rows(console, aside.groupBy("reason", "topic").count().orderBy("reason", "topic"))
     kinds = spark.read.parquet(f"{lake}/letters/kinds").orderBy("error_kind")

@@ -6,7 +6,7 @@ python examples/spark_pipeline.py
 import tempfile
 
 import holdfast
-from holdfast.spark import Pipeline, pipeline, session
+from holdfast.spark import Pipeline, pipeline, read_delta, session
 
 
 @pipeline(
@@ -47,7 +47,7 @@ def main(home: str) -> None:
     report(orders.run())
     publish(f"{home}/shop", range(90, 99))
     report(orders.run())  # what is new, and nothing twice
-    euros = session().read.parquet(f"{home}/lake/orders-in-euros")
+    euros = read_delta(session(), f"{home}/lake/orders-in-euros")
     print("orders:", euros.count(), "euros:", round(euros.selectExpr("sum(euros)").first()[0], 2))
 
 

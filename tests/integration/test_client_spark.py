@@ -13,7 +13,7 @@ from holdfast import Busy
 from holdfast.client.spark_commits import routes
 from holdfast.codec.frame import frames_in
 from holdfast.protocol.media import RAW
-from holdfast.server.access.tokens import ACTIONS, digest_of
+from holdfast.server.tokens import ACTIONS, digest_of
 from holdfast.settings import BrokerSettings
 from holdfast.spark.places import ServerAccess, ServerPlace
 from holdfast.spark.ranges import Range

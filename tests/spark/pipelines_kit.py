@@ -8,6 +8,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from holdfast.env import World
+from holdfast.spark import read_delta
 from holdfast.spark.pipelines.project import Runner, raise_first
 from holdfast.spark.pipelines.spec import Plan, Project, Spec, Summary, check_project, kind_named, read_options
 
@@ -45,5 +46,7 @@ class Kit:
 
     def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
         """The rows of a table, below the lake, in order."""
-        found = self.spark.read.parquet(f"{self.lake}/{table}")
+        place = f"{self.lake}/{table}"
+        is_delta = Path(place, "_delta_log").exists()
+        found = read_delta(self.spark, place) if is_delta else self.spark.read.parquet(place)
         return sorted(tuple(row) for row in found.select(*columns).collect())

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import pytest
 from pyspark.sql import SparkSession
 
 import holdfast
-from holdfast.errors import Busy, InvalidRequest
+from holdfast.errors import Busy, CorruptData, InvalidRequest
 from holdfast.spark.pipelines import replay as replay_module
 from tests.spark.pipelines_kit import Kit
 
@@ -127,9 +128,10 @@ def test_a_replay_to_a_topic_that_is_not_there_is_not_begun(kit: Kit):
         kit.run("again-now")
 
 
-def test_the_lake_is_proved_against_the_queue(kit: Kit):
+@pytest.mark.parametrize("kept_as", ["delta", "parquet"])
+def test_the_lake_is_proved_against_the_queue(kit: Kit, kept_as: str):
     publish(kit, "orders", orders(30))
-    kit.declare("landed", "land", topics=["orders"])
+    kit.declare("landed", "land", topics=["orders"], format=kept_as)
     kit.declare("proof", "reconcile", source="landed")
     with pytest.raises(InvalidRequest, match="landed has not run yet"):
         kit.run("proof")
@@ -143,8 +145,14 @@ def test_the_lake_is_proved_against_the_queue(kit: Kit):
     assert (summary.ok, summary.lag) == (True, 5)
 
     lost, twice = sorted(Path(kit.lake, "landed").rglob("*.parquet"))[:2]
-    lost.unlink()
-    twice.with_name(twice.name.replace("-00001.", "-00009.")).write_bytes(twice.read_bytes())
+    if kept_as == "delta":
+        table = deltalake.DeltaTable(f"{kit.lake}/landed")
+        other = next(row[0] for row in kit.rows("landed", "partition"))
+        deltalake.write_deltalake(table, table.to_pyarrow_table(filters=[("partition", "=", 1 - other)]), mode="append")
+        table.delete(f"partition = {other}")
+    else:
+        lost.unlink()
+        twice.with_name(twice.name.replace("-00001.", "-00009.")).write_bytes(twice.read_bytes())
     summary = kit.run("proof")
     assert not summary.ok
     assert (summary.details["missing"], summary.details["duplicated"]) == (
@@ -152,6 +160,11 @@ def test_the_lake_is_proved_against_the_queue(kit: Kit):
         summary.rows_out // 2,
     )
     assert any(note.startswith("missing: orders/") for note in summary.notes)
+    for path in Path(kit.lake, "landed").rglob("*.parquet"):
+        path.unlink()
+    if kept_as == "delta":
+        with pytest.raises(CorruptData, match="is gone, and the table consists of it"):
+            kit.run("proof")
 
 
 def test_what_the_lake_was_told_to_leave_out_is_no_gap(kit: Kit):

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import holdfast
 from holdfast.client.spark_commits import routes
-from holdfast.server.access.tokens import ACTIONS, digest_of
+from holdfast.server.tokens import ACTIONS, digest_of
 from tests.integration.http_gear import serving
 
 

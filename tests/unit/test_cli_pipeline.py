@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +16,10 @@ from holdfast.cli import pipeline
 from holdfast.cli import pipeline as pipeline_view
 from holdfast.cli.output import Console
 from holdfast.env import real_world
-from holdfast.spark.pipelines.checkpoint import Ledger, LedgerBatch, held
+from holdfast.errors import InvalidRequest
+from holdfast.spark.pipelines.checkpoint import Ledger, LedgerBatch, held, note_run
 from holdfast.spark.pipelines.project import read_project
+from holdfast.spark.pipelines.spec import Outcome, Summary
 from tests.unit.commands import Run, everything, runner
 
 SHOP = """\
@@ -75,6 +78,37 @@ def test_status_tells_batches_lag_and_who_runs_it(run, tmp_path):
         assert busy.code == 2
         assert "is owned by process" in busy.err
     assert "2023-11-14 22:13:20" in run("pipeline", "status").out
+
+
+def test_plan_and_status_are_right_before_and_after_a_reconcile_has_run(run, tmp_path):
+    declared = tmp_path / "pipelines.yaml"
+    text = declared.read_text("utf-8")
+    proof = "  proof: {kind: reconcile, source: land}\n  again: {kind: replay, source: land, to: orders}\n"
+    declared.write_text(f"{text.rstrip()}\n{proof}", "utf-8")
+    done = run("pipeline", "plan", "--all", "--json")
+    assert done.code == 0
+    plans = {plan["pipeline"]: plan for plan in done.document["plans"]}
+    assert plans["land"]["rows"] == 5
+    for name in ("proof", "again"):
+        assert plans[name]["notes"] == ["land has not run yet: run it first"]
+    before = {each["pipeline"]: each for each in run("pipeline", "status", "--json").document["pipelines"]}
+    assert (before["proof"]["ok"], before["proof"]["last_run_at_ms"]) == (None, None)
+    assert run("pipeline", "status").out.count("never") == 4
+
+    project = read_project(declared)
+    for name in ("proof", "land"):
+        Path(project.checkpoint(name)).mkdir(parents=True)
+    found = Summary(pipeline="proof", kind="reconcile", rows_in=7, rows_out=6, ok=False)
+    note_run(real_world(), project, Outcome(pipeline="proof", summary=found))
+    note_run(real_world(), project, Outcome(pipeline="land", error=InvalidRequest("no such topic")))
+    after = {each["pipeline"]: each for each in run("pipeline", "status", "--json").document["pipelines"]}
+    assert (after["proof"]["rows_in"], after["proof"]["rows_out"], after["proof"]["ok"]) == (7, 6, False)
+    assert after["proof"]["last_run_at_ms"] is not None
+    assert (after["land"]["ok"], after["land"]["error"]) == (False, "no such topic")
+    shown = {line.split()[0]: line for line in run("pipeline", "status").out.splitlines()}
+    assert "found faults" in shown["proof"]
+    assert "failed" in shown["land"]
+    assert "never" in shown["silver"]
 
 
 def test_new_writes_a_file_that_can_be_read_and_never_writes_over_one(run, tmp_path):

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from pyarrow import parquet as pq
 
 pytest.importorskip("pyspark")
 
@@ -15,15 +16,7 @@ from holdfast.env.disk import LakeDisk
 from holdfast.errors import BadSettings, Busy, ExpectationFailed, HoldfastError, InvalidRequest
 from holdfast.spark.pipelines.batches import check_failures, unmet_sql
 from holdfast.spark.pipelines.checkpoint import KEPT, Ledger, LedgerBatch, check_fit, forget, held
-from holdfast.spark.pipelines.lake import (
-    additions,
-    batches_in,
-    commit,
-    file_name,
-    files_between,
-    finish_pending,
-    replacements,
-)
+from holdfast.spark.pipelines.lake import additions, batches_in, commit, file_name, files_between, finish_pending
 from holdfast.spark.pipelines.project import (
     Pipeline,
     Runner,
@@ -35,7 +28,7 @@ from holdfast.spark.pipelines.project import (
 )
 from holdfast.spark.pipelines.python import pipeline
 from holdfast.spark.pipelines.spec import Expectation, Project, interval_ms, kind_named, kind_names
-from tests.unit.lake_kit import ClumsyDisk, Crash, FrailDisk, context_of, seen, staged
+from tests.unit.lake_kit import Crash, FrailDisk, changed, context_of, seen, staged
 
 SHOP = """\
 folder: shop
@@ -291,39 +284,38 @@ def test_a_ledger_keeps_its_sums_when_it_forgets_single_batches(tmp_path):
     assert [batch.batch for batch in ledger.after(2 * KEPT - 1)] == [2 * KEPT]
 
 
-@pytest.mark.parametrize("disk", [FrailDisk, ClumsyDisk])
-def test_a_batch_that_was_cut_short_anywhere_is_there_once_after_the_next_run(tmp_path, disk):
+@pytest.mark.parametrize("kept_as", ["delta", "parquet"])
+def test_a_batch_that_was_cut_short_anywhere_is_there_once_after_the_next_run(tmp_path, kept_as):
+    """Cut at every change of a name and every sync, such as between Delta's transaction and the ledger."""
     crashes = 0
-    for calls in range(100):
+    changes = (changed("p"), changed("p.quarantine")) if kept_as == "delta" else ()
+    for calls in range(200):
         home = tmp_path / str(calls)
-        sound = context_of(home, LakeDisk())
-        commit(
-            sound,
-            LedgerBatch(
-                batch=0, swaps=tuple(replacements(sound, staged(sound, "rows", a__1="x0", a__2="y0"), sound.table, 0))
-            ),
-        )
+        sound = context_of(home, LakeDisk(), format=kept_as)
+        first = additions(sound, staged(sound, "rows", a__1="x0", a__2="y0"), sound.table, 0)
+        commit(sound, LedgerBatch(batch=0, adds=tuple(first), changes=changes[:1]))
         assert seen(sound) == ["x0", "y0"]
-        frail = context_of(home, disk(calls))
+        frail = context_of(home, FrailDisk(calls), format=kept_as)
         try:
-            folder = staged(frail, "rows", a__2="y1", a__3="z1")
-            more = staged(frail, "more", a__4="w1")
-            swaps = replacements(frail, folder, frail.table, 1)
-            adds = additions(frail, more, frail.table, 1)
-            commit(frail, LedgerBatch(batch=1, rows_out=3, swaps=tuple(swaps), adds=tuple(adds)))
+            adds = additions(frail, staged(frail, "rows", a__2="z1", a__3="v1"), frail.table, 1)
+            adds += additions(frail, staged(frail, "bad", a__4="w1"), frail.quarantine, 1)
+            commit(frail, LedgerBatch(batch=1, rows_out=2, adds=tuple(adds), changes=changes))
             ended = True
         except Crash:
             ended = False
             crashes += 1
-            between = seen(frail)
-            assert len(between) == len({text[0] for text in between}), "a row is there twice"
+            between = seen(sound)
+            assert len(between) == len(set(between)), "a row is there twice"
+            if kept_as == "delta":
+                assert between in (["x0", "y0"], ["v1", "x0", "y0", "z1"]), "half a batch can be seen"
         decided = Ledger(sound.world, sound.checkpoint).pending() is not None
         finish_pending(sound)
         finish_pending(sound)
         last = Ledger(sound.world, sound.checkpoint).last()
         assert last is not None
         if last.batch == 1:
-            assert seen(sound) == ["w1", "x0", "y1", "z1"]
+            assert seen(sound) == ["v1", "x0", "y0", "z1"]
+            assert seen(sound, sound.quarantine) == ["w1"]
         else:
             assert not decided
             assert not ended
@@ -333,6 +325,34 @@ def test_a_batch_that_was_cut_short_anywhere_is_there_once_after_the_next_run(tm
             break
     assert ended
     assert crashes > 10
+
+
+def test_rows_that_are_merged_are_updated_once_wherever_it_was_cut_short(tmp_path):
+    crashes = 0
+    for calls in range(200):
+        home = tmp_path / str(calls)
+        sound, frail = context_of(home, LakeDisk()), context_of(home, FrailDisk(calls))
+        first = additions(sound, staged(sound, "rows", a__1="x0", a__2="y0"), sound.table, 0)
+        commit(sound, LedgerBatch(batch=0, adds=tuple(first), changes=(changed("p"),)))
+        folder = Path(staged(frail, "rows", part="x1", more="z1"))
+        for path in folder.rglob("*.parquet"):
+            rows = pq.ParquetFile(path).read()
+            pq.write_table(rows.append_column("a", [["1"]]), path)
+        merged = changed("p", staged=os.path.relpath(folder, sound.project.lake), keys=("a", "key"))
+        try:
+            commit(frail, LedgerBatch(batch=1, changes=(merged,)))
+            ended = True
+        except Crash:
+            ended, crashes = False, crashes + 1
+            assert seen(sound) in (["x0", "y0"], ["x1", "y0", "z1"])
+        finish_pending(sound)
+        last = Ledger(sound.world, sound.checkpoint).last()
+        assert last is not None
+        assert seen(sound) == (["x1", "y0", "z1"] if last.batch == 1 else ["x0", "y0"])
+        if ended:
+            break
+    assert ended
+    assert crashes > 5
 
 
 def test_a_second_runner_is_told_who_runs_the_pipeline(tmp_path):

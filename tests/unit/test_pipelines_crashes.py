@@ -57,14 +57,14 @@ def finished(checkpoint: str, *batches: LedgerBatch) -> None:
 def test_a_full_refresh_that_was_cut_short_anywhere_is_finished_by_the_next_run(tmp_path):
     halves = 0
     for calls in range(100):
-        sound = context_of(tmp_path / str(calls), LakeDisk())
+        sound = context_of(tmp_path / str(calls), LakeDisk(), format="parquet")
         place = (sound.world, sound.project, sound.spec)
         check = Path(sound.checkpoint)
         check.mkdir(parents=True)
         check_fit(*place)
         moves = additions(sound, staged(sound, "rows", a__1="x", a__2="y"), sound.table, 0)
         commit(sound, LedgerBatch(batch=0, adds=tuple(moves)))
-        frail = context_of(tmp_path / str(calls), FrailDisk(calls))
+        frail = context_of(tmp_path / str(calls), FrailDisk(calls), format="parquet")
         try:
             forget(frail.world, frail.project, frail.spec)
             ended = True

@@ -166,13 +166,24 @@ def plan_lines(plan: spec.Plan) -> Iterator[str]:
 def standing_table(standings: Sequence[PipelineStatus], running: Mapping[str, int | None]) -> Table:
     """Return a table of the pipelines' progress."""
     shown = table(
-        "pipeline", "kind", "last batch>", "at", "rows in>", "out>", "dropped>", "aside>", "behind>", "running"
+        "pipeline",
+        "kind",
+        "last run",
+        "last batch>",
+        "at",
+        "rows in>",
+        "out>",
+        "dropped>",
+        "aside>",
+        "behind>",
+        "running",
     )
     for each in standings:
-        at_ms = each.last_batch_at_ms
+        at_ms = each.last_batch_at_ms if each.last_run_at_ms is None else each.last_run_at_ms
         shown.add_row(
             safe(each.pipeline),
             each.kind,
+            _last_run(each),
             "-" if each.last_batch is None else str(each.last_batch),
             "-" if at_ms is None else short_time(at_ms * 1_000_000),
             f"{each.rows_in:,}",
@@ -183,6 +194,12 @@ def standing_table(standings: Sequence[PipelineStatus], running: Mapping[str, in
             f"process {running[each.pipeline]}" if running.get(each.pipeline) else "",
         )
     return shown
+
+
+def _last_run(each: PipelineStatus) -> str:
+    if each.ok is None:
+        return "never" if each.last_batch is None else "-"  # by a version that did not note its runs
+    return "ok" if each.ok else "found faults" if each.error is None else "failed"
 
 
 app = Section("Pipelines from queues to tables and back, on Spark.")
@@ -212,6 +229,9 @@ def run_command(
     remote: Annotated[
         str | None, option("--remote URL", "A Spark Connect server to use instead: sc://host:15002.")
     ] = None,
+    from_quarantine: Annotated[
+        bool, option("--from-quarantine", "Only try the quarantined rows again, for example after a fix.")
+    ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> int:
@@ -233,7 +253,9 @@ def run_command(
     with bars(wanted, shown=not as_json) as tell:
         runner = Runner(project, tell=tell, start=start)
         with ending_in_order(runner):
-            outcomes = runner.run(wanted, follow=follow, every_ms=every_ms, full_refresh=full_refresh)
+            outcomes = runner.run(
+                wanted, follow=follow, every_ms=every_ms, full_refresh=full_refresh, from_quarantine=from_quarantine
+            )
     if as_json:
         print_json(outcomes_document(outcomes))
     else:
@@ -313,6 +335,81 @@ def status_command(names: Names = None, declared: Declared = FILE, as_json: AsJs
         print_json({"lake": project.lake, "pipelines": document})
     else:
         stdout().print(standing_table(standings, running))
+    return OK
+
+
+@app.command("optimize")
+def optimize_command(
+    names: Names = None, declared: Declared = FILE, everything: All = False, as_json: AsJson = False
+) -> int:
+    """Merge small files of Delta tables. Readers go on meanwhile; the old files stay until `vacuum`.
+
+    Examples:
+        holdfast pipeline optimize --all
+    """
+    from holdfast.spark.pipelines.lake import optimize
+
+    def change(table: str) -> dict[str, Any]:
+        figures = optimize(table)
+        return {"files_removed": figures["numFilesRemoved"], "files_added": figures["numFilesAdded"]}
+
+    return _for_tables(declared, names, change, everything=everything, as_json=as_json)
+
+
+@app.command("vacuum")
+def vacuum_command(
+    names: Names = None,
+    declared: Declared = FILE,
+    older_than: Annotated[
+        str, option("--older-than TIME", "Keep what versions of this time need, for time travel and slow readers.")
+    ] = "7d",
+    dry_run: Annotated[bool, option("--dry-run", "Only show how many files would be deleted.")] = False,
+    everything: All = False,
+    as_json: AsJson = False,
+) -> int:
+    """Delete files that Delta tables no longer need: those that were merged or replaced, and those never committed.
+
+    Examples:
+        holdfast pipeline vacuum --all --dry-run
+    """
+    from holdfast.spark.pipelines.lake import vacuum
+
+    hours = round(parse_duration(older_than, "--older-than") / 3600)
+
+    def change(table: str) -> dict[str, Any]:
+        return {"files_to_delete" if dry_run else "files_deleted": len(vacuum(table, hours, dry_run=dry_run))}
+
+    return _for_tables(declared, names, change, everything=everything, as_json=as_json)
+
+
+def _for_tables(
+    declared: str,
+    names: list[str] | None,
+    change: Callable[[str], dict[str, Any]],
+    *,
+    everything: bool,
+    as_json: bool,
+) -> int:
+    """Change the Delta tables of these pipelines, each with its lock held, and print what was done."""
+    project = _project(declared)
+    from holdfast.env.disk import LakeDisk
+    from holdfast.spark.pipelines.checkpoint import held
+    from holdfast.spark.pipelines.lake import delta_tables
+
+    done = []
+    for name in _wanted(project, names, everything=everything):
+        tables = delta_tables(LakeDisk(), project, name)
+        if tables:
+            with held(real_world(), project, project.spec(name)):
+                done += [{"pipeline": name, "table": each, **change(each)} for each in tables]
+    if as_json:
+        print_json({"tables": done})
+        return OK
+    for each in done:
+        figures = ", ".join(f"{count:,} {key.replace('_', ' ')}" for key, count in [*each.items()][2:])
+        say(f"{safe(each['table'])}: {figures}")
+    if not done:
+        note("there is no Delta table yet")
     return OK
 
 
@@ -407,7 +504,7 @@ def _project(declared: str) -> Project:
 
 
 def _need_spark() -> None:
-    missing = [package for package in ("pyspark", "pyarrow", "numpy", "yaml") if not is_installed(package)]
+    missing = [package for package in ("pyspark", "pyarrow", "numpy", "yaml", "deltalake") if not is_installed(package)]
     if missing:
         raise NotInstalled(
             f"pipelines run on Spark, and {', '.join(missing)} cannot be found: pip install 'holdfast[spark]'"

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 from holdfast.spark.session import register, session
 
 if TYPE_CHECKING:
+    from holdfast.spark.pipelines.lake import read_delta
     from holdfast.spark.pipelines.project import Pipeline, run
     from holdfast.spark.pipelines.python import pipeline
     from holdfast.spark.tables import register_tables
 
-__all__ = ["Pipeline", "pipeline", "register", "register_tables", "run", "session"]
+__all__ = ["Pipeline", "pipeline", "read_delta", "register", "register_tables", "run", "session"]
 
 _LATER = {
-    "Pipeline": "holdfast.spark.pipelines.project",
+    **dict.fromkeys(("Pipeline", "run"), "holdfast.spark.pipelines.project"),
     "pipeline": "holdfast.spark.pipelines.python",
+    "read_delta": "holdfast.spark.pipelines.lake",
     "register_tables": "holdfast.spark.tables",
-    "run": "holdfast.spark.pipelines.project",
 }
 
 

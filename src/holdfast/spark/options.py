@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.api.drafts import instant_ns, parse_duration, parse_instant
 from holdfast.broker.streams.queries import LEAST_TTL_MS, MOST_TTL_MS, TTL_MS
-from holdfast.client.address import is_address, refuse_almost
+from holdfast.client.opening import is_address, refuse_almost
 from holdfast.delivery.where import Expression
 from holdfast.env.process import set_variable
 from holdfast.env.sockets import absolute

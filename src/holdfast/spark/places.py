@@ -21,10 +21,9 @@ import msgspec
 from holdfast.api.topics import TopicInfo
 from holdfast.broker.folder.layout import check_name
 from holdfast.broker.streams.queries import QueryLease
-from holdfast.client.address import is_address, parse_address
 from holdfast.client.calling import Ask, Caller, packed, path_of
 from holdfast.client.network import CA, CERTIFICATE, KEY, ThreadNetwork, context_of, run
-from holdfast.client.opening import TOKEN
+from holdfast.client.opening import TOKEN, is_address, parse_address
 from holdfast.codec.frame import MOST_RAW_BYTES, Frame, frames_in
 from holdfast.env import World, real_world
 from holdfast.env.disk import BytesLike

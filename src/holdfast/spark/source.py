@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from holdfast.api.drafts import parse_duration
 from holdfast.broker.engine import BrokerEngine, folder_path
 from holdfast.broker.folder.layout import TOPICS, check_name
-from holdfast.client.address import is_address
+from holdfast.client.opening import is_address
 from holdfast.client.spark_commits import commit_there, is_shared
 from holdfast.config.settings_file import read_settings
 from holdfast.env import World, real_world

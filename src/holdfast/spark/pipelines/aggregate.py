@@ -1,14 +1,15 @@
 """`aggregate`: counts, rates, sizes and latencies by time window, kept up to date as rows come (gold).
 
 A window with new rows is computed again from all rows of its source, so that its numbers never depend on how the rows
-were divided into batches. The days with such windows are written again and replace the old ones.
+were divided into batches. The new numbers are merged into the table in one transaction.
 Windows that ended longer before the newest row than the watermark are closed: rows for them are counted as late and
 left out.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import posixpath
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -16,7 +17,7 @@ from holdfast.errors import BadSettings
 from holdfast.spark.pipelines import f
 from holdfast.spark.pipelines.batches import ADDED_TO, Slice, Sorted, StepOptions, check_columns, step_kind
 from holdfast.spark.pipelines.checkpoint import LedgerBatch
-from holdfast.spark.pipelines.lake import BATCH, DATE, commit, quoted, read_table, replacements, stage
+from holdfast.spark.pipelines.lake import BATCH, DATE, change, commit, fitted, quoted, read_table, stage
 from holdfast.spark.pipelines.spec import Context, interval_ms, no_expectation_named
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 START, END = "window_start", "window_end"
 _HIGH: Final = "newest_us"
 LATE: Final = "late"
+NULL_TIME: Final = "null_time"
 
 
 class AggregateOptions(StepOptions, frozen=True, kw_only=True):
@@ -50,7 +52,10 @@ class AggregateOptions(StepOptions, frozen=True, kw_only=True):
         for name in self.measures:
             if name in self.by:
                 raise BadSettings(f"{name!r} is both in by and in measures: give the measure another name")
-        no_expectation_named(LATE, self.expect)
+        if self.format != "delta":
+            raise BadSettings("numbers of a window change, which plain Parquet cannot: leave out format here")
+        for name in (LATE, NULL_TIME):
+            no_expectation_named(name, self.expect)
         for each in self.expect:
             if each.on_fail in ("drop", "quarantine"):
                 raise BadSettings(
@@ -122,20 +127,22 @@ def _write(context: Context, piece: Slice) -> LedgerBatch:
     closed_us = -(2**62) if newest is None else newest - options.watermark_ms * 1000
     late = (last_window_end_us(time, options) <= closed_us).cast("long")
     found = piece.rows.agg(
-        f.count(f.lit(1)).alias("rows"), f.max(f.unix_micros(time)).alias(_HIGH), f.sum(late).alias(LATE)
+        f.count(f.lit(1)).alias("rows"),
+        f.max(f.unix_micros(time)).alias(_HIGH),
+        f.sum(late).alias(LATE),
+        f.count_if(f.col(time).isNull()).alias(NULL_TIME),
     ).collect()[0]
     batch = LedgerBatch(
         batch=piece.batch,
         rows_in=found.rows,
-        expectations={LATE: found[LATE] or 0},
+        expectations={LATE: found[LATE] or 0, NULL_TIME: found[NULL_TIME]},
         **piece.facts,
         state={_HIGH: max((each for each in (newest, found[_HIGH]) if each is not None), default=None)},
     )
     open_still = windows_of(piece.rows, time, options).where(f.unix_micros(END) > closed_us)
-    touched = open_still.select(START, f.to_date(START).alias(DATE)).distinct().persist()
+    touched = open_still.select(START).distinct().persist()
     try:
-        days = [row[0] for row in touched.select(DATE).distinct().collect()]
-        return commit(context, _with_windows(context, piece, batch, touched, days) if days else batch)
+        return commit(context, _with_windows(context, piece, batch, touched))
     finally:
         touched.unpersist()
 
@@ -146,43 +153,40 @@ def last_window_end_us(time: str, options: AggregateOptions) -> Column:
     return f.floor(f.unix_micros(time) / slide_us) * slide_us + options.window_ms * 1000
 
 
-def _with_windows(
-    context: Context, piece: Slice, batch: LedgerBatch, touched: DataFrame, days: list[Any]
-) -> LedgerBatch:
-    """The batch with the days of its windows, written again."""
+def _with_windows(context: Context, piece: Slice, batch: LedgerBatch, touched: DataFrame) -> LedgerBatch:
+    """The batch with the numbers of these windows, computed from all rows of the source."""
     options: AggregateOptions = context.options
+    # Spark skips the parts of files whose times lie outside of these.
+    low, high = touched.agg(f.min(f.unix_micros(START)), f.max(f.unix_micros(START))).collect()[0]
+    if low is None:
+        return batch
+    high += options.window_ms * 1000
     rows = read_table(context, context.options.source, through=piece.through)
     assert rows is not None
     time = _time(context, rows)
-    # Spark skips the parts of files whose times lie outside of these.
-    low, high = touched.agg(f.min(f.unix_micros(START)), f.max(f.unix_micros(START))).collect()[0]
-    high += options.window_ms * 1000
     rows = rows.where((f.col(time) >= f.timestamp_micros(f.lit(low))) & (f.col(time) < f.timestamp_micros(f.lit(high))))
-    placed = windows_of(rows, time, options).join(touched.select(START), START, "left_semi")
+    placed = windows_of(rows, time, options).join(touched, START, "left_semi")
     new = measured(placed, time, options).persist()
     try:
-        return _replaced(context, batch, new, touched, days)
+        return _merged(context, batch, new)
     finally:
         new.unpersist()
 
 
-def _replaced(context: Context, batch: LedgerBatch, new: DataFrame, touched: DataFrame, days: list[Any]) -> LedgerBatch:
-    """The batch with the folders of these days: the new measures, and those of the windows that have not changed."""
+def _merged(context: Context, batch: LedgerBatch, new: DataFrame) -> LedgerBatch:
+    """The batch with these numbers: windows that the table has are updated, the others are added."""
     options: AggregateOptions = context.options
     check_columns(new, options.expect, context.name)
     sorted_rows = Sorted(new, options.expect, kept=True)
-    changed = sorted_rows.good.withColumn(BATCH, f.lit(batch.batch).cast("long"))
-    old = read_table(context, context.name, through=batch.batch)
-    if old is not None:
-        kept = old.where(f.col(DATE).isin(days)).join(touched.select(START), START, "left_anti")
-        changed = changed.unionByName(kept, allowMissingColumns=True)
+    rows = fitted(context, context.table, sorted_rows.good.withColumn(BATCH, f.lit(batch.batch).cast("long")))
     counts = sorted_rows.counts(context.name)
-    staged = stage(context, changed.repartition(DATE).sortWithinPartitions(START), "rows", (DATE,))
+    staged = stage(context, rows, "rows", ())
+    keys = (DATE, START, END, *options.by)
+    merged = change(
+        context, context.table, rows, (DATE,), staged=posixpath.relpath(staged, context.project.lake), keys=keys
+    )
     return msgspec.structs.replace(
-        batch,
-        rows_out=counts.rows_in,
-        expectations=batch.expectations | counts.expectations,
-        swaps=tuple(replacements(context, staged, context.table, batch.batch)),
+        batch, rows_out=counts.rows_in, expectations=batch.expectations | counts.expectations, changes=(merged,)
     )
 
 

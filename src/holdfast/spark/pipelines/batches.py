@@ -8,6 +8,7 @@ are never written without being noted, nor noted without being written.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -15,11 +16,30 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from holdfast.errors import BadSettings, ExpectationFailed, InvalidRequest
 from holdfast.spark.pipelines import f
-from holdfast.spark.pipelines.checkpoint import LedgerBatch, RowTotals, Tally, checkpoint_id, ledger_of
-from holdfast.spark.pipelines.lake import BATCH, additions, commit, finish_pending, read_table, rows_in_files, stage
+from holdfast.spark.pipelines.checkpoint import (
+    FileMove,
+    LedgerBatch,
+    RowTotals,
+    TableChange,
+    Tally,
+    checkpoint_id,
+    ledger_of,
+)
+from holdfast.spark.pipelines.lake import (
+    BATCH,
+    additions,
+    change,
+    commit,
+    finish_pending,
+    fitted,
+    read_table,
+    rows_in_files,
+    stage,
+)
 from holdfast.spark.pipelines.spec import (
     Context,
     Expectation,
+    LakeOptions,
     OnFail,
     PipelineKind,
     PipelineOptions,
@@ -149,34 +169,54 @@ def write_batch(
     *,
     partition_by: Sequence[str],
     first: Expectation | None = None,
+    also: Sequence[Expectation] = (),
     good: Change = _unchanged,
     bad: Change = _unchanged,
+    redriven: int | None = None,
     **facts: Any,
 ) -> LedgerBatch:
     """Write rows as one batch: those that meet the expectations to the table, and others to its quarantine.
 
-    If a row does not meet `first`, nothing else is expected of it. `good` and `bad` turn the rows of either sort into
-    those that are written; rows that `good` leaves out count as duplicates.
-    `facts` are other fields of the ledger's entry, such as how far the source was read.
+    If a row does not meet `first`, nothing else is expected of it. `also` is expected beside what the options say.
+    `good` and `bad` turn the rows of either sort into those that are written; rows that `good` leaves out count as
+    duplicates. If the rows are those of the quarantine (`redriven` is their number), those left take its place.
+    `facts` are other fields of the ledger's entry, such as how far the source was read, or ones that it knows better.
     """
-    expectations = context.options.expect
+    expectations = [*also, *context.options.expect]
     two_outputs = REASONS in rows.columns or bool(names_that(expectations, "quarantine"))
     kept = rows.persist() if two_outputs else rows
-    number_column = f.lit(number).cast("long")
+    batch = f.lit(number).cast("long")
     try:
         found = Sorted(kept, expectations, kept=two_outputs, first=first)
-        staged = stage(context, good(found.good).withColumn(BATCH, number_column), "rows", partition_by)
+        staged, moves, changes = _added(
+            context, context.table, good(found.good).withColumn(BATCH, batch), partition_by, number
+        )
         counts = found.counts(context.name)
-        moves = additions(context, staged, context.table, number)
-        if counts.quarantined:
-            aside = bad(found.bad).withColumn(PIPELINE, f.lit(context.name)).withColumn(BATCH, number_column)
-            moves += additions(context, stage(context, aside, "quarantine", ()), context.quarantine, number)
+        if counts.quarantined or redriven is not None:
+            aside = bad(found.bad).withColumn(PIPELINE, f.lit(context.name)).withColumn(BATCH, batch)
+            _, more, other = _added(context, context.quarantine, aside, (), number, replaces=redriven is not None)
+            moves, changes = moves + more, changes + other
     finally:
         if two_outputs:
             kept.unpersist()
     rows_out = rows_in_files(context.disk, staged)
-    facts |= counts.counts() | {"rows_out": rows_out, "duplicates": counts.rows_out - rows_out}
-    return commit(context, LedgerBatch(batch=number, adds=tuple(moves), **facts))
+    facts = counts.counts() | {"rows_out": rows_out, "duplicates": counts.rows_out - rows_out} | facts
+    if redriven is not None:  # they came in before
+        facts |= {"rows_in": 0, "quarantined": counts.quarantined - redriven}
+    changes += facts.pop("changes", ())
+    return commit(context, LedgerBatch(batch=number, adds=tuple(moves), changes=tuple(changes), **facts))
+
+
+def _added(
+    context: Context, table: str, rows: DataFrame, partition_by: Sequence[str], number: int, *, replaces: bool = False
+) -> tuple[str, list[FileMove], list[TableChange]]:
+    """Stage rows for a table: where they are, and what makes them a part of it."""
+    rows = fitted(context, table, rows)
+    staged = stage(context, rows, posixpath.basename(table), partition_by)
+    moves = additions(context, staged, table, number)
+    is_delta = context.options.format == "delta"
+    made = [change(context, table, rows, partition_by, replaces=replaces)] if is_delta and (moves or replaces) else []
+    return staged, moves, made
 
 
 # From one table to the next: a batch consists of batches that the source has finished and this pipeline has not read.
@@ -206,7 +246,7 @@ def reading_files(action: Callable[[], Answer]) -> Answer:
     return retried(action, _TRIES, *_GONE)
 
 
-class StepOptions(PipelineOptions, frozen=True, kw_only=True):
+class StepOptions(LakeOptions, frozen=True, kw_only=True):
     """Options of the kinds that read another pipeline's table."""
 
     max_rows_per_batch: Positive = 5_000_000
@@ -214,13 +254,18 @@ class StepOptions(PipelineOptions, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """What one batch is made of: the rows of some batches of the source. `previous` is the batch before."""
+    """What one batch is made of: the rows of some batches of the source. `previous` is the batch before.
+
+    `count` is the number of rows, from the ledger of the source. `redriven` is the same if they are of the quarantine.
+    """
 
     batch: int
     through: int
     source_id: str | None
     rows: DataFrame
+    count: int
     previous: LedgerBatch | None
+    redriven: int | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -265,6 +310,9 @@ def run_steps(context: Context, write: Write) -> Summary:
     """Read the source batch by batch until there is no more; with `follow`, until the run is stopped."""
     finish_pending(context)
     tally = Tally(context)
+    if context.from_quarantine:
+        _redrive(context, write, tally)
+        return tally.summary()
     while not context.stopping.is_set():
         if not reading_files(lambda: _one_batch(context, write, tally)):
             if not context.follow:
@@ -272,6 +320,31 @@ def run_steps(context: Context, write: Write) -> Summary:
             context.stopping.wait(context.every_ms / 1000)
     tally.lag = sum(batch.rows_out for batch in _waiting(context, ledger_of(context).last()))
     return tally.summary()
+
+
+def _redrive(context: Context, write: Write, tally: Tally) -> None:
+    """Try the rows of the quarantine once more, as one batch. Those that still cannot be used stay there."""
+    previous = ledger_of(context).last()
+    name = posixpath.basename(context.quarantine)
+    aside = None if previous is None else read_table(context, name, through=previous.batch)
+    count = 0 if aside is None else aside.count()
+    if aside is None or previous is None or not count:
+        tally.notes.append("there is nothing in the quarantine")
+        return
+    batch = write(
+        context,
+        Slice(
+            batch=previous.batch + 1,
+            through=_position(previous),
+            source_id=previous.source_id,
+            rows=aside.drop(*OURS, PIPELINE),
+            count=count,
+            previous=previous,
+            redriven=count,
+        ),
+    )
+    tally.notes.append(f"{-batch.quarantined} of {count} rows left the quarantine")
+    tally.add(batch)
 
 
 def plan_steps(context: Context, *notes: str) -> Plan:
@@ -303,7 +376,11 @@ def _one_batch(context: Context, write: Write, tally: Tally) -> bool:
         state = previous.state if previous else {}
         batch = commit(context, LedgerBatch(batch=number, through=through, source_id=source_id, state=state))
     else:
-        batch = write(context, Slice(batch=number, through=through, source_id=source_id, rows=rows, previous=previous))
+        count = sum(each.rows_out for each in waiting if each.batch <= through)
+        batch = write(
+            context,
+            Slice(batch=number, through=through, source_id=source_id, rows=rows, count=count, previous=previous),
+        )
     tally.add(batch, sum(each.rows_out for each in waiting if each.batch > through))
     return True
 

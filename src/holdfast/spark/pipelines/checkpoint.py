@@ -4,6 +4,7 @@ _checkpoints/NAME/lock         the process that runs it
 _checkpoints/NAME/spec.json    what it was made for
 _checkpoints/NAME/id           a number that changes when the pipeline starts over
 _checkpoints/NAME/forgetting   exists only while all of it is being removed
+_checkpoints/NAME/runs.json    the last runs, and how each ended
 _checkpoints/NAME/batches/     the batches that were written (see `Ledger`)
 _checkpoints/NAME/spark/       Spark's own checkpoint, where the source is a topic
 """
@@ -22,7 +23,7 @@ import msgspec
 from holdfast.env import World
 from holdfast.env.disk import LakeDisk
 from holdfast.errors import CorruptData, HoldfastError, InvalidRequest
-from holdfast.spark.pipelines.spec import Context, Project, Spec, Summary, kind_named
+from holdfast.spark.pipelines.spec import Context, Outcome, Project, Spec, Summary, kind_named
 from holdfast.storage.files import LOCK, durable_replace, join, read_file, remove_tree, take_lock
 
 # The ledger lists the batches that a pipeline has written. Each has one small file, which makes the batch count:
@@ -46,6 +47,24 @@ class FileMove(msgspec.Struct, frozen=True):
     place: str
 
 
+class TableChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a batch does to one Delta table, in one transaction. Paths are relative to the lake.
+
+    The files that the batch adds below the table are added to it, or take the place of all others (`replaces`).
+    If rows are `staged`, those are merged into the table instead: a row with the same `keys` is updated if `newer` is
+    true, or removed if `deleted` is true as well; both are SQL on the old row `t` and the new one `s`.
+    """
+
+    table: str
+    schema: str
+    partition_by: tuple[str, ...] = ()
+    replaces: bool = False
+    staged: str | None = None
+    keys: tuple[str, ...] = ()
+    newer: str | None = None
+    deleted: str | None = None
+
+
 class RowTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of rows: of one batch, or of several."""
 
@@ -62,9 +81,9 @@ class RowTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LedgerBatch(RowTotals, frozen=True, kw_only=True):
-    """One batch: its counts, and the files that it consists of.
+    """One batch: its counts, the files that it consists of (`adds`), and what it does to Delta tables (`changes`).
 
-    `adds` are new files, and `swaps` are folders that replace older ones. `through` is the last batch of the source's
+    `swaps` are folders that versions before Delta had decided to exchange. `through` is the last batch of the source's
     table that it includes, and `source_id` identifies the checkpoint that this batch belongs to. `offsets` are Spark's,
     if Spark decides what a batch holds. `state` belongs to the kind.
     """
@@ -73,6 +92,7 @@ class LedgerBatch(RowTotals, frozen=True, kw_only=True):
     bytes: int = 0
     adds: tuple[FileMove, ...] = ()
     swaps: tuple[FileMove, ...] = ()
+    changes: tuple[TableChange, ...] = ()
     through: int | None = None
     source_id: str | None = None
     offsets: str | None = None
@@ -217,7 +237,7 @@ class Tally:
     def add(self, batch: LedgerBatch, lag: int | None = None) -> None:
         """Count a batch that was written. `lag` is the number of rows that the source has beyond it."""
         self._totals = totals = self._totals.and_(batch)
-        self._files += len(batch.adds) + len(batch.swaps)
+        self._files += len(batch.adds) + sum(each.staged is not None for each in batch.changes)
         self.lag = lag
         self._context.report(batch.batch, totals.rows_in, totals.rows_out, lag)
 
@@ -233,6 +253,40 @@ class Tally:
         )
 
 
+class NotedRun(RowTotals, frozen=True, kw_only=True):
+    """One run: when it ended, and how. `ok` is false if it failed, or found something a person must look at."""
+
+    at_ms: int
+    ok: bool
+    seconds: float = 0.0
+    batches: int = 0
+    lag: int | None = None
+    error: str | None = None
+
+
+def note_run(world: World, project: Project, outcome: Outcome) -> None:
+    """Add a run to those that are kept. A run that cannot be noted has happened all the same."""
+    done, at_ms = outcome.summary, world.clock.now_ns() // 1_000_000
+    if done is None:
+        noted = NotedRun(at_ms=at_ms, ok=False, error=str(outcome.error))
+    else:
+        noted = msgspec.convert({**msgspec.structs.asdict(done), "at_ms": at_ms}, NotedRun)
+    runs = [*runs_of(world, project, outcome.pipeline), noted][-RUNS_KEPT:]
+    with suppress(OSError):
+        durable_replace(world.disk, project.checkpoint(outcome.pipeline), RUNS, msgspec.json.encode(runs))
+
+
+def runs_of(world: World, project: Project, name: str) -> list[NotedRun]:
+    """The last runs of a pipeline, oldest first."""
+    content = read_file(world.disk, join(project.checkpoint(name), RUNS))
+    try:
+        return [] if content is None else msgspec.json.decode(content, type=list[NotedRun])
+    except msgspec.MsgspecError:
+        return []  # only figures are lost
+
+
+RUNS = "runs.json"
+RUNS_KEPT = 200
 SPEC = "spec.json"
 ID = "id"
 FORGETTING = "forgetting"
@@ -262,7 +316,7 @@ def check_fit(world: World, project: Project, spec: Spec) -> None:
         durable_replace(world.disk, folder, SPEC, msgspec.json.encode(wanted))
         return
     made_for = json.loads(content)
-    for field in sorted({*made_for, *wanted}):
+    for field in sorted(wanted):
         old, new = made_for.get(field), wanted.get(field)
         if old != new:
             raise InvalidRequest(
@@ -280,7 +334,7 @@ def checkpoint_id(world: World, project: Project, name: str) -> str | None:
 
 def _is_used(world: World, folder: str) -> bool:
     """Whether a batch was ever begun. Before that, options may change."""
-    others = set(world.disk.names(folder)) - {LOCK, SPEC, ID, "schema.json", "spark"}
+    others = set(world.disk.names(folder)) - {LOCK, SPEC, ID, RUNS, "schema.json", "spark"}
     offsets = join(folder, "spark/offsets")
     return bool(others) or (world.disk.exists(offsets) and bool(world.disk.names(offsets)))
 
@@ -325,7 +379,10 @@ def _said(value: Any) -> str:
 
 
 class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of one pipeline over all of its runs. `lag` is what its source has beyond that, if it is known."""
+    """The progress of one pipeline over all of its runs. `lag` is what its source has beyond that, if it is known.
+
+    A kind that has no batches, such as a report, shows the rows of its last run. `ok` is None before the first run.
+    """
 
     pipeline: str
     kind: str
@@ -340,12 +397,19 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     expectations: dict[str, int]
     pending: bool
     lag: int | None
+    last_run_at_ms: int | None
+    ok: bool | None
+    error: str | None
 
 
 def status_of(world: World, project: Project, spec: Spec) -> PipelineStatus:
     """The status of a pipeline, read from its checkpoint without a session and without a lock."""
     ledger = Ledger(world, project.checkpoint(spec.name))
     totals, last = ledger.totals(), ledger.last()
+    counts = totals.counts()
+    run = next(reversed(runs_of(world, project, spec.name)), None)
+    if last is None and run is not None:
+        counts = run.counts()
     return PipelineStatus(
         pipeline=spec.name,
         kind=spec.kind,
@@ -354,7 +418,10 @@ def status_of(world: World, project: Project, spec: Spec) -> PipelineStatus:
         last_batch_at_ms=None if last is None else last.at_ms,
         pending=ledger.pending() is not None,
         lag=_lag(world, project, spec),
-        **totals.counts(),
+        last_run_at_ms=None if run is None else run.at_ms,
+        ok=None if run is None else run.ok,
+        error=None if run is None else run.error,
+        **counts,
     )
 
 

@@ -1,4 +1,4 @@
-"""`compact`: sealed segments of topics as Parquet, which Spark reads at its own speed (cold tier); the latest by key.
+"""`compact`: sealed segments of topics as a table, which Spark reads at its own speed (cold tier); the latest by key.
 
 A sealed segment never changes except by key compaction, so each is read once. The ledger holds the offsets reached, in
 the same file that makes a batch count. Small files are merged as those of `land` are.
@@ -7,6 +7,7 @@ the same file that makes a batch count. Small files are merged as those of `land
 from __future__ import annotations
 
 import json
+import posixpath
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,9 +17,18 @@ from holdfast.errors import BadSettings, InvalidRequest, OffsetOutOfRange
 from holdfast.spark.options import Subscription
 from holdfast.spark.pipelines import f
 from holdfast.spark.pipelines.batches import write_batch
-from holdfast.spark.pipelines.checkpoint import LedgerBatch, Tally, ledger_of
-from holdfast.spark.pipelines.lake import DATE, finish_pending, merge_small_files, replacements, stage
-from holdfast.spark.pipelines.spec import Context, PipelineKind, PipelineOptions, Plan, Read, Summary
+from holdfast.spark.pipelines.checkpoint import LedgerBatch, TableChange, Tally, ledger_of
+from holdfast.spark.pipelines.lake import (
+    DATE,
+    LATEST_SUFFIX,
+    change,
+    convert_plain,
+    finish_pending,
+    is_delta,
+    optimize_if_worthwhile,
+    stage,
+)
+from holdfast.spark.pipelines.spec import Context, LakeOptions, PipelineKind, Plan, Read, Summary
 from holdfast.spark.ranges import DataFolder, Range
 from holdfast.storage.files import remove_tree
 
@@ -27,10 +37,14 @@ if TYPE_CHECKING:
 
 
 POSITIONS: Final = "positions"
-LATEST_SUFFIX: Final = ".latest"
+# A key stays in its partition unless partitions were added. Offsets say which message is newer in one; otherwise times.
+_NEWER: Final = (
+    "CASE WHEN s.partition = t.partition THEN s.offset > t.offset "
+    "WHEN s.timestamp = t.timestamp THEN s.partition > t.partition ELSE s.timestamp > t.timestamp END"
+)
 
 
-class CompactOptions(PipelineOptions, frozen=True, kw_only=True):
+class CompactOptions(LakeOptions, frozen=True, kw_only=True):
     """Options of `compact`. `latest` also keeps a table with the last message of each key."""
 
     topics: tuple[str, ...]
@@ -59,7 +73,7 @@ Positions = dict[str, dict[str, Any]]  # by topic: its id, and the offsets reach
 
 
 def latest_by_key(messages: DataFrame) -> DataFrame:
-    """The last message of each key of each topic; a key whose last message is a tombstone is gone.
+    """The last message of each key of each topic, which may be a tombstone.
 
     A key stays in its partition unless partitions were added, so the offset says which is last, and where it does not,
     the time.
@@ -68,7 +82,7 @@ def latest_by_key(messages: DataFrame) -> DataFrame:
     keyed = messages.where(f.col("key").isNotNull())
     last_there = keyed.groupBy("topic", "key", "partition").agg(f.max_by(whole, "offset").alias("last"))
     newest = f.max_by("last", f.struct("last.timestamp", "last.partition")).alias("last")
-    return last_there.groupBy("topic", "key").agg(newest).select("last.*").where(~f.col("tombstone"))
+    return last_there.groupBy("topic", "key").agg(newest).select("last.*")
 
 
 def sealed(
@@ -133,7 +147,9 @@ def run(context: Context) -> Summary:
         taken = limited(ranges, context.options.max_rows_per_batch)
         left = sum(each.stop for each in ranges) - sum(each.stop for each in taken)
         tally.add(_one_batch(context, taken), left)
-    tally.notes += merge_small_files(context, context.table, context.options.target_file_bytes)
+    for table in (context.table, _latest_table(context)):
+        if is_delta(context.disk, table):
+            optimize_if_worthwhile(table, context.options.target_file_bytes)
     tally.lag = sum(each.stop - each.start for each in _sealed(context))
     return tally.summary()
 
@@ -144,24 +160,29 @@ def _one_batch(context: Context, ranges: list[SealedRange]) -> LedgerBatch:
     rows = context.reader(includeHeaders="true", **offset_options(ranges)).load()
     facts: dict[str, Any] = {"state": {POSITIONS: _reached(_known(last), ranges)}}
     if context.options.latest:
-        facts["swaps"] = tuple(_stage_latest(context, rows, number))
+        facts["changes"] = [_latest_change(context, rows, number)]
     dated = rows.withColumn(DATE, f.to_date("timestamp"))
     return write_batch(context, number, dated, partition_by=(DATE, "topic"), **facts)
 
 
-def _stage_latest(context: Context, rows: DataFrame, number: int) -> list[Any]:
+def _latest_change(context: Context, rows: DataFrame, number: int) -> TableChange:
+    """What the batch does to the table of the last messages, which is a Delta table whatever the other one is."""
     table = _latest_table(context)
     if number == 0:  # it starts over: the table is an old one
         remove_tree(context.disk, table)
-    topics = [row["topic"] for row in rows.select("topic").distinct().collect()]
-    for topic in topics:
-        if context.disk.exists(f"{table}/topic={topic}"):
-            # With its schema given, a topic named 007 stays one.
-            reader = context.spark.read.schema(rows.schema).option("basePath", table)
-            rows = rows.unionByName(reader.parquet(f"{table}/topic={topic}"))
-    latest = latest_by_key(rows).repartition("topic")
-    staged = stage(context, latest, "latest", ("topic",))
-    return replacements(context, staged, table, number)
+    convert_plain(context, table)
+    newest = latest_by_key(rows)
+    staged = stage(context, newest, "latest", ())
+    return change(
+        context,
+        table,
+        newest,
+        ("topic",),
+        staged=posixpath.relpath(staged, context.project.lake),
+        keys=("topic", "key"),
+        newer=_NEWER,
+        deleted="s.tombstone",
+    )
 
 
 def offset_options(ranges: Iterable[Range]) -> dict[str, str]:
@@ -204,6 +225,7 @@ _TEMPLATE: Final = """\
     kind: compact
     topics: [orders]
     latest: true                # also NAME.latest: the last message of each key, without those deleted
+    # format: parquet           # plain files instead of a Delta table
     # max_rows_per_batch: 5000000
     # fail_on_data_loss: false  # go on where retention was faster
 """

@@ -1,35 +1,43 @@
-"""The files of a table: Parquet in folders by column, each named after the batches that it holds.
+"""The tables of pipelines: Delta tables whose files Spark wrote, or plain Parquet in folders.
 
     lake/orders-land/dt=2026-11-16/topic=orders/b000000000012-000000000012-00000.parquet
+    lake/orders-land/_delta_log/00000000000000000012.json
 
 Every row also has the number of its batch (`_batch`), so that a reader that goes on after batch 11 finds its rows in
-any file with a later batch, merged or not.
+any file with a later batch, compacted or not.
 """
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import count
-from typing import TYPE_CHECKING, Final
+from datetime import date, datetime, timedelta
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 import msgspec
 
 from holdfast.env.disk import LakeDisk
-from holdfast.errors import CorruptData
-from holdfast.spark.pipelines.checkpoint import FileMove, Ledger, LedgerBatch, ledger_of
-from holdfast.spark.pipelines.spec import Context
-from holdfast.storage.files import remove_tree
+from holdfast.errors import CorruptData, InvalidRequest
+from holdfast.spark.pipelines.checkpoint import FileMove, Ledger, LedgerBatch, TableChange, checkpoint_id, ledger_of
+from holdfast.spark.pipelines.spec import Context, Project
+from holdfast.storage.files import read_file, remove_tree
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, DataFrameReader
-    from pyspark.sql.types import StructType
+    from deltalake import CommitProperties, DeltaTable
+    from deltalake.transaction import AddAction, RemoveAction
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql.types import DataType, StructType
 
 
 BATCH: Final = "_batch"
 DATE: Final = "dt"
+LATEST_SUFFIX: Final = ".latest"
 _FILE: Final = re.compile(r"(?:.*/)?b([0-9]{12})-([0-9]{12})-([0-9]{5})\.parquet")
 
 
@@ -74,14 +82,50 @@ def rows_in_files(disk: LakeDisk, folder: str) -> int:
 def read_table(context: Context, name: str, *, after: int = -1, through: int) -> DataFrame | None:
     """The rows of a pipeline's table in the batches after `after`, up to `through`; None if no file has any."""
     table = context.project.table(name)
-    reader = plainly(context.spark.read).option("basePath", table)
-    names = files_between(table_files(context.disk, table), after, through)
+    if is_delta(context.disk, table):
+        delta = delta_table(table)
+        names = live_files(delta, after, through)
+        schema = _spark_schema(delta)
+        for gone in [name for name in names if not context.disk.exists(f"{table}/{name}")]:
+            raise CorruptData(
+                f"{table}/{gone} is gone, and the table consists of it: put the file back, or begin {name} anew with "
+                "--full-refresh"
+            )
+    else:
+        names = files_between(table_files(context.disk, table), after, through)
+        schema = _schema_of_files(context.spark, table, names)
     if not names:
         return None
+    return _rows_of(context.spark, table, names, schema).where(f"{BATCH} > {after} AND {BATCH} <= {through}")
+
+
+def read_delta(spark: SparkSession, path: str, version: int | None = None) -> DataFrame:
+    """The rows of a Delta table on a local or shared disk, as of a version, or as of now.
+
+    The files are read by Spark itself, with filters pushed down. It needs no jar: the package `deltalake` says which
+    files the table consists of.
+    """
+    delta = delta_table(posixpath.abspath(path), version)
+    names, schema = live_files(delta), _spark_schema(delta)
+    if not names:
+        return spark.createDataFrame([], schema)
+    return _rows_of(spark, posixpath.abspath(path), names, schema)
+
+
+def _rows_of(spark: SparkSession, table: str, names: Iterable[str], schema: StructType) -> DataFrame:
+    reader = plainly(spark.read).option("basePath", table).schema(schema)
+    return reader.parquet(*[f"{table}/{name}" for name in names]).select(*map(quoted, schema.names))
+
+
+def _schema_of_files(spark: SparkSession, table: str, names: Sequence[str]) -> StructType:
+    """The schema of the newest of these files, and of the folders that it is in."""
+    from pyspark.sql.types import StructType
+
+    if not names:
+        return StructType([])
     newest = max(names, key=lambda name: batches_in(name) or (0, 0))
-    schema = _with_plain_folders(reader.parquet(f"{table}/{newest}").schema, newest)
-    rows = reader.schema(schema).parquet(*[f"{table}/{name}" for name in names])
-    return rows.where(f"{BATCH} > {after} AND {BATCH} <= {through}")
+    found = plainly(spark.read).option("basePath", table).parquet(f"{table}/{newest}").schema
+    return _with_plain_folders(found, newest)
 
 
 def plainly(reader: DataFrameReader) -> DataFrameReader:
@@ -112,12 +156,13 @@ def _is_hidden(path: str) -> bool:
 # 1. Spark writes the rows into a staging folder that no reader looks into. All of it is synced.
 # 2. The ledger decides: one small file, put in place by a rename, names every staged file and its place. Before this
 #    moment nothing of the batch counts, and a second try starts from nothing; from here on all of it does.
-# 3. Each file is renamed into its table. After a crash the next run goes on with the same list: a file that is no
-#    longer staged is in its table already. So no row is ever there twice.
-# 4. The ledger notes that the batch is finished.
+# 3. Each file is renamed into its table, where a reader of Delta does not see it yet. After a crash the next run goes
+#    on with the same list: a file that is no longer staged is in its table already. So no row is ever there twice.
+# 4. One Delta transaction for each table names its files, with the number of the batch. A table that has a
+#    transaction of this number already is left alone. This is when readers see the batch, whole.
+# 5. The ledger notes that the batch is finished.
 #
-# If a folder replaces another one (a table whose rows change, or small files that were merged), the two are exchanged
-# in one step. A reader that listed the old folder and opens a file later gets an error; it never reads a row twice.
+# A table in plain Parquet goes the same way without step 4: readers see a batch file by file.
 
 
 def stage(context: Context, rows: DataFrame, what: str, partition_by: Sequence[str]) -> str:
@@ -137,26 +182,23 @@ def additions(context: Context, staged: str, table: str, batch: int) -> list[Fil
     return moves
 
 
-def replacements(context: Context, staged: str, table: str, batch: int) -> list[FileMove]:
-    """The moves that replace whole folders of a table by staged ones."""
-    folders: dict[str, list[str]] = {}
-    for path in staged_files(context.disk, staged):
-        folders.setdefault(posixpath.dirname(path), []).append(path)
-    for folder, paths in folders.items():
-        for number, path in enumerate(paths):
-            context.disk.rename(f"{staged}/{path}", f"{staged}/{folder}/{file_name(batch, batch, number)}")
-        for name in context.disk.names(f"{staged}/{folder}"):
-            if not name.endswith(".parquet") or name.startswith((".", "_")):
-                context.disk.remove(f"{staged}/{folder}/{name}")
-    return [_move(context, f"{staged}/{folder}", f"{table}/{folder}") for folder in folders]
+def change(context: Context, table: str, rows: DataFrame, partition_by: Sequence[str], **how: Any) -> TableChange:
+    """What a batch does to a Delta table: add files of these columns, or what `how` says."""
+    return TableChange(
+        table=posixpath.relpath(table, context.project.lake),
+        schema=_nullable(rows.schema).json(),
+        partition_by=tuple(partition_by),
+        **how,
+    )
 
 
 def commit(context: Context, batch: LedgerBatch) -> LedgerBatch:
     """Make the batch count, and move its files into their tables. Returns the batch with its size and time."""
     disk, ledger = context.disk, ledger_of(context)
     files = [move.staged for move in batch.adds]
-    for move in batch.swaps:
-        files += [f"{move.staged}/{name}" for name in disk.names(_path(context, move.staged))]
+    for each in batch.changes:
+        if each.staged is not None:
+            files += [f"{each.staged}/{name}" for name in staged_files(disk, _path(context, each.staged))]
     size = 0
     for file in files:
         disk.sync_file(_path(context, file))
@@ -187,10 +229,16 @@ def finish_pending(context: Context) -> None:
     if pending is not None:
         _put_in_place(context, ledger, pending)
     remove_tree(context.disk, context.staging)
+    _check_format(context)
 
 
 def _put_in_place(context: Context, ledger: Ledger, batch: LedgerBatch) -> None:
     disk = context.disk
+    if batch.swaps:
+        raise InvalidRequest(
+            f"{context.name}: batch {batch.batch} was decided by a version before Delta tables and cannot be finished: "
+            "begin anew with --full-refresh"
+        )
     folders = set()
     for move in batch.adds:
         staged, place = _path(context, move.staged), _path(context, move.place)
@@ -203,22 +251,12 @@ def _put_in_place(context: Context, ledger: Ledger, batch: LedgerBatch) -> None:
                 f"{context.staging}: put the file back, or begin anew with --full-refresh"
             )
         folders.add(posixpath.dirname(place))
-    for move in batch.swaps:
-        swap(context, _path(context, move.staged), _path(context, move.place), batch.batch)
-        folders.add(posixpath.dirname(_path(context, move.place)))
     for folder in folders:
         disk.sync_folder(folder)
+    for each in batch.changes:
+        _commit_change(context, batch, each)
     ledger.finish(batch)
     remove_tree(disk, context.staging)
-
-
-def swap(context: Context, staged: str, place: str, batch: int) -> None:
-    """Replace a folder by the staged one, unless that was done already.
-
-    After the exchange the old files have the staged name. The batch in a file's name tells them from the new ones.
-    """
-    if context.disk.exists(staged) and any(_is_of(name, batch) for name in context.disk.names(staged)):
-        _put_at(context.disk, staged, place)
 
 
 def _put_at(disk: LakeDisk, new: str, place: str) -> None:
@@ -233,10 +271,6 @@ def _put_at(disk: LakeDisk, new: str, place: str) -> None:
         disk.rename(new, place)
 
 
-def _is_of(name: str, batch: int) -> bool:
-    return name.startswith(file_name(batch, batch, 0)[:26])
-
-
 def _move(context: Context, staged: str, place: str) -> FileMove:
     lake = context.project.lake
     return FileMove(posixpath.relpath(staged, lake), posixpath.relpath(place, lake))
@@ -246,60 +280,340 @@ def _path(context: Context, name: str) -> str:
     return f"{context.project.lake}/{name}"
 
 
-# Merging small files.
-#
-# In a folder with many small files (`dt=2026-11-16/topic=orders`), the small ones are read and written as one file
-# beside the table. Large ones get a second name there, by a link. Then the new folder and the old one are exchanged in
-# one step, and the old one is removed. A listing of the folder has either the old files or the new ones. A reader that
-# listed the old ones and opens one of them afterwards gets an error, and reads again.
-#
-# Only the runner that holds the pipeline's lock adds files to its table, and it does not while it merges.
+# The Delta log. Only the runner that holds the pipeline's lock writes to it, and so do `optimize` and `vacuum`.
 
 
-# Fewer small files are not worth a merge.
+# A folder with fewer small files is not worth a compaction.
 MANY: Final = 8
+_LOG: Final = "_delta_log"
+_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+# Longer texts are left out of the statistics: a prefix is no upper bound.
+_MOST_CHARACTERS: Final = 32
+_WIDER: Final = {
+    "short": ("byte",),
+    "integer": ("byte", "short"),
+    "long": ("byte", "short", "integer"),
+    "double": ("byte", "short", "integer", "float"),
+}
 
 
-def merge_small_files(context: Context, table: str, target_bytes: int) -> list[str]:
-    """Merge the small files of a table, folder by folder. Returns notes about what could not be done."""
-    remove_tree(context.disk, _workshop(context))
-    folders: dict[str, list[str]] = {}
-    for path in table_files(context.disk, table):
-        folders.setdefault(posixpath.dirname(path), []).append(posixpath.basename(path))
-    for folder, names in folders.items():
-        small = [name for name in names if context.disk.size(f"{table}/{folder}/{name}") < target_bytes // 2]
-        if len(small) >= MANY and not _merge(context, f"{table}/{folder}", names, small, target_bytes):
-            return [f"small files stay as they are: {context.disk.kind(table)} cannot exchange two folders"]
-    return []
+def is_delta(disk: LakeDisk, table: str) -> bool:
+    return disk.exists(f"{table}/{_LOG}")
 
 
-def _merge(context: Context, folder: str, names: list[str], small: list[str], target_bytes: int) -> bool:
-    disk, workshop = context.disk, _workshop(context)
-    size = sum(disk.size(f"{folder}/{name}") for name in small)
-    held = [batches for name in small if (batches := batches_in(name))]
-    first, last = min(low for low, _ in held), max(high for _, high in held)
-    # Files of an older version may lack a column that newer ones have.
-    rows = plainly(context.spark.read).option("mergeSchema", True).parquet(*[f"{folder}/{name}" for name in small])
-    rows.coalesce(max(round(size / target_bytes), 1)).write.parquet(f"{workshop}/merged")
-    new = f"{workshop}/new"
-    disk.make_folder(new)
-    free = (name for number in count() if (name := file_name(first, last, number)) not in names)
-    for path, name in zip(staged_files(disk, f"{workshop}/merged"), free, strict=False):
-        disk.rename(f"{workshop}/merged/{path}", f"{new}/{name}")
-        disk.sync_file(f"{new}/{name}")
-    for name in set(disk.names(folder)) - set(small):  # also what others may have put there
-        if not name.startswith((".", "_")):
-            disk.link(f"{folder}/{name}", f"{new}/{name}")
-    disk.sync_folder(new)
-    done = disk.exchange(new, folder)
-    if done:
-        disk.sync_folder(posixpath.dirname(folder))
-    remove_tree(disk, workshop)
-    return done
+def delta_tables(disk: LakeDisk, project: Project, name: str) -> list[str]:
+    """The Delta tables of a pipeline: its own, the quarantine, and the latest by key."""
+    table = project.table(name)
+    return [each for each in (table, project.quarantine(name), table + LATEST_SUFFIX) if is_delta(disk, each)]
 
 
-def _workshop(context: Context) -> str:
-    return f"{context.project.lake}/_staging/{context.name}.merging"
+def delta_table(table: str, version: int | None = None) -> DeltaTable:
+    from deltalake import DeltaTable
+
+    return DeltaTable(table, version=version)
+
+
+def live_files(delta: DeltaTable, after: int = -1, through: int | None = None) -> list[str]:
+    """The files that the table consists of and that may hold rows of these batches."""
+    found = []
+    for add in _add_actions(delta):
+        low, high = add.get(f"min.{BATCH}"), add.get(f"max.{BATCH}")
+        if (high is None or high > after) and (low is None or through is None or low <= through):
+            found.append(unquote(add["path"]))
+    return sorted(found)
+
+
+def _add_actions(delta: DeltaTable) -> list[dict[str, Any]]:
+    import pyarrow as pa
+
+    found: list[dict[str, Any]] = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
+    return found
+
+
+def _spark_schema(delta: DeltaTable) -> StructType:
+    from pyspark.sql.types import StructType
+
+    return StructType.fromJson(json.loads(delta.schema().to_json()))
+
+
+def _nullable(schema: StructType) -> StructType:
+    """The schema with null allowed everywhere: a later batch may lack a column, and files say it for themselves."""
+    from pyspark.sql.types import StructField, StructType
+
+    return StructType([StructField(each.name, each.dataType) for each in schema.fields])
+
+
+def _commit_change(context: Context, batch: LedgerBatch, change: TableChange) -> None:
+    """Make the batch visible in one of its tables, unless it is so already."""
+    table = _path(context, change.table)
+    delta = _created(context, change)
+    owner = _owner(context)
+    done = delta.transaction_version(owner)
+    if done is not None and done >= batch.batch:
+        return
+    _add_columns(delta, change)
+    note = _commit_note(context, batch.batch)
+    if change.staged is not None:
+        _merge(delta, _path(context, change.staged), change, note)
+    else:
+        places = [_path(context, move.place) for move in batch.adds]
+        names = [posixpath.relpath(place, table) for place in places if place.startswith(f"{table}/")]
+        _add_files(context.disk, delta, table, names, change, note)
+    _sync_log(context.disk, table)
+
+
+def _created(context: Context, change: TableChange) -> DeltaTable:
+    from deltalake import DeltaTable, Schema
+
+    table = _path(context, change.table)
+    if not is_delta(context.disk, table):
+        context.disk.make_folder(table)
+        schema = Schema.from_json(change.schema)
+        DeltaTable.create(table, schema, partition_by=list(change.partition_by), mode="ignore")
+    return delta_table(table)
+
+
+def _add_columns(delta: DeltaTable, change: TableChange) -> None:
+    from deltalake import Schema
+
+    known = {field.name for field in delta.schema().fields}
+    new = [field for field in Schema.from_json(change.schema).fields if field.name not in known]
+    if new:
+        delta.alter.add_columns(new)
+
+
+def _add_files(
+    disk: LakeDisk, delta: DeltaTable, table: str, names: Sequence[str], change: TableChange, note: CommitProperties
+) -> None:
+    """One transaction that adds these files, or puts them in the place of all others."""
+    from deltalake import Schema
+
+    actions: list[AddAction | RemoveAction] = [_add_action(disk, table, name) for name in names]
+    schema = Schema.from_json(change.schema) if change.replaces else delta.schema()
+    mode = "overwrite" if change.replaces else "append"
+    delta.create_write_transaction(actions, mode, schema, list(change.partition_by), commit_properties=note)
+
+
+def _merge(delta: DeltaTable, staged: str, change: TableChange, note: CommitProperties) -> None:
+    """One transaction that updates the rows with these keys and adds the others."""
+    from pyarrow.dataset import dataset
+
+    same = " AND ".join(f"(t.{quoted(key)} IS NOT DISTINCT FROM s.{quoted(key)})" for key in change.keys)
+    rows = dataset(staged, format="parquet", exclude_invalid_files=False).scanner().to_reader()
+    merger = delta.merge(rows, same, source_alias="s", target_alias="t", commit_properties=note)
+    if change.deleted is not None:
+        merger = merger.when_matched_delete(f"({change.newer}) AND ({change.deleted})")
+    merger = merger.when_matched_update_all(change.newer)
+    merger.when_not_matched_insert_all(None if change.deleted is None else f"NOT ({change.deleted})").execute()
+
+
+def _owner(context: Context) -> str:
+    """The application id of the transactions. It changes when the pipeline starts over and counts from 0 again."""
+    return f"holdfast/{context.name}/{checkpoint_id(context.world, context.project, context.name)}"
+
+
+def _commit_note(context: Context, batch: int | None) -> CommitProperties:
+    """What is noted beside a transaction: whose it is, and of which batch, if it is of one."""
+    from deltalake import CommitProperties, Transaction
+
+    if batch is None:
+        return CommitProperties(custom_metadata={"pipeline": context.name})
+    return CommitProperties(
+        custom_metadata={"pipeline": context.name, "batch": str(batch)},
+        app_transactions=[Transaction(_owner(context), batch)],
+    )
+
+
+def _sync_log(disk: LakeDisk, table: str) -> None:
+    """Sync the newest version and the files that it adds: the library does not, and the ledger depends on them."""
+    log = f"{table}/{_LOG}"
+    newest = f"{log}/{delta_table(table).version():020d}.json"
+    actions = [json.loads(line) for line in (read_file(disk, newest) or b"").splitlines()]
+    for path in [unquote(action["add"]["path"]) for action in actions if "add" in action]:
+        disk.sync_file(f"{table}/{path}")
+        disk.sync_folder(posixpath.dirname(f"{table}/{path}"))
+    disk.sync_file(newest)
+    disk.sync_folder(log)
+
+
+def _add_action(disk: LakeDisk, table: str, name: str) -> AddAction:
+    from deltalake.transaction import AddAction
+
+    path = f"{table}/{name}"
+    return AddAction(name, disk.size(path), _folder_values(name), 0, True, json.dumps(_statistics(path)))
+
+
+def _folder_values(name: str) -> dict[str, str | None]:
+    """The columns that a file has by the folders it is in."""
+    pairs = [part.partition("=") for part in name.split("/")[:-1]]
+    return {unquote(column): None if value == _NULL else unquote(value) for column, _, value in pairs}
+
+
+def _statistics(path: str) -> dict[str, Any]:
+    """What the footer of a Parquet file says of its columns, as Delta wants it."""
+    from pyarrow.parquet import read_metadata
+
+    footer = read_metadata(path)
+    lows: dict[str, Any] = {}
+    highs: dict[str, Any] = {}
+    nulls: Counter[str] = Counter()
+    known: Counter[str] = Counter()
+    for group in range(footer.num_row_groups):
+        for number in range(footer.num_columns):
+            column = footer.row_group(group).column(number)
+            found, name = column.statistics, footer.schema.column(number).name
+            if found is None or footer.schema.column(number).path != name:  # a field of a column
+                continue
+            if found.has_null_count:
+                nulls[name] += found.null_count
+            low, high = (_bound(value) for value in ((found.min, found.max) if found.has_min_max else (None, None)))
+            if low is not None and high is not None:
+                known[name] += 1
+                lows[name], highs[name] = min(lows.get(name, low), low), max(highs.get(name, high), high)
+            elif found.has_null_count and found.null_count == column.num_values:
+                known[name] += 1  # there is nothing but null in it
+    whole = [name for name in lows if known[name] == footer.num_row_groups]
+    return {
+        "numRecords": footer.num_rows,
+        "minValues": {name: _said(lows[name]) for name in whole},
+        "maxValues": {name: _said(highs[name], upwards=True) for name in whole},
+        "nullCount": dict(nulls),
+    }
+
+
+def _bound(value: Any) -> Any:
+    """The value, if it can be told in statistics; None otherwise."""
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, str):
+        return value if len(value) <= _MOST_CHARACTERS else None
+    return value if isinstance(value, int | date) and not isinstance(value, bool) else None
+
+
+def _said(value: Any, *, upwards: bool = False) -> Any:
+    """The value as JSON. Delta's times have milliseconds."""
+    if not isinstance(value, date):
+        return value
+    if not isinstance(value, datetime):
+        return value.isoformat()
+    value += timedelta(microseconds=-(value.microsecond % 1000) % 1000 if upwards else -(value.microsecond % 1000))
+    return value.replace(tzinfo=None).isoformat(timespec="milliseconds") + ("Z" if value.tzinfo else "")
+
+
+def _check_format(context: Context) -> None:
+    """Make Delta tables of those that were written before as plain Parquet. Raises InvalidRequest for the reverse."""
+    for table in (context.table, context.quarantine):
+        if context.options.format == "delta":
+            convert_plain(context, table)
+        elif is_delta(context.disk, table):
+            raise InvalidRequest(
+                f"{context.name}: {table} is a Delta table, and format is parquet: leave the option out, or begin anew "
+                "with --full-refresh"
+            )
+
+
+def convert_plain(context: Context, table: str) -> None:
+    """Make a Delta table of one in plain Parquet, if it is one: the files stay where they are."""
+    from deltalake import Schema
+    from deltalake.transaction import create_table_with_add_actions
+
+    names = [] if is_delta(context.disk, table) else table_files(context.disk, table)
+    if not names:
+        return
+    schema = _nullable(_schema_of_files(context.spark, table, names))
+    last = ledger_of(context).last()
+    create_table_with_add_actions(
+        table,
+        Schema.from_json(schema.json()),
+        [_add_action(context.disk, table, name) for name in names],
+        partition_by=list(_folder_values(names[0])),
+        commit_properties=_commit_note(context, None if last is None else last.batch),
+    )
+    _sync_log(context.disk, table)
+
+
+def fitted(context: Context, table: str, rows: DataFrame) -> DataFrame:
+    """The rows with the types of the table's columns, which are widened first where the rows have wider ones.
+
+    Raises InvalidRequest if a column is of a type that does not go together with the table's.
+    """
+    if not is_delta(context.disk, table):
+        return rows
+    known = {field.name: field.dataType for field in _spark_schema(delta_table(table)).fields}
+    wider = {}
+    for field in rows.schema.fields:
+        old, new = known.get(field.name), field.dataType
+        if old is None or old.simpleString() == new.simpleString():
+            continue
+        if is_wider(new, old):
+            wider[field.name] = new
+        elif is_wider(old, new):
+            rows = rows.withColumn(field.name, rows[quoted(field.name)].cast(old))
+        else:
+            raise InvalidRequest(
+                f"{context.name}: the column {field.name} is {old.simpleString()} in {table}, and "
+                f"{new.simpleString()} in new rows: give it another name, or begin anew with --full-refresh"
+            )
+    if wider:
+        _widen(context, table, wider)
+    return rows
+
+
+def is_wider(new: DataType, old: DataType) -> bool:
+    """Whether every value of the old type has a place in the new one."""
+    from pyspark.sql.types import DecimalType
+
+    if isinstance(new, DecimalType) and isinstance(old, DecimalType):
+        return new.scale >= old.scale and new.precision - new.scale >= old.precision - old.scale
+    return old.typeName() in _WIDER.get(new.typeName(), ())
+
+
+def _widen(context: Context, table: str, wider: Mapping[str, DataType]) -> None:
+    """Write all rows of a table anew, with wider columns, and put them in the place of the old ones at once.
+
+    Readers of other engines expect every file to have the types of the table.
+    """
+    delta = delta_table(table)
+    rows = _rows_of(context.spark, table, live_files(delta), _spark_schema(delta))
+    for name, kind in wider.items():
+        rows = rows.withColumn(name, rows[quoted(name)].cast(kind))
+    partition_by = delta.metadata().partition_columns
+    staged = stage(context, rows, "widened", partition_by)
+    names = []
+    for number, path in enumerate(staged_files(context.disk, staged)):
+        # Of a version that was not there yet, so that a try that was cut short is in nobody's way.
+        name = posixpath.normpath(f"{posixpath.dirname(path)}/v{delta.version() + 1:012d}-{number:05d}.parquet")
+        context.disk.make_folder(posixpath.dirname(f"{table}/{name}"))
+        context.disk.rename(f"{staged}/{path}", f"{table}/{name}")
+        names.append(name)
+    whole = change(context, table, rows, partition_by, replaces=True)
+    _add_files(context.disk, delta, table, names, whole, _commit_note(context, None))
+    _sync_log(context.disk, table)
+
+
+def optimize(table: str, target_bytes: int | None = None) -> dict[str, Any]:
+    """Merge small files of a Delta table. Returns the library's figures."""
+    delta = delta_table(table)
+    figures: dict[str, Any] = delta.optimize.compact(target_size=target_bytes)
+    if figures["numFilesAdded"]:
+        _sync_log(LakeDisk(), table)
+    return figures
+
+
+def optimize_if_worthwhile(table: str, target_bytes: int) -> None:
+    """Merge small files if a folder of the Delta table has many of them."""
+    small = Counter(
+        posixpath.dirname(add["path"])
+        for add in _add_actions(delta_table(table))
+        if add["size_bytes"] < target_bytes // 2
+    )
+    if max(small.values(), default=0) >= MANY:
+        optimize(table, target_bytes)
+
+
+def vacuum(table: str, older_than_hours: int, *, dry_run: bool) -> list[str]:
+    """Remove files that no version of the last hours needs, also those that none ever named. Returns their names."""
+    return delta_table(table).vacuum(older_than_hours, dry_run, enforce_retention_duration=False, full=True)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`land`: topics to Parquet, every message once, with all that is known of it (bronze).
+"""`land`: topics to a table, every message once, with all that is known of it (bronze).
 
 Spark decides what a batch holds: it notes the offsets before the batch begins, and after a crash asks for the same
 batch with the same offsets. The ledger tells whether that batch is written already. Together they make it exactly once.
@@ -17,8 +17,8 @@ from holdfast.spark.options import Subscription, stream_read_options
 from holdfast.spark.pipelines import f
 from holdfast.spark.pipelines.batches import check_columns, retried, write_batch
 from holdfast.spark.pipelines.checkpoint import Tally, ledger_of
-from holdfast.spark.pipelines.lake import DATE, finish_pending, merge_small_files
-from holdfast.spark.pipelines.spec import Context, PipelineKind, PipelineOptions, Plan, Positive, Read, Summary
+from holdfast.spark.pipelines.lake import DATE, finish_pending, is_delta, optimize_if_worthwhile
+from holdfast.spark.pipelines.spec import Context, LakeOptions, PipelineKind, Plan, Positive, Read, Summary
 from holdfast.spark.ranges import DataFolder, Positions, from_json, starting_offset
 from holdfast.storage.files import join, read_file
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SPARK: Final = "spark"
 
 
-class LandOptions(PipelineOptions, frozen=True, kw_only=True):
+class LandOptions(LakeOptions, frozen=True, kw_only=True):
     """Options of `land`. `starting` and `since` count only for the first run."""
 
     topics: tuple[str, ...] = ()
@@ -232,8 +232,8 @@ class _Landing:
 
     def merge(self) -> None:
         context = self._context
-        if context.options.compact_files:
-            self.tally.notes += merge_small_files(context, context.table, context.options.target_file_bytes)
+        if context.options.compact_files and is_delta(context.disk, context.table):
+            optimize_if_worthwhile(context.table, context.options.target_file_bytes)
 
     def _check_same(self, batch: int, offsets: str | None) -> None:
         """Raise InvalidRequest if the batch of this number that is written is another one than Spark's."""
@@ -282,6 +282,7 @@ _TEMPLATE: Final = """\
     # starting: latest          # earliest by default; counts only for the first run
     # since: "-7d"              # or from a time: ISO 8601, or so long ago
     # max_rows_per_batch: 1000000
+    # format: parquet           # plain files instead of a Delta table
     # compact_files: false      # leave small files alone
     # expect:
     #   - {name: has_key, check: "key IS NOT NULL", on_fail: warn}   # warn, drop, quarantine or fail

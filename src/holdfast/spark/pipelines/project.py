@@ -21,7 +21,7 @@ import yaml
 
 from holdfast.env import World, real_world
 from holdfast.errors import BadSettings, HoldfastError, InvalidRequest, PipelineFailed
-from holdfast.spark.pipelines.checkpoint import check_fit, forget, held, is_half_forgotten
+from holdfast.spark.pipelines.checkpoint import check_fit, forget, held, is_half_forgotten, note_run
 from holdfast.spark.pipelines.python import marked
 from holdfast.spark.pipelines.spec import (
     Context,
@@ -477,10 +477,21 @@ class Runner:
         return [kind_named(spec.kind).plan(self._context(spec)) for spec in specs]
 
     def run(
-        self, names: Sequence[str], *, follow: bool = False, every_ms: int = 1_000, full_refresh: bool = False
+        self,
+        names: Sequence[str],
+        *,
+        follow: bool = False,
+        every_ms: int = 1_000,
+        full_refresh: bool = False,
+        from_quarantine: bool = False,
     ) -> list[Outcome]:
-        """Run these pipelines, each after the one that it reads from; with `follow`, all of them until `stop`."""
+        """Run these pipelines, each after the one that it reads from; with `follow`, all of them until `stop`.
+
+        With `from_quarantine` they try the rows of their quarantines once more, and read nothing else.
+        """
         specs = self._project.in_order(names)
+        if from_quarantine:
+            _check_quarantines(specs, alone=not follow and not full_refresh)
         if follow:
             _check_follow(specs, every_ms)
         with ExitStack() as locks:
@@ -493,9 +504,9 @@ class Runner:
             locks.enter_context(_settings_of(self._session()))
             if follow:
                 return self._side_by_side([self._context(spec, follow=True, every_ms=every_ms) for spec in specs])
-            return self._one_by_one(specs)
+            return self._one_by_one(specs, from_quarantine=from_quarantine)
 
-    def _one_by_one(self, specs: Sequence[Spec]) -> list[Outcome]:
+    def _one_by_one(self, specs: Sequence[Spec], *, from_quarantine: bool) -> list[Outcome]:
         outcomes: dict[str, Outcome] = {}
         for spec in specs:
             before = outcomes.get(spec.options.source or "")
@@ -503,7 +514,7 @@ class Runner:
                 error = InvalidRequest(f"{spec.name} was not run: {before.pipeline}, its source, failed")
                 outcomes[spec.name] = Outcome(pipeline=spec.name, error=error)
             elif not self._stopping.is_set():
-                outcomes[spec.name] = _outcome(self._context(spec))
+                outcomes[spec.name] = _outcome(self._context(spec, from_quarantine=from_quarantine))
         return list(outcomes.values())
 
     def _side_by_side(self, contexts: Sequence[Context]) -> list[Outcome]:
@@ -524,16 +535,15 @@ class Runner:
             _wait_for(threads)
         return [outcomes[context.name] for context in contexts]
 
-    def _context(self, spec: Spec, *, follow: bool = False, every_ms: int = 1_000) -> Context:
+    def _context(self, spec: Spec, **how: Any) -> Context:
         return Context(
             world=self._world,
             session=self._session,
             project=self._project,
             spec=spec,
-            follow=follow,
-            every_ms=every_ms,
             stopping=self._stopping,
             tell=self._tell,
+            **how,
         )
 
     def _session(self) -> SparkSession:
@@ -588,9 +598,21 @@ def _outcome(context: Context) -> Outcome:
     try:
         summary = kind_named(context.spec.kind).run(context)
         seconds = (clock.monotonic_ns() - began_ns) / 1e9
-        return Outcome(pipeline=context.name, summary=msgspec.structs.replace(summary, seconds=seconds))
+        outcome = Outcome(pipeline=context.name, summary=msgspec.structs.replace(summary, seconds=seconds))
     except Exception as error:
-        return Outcome(pipeline=context.name, error=in_words(error, context.name))
+        outcome = Outcome(pipeline=context.name, error=in_words(error, context.name))
+    note_run(context.world, context.project, outcome)
+    return outcome
+
+
+def _check_quarantines(specs: Sequence[Spec], *, alone: bool) -> None:
+    if not alone:
+        raise InvalidRequest("the rows of a quarantine are tried once: leave out --follow and --full-refresh")
+    for spec in specs:
+        if spec.kind != "refine" or spec.options.format != "delta":
+            raise InvalidRequest(
+                f"{spec.name}: only a pipeline of the kind refine with a Delta table can try its quarantine once more"
+            )
 
 
 def _check_follow(specs: Sequence[Spec], every_ms: int) -> None:

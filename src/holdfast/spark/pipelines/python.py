@@ -67,7 +67,8 @@ def _write(context: Context, piece: Slice) -> LedgerBatch:
     partition_by = context.options.partition_by
     if partition_by is None:
         partition_by = (DATE,) if DATE in rows.columns else ()
-    return write_batch(context, piece.batch, rows, partition_by=partition_by, **piece.facts)
+    # The function may return more rows or fewer: what came in is known from the source.
+    return write_batch(context, piece.batch, rows, partition_by=partition_by, rows_in=piece.count, **piece.facts)
 
 
 def _called(context: Context, rows: DataFrame) -> DataFrame:

@@ -123,11 +123,15 @@ def ranges_of(compared: DataFrame) -> DataFrame:
 
 
 def plan(context: Context) -> Plan:
-    source, last = _source(context)
+    writes = (f"{context.table}/hours", f"{context.table}/differences")
+    source = _source(context)
+    last = ledger_of(context, source.name).last()
+    if last is None:
+        return context.plan([], writes=writes, notes=(f"{source.name} has not run yet: run it first",), sized=False)
     bounds = _bounds(context, source, last)
     return context.plan(
         [Read.of_offsets(each.topic, each.partition, each.start, each.stop) for each in bounds],
-        writes=(f"{context.table}/hours", f"{context.table}/differences"),
+        writes=writes,
         notes=() if context.options.values else ("only offsets are compared, not what the messages hold",),
         sized=False,
     )
@@ -135,7 +139,10 @@ def plan(context: Context) -> Plan:
 
 def run(context: Context) -> Summary:
     """Compare queue and lake, again if retention dropped messages meanwhile."""
-    source, last = _source(context)
+    source = _source(context)
+    last = ledger_of(context, source.name).last()
+    if last is None:
+        raise InvalidRequest(f"{source.name} has not run yet: run it, then {context.name}")
     bounds = _bounds(context, source, last)
     counts = _counts(context, source, last, bounds)
     for _ in range(_TRIES):
@@ -217,18 +224,15 @@ def _checksum(context: Context) -> Column:
     return found.alias("checksum")
 
 
-def _source(context: Context) -> tuple[Spec, LedgerBatch]:
-    """The pipeline to prove and its last batch. Raises InvalidRequest if it is of another kind or has not run."""
+def _source(context: Context) -> Spec:
+    """The pipeline to prove. Raises InvalidRequest if it is of another kind."""
     source = context.project.spec(context.options.source)
     if source.kind not in ("land", "compact"):
         raise InvalidRequest(
             f"{context.name} can prove pipelines of the kinds land and compact; {source.name}, its source, is of the "
             f"kind {source.kind}"
         )
-    last = ledger_of(context, source.name).last()
-    if last is None:
-        raise InvalidRequest(f"{source.name} has not run yet: run it, then {context.name}")
-    return source, last
+    return source
 
 
 def _bounds(context: Context, source: Spec, last: LedgerBatch) -> list[Bounds]:

@@ -14,8 +14,8 @@ from holdfast.spark.pipelines.spec import Context, Expectation, interval_ms, no_
 from holdfast.storage.files import durable_replace, join, read_file
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructField, StructType
 
 
 INFER: Final = "infer"
@@ -27,6 +27,11 @@ _SOURCE: Final = "_source"
 _CORRUPT: Final = "_corrupt"
 # Where a row comes from, beside its own columns.
 LINEAGE: Final = ("_topic", "_partition", "_offset", "_timestamp", "_bytes")
+# Fields that the schema does not know, as JSON.
+RESCUED: Final = "_rescued"
+_FIELDS: Final = "_fields"
+_SHOWN_CHARACTERS: Final = 100
+_NOTHING_RESCUED: Final = Expectation(name="rescued", check=f"{RESCUED} IS NULL", on_fail="warn")
 _TOMBSTONE: Final = Expectation(name="tombstone", check=f"NOT {_SOURCE}.tombstone", on_fail="drop")
 
 
@@ -44,7 +49,8 @@ class RefineOptions(StepOptions, frozen=True, kw_only=True):
             interval_ms(self.within, "within")
             if not self.keys:
                 raise BadSettings("within says how far back duplicates of a key are looked for: name the key")
-        no_expectation_named(_TOMBSTONE.name, self.expect)
+        for each in (_TOMBSTONE, _NOTHING_RESCUED):
+            no_expectation_named(each.name, self.expect)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -57,11 +63,15 @@ def decoded(rows: DataFrame, schema: StructType, keys: tuple[str, ...] = ()) -> 
 
     with_rest = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
     how = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    read = f.from_json(f.col("value").cast("string"), with_rest, how)
-    found = rows.select(f.struct("*").alias(_SOURCE), read.alias("_read"))
+    text = f.col("value").cast("string")
+    read = f.from_json(text, with_rest, how)
+    fields = f.from_json(text, "map<string, string>")
+    found = rows.select(f.struct("*").alias(_SOURCE), read.alias("_read"), fields.alias(_FIELDS))
     whole = f.col("_read").isNotNull() & f.col(f"_read.{_CORRUPT}").isNull()
     there = ~f.col(f"{_SOURCE}.tombstone")
-    unusable = [f.when(there & ~whole, f.lit("not JSON of the schema"))]
+    wrong = f.array_compact(f.array(*[_wrong_value(field) for field in schema.fields]))
+    unread = f.when(f.size(wrong) > 0, wrong).otherwise(f.array(f.lit("not JSON of the schema")))
+    unusable = []
     for field in schema.fields:
         if not field.nullable or field.name in keys:
             missing = f.col("_read").getField(field.name).isNull()
@@ -72,8 +82,24 @@ def decoded(rows: DataFrame, schema: StructType, keys: tuple[str, ...] = ()) -> 
         f.octet_length(f"{_SOURCE}.value").alias("_bytes"),
         f.col(f"{_SOURCE}.{DATE}").alias(DATE),
         _SOURCE,
-        f.array_compact(f.array(*unusable)).alias(REASONS),
+        _rescued(schema),
+        f.when(there & ~whole, unread).otherwise(f.array_compact(f.array(*unusable))).alias(REASONS),
     )
+
+
+def _wrong_value(field: StructField) -> Column:
+    """Why a field could not be read, with its value; null if it could."""
+    value = f.col(_FIELDS)[field.name]
+    missing = f.col("_read").getField(field.name).isNull() & value.isNotNull()
+    words = f.concat(f.lit(f"{field.name} is "), f.substring(value, 1, _SHOWN_CHARACTERS))
+    return f.when(missing, f.concat(words, f.lit(f", which is no {field.dataType.simpleString()}")))
+
+
+def _rescued(schema: StructType) -> Column:
+    """The fields that the schema does not know, as JSON; null if there are none."""
+    known = f.array(*map(f.lit, schema.names))
+    unknown = f.map_filter(_FIELDS, lambda name, value: ~f.array_contains(known, name))
+    return f.when(f.size(unknown) > 0, f.to_json(unknown)).alias(RESCUED)
 
 
 def first_of_each(rows: DataFrame, keys: tuple[str, ...]) -> DataFrame:
@@ -106,7 +132,16 @@ def write(context: Context, piece: Slice) -> LedgerBatch:
         return found.select(f"{_SOURCE}.*", REASONS)
 
     return write_batch(
-        context, piece.batch, rows, partition_by=(DATE,), first=_TOMBSTONE, good=good, bad=bad, **piece.facts
+        context,
+        piece.batch,
+        rows,
+        partition_by=(DATE,),
+        first=_TOMBSTONE,
+        also=(_NOTHING_RESCUED,),
+        good=good,
+        bad=bad,
+        redriven=piece.redriven,
+        **piece.facts,
     )
 
 
@@ -140,9 +175,28 @@ def _schema(context: Context, rows: DataFrame) -> StructType:
         if noted is None:
             noted = _inferred(context, rows).json().encode()
             durable_replace(context.disk, context.checkpoint, SCHEMA, noted)
-        schema = StructType.fromJson(json.loads(noted))
+        schema = _with_new_fields(context, rows, StructType.fromJson(json.loads(noted)))
     _check_names(context, schema)
     return schema
+
+
+def _with_new_fields(context: Context, rows: DataFrame, schema: StructType) -> StructType:
+    """The inferred schema with the fields that came up since, which is stored for later batches."""
+    from pyspark.sql.types import StructType
+
+    known = f.array(*map(f.lit, schema.names))
+    names = f.coalesce(f.json_object_keys(f.col("value").cast("string")), f.array().cast("array<string>"))
+    news = rows.where(f.size(f.array_except(names, known)) > 0)
+    if news.isEmpty():
+        return schema
+    found = [
+        field
+        for field in _inferred(context, news).fields
+        if field.name not in schema.names and not field.name.startswith("_") and field.name.lower() != DATE
+    ]
+    wider = StructType([*schema.fields, *found])
+    durable_replace(context.disk, context.checkpoint, SCHEMA, wider.json().encode())
+    return wider
 
 
 def _inferred(context: Context, rows: DataFrame) -> StructType:
@@ -182,5 +236,9 @@ KIND: Final = step_kind(
     sources=("land",),
     write=write,
     note=lambda context: f"rows that cannot be used go to {context.quarantine}",
-    identity=lambda options: {"source": options.source, "schema": options.schema, "key": options.keys},
+    identity=lambda options: (
+        {"source": options.source, "key": options.keys}
+        # Plain files cannot be widened; a Delta table takes new columns and wider types, and refuses others by itself.
+        | ({"schema": options.schema} if options.format == "parquet" else {})
+    ),
 )

@@ -216,6 +216,8 @@ def plan(context: Context) -> Plan:
         read = Read(what="the frozen slice", start=f"batch {known.sent}", end=f"batch {len(known.counts)}", rows=left)
         state = "is done" if known.is_done else f"goes on: {left} rows are left"
         return context.plan([read], writes=to, notes=[f"replay {known.id} {state}"])
+    if options.source is not None and ledger_of(context, options.source).last() is None:
+        return context.plan([], writes=to, notes=[f"{options.source} has not run yet: run it first"])
     messages = messages_in(context)
     extent = [
         f.min("offset").alias("first"),

@@ -57,6 +57,12 @@ class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     expect: tuple[Expectation, ...] = ()
 
 
+class LakeOptions(PipelineOptions, frozen=True, kw_only=True):
+    """Options of the kinds that write a table."""
+
+    format: Literal["delta", "parquet"] = "delta"
+
+
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """One named pipeline. `function` is the user's, for a pipeline of the kind `python`."""
 
@@ -278,6 +284,7 @@ class Context:
     """One run of one pipeline: its spec, the session that it shares with others, and the event that stops it.
 
     `session` starts the session when it is first called, so that a plan made from files does not wait for a JVM.
+    With `from_quarantine` it reads the rows that it put aside, not its source.
     """
 
     world: World
@@ -285,6 +292,7 @@ class Context:
     project: Project
     spec: Spec
     follow: bool = False
+    from_quarantine: bool = False
     every_ms: int = 1_000
     stopping: Event = field(default_factory=Event)
     tell: Callable[[Progress], None] = lambda progress: None
