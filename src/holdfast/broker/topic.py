@@ -197,9 +197,7 @@ class Topic:
         folder = partition_folder(self.root, self.name, number)
         lost = error
         if not isinstance(lost, CorruptData):
-            lost = CorruptData(
-                f"{error}. The other partitions continue; this one is tried again when the folder is next opened"
-            )
+            lost = CorruptData(f"{error}. The other partitions continue; this one is tried when the folder is reopened")
             lost.__cause__ = error
         self.lost[number] = lost
         self.partitions.append(LostPartition(self._world, folder, log_settings(self.settings), self.metrics, lost))
@@ -677,7 +675,7 @@ class Topic:
                 f"the topic {self.name} in {self.root} was deleted; if there is one again, open that one"
             )
         if self.closed:
-            raise Closed(f"the topic {self.name} in {self.root} is closed: open the folder again to use it")
+            raise Closed(f"the topic {self.name} in {self.root} is closed: open its folder again")
 
     def close(self) -> None:
         """Sync, save and close all files. Closing twice is fine."""
