@@ -144,22 +144,19 @@ class Writer:
         """
         length = len(value)
         head = head or (_ENDS[length] if length < _SMALL else _ONE_VALUE(0, length))
-        body_bytes = len(head) + length
         body = head + value + _PADDING[length & 7]
-        total = HEADER_BYTES + len(body)
-        crc = crc32c(body)
+        body_bytes, total, crc = len(head) + length, HEADER_BYTES + len(body), crc32c(body)
         if self._appending:
             self._stand_back()
         self._appending += 1
         try:
             with self.lock:
                 segment = self.active
-                if segment is not None and (stop := segment.position + total) <= self._fast_until:
-                    position, mapped = segment.position, segment.map
+                if segment is not None and (stop := (position := segment.position) + total) <= self._fast_until:
+                    mapped = segment.map
                 else:
                     segment = self._segment_for(total, now_ns)
-                    position = segment.position
-                    stop = position + total
+                    stop = (position := segment.position) + total
                     mapped = segment.map if stop <= self._fast_until else None
                 offset = self.end
                 checked = _ONE_HEADER(
