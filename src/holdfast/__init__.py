@@ -42,11 +42,13 @@ if TYPE_CHECKING:
     from holdfast.api.sync.message import Message
     from holdfast.api.sync.producer import Producer
     from holdfast.api.topics import GroupInfo, StreamMessage, TopicInfo
+    from holdfast.broker.backup.restoring import Verified
     from holdfast.broker.group import Compacted, QueueStats
     from holdfast.broker.metrics import Observer
     from holdfast.broker.samples import Sample, Samples
     from holdfast.broker.tracing.log import TraceStep
     from holdfast.broker.workers import WorkerInfo
+    from holdfast.client.backups import Backup, Restored, backup, backups, restore, verify
     from holdfast.client.opening import connect
     from holdfast.client.sync.opening import open_broker
     from holdfast.client.sync.opening import open_queue as open  # noqa: A004  as in the standard library: gzip.open, shelve.open
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Backup",
     "BadBody",
     "BadSettings",
     "Broker",
@@ -99,6 +102,7 @@ __all__ = [
     "QueueSettings",
     "QueueStats",
     "Reject",
+    "Restored",
     "Retained",
     "Retry",
     "Sample",
@@ -113,18 +117,24 @@ __all__ = [
     "Unavailable",
     "UnknownGroup",
     "UnknownTopic",
+    "Verified",
     "Worker",
     "WorkerHealth",
     "WorkerInfo",
     "aio",
+    "backup",
+    "backups",
     "connect",
     "open",
     "open_broker",
+    "restore",
+    "verify",
 ]
 
 
 # Where the other names are: loaded by those who use them. A worker of Spark's has no use for a broker.
 _LATER = {
+    "Backup": "holdfast.client.backups",
     "Broker": "holdfast.api.sync.broker",
     "BrokerSettings": "holdfast.settings",
     "Compacted": "holdfast.broker.group",
@@ -147,6 +157,7 @@ _LATER = {
     "QueueSettings": "holdfast.settings",
     "QueueStats": "holdfast.broker.group",
     "Reject": "holdfast.worker",
+    "Restored": "holdfast.client.backups",
     "Retained": "holdfast.model",
     "Retry": "holdfast.worker",
     "Sample": "holdfast.broker.samples",
@@ -156,12 +167,17 @@ _LATER = {
     "TopicInfo": "holdfast.api.topics",
     "TopicSettings": "holdfast.settings",
     "TraceStep": "holdfast.broker.tracing.log",
+    "Verified": "holdfast.broker.backup.restoring",
     "Worker": "holdfast.worker",
     "WorkerHealth": "holdfast.worker",
     "WorkerInfo": "holdfast.broker.workers",
+    "backup": "holdfast.client.backups",
+    "backups": "holdfast.client.backups",
     "connect": "holdfast.client.opening",
     "open": "holdfast.client.sync.opening:open_queue",
     "open_broker": "holdfast.client.sync.opening",
+    "restore": "holdfast.client.backups",
+    "verify": "holdfast.client.backups",
 }
 
 

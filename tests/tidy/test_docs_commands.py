@@ -65,7 +65,7 @@ def mistakes(root: Any, rest: str) -> Iterator[str]:
                 command, _, rest = root.find(words[: number + 1])
             except root.UsageError:
                 rest = [word]
-            if rest:
+            if rest and not hasattr(command, "options"):  # otherwise its usual command is meant
                 yield f"there is no command {word}"
                 return
 

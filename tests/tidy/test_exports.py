@@ -42,7 +42,9 @@ ERRORS = {
     "UnknownGroup",
     "UnknownTopic",
 }
+BACKUPS = {"backup", "backups", "restore", "verify"}
 VALUES = {
+    "Backup",
     "Broker",
     "BrokerSettings",
     "Compacted",
@@ -65,6 +67,7 @@ VALUES = {
     "QueueSettings",
     "QueueStats",
     "Reject",
+    "Restored",
     "Retained",
     "Retry",
     "Sample",
@@ -74,6 +77,7 @@ VALUES = {
     "TopicInfo",
     "TopicSettings",
     "TraceStep",
+    "Verified",
     "Worker",
     "WorkerHealth",
     "WorkerInfo",
@@ -81,8 +85,8 @@ VALUES = {
 
 
 def test_holdfast_exports_what_it_promised():
-    assert set(holdfast.__all__) == ERRORS | VALUES | {"aio", "connect", "open", "open_broker"}
-    assert set(holdfast.aio.__all__) == {
+    assert set(holdfast.__all__) == ERRORS | VALUES | BACKUPS | {"aio", "connect", "open", "open_broker"}
+    assert set(holdfast.aio.__all__) == BACKUPS | {
         "AsyncBroker",
         "AsyncConsumer",
         "AsyncGroup",

@@ -48,7 +48,7 @@ from holdfast.broker.upkeep import LOCKS, PRODUCERS, Cleaner, Space, Sweep, Topi
 from holdfast.broker.workers import WorkerRegistry
 from holdfast.env import OpenFiles, World, close_in_children, real_world
 from holdfast.env.process import descriptor_limit
-from holdfast.env.world import checkpoint
+from holdfast.env.world import checkpoint, still_world
 from holdfast.errors import BadSettings, Closed, HoldfastError, InvalidRequest, NotALog, NotAQueue, UnknownTopic
 from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.files import LOCK, join, open_error, require_own, take_lock
@@ -76,7 +76,10 @@ class BrokerEngine:
         # The rest of the process needs descriptors, too, and running out of them refuses calls.
         most_files = min(settings.open_files, descriptor_limit() * 3 // 5)
         self.world = world = msgspec.structs.replace(
-            world, open_files=OpenFiles(most_files), make_space=self.space.make, put_aside=self.space.put_aside
+            still_world(world),
+            open_files=OpenFiles(most_files),
+            make_space=self.space.make,
+            put_aside=self.space.put_aside,
         )
         world.open_files.on_too_many = self._attention
         self.folder = folder

@@ -79,6 +79,8 @@ COMMANDS: Final[dict[str, dict[str, Entry]]] = {
         "pipeline": Entry("pipeline:app", "Pipelines from queues to tables and back, on Spark."),
     },
     "Maintain": {
+        "backup": Entry("operate.backup:app", "Backups of a data folder: take, list and verify them."),
+        "restore": Entry("operate.backup:restore_command", "Restore a data folder as it was at some time."),
         "check": Entry("operate.check:check_command", "Check every byte of a queue or a log."),
         "repair": Entry("operate.check:repair_command", "Repair a damaged queue or log."),
         "compact": Entry("operate.queue:compact_command", "Free the disk space of messages that are done."),
@@ -327,9 +329,13 @@ def find(words: Sequence[str]) -> tuple[Command | Section, str, list[str]]:
     path = f"holdfast {name}"
     if isinstance(found, Section):
         name = ALIASES.get(rest[0], rest[0]) if rest else ""
-        if name not in found.functions:
+        if name in found.functions:
+            rest = rest[1:]
+        elif found.usual and rest and rest[0] not in HELP_ROW[0].split(", "):
+            name = found.usual
+        else:
             return found, path, rest
-        found, path, rest = found.functions[name], f"{path} {name}", rest[1:]
+        found, path = found.functions[name], f"{path} {name}"
     from holdfast.cli.places import PlacedCommand
 
     return PlacedCommand(path, found), path, rest

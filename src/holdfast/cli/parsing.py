@@ -295,10 +295,11 @@ class Command:
 
 
 class Section:
-    """Commands under one name, such as `holdfast topic`."""
+    """Commands under one name, such as `holdfast topic`; the `usual` one is meant if none is named."""
 
-    def __init__(self, about: str) -> None:
+    def __init__(self, about: str, usual: str = "") -> None:
         self.about = about
+        self.usual = usual
         self.functions: dict[str, Callable[..., Any]] = {}
 
     def command(self, name: str) -> Callable[[_Function], _Function]:

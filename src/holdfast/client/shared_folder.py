@@ -164,7 +164,7 @@ class _Serving:
     def _make_server(self, engine: BrokerEngine) -> Server:
         import hmac  # noqa: F401  of receipts: here, where no fork comes in between
 
-        from holdfast.client.spark_commits import routes
+        from holdfast.client import backups, spark_commits
         from holdfast.env.process import descriptor_limit
         from holdfast.local.aio.broker import AsyncLocalBrokerPort
         from holdfast.server.audit import CallAuditor
@@ -183,7 +183,8 @@ class _Serving:
         )
         auditor = None if self._audit is None else CallAuditor(self._audit)
         pages = console_routes(self._audit)  # for `holdfast ui`, beside the owner
-        server = Server(engine.world, AsyncLocalBrokerPort(engine), settings, auditor=auditor, more=[routes, *pages])
+        more = [spark_commits.routes, backups.routes]
+        server = Server(engine.world, AsyncLocalBrokerPort(engine), settings, auditor=auditor, more=[*more, *pages])
         server.service.tokens_problem = self._tokens_problem
         server.app.error_page = error_page
         return server

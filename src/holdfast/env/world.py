@@ -17,12 +17,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from struct import Struct
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar, cast
 
 import msgspec
 
 from holdfast.env.disk import Descriptor, Disk, RealDisk
 from holdfast.env.process import OpenFiles, asyncio, ctypes
+from holdfast.env.standstill import Standstill, StillDisk
 
 
 class MakeSpace(Protocol):
@@ -77,6 +78,7 @@ class World(msgspec.Struct, frozen=True):
     ids: Ids
     watch: Callable[[], FolderWatch] = no_watch  # raises WatchRefused if there is none: callers poll instead
     open_files: OpenFiles = msgspec.field(default_factory=OpenFiles)  # of all logs that share this world
+    still: Standstill = msgspec.field(default_factory=Standstill)  # of all logs that share this world
     make_space: MakeSpace = no_space
     # Called after something was freed on a full disk: keeps it for what must continue there, before others take it.
     # Returns how many bytes are kept for that.
@@ -86,6 +88,12 @@ class World(msgspec.Struct, frozen=True):
 def real_world() -> World:
     """Return this machine's clock, disk and ids."""
     return World(clock=SystemClock(), disk=RealDisk(), ids=SystemIds(), watch=InotifyWatch)
+
+
+def still_world(world: World) -> World:
+    """Return the same world for one data folder, of which captures can be taken."""
+    still = Standstill()
+    return msgspec.structs.replace(world, disk=cast("Disk", StillDisk(world.disk, still)), still=still)
 
 
 # Waiting threads look at least this often, in case a wake-up was missed despite all care.

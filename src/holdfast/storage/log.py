@@ -77,6 +77,7 @@ class Log:
         self._writer.on_readable = self._call_readable
         self._writer.on_synced = self._call_synced
         self._writer.fold = self._call_fold
+        world.still.register(folder, self._writer)
         self._gate = SyncGate(self._writer.sync, recovered.end)
         self._view = LogView(
             lambda: self._writer.segments,
@@ -113,21 +114,22 @@ class Log:
         folder = fspath(folder)
         world = world or real_world()
         settings = settings or LogSettings()
-        try:
-            if not create:
-                require_log(world, folder)
-            elif not is_log(world, folder):
-                world.disk.make_folder(folder)
-            lock = take_lock(world, folder)
+        with world.still.moving():  # recovery writes where no writer's lock is held yet
             try:
-                limits = SegmentLimits(settings.index_bytes, settings.segment_bytes)
-                recovered = with_space(world, _TO_OPEN_BYTES, lambda: recover(world, folder, limits))
-            except BaseException:
-                lock.release()
-                raise
-        except OSError as error:
-            raise open_error(folder, error) from error
-        return Log(world, folder, settings, lock, recovered, kind)
+                if not create:
+                    require_log(world, folder)
+                elif not is_log(world, folder):
+                    world.disk.make_folder(folder)
+                lock = take_lock(world, folder)
+                try:
+                    limits = SegmentLimits(settings.index_bytes, settings.segment_bytes)
+                    recovered = with_space(world, _TO_OPEN_BYTES, lambda: recover(world, folder, limits))
+                except BaseException:
+                    lock.release()
+                    raise
+            except OSError as error:
+                raise open_error(folder, error) from error
+            return Log(world, folder, settings, lock, recovered, kind)
 
     @property
     def start(self) -> int:

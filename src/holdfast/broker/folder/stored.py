@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from importlib.util import find_spec
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
@@ -14,13 +15,14 @@ import msgspec
 
 from holdfast.broker.folder.layout import OWNER_SOCKET, RESERVE, STORE_MARK, is_store
 from holdfast.env import World
-from holdfast.env.chain.chain import ChainTimes
+from holdfast.env.chain.chain import ChainTimes, key_of
+from holdfast.env.chain.checkpoints import checkpoints
 from holdfast.env.chain.engines import FolderStore, MemoryStore, Store, StoreRefused, StoreUnreachable
 from holdfast.env.chain.format import BadObject
 from holdfast.env.chain.ownership import ChainFollower, OwnedElsewhere, StoreOwner, take_over
 from holdfast.env.disk import FolderLock
 from holdfast.env.process import environment, is_alive, process_space
-from holdfast.errors import Busy, CorruptData, DiskFailed, InvalidRequest, NotInstalled
+from holdfast.errors import Busy, CorruptData, DiskFailed, InvalidRequest, NotFound, NotInstalled
 from holdfast.settings import BrokerSettings
 from holdfast.storage.files import LOCK, durable_replace, open_error, take_lock
 
@@ -116,6 +118,41 @@ def refreshed_copy(url: str, settings: BrokerSettings, world: World) -> str:
     return folder
 
 
+_TRIES: Final = 5
+
+
+def follow_into(
+    place: StorePlace, store: Store, root: str, world: World, folder: str, *,
+    number: int | None = None, until_ns: int | None = None,
+) -> int:  # fmt: skip
+    """Make the folder what the chain says, to its end or as of a number or a time; returns the number reached.
+
+    Raises NotFound if the chain does not go there, or no longer goes back so far.
+    """
+    follower = ChainFollower(store, root, world, folder, number=number, until_ns=until_ns)
+    with _translated(place):
+        try:
+            for tries in range(1, _TRIES + 1):
+                try:
+                    follower.begin()
+                    follower.apply()
+                    break
+                except StoreUnreachable:
+                    if tries == _TRIES:
+                        raise
+                    world.clock.wait(threading.Event(), tries)
+        except BadObject:
+            oldest = min(checkpoints(store, root), default=0)
+            if (number is None and until_ns is None) or store.read(key_of(root, 0)) is not None:
+                raise
+            raise NotFound(
+                f"{place.shown} no longer goes back so far: the oldest number that can be restored is {oldest}"
+            ) from None
+    if number is not None and follower.at.number < number:
+        raise NotFound(f"{place.shown} goes to number {follower.at.number}: there is no {number}")
+    return follower.at.number
+
+
 def _locked_copy(place: StorePlace, folder: str, world: World) -> FolderLock:
     """Lock what is beside the copy, which is emptied before the engine can lock it; raises Busy."""
     beside = posixpath.dirname(folder)
@@ -152,6 +189,13 @@ def open_store(place: StorePlace) -> tuple[Store, str]:
         raise DiskFailed(f"{place.shown} cannot be opened: {error}{_advice(place)}") from error
 
 
+def is_chain(place: StorePlace) -> bool:
+    """Whether a data folder lives in the place."""
+    store, root = open_store(place)
+    with closing(store), _translated(place):
+        return any(next(store.keys(f"{root}{part}/"), None) is not None for part in ("chain", "checkpoint"))
+
+
 def _advice(place: StorePlace) -> str:
     needed = _KEYS.get(place.url.partition("://")[0])
     return "" if needed is None else f". See that the environment has what it needs: {needed}"
@@ -175,19 +219,19 @@ def own_stored(
             owner = take_over(
                 store, root, world, folder,
                 unrecorded=_UNRECORDED, times=times, wait_s=settings.store_wait_ms / 1000,
-                note=_note(world), is_dead=lambda note: _is_dead(world, note),
+                note=process_facts(world), is_dead=lambda note: has_ended(world, note),
             )  # fmt: skip
         undoing.callback(owner.close)
         give_up = undoing.pop_all().close
     return folder, msgspec.structs.replace(world, disk=owner.disk), owner, give_up
 
 
-def _note(world: World) -> dict[str, Any]:
+def process_facts(world: World) -> dict[str, Any]:
     """What an owner says about itself, so that others know whom to look for."""
     return {**world.ids.process_note(), "boot": world.ids.boot_id(), "pids": process_space()}
 
 
-def _is_dead(world: World, note: Mapping[str, Any]) -> bool:
+def has_ended(world: World, note: Mapping[str, Any]) -> bool:
     """Whether the owner was a process of this machine, in this container, that has ended."""
     pid = note.get("pid")
     if note.get("boot") != world.ids.boot_id() or note.get("pids") != process_space() or not isinstance(pid, int):

@@ -27,7 +27,7 @@ from holdfast.env.chain.checkpoints import (
 )
 from holdfast.env.chain.disk import ChainDisk
 from holdfast.env.chain.engines import Store, StoreRefused, StoreUnreachable, probe
-from holdfast.env.chain.format import BadObject, ObjectKind, replay
+from holdfast.env.chain.format import BadObject, ObjectHeader, ObjectKind, replay
 from holdfast.env.disk import BytesLike
 from holdfast.env.process import close_in_children
 from holdfast.env.world import Clock, World
@@ -54,10 +54,15 @@ class OwnedElsewhere(Exception):
 
 
 class ChainFollower:
-    """A copy of the folder that follows the chain."""
+    """A copy of the folder that follows the chain: to its end, or only to a number or a time."""
 
-    def __init__(self, store: Store, root: str, world: World, folder: str) -> None:
+    def __init__(
+        self, store: Store, root: str, world: World, folder: str, *,
+        number: int | None = None, until_ns: int | None = None,
+    ) -> None:  # fmt: skip
         self.at = Position()
+        self._number = number  # objects from here on are left out
+        self._until_ns = until_ns  # and those that were written later
         self.owner: dict[str, Any] = {}  # what the owner said about itself
         self.objects = 0  # applied since the checkpoint
         self._is_whole = True  # no object is applied in part
@@ -69,22 +74,30 @@ class ChainFollower:
     def begin(self) -> None:
         """Start from the newest checkpoint that can be read, or from nothing."""
         self.at, self.objects = Position(), 0
-        numbers = checkpoints(self._store, self._root)
+        numbers = self._checkpoints()
         while numbers:
-            self._known = max(self._known, numbers[0])
             try:
                 found = read_checkpoint(self._store, self._root, numbers[0])
+                if self._until_ns is not None and found.time_ns > self._until_ns:
+                    numbers = numbers[1:]
+                    continue
+                self._known = max(self._known, numbers[0])
                 self.copy.restore(found)
             except BadObject as error:
+                self._known = max(self._known, numbers[0])
                 logger.warning("checkpoint not used", extra={"store": self._store.name, "why": str(error)})
                 # It may have been cleaned up while it was fetched: then there is a newer one.
-                newest = checkpoints(self._store, self._root)
+                newest = self._checkpoints()
                 numbers = newest if newest[:1] > numbers[:1] else numbers[1:]
                 continue
             self.at, self.owner, self._is_whole = found.at, _note(found.owner), True
             return
         self.copy.clear()
         self._is_whole = True
+
+    def _checkpoints(self) -> list[int]:
+        found = checkpoints(self._store, self._root)
+        return found if self._number is None else [number for number in found if number <= self._number]
 
     @property
     def lease_s(self) -> float:
@@ -100,19 +113,30 @@ class ChainFollower:
         """Apply all that is there; returns whether there was something."""
         before = self.at.number
         with suppress(StoreUnreachable):  # what could not be read now is read the next time
-            if not self._is_whole:
-                self.begin()
-            for header, payload in walk(self._store, self._root, self.at):
-                if header.kind == ObjectKind.FENCE:
-                    self.owner = _note(payload)
-                else:
-                    self._is_whole = False  # it may name a large write, which cannot be fetched now
-                    replay(payload, self.copy)
-                    self._is_whole = True
-                    self.objects += 1
-                self.at = self.at.after(header)
-            self._check_end()
+            self.apply()
         return self.at.number != before
+
+    def apply(self) -> None:
+        """Apply all that is there; raises StoreUnreachable if something cannot be read."""
+        if not self._is_whole:
+            self.begin()
+        for header, payload in walk(self._store, self._root, self.at):
+            if self._is_beyond(header):
+                break
+            if header.kind == ObjectKind.FENCE:
+                self.owner = _note(payload)
+            else:
+                self._is_whole = False  # it may name a large write, which cannot be fetched now
+                replay(payload, self.copy)
+                self._is_whole = True
+                self.objects += 1
+            self.at = self.at.after(header)
+        self._check_end()
+
+    def _is_beyond(self, header: ObjectHeader) -> bool:
+        if self._number is not None and header.number >= self._number:
+            return True
+        return self._until_ns is not None and header.time_ns > self._until_ns
 
     def _check_end(self) -> None:
         """Refuse to take for the end what cannot be: whoever went on from there would leave out what follows."""

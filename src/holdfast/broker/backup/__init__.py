@@ -1,0 +1,1 @@
+"""Backups of a data folder in a store, and restoring them."""
