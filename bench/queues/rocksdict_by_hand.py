@@ -13,7 +13,7 @@ from bench.queues.base import Polled, Taken
 _LEASE_S = 30
 
 
-class RocksdictQueue(RocksdictLog, Polled):
+class RocksdictQueue(Polled, RocksdictLog):
     """Which message is next is known in memory only. Nothing ends a lease: that would need a sweep, as with LMDB."""
 
     ack_survives = KILL

@@ -9,8 +9,8 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -482,9 +482,17 @@ def test_a_quantile_is_the_smallest_figure_that_this_share_does_not_exceed(share
     assert quantile([float(number) for number in range(1, 101)], share) == expected
 
 
+def sample_when_quiet(made: Callable[[], _Run]) -> Sample:
+    """Run it again where a busy machine kept it from running for a tenth of a second, which counts as too slow."""
+    for _ in range(20):
+        with suppress(TooSlow):
+            return made().sample()
+    pytest.fail("too slow twenty times in a row")
+
+
 def test_a_latency_run_times_each_message_between_two_threads():
     queue = ListQueue()
-    sample = _Run([queue], queue, body_bytes=100, rate=2000, count=100).sample()
+    sample = sample_when_quiet(lambda: _Run([queue], queue, body_bytes=100, rate=2000, count=100))
     assert sample.messages == 100
     assert sample.seconds >= 100 / 2000
     assert 0 < sample.p50_ns <= sample.p99_ns < 1e9
@@ -493,7 +501,7 @@ def test_a_latency_run_times_each_message_between_two_threads():
 
 def test_several_threads_may_put_and_one_take_what_is_there():
     queue = ListQueue()
-    sample = _Run([queue] * 3, queue, body_bytes=100, rate=2000, count=100, most=10).sample()
+    sample = sample_when_quiet(lambda: _Run([queue] * 3, queue, body_bytes=100, rate=2000, count=100, most=10))
     assert sample.messages == 100
     assert 0 < sample.p50_ns <= sample.p99_ns < 1e9
     assert queue.waiting == []

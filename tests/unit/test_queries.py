@@ -218,14 +218,14 @@ def test_a_thread_renews_it_until_it_ends(tmp_path):
     world = real_world()
     lease = renewing(QueryLease.start(world, str(tmp_path), "report", ttl_ms=1_000))
     written = threading.Event()
-    write = lease._put_in_place
+    write = lease.put
 
     def noted(content: bytes) -> None:
         write(content)
         if lease._renewed > 1:
             written.set()
 
-    lease._put_in_place = noted
+    lease.put = noted
     lease.hold(ORDERS)
     lease.on_attention()
     assert written.wait(20)
