@@ -56,7 +56,6 @@ NO_ENGINE = {
     "holdfast.client.shared_folder",
 }
 QUICK = [
-    ["put", "x"],
     ["put", "y", "--header", "a=b", "--wait", "5s"],
     ["get"],
     ["ls"],
@@ -94,6 +93,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.kill()
 
 
+def test_a_put_into_a_folder_loads_only_what_it_needs(folder: str):
+    assert not run("put", folder, "x") & (NEVER | NO_CLIENT)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", QUICK, ids=" ".join)
 def test_a_quick_command_on_a_folder_loads_only_what_it_needs(folder: str, arguments: list[str]):
@@ -102,7 +105,7 @@ def test_a_quick_command_on_a_folder_loads_only_what_it_needs(folder: str, argum
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", QUICK, ids=" ".join)
+@pytest.mark.parametrize("arguments", [["put", "x"], *QUICK], ids=" ".join)
 def test_a_quick_command_that_calls_a_server_loads_only_what_it_needs(server: str, arguments: list[str]):
     name, *rest = arguments
     assert not run(name, server, *rest) & (NEVER | NO_ENGINE)
