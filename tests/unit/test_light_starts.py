@@ -43,12 +43,19 @@ def test_a_server_listens_before_it_loads_what_only_some_calls_need(tmp_path: Pa
 NEVER = {
     "ast", "asyncio", "concurrent.futures", "dataclasses", "difflib", "email", "http.client", "inspect", "jinja2",
     "multiprocessing", "opentelemetry", "pathlib", "prometheus_client", "pyarrow", "pydantic", "random",
-    "rich.console", "ssl", "subprocess", "tempfile", "tomllib", "holdfast.server.server", "holdfast.spark",
+    "rich.console", "shlex", "ssl", "subprocess", "tempfile", "tomllib", "holdfast.server.server", "holdfast.spark",
     "holdfast.storage.checks.finding", "holdfast.storage.checks.repair", "holdfast.worker",
     "holdfast.local.aio.broker", "holdfast.remote.aio.broker", "holdfast.cli.look.trace",
 }  # fmt: skip
 # A command on a folder needs no client, and one that calls a server no engine.
-NO_CLIENT = {"holdfast.remote.client", "holdfast.client.shared_folder", "httptools", "urllib.parse"}
+NO_CLIENT = {
+    "holdfast.client.shared_folder",
+    "holdfast.env.sockets",
+    "holdfast.remote.client",
+    "httptools",
+    "socket",
+    "urllib.parse",
+}
 NO_ENGINE = {
     "holdfast.broker.engine",
     "holdfast.broker.topic",
