@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     import difflib
     import hashlib
     import hmac
+    import json
+    import shlex
     import tomllib
     import urllib.parse as urllib_parse
     from re import compile as pattern
@@ -59,7 +61,21 @@ else:
     difflib = module("difflib")
     hashlib = module("hashlib")
     hmac = module("hmac")
+    json = module("json")
+    shlex = module("shlex")
     tomllib = module("tomllib")
     urllib_parse = module("urllib.parse")
 
-__all__ = ["Later", "difflib", "hashlib", "hmac", "module", "names", "pattern", "tomllib", "urllib_parse"]
+__all__ = [
+    "Later",
+    "difflib",
+    "hashlib",
+    "hmac",
+    "json",
+    "module",
+    "names",
+    "pattern",
+    "shlex",
+    "tomllib",
+    "urllib_parse",
+]

@@ -43,12 +43,19 @@ def test_a_server_listens_before_it_loads_what_only_some_calls_need(tmp_path: Pa
 NEVER = {
     "ast", "asyncio", "concurrent.futures", "dataclasses", "difflib", "email", "http.client", "inspect", "jinja2",
     "multiprocessing", "opentelemetry", "pathlib", "prometheus_client", "pyarrow", "pydantic", "random",
-    "rich.console", "ssl", "subprocess", "tempfile", "tomllib", "holdfast.server.server", "holdfast.spark",
+    "rich.console", "shlex", "ssl", "subprocess", "tempfile", "tomllib", "holdfast.server.server", "holdfast.spark",
     "holdfast.storage.checks.finding", "holdfast.storage.checks.repair", "holdfast.worker",
     "holdfast.local.aio.broker", "holdfast.remote.aio.broker", "holdfast.cli.look.trace",
 }  # fmt: skip
 # A command on a folder needs no client, and one that calls a server no engine.
-NO_CLIENT = {"holdfast.remote.client", "holdfast.client.shared_folder", "httptools", "urllib.parse"}
+NO_CLIENT = {
+    "holdfast.client.shared_folder",
+    "holdfast.env.sockets",
+    "holdfast.remote.client",
+    "httptools",
+    "socket",
+    "urllib.parse",
+}
 NO_ENGINE = {
     "holdfast.broker.engine",
     "holdfast.broker.topic",
@@ -56,7 +63,6 @@ NO_ENGINE = {
     "holdfast.client.shared_folder",
 }
 QUICK = [
-    ["put", "x"],
     ["put", "y", "--header", "a=b", "--wait", "5s"],
     ["get"],
     ["ls"],
@@ -94,6 +100,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.kill()
 
 
+def test_a_put_into_a_folder_loads_only_what_it_needs(folder: str):
+    assert not run("put", folder, "x") & (NEVER | NO_CLIENT)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", QUICK, ids=" ".join)
 def test_a_quick_command_on_a_folder_loads_only_what_it_needs(folder: str, arguments: list[str]):
@@ -102,7 +112,7 @@ def test_a_quick_command_on_a_folder_loads_only_what_it_needs(folder: str, argum
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", QUICK, ids=" ".join)
+@pytest.mark.parametrize("arguments", [["put", "x"], *QUICK], ids=" ".join)
 def test_a_quick_command_that_calls_a_server_loads_only_what_it_needs(server: str, arguments: list[str]):
     name, *rest = arguments
     assert not run(name, server, *rest) & (NEVER | NO_ENGINE)

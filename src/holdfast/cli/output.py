@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import os
 import sys
 import threading
@@ -12,11 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
 from holdfast.cli.parsing import UsageError, cells
 from holdfast.errors import BadSettings, HoldfastError, InvalidRequest
+from holdfast.later import json
 
 # Asking before an irreversible change.
 
@@ -148,6 +147,8 @@ def exit_code(call: Callable[[], int], *, as_json: bool) -> int:
 
 def is_installed(package: str) -> bool:
     """Whether a package can be imported. Does not import it."""
+    from importlib.util import find_spec  # few commands ask
+
     with suppress(ImportError, ValueError):
         return find_spec(package) is not None
     return False

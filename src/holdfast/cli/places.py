@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -16,7 +15,7 @@ from holdfast.cli.parsing import Command, Parameter, Typed, UsageError, option, 
 from holdfast.client.opening import Address, is_address, parse_address, refuse_almost
 from holdfast.env.process import environment, set_variable
 from holdfast.errors import BadSettings, InvalidRequest, Unauthenticated, Unavailable
-from holdfast.later import tomllib
+from holdfast.later import json, tomllib
 
 if TYPE_CHECKING:
     from holdfast.api.sync.broker import Broker

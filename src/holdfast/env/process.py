@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -75,6 +76,11 @@ def raise_descriptor_limit() -> int:
         with suppress(ValueError, OSError):  # then it stays as it is
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return descriptor_limit()
+
+
+def let_others_run() -> None:
+    """Give up the interpreter for a moment, to any thread that waits for it."""
+    time.sleep(0)
 
 
 def open_descriptors() -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,11 +24,6 @@ _Result = TypeVar("_Result")
 _Given = ParamSpec("_Given")
 _Work = tuple["Future[Any]", Callable[[], Any]]
 _Queue = queue.SimpleQueue[_Work | None]
-
-
-def let_others_run() -> None:
-    """Give up the interpreter for a moment, to any thread that waits for it."""
-    time.sleep(0)
 
 
 class DaemonThreads(ThreadPoolExecutor):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from datetime import UTC, datetime
@@ -14,7 +13,7 @@ import msgspec
 from holdfast.env import FolderLock, FolderLocked, World
 from holdfast.env.disk import RAN_OUT, BytesLike, Disk, File, OpenFolder, write_fully
 from holdfast.errors import Busy, CorruptData, DiskFull, HoldfastError, InvalidRequest, NotALog, Unavailable
-from holdfast.later import pattern
+from holdfast.later import json, pattern
 
 LOCK: Final = "lock"
 STATE: Final = "state"

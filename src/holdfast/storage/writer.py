@@ -34,7 +34,7 @@ from holdfast.codec.columns import KNOWN_COLUMNS
 from holdfast.codec.encode import Body, FramePlace, header_for
 from holdfast.codec.frame import HEADER_BYTES, MAGIC, Codec, Kind
 from holdfast.env import File, OpenFolder, World
-from holdfast.env.threads import let_others_run
+from holdfast.env.process import let_others_run
 from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, MessageTooLarge
 from holdfast.model import Producer
 from holdfast.settings import LogSettings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, TypeVar
@@ -28,7 +27,7 @@ from holdfast.broker.folder.layout import (
 from holdfast.broker.leases import KEY_FILE
 from holdfast.env import World
 from holdfast.errors import BadSettings, CorruptData, TopicExists, UnknownTopic
-from holdfast.later import pattern
+from holdfast.later import pattern, shlex
 from holdfast.model import Pause
 from holdfast.settings import QueueSettings, TopicSettings, load
 from holdfast.storage.files import durable_replace, is_log, join, read_file, remove_tree, translated

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -40,6 +39,7 @@ from holdfast.cli.reading import OpeningTurns
 from holdfast.client.opening import is_address
 from holdfast.env import real_world
 from holdfast.errors import Empty, HoldfastError, InvalidRequest
+from holdfast.later import shlex
 
 # A message as shell variables, which `holdfast get --export` prints for `eval`.
 
