@@ -226,9 +226,6 @@ def run_command(
         str | None, option("--master URL", "Where Spark runs: spark://host:7077, yarn, local[4]; by default local[*].")
     ] = None,
     conf: Annotated[list[str] | None, option("--conf NAME=VALUE", "A setting of Spark; may be repeated.")] = None,
-    remote: Annotated[
-        str | None, option("--remote URL", "A Spark Connect server to use instead: sc://host:15002.")
-    ] = None,
     from_quarantine: Annotated[
         bool, option("--from-quarantine", "Only try the quarantined rows again, for example after a fix.")
     ] = False,
@@ -242,7 +239,7 @@ def run_command(
         holdfast pipeline run orders --follow --every 5s
         holdfast pipeline run --all --master spark://host:7077 --conf spark.executor.memory=4g
     """
-    start = _starting(master, conf or [], remote)
+    start = _starting(master, conf or [])
     project = _project(declared)
     wanted = _wanted(project, names, everything=everything)
     if full_refresh and not _may_forget(project, wanted, yes=yes, as_json=as_json):
@@ -473,20 +470,16 @@ def export_command(
     return OK
 
 
-def _starting(master: str | None, conf: Sequence[str], remote: str | None) -> Callable[[], SparkSession]:
+def _starting(master: str | None, conf: Sequence[str]) -> Callable[[], SparkSession]:
     """What starts a session as the command line says."""
-    if master is not None and remote is not None:
-        raise InvalidRequest("a Spark Connect server has its own master: say --master or --remote, not both")
     settings: dict[str, str] = {}
     for each in conf:
         name, equals, value = each.partition("=")
         if not equals or not name.startswith("spark."):
             raise InvalidRequest(f"--conf {each!r} is no setting: give spark.NAME=VALUE, such as spark.ui.enabled=true")
+        if name == "spark.remote":
+            raise InvalidRequest("pipelines do not run on Spark Connect: give a master instead (--master)")
         settings[name] = value
-    if remote is not None:
-        if not remote.startswith("sc://"):
-            raise InvalidRequest(f"--remote {remote!r} is no Spark Connect server: give sc://host:15002")
-        settings["spark.remote"] = remote
 
     def start() -> SparkSession:
         from holdfast.spark.session import session
