@@ -35,7 +35,6 @@ from holdfast.client.opening import Address, is_address
 from holdfast.config.settings_file import read_settings
 from holdfast.env import real_world
 from holdfast.env.process import environment
-from holdfast.env.sockets import absolute, answers_at
 from holdfast.errors import Busy, Forbidden, HoldfastError, InvalidRequest, NotAQueue, UnknownGroup, UnknownTopic
 from holdfast.settings import TopicSettings
 from holdfast.storage.files import is_log, join, translated
@@ -306,6 +305,7 @@ def _folder_or_its_owner(folder: str, wait_s: float, *, create: bool) -> holdfas
 def _owner_at(folder: str) -> holdfast.Broker | None:
     """Connect to the process that owns a folder, if it listens."""
     from holdfast.client.shared_folder import socket_of
+    from holdfast.env.sockets import absolute, answers_at  # most folders have no owner to call
 
     path = absolute(folder.rstrip("/") or "/")
     if not answers_at(socket_of(path)):

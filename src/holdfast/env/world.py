@@ -10,7 +10,6 @@ import errno
 import math
 import os
 import select
-import socket
 import sys
 import threading
 import time
@@ -204,7 +203,7 @@ class SystemIds:
 
     def process_note(self) -> dict[str, str | int]:
         command = " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]]) if sys.argv[0] else "python"
-        return {"pid": os.getpid(), "host": socket.gethostname(), "command": command[:200]}
+        return {"pid": os.getpid(), "host": os.uname().nodename, "command": command[:200]}
 
 
 class SeededIds:
