@@ -35,7 +35,6 @@ from holdfast.broker.folder.layout import (
 )
 from holdfast.broker.folder.layout import LOCKS as LOCKS_FOLDER
 from holdfast.broker.leases import FolderKey
-from holdfast.broker.locks import FolderLocks
 from holdfast.broker.metrics import Observer
 from holdfast.broker.producers import Producers
 from holdfast.broker.sampler import QueueSampler
@@ -55,6 +54,7 @@ from holdfast.storage.files import LOCK, join, open_error, require_own, take_loc
 from holdfast.storage.keeper import Keeper, soonest
 
 if TYPE_CHECKING:
+    from holdfast.broker.locks import FolderLocks
     from holdfast.env.chain.chain import Chain
 
 logger = logging.getLogger(__name__)
@@ -268,6 +268,8 @@ class BrokerEngine:
         with self._locks_of.of(LOCKS), self._translated(""):
             self.check_open()
             if self._locks is None:
+                from holdfast.broker.locks import FolderLocks  # few programs lock anything
+
                 self.require_part(LOCKS_FOLDER)
                 self.list_parts()
                 self._locks = FolderLocks.open(

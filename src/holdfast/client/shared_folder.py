@@ -162,8 +162,10 @@ class _Serving:
         await server.drain()
 
     def _make_server(self, engine: BrokerEngine) -> Server:
-        import hmac  # noqa: F401  of receipts: here, where no fork comes in between
+        # Of receipts and of locks: here, where no fork comes in between.
+        import hmac  # noqa: F401
 
+        import holdfast.local.locks  # noqa: F401
         from holdfast.client import backups, spark_commits
         from holdfast.env.process import descriptor_limit
         from holdfast.local.aio.broker import AsyncLocalBrokerPort
@@ -324,6 +326,8 @@ def _load_for_children() -> None:
 
     import holdfast.client.opening
     import holdfast.local.aio.broker
+    import holdfast.local.listing
+    import holdfast.local.locks
     import holdfast.remote.aio.group
     import holdfast.remote.sync.group  # noqa: F401
 

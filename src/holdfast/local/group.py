@@ -24,9 +24,8 @@ from holdfast.broker.samples import Samples
 from holdfast.broker.waiters import Waiter
 from holdfast.codec.samples import SeriesKey
 from holdfast.delivery.events import DEFERRED, DROPPED, NO_SESSION, Command, Extend, Nack, Phase, Receipt, Reject, Save
-from holdfast.delivery.group import HolderState
+from holdfast.delivery.group import HolderState, Lease
 from holdfast.errors import Closed, HoldfastError, InvalidRequest, LeaseLost, OffsetOutOfRange
-from holdfast.local.listing import until_ms
 from holdfast.local.publisher import Publisher
 from holdfast.model import BodyKind, Durability, Pause, Retained
 from holdfast.settings import TopicSettings
@@ -494,3 +493,9 @@ def lost_texts(texts: dict[Receipt, str], error: LeaseLost) -> list[str]:
     """Return the receipts that an error is about."""
     gone = set(error.offsets) or {receipt.offset for receipt in texts}
     return [text for receipt, text in texts.items() if receipt.offset in gone]
+
+
+def until_ms(delivery: Delivery, lease: Lease) -> int:
+    """Return when a lease ends by the wall clock; the lease itself is kept by the monotonic clock."""
+    clock = delivery.clock
+    return clock.now_ns() // 1_000_000 + lease.until_ms - clock.monotonic_ns() // 1_000_000

@@ -43,9 +43,9 @@ from holdfast.broker.inspect.messages import letters_of
 from holdfast.broker.messages import is_for
 from holdfast.broker.tracing.log import DELAYED, LEASED, PUBLISHED, TraceStep
 from holdfast.delivery.events import Phase
-from holdfast.delivery.group import Lease
 from holdfast.env import World
 from holdfast.errors import CorruptData, InvalidRequest, NotFound, UnknownGroup
+from holdfast.local.group import until_ms
 from holdfast.local.publisher import Publisher
 from holdfast.model import Record
 
@@ -221,12 +221,6 @@ def seen(group: LocalGroup, delivery: Delivery, record: Record, phase: PhaseName
     )
 
 
-def until_ms(delivery: Delivery, lease: Lease) -> int:
-    """Return when a lease ends by the wall clock; the lease itself is kept by the monotonic clock."""
-    clock = delivery.clock
-    return clock.now_ns() // 1_000_000 + lease.until_ms - clock.monotonic_ns() // 1_000_000
-
-
 def parse_mark(text: str) -> Mark:
     """Parse a place from text."""
     numbers = text.split(".")
@@ -260,11 +254,6 @@ def listed(
     if lost is None:
         lost = partial(warn_of_damage, group.topic, group.group, phase)
     return chosen(_whole(_SOURCES[phase], group, after or Mark(), look, lost), where, limit, now_ms=now_ms)
-
-
-def messages(group: LocalGroup, phase: str, where: Where, limit: int | None) -> Iterator[Listed[Any]]:
-    """List messages for a thread that has the port, reading one message at a time."""
-    return listed(group, phase, where, limit)
 
 
 def _whole(source: _Source, group: LocalGroup, after: Mark, look: Look, lost: Lost) -> Iterator[Listed[Any]]:

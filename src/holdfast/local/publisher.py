@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Final, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
 
 import msgspec
 
@@ -30,9 +30,11 @@ from holdfast.env.process import asyncio
 from holdfast.errors import HoldfastError, InvalidRequest, MessageTooLarge
 from holdfast.large import Value
 from holdfast.model import NO_PRODUCER, Appended, Batch, CodecName, Durability, Producer
-from holdfast.producing.parcels import Outbox, Parcel
 from holdfast.storage.batches import Spool
 from holdfast.storage.log import Log
+
+if TYPE_CHECKING:
+    from holdfast.producing.parcels import Outbox, Parcel
 
 # Messages that come as a stream: they are spooled next to their log, and stored as one message when complete.
 

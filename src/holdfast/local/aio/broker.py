@@ -7,13 +7,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import cached_property, partial
 from os import PathLike
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from holdfast.api import AsyncOpening
 from holdfast.api.aio.broker import AsyncBroker
 from holdfast.api.aio.group import AsyncQueue
 from holdfast.api.aio.ports import tell
-from holdfast.api.aio.producer import AsyncProducer
 from holdfast.api.arguments import Question
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import Bodies, NewMessage, PublishRequest, Stored, StreamRequest
@@ -23,7 +22,6 @@ from holdfast.api.topics import GroupInfo, MemberRequest, QueueRequest, SeekTarg
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
 from holdfast.broker.folder.layout import DEAD_SUFFIX, check_topic_name
 from holdfast.broker.group import Compacted, QueueGroup
-from holdfast.broker.locks import Decided, FolderLocks
 from holdfast.broker.samples import Samples
 from holdfast.broker.streams.offsets import PartitionLag, Reset, ResetEffect, To
 from holdfast.broker.topic import Topic
@@ -31,21 +29,25 @@ from holdfast.broker.tracing.log import TraceStats, TraceStep
 from holdfast.broker.waiters import TaskWaiter
 from holdfast.broker.workers import Order, WorkerInfo
 from holdfast.env.threads import aside, aside_while_wanted, opened_aside
+from holdfast.later import module
 from holdfast.local.aio.group import AsyncLocalGroupPort
 from holdfast.local.broker import LocalBroker, TopicThread, TopicThreads, samples_in, search_in, stats_in
-from holdfast.local.locks import LocalKeptLock, Patience, command_of, decided_document, granted_lock, info_of, lock_of
 from holdfast.local.member import StreamMember, member_of
 from holdfast.local.opening import close_engine, open_broker_port
 from holdfast.local.publisher import LocalProducerPort, SpooledUpload
-from holdfast.locking import Remove, Renew, ReplaceDocument
 from holdfast.membership import TopicPartition
 from holdfast.model import Durability, Retained
-from holdfast.producing.core import producer_settings
-from holdfast.producing.rounds import ThreadRounds  # noqa: F401  threads have them
 from holdfast.storage.compaction import KeysCompacted
 from holdfast.storage.view import OnDamage
 
-# sync: from holdfast.producing.rounds import ThreadRounds
+if TYPE_CHECKING:
+    from holdfast import locking
+    from holdfast.api.aio.producer import AsyncProducer
+    from holdfast.broker.locks import Decided, FolderLocks
+    from holdfast.local import locks as lock_views
+else:  # few programs lock anything
+    locking = module("holdfast.locking")
+    lock_views = module("holdfast.local.locks")
 
 
 _Served = TypeVar("_Served")  # async only
@@ -108,6 +110,11 @@ class AsyncLocalBrokerPort(LocalBroker):
 
     def producer(self, name: str | None, body_type: Any, changes: Mapping[str, Any], *, resume: bool) -> AsyncProducer:
         """Return a producer, which is closed with the port."""
+        # Few programs have one; the others need not load it.
+        from holdfast.api.aio.producer import AsyncProducer
+        from holdfast.producing.core import producer_settings
+
+        # sync: from holdfast.producing.rounds import ThreadRounds
         settings = producer_settings(self.engine.settings.producer, changes)
         rounds = None  # sync: rounds = partial(ThreadRounds, thread=self.with_threads)
         port = LocalProducerPort(self.engine)
@@ -375,8 +382,8 @@ class AsyncLocalLocksPort:
 
     async def acquire(self, wanted: LockRequest) -> Lock:
         locks, clock = await self._locks(), self.engine.world.clock
-        waiter, patience = TaskWaiter(clock), Patience(clock, wanted.wait_ms)
-        ticket = locks.ask(command_of(wanted), waiter if wanted.waits else None)
+        waiter, patience = TaskWaiter(clock), lock_views.Patience(clock, wanted.wait_ms)
+        ticket = locks.ask(lock_views.command_of(wanted), waiter if wanted.waits else None)
         try:
             while not ticket.over:
                 left_s = patience.left_s(locks, ticket)
@@ -386,15 +393,15 @@ class AsyncLocalLocksPort:
         except BaseException:
             locks.leave(ticket)
             raise
-        return granted_lock(locks, ticket)
+        return lock_views.granted_lock(locks, ticket)
 
     async def keepalive(self, lease_id: str, lease_ms: int | None) -> Lock:
         locks = await self._locks()
         proof = locks.proof(lease_id)
-        decided = locks.renew(Renew(proof, lease_ms))
+        decided = locks.renew(locking.Renew(proof, lease_ms))
         await self._written(locks, decided)
         assert decided.held is not None
-        return lock_of(locks, proof.name, decided.held, locks.moment())
+        return lock_views.lock_of(locks, proof.name, decided.held, locks.moment())
 
     async def release(self, lease_id: str) -> None:
         locks = await self._locks()
@@ -405,34 +412,34 @@ class AsyncLocalLocksPort:
 
     async def describe(self, name: str) -> LockInfo:
         locks = await self._locks()
-        return info_of(locks.describe(name), locks.moment())
+        return lock_views.info_of(locks.describe(name), locks.moment())
 
     async def held_locks(self) -> list[LockInfo]:
         locks = await self._locks()
-        return [info_of(standing, locks.moment()) for standing in locks.standings()]
+        return [lock_views.info_of(standing, locks.moment()) for standing in locks.standings()]
 
-    def keep(self, lock: Lock) -> LocalKeptLock:
-        return LocalKeptLock(self.engine, lock)
+    def keep(self, lock: Lock) -> lock_views.LocalKeptLock:
+        return lock_views.LocalKeptLock(self.engine, lock)
 
     async def document(self, name: str) -> Document | None:
         locks = await self._locks()
         decided = locks.document(name)
         await self._written(locks, decided)
-        return decided_document(name, decided)
+        return lock_views.decided_document(name, decided)
 
     async def update_document(self, name: str, content: bytes, version: int | None, lease_id: str | None) -> Document:
         locks = await self._locks()
-        command = ReplaceDocument(name, content, version, None if lease_id is None else locks.proof(lease_id))
+        command = locking.ReplaceDocument(name, content, version, None if lease_id is None else locks.proof(lease_id))
         # A large one takes a while to write, and again to read.
         decided = await aside(locks.change, command)
         await self._written(locks, decided)
-        document = await aside(decided_document, name, decided)
+        document = await aside(lock_views.decided_document, name, decided)
         assert document is not None
         return document
 
     async def remove_document(self, name: str, version: int | None, lease_id: str | None) -> bool:
         locks = await self._locks()
-        decided = locks.change(Remove(name, version, None if lease_id is None else locks.proof(lease_id)))
+        decided = locks.change(locking.Remove(name, version, None if lease_id is None else locks.proof(lease_id)))
         await self._written(locks, decided)
         if decided.refused is not None:
             raise decided.refused

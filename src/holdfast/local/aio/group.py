@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
 from itertools import islice
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -24,10 +24,15 @@ from holdfast.broker.waiters import TaskWaiter, Waiter
 from holdfast.broker.workers import Order, WorkerReport
 from holdfast.delivery.events import Receipt
 from holdfast.errors import LeaseLost
+from holdfast.later import module
 from holdfast.local.group import CLAIMS_AT_ONCE, Claims, LocalGroup, claims_of, lost_texts, parts_of
-from holdfast.local.listing import LocalLetters, listed, look_up, message_history
 from holdfast.local.publisher import SpooledUpload
 from holdfast.model import CodecName, Durability, Retained
+
+if TYPE_CHECKING:
+    from holdfast.local import listing
+else:  # of no use to those who only put and take
+    listing = module("holdfast.local.listing")
 
 _LISTED_AT_ONCE: Final = 64  # a way to a thread and back costs more than a message
 
@@ -184,12 +189,12 @@ class AsyncLocalGroupPort(LocalGroup):
     async def history(self, message_id: str) -> list[TraceStep]:
         """Return every step of a message that is still stored."""
         self.check_open()
-        return await asyncio.to_thread(message_history, self, message_id)
+        return await asyncio.to_thread(listing.message_history, self, message_id)
 
     async def look_up(self, message_id: str) -> Found | None:
         """Return everything known about a message; None if it does not exist (any more)."""
         self.check_open()
-        return await asyncio.to_thread(look_up, self, message_id)
+        return await asyncio.to_thread(listing.look_up, self, message_id)
 
     async def oldest_ready_ns(self) -> int | None:
         """Return when the oldest ready message was published."""
@@ -203,30 +208,30 @@ class AsyncLocalGroupPort(LocalGroup):
         """Move the group's position."""
         return await asyncio.to_thread(self.seek_now, to, offset, time, partition)
 
-    # threads: holdfast.local.listing.messages
     def messages(self, phase: str, where: Where, limit: int | None) -> AsyncIterator[Listed[Any]]:
         """Iterate over the messages in one phase that match the condition."""
-        return _in_pieces(listed(self, phase, where, limit))
+        # sync: return listing.listed(self, phase, where, limit)
+        return _in_pieces(listing.listed(self, phase, where, limit))  # async only
 
     async def letter(self, letter_id: str) -> DeadLetter[Any]:
         """Return one dead letter."""
-        return await asyncio.to_thread(LocalLetters(self).show, letter_id)
+        return await asyncio.to_thread(listing.LocalLetters(self).show, letter_id)
 
     async def letter_id_of(self, message_id: str) -> str | None:
         """Return the id of the dead letter that a message became."""
-        return await asyncio.to_thread(LocalLetters(self).id_of, message_id)
+        return await asyncio.to_thread(listing.LocalLetters(self).id_of, message_id)
 
     async def letter_groups(self, where: Where) -> list[DeadGroup]:
         """Group dead letters by reason and kind of error."""
-        return await asyncio.to_thread(LocalLetters(self).groups, where)
+        return await asyncio.to_thread(listing.LocalLetters(self).groups, where)
 
     async def redrive(self, request: DeadLettersRequest) -> Redriven:
         """Redrive dead letters."""
-        return await asyncio.to_thread(LocalLetters(self).redrive, request)
+        return await asyncio.to_thread(listing.LocalLetters(self).redrive, request)
 
     async def purge_letters(self, request: DeadLettersRequest) -> Redriven:
         """Delete dead letters."""
-        return await asyncio.to_thread(LocalLetters(self).purge, request)
+        return await asyncio.to_thread(listing.LocalLetters(self).purge, request)
 
     async def qsize(self) -> int:
         """Return the number of ready messages."""

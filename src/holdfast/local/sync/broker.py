@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from os import PathLike
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.api.arguments import Question
 from holdfast.api.contents import Contents
@@ -17,29 +17,33 @@ from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
 from holdfast.api.sync.broker import Broker
 from holdfast.api.sync.group import Queue
 from holdfast.api.sync.ports import tell
-from holdfast.api.sync.producer import Producer
 from holdfast.api.topics import GroupInfo, MemberRequest, QueueRequest, SeekTarget, StreamMessage, TopicInfo
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
 from holdfast.broker.group import Compacted, QueueGroup
-from holdfast.broker.locks import Decided, FolderLocks
 from holdfast.broker.samples import Samples
 from holdfast.broker.streams.offsets import PartitionLag, Reset, ResetEffect, To
 from holdfast.broker.tracing.log import TraceStats, TraceStep
 from holdfast.broker.waiters import ThreadWaiter
 from holdfast.broker.workers import Order, WorkerInfo
+from holdfast.later import module
 from holdfast.local.broker import LocalBroker, samples_in, search_in, stats_in
-from holdfast.local.locks import LocalKeptLock, Patience, command_of, decided_document, granted_lock, info_of, lock_of
 from holdfast.local.member import StreamMember, member_of
 from holdfast.local.opening import open_broker_port
 from holdfast.local.publisher import LocalProducerPort, SpooledUpload
 from holdfast.local.sync.group import LocalGroupPort
-from holdfast.locking import Remove, Renew, ReplaceDocument
 from holdfast.membership import TopicPartition
 from holdfast.model import Durability, Retained
-from holdfast.producing.core import producer_settings
-from holdfast.producing.rounds import ThreadRounds
 from holdfast.storage.compaction import KeysCompacted
 from holdfast.storage.view import OnDamage
+
+if TYPE_CHECKING:
+    from holdfast import locking
+    from holdfast.api.sync.producer import Producer
+    from holdfast.broker.locks import Decided, FolderLocks
+    from holdfast.local import locks as lock_views
+else:  # few programs lock anything
+    locking = module("holdfast.locking")
+    lock_views = module("holdfast.local.locks")
 
 
 class LocalBrokerPort(LocalBroker):
@@ -63,6 +67,11 @@ class LocalBrokerPort(LocalBroker):
 
     def producer(self, name: str | None, body_type: Any, changes: Mapping[str, Any], *, resume: bool) -> Producer:
         """Return a producer, which is closed with the port."""
+        # Few programs have one; the others need not load it.
+        from holdfast.api.sync.producer import Producer
+        from holdfast.producing.core import producer_settings
+        from holdfast.producing.rounds import ThreadRounds
+
         settings = producer_settings(self.engine.settings.producer, changes)
         rounds = partial(ThreadRounds, thread=self.with_threads)
         port = LocalProducerPort(self.engine)
@@ -320,8 +329,8 @@ class LocalLocksPort:
 
     def acquire(self, wanted: LockRequest) -> Lock:
         locks, clock = self._locks(), self.engine.world.clock
-        waiter, patience = ThreadWaiter(clock), Patience(clock, wanted.wait_ms)
-        ticket = locks.ask(command_of(wanted), waiter if wanted.waits else None)
+        waiter, patience = ThreadWaiter(clock), lock_views.Patience(clock, wanted.wait_ms)
+        ticket = locks.ask(lock_views.command_of(wanted), waiter if wanted.waits else None)
         try:
             while not ticket.over:
                 left_s = patience.left_s(locks, ticket)
@@ -331,15 +340,15 @@ class LocalLocksPort:
         except BaseException:
             locks.leave(ticket)
             raise
-        return granted_lock(locks, ticket)
+        return lock_views.granted_lock(locks, ticket)
 
     def keepalive(self, lease_id: str, lease_ms: int | None) -> Lock:
         locks = self._locks()
         proof = locks.proof(lease_id)
-        decided = locks.renew(Renew(proof, lease_ms))
+        decided = locks.renew(locking.Renew(proof, lease_ms))
         self._written(locks, decided)
         assert decided.held is not None
-        return lock_of(locks, proof.name, decided.held, locks.moment())
+        return lock_views.lock_of(locks, proof.name, decided.held, locks.moment())
 
     def release(self, lease_id: str) -> None:
         locks = self._locks()
@@ -350,34 +359,34 @@ class LocalLocksPort:
 
     def describe(self, name: str) -> LockInfo:
         locks = self._locks()
-        return info_of(locks.describe(name), locks.moment())
+        return lock_views.info_of(locks.describe(name), locks.moment())
 
     def held_locks(self) -> list[LockInfo]:
         locks = self._locks()
-        return [info_of(standing, locks.moment()) for standing in locks.standings()]
+        return [lock_views.info_of(standing, locks.moment()) for standing in locks.standings()]
 
-    def keep(self, lock: Lock) -> LocalKeptLock:
-        return LocalKeptLock(self.engine, lock)
+    def keep(self, lock: Lock) -> lock_views.LocalKeptLock:
+        return lock_views.LocalKeptLock(self.engine, lock)
 
     def document(self, name: str) -> Document | None:
         locks = self._locks()
         decided = locks.document(name)
         self._written(locks, decided)
-        return decided_document(name, decided)
+        return lock_views.decided_document(name, decided)
 
     def update_document(self, name: str, content: bytes, version: int | None, lease_id: str | None) -> Document:
         locks = self._locks()
-        command = ReplaceDocument(name, content, version, None if lease_id is None else locks.proof(lease_id))
+        command = locking.ReplaceDocument(name, content, version, None if lease_id is None else locks.proof(lease_id))
         # A large one takes a while to write, and again to read.
         decided = locks.change(command)
         self._written(locks, decided)
-        document = decided_document(name, decided)
+        document = lock_views.decided_document(name, decided)
         assert document is not None
         return document
 
     def remove_document(self, name: str, version: int | None, lease_id: str | None) -> bool:
         locks = self._locks()
-        decided = locks.change(Remove(name, version, None if lease_id is None else locks.proof(lease_id)))
+        decided = locks.change(locking.Remove(name, version, None if lease_id is None else locks.proof(lease_id)))
         self._written(locks, decided)
         if decided.refused is not None:
             raise decided.refused

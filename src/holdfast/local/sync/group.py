@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from holdfast.api.arguments import MessageOutcome, ReceiveRequest
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import Stored, StreamRequest
-from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Redriven, Where
+from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Listed, Redriven, Where
 from holdfast.broker.choose import give_way
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.group import Compacted, QueueStats
@@ -23,11 +23,15 @@ from holdfast.broker.waiters import ThreadWaiter, Waiter
 from holdfast.broker.workers import Order, WorkerReport
 from holdfast.delivery.events import Receipt
 from holdfast.errors import LeaseLost
+from holdfast.later import module
 from holdfast.local.group import CLAIMS_AT_ONCE, Claims, LocalGroup, claims_of, lost_texts, parts_of
-from holdfast.local.listing import LocalLetters, look_up, message_history
-from holdfast.local.listing import messages as _messages
 from holdfast.local.publisher import SpooledUpload
 from holdfast.model import CodecName, Durability, Retained
+
+if TYPE_CHECKING:
+    from holdfast.local import listing
+else:  # of no use to those who only put and take
+    listing = module("holdfast.local.listing")
 
 _LISTED_AT_ONCE: Final = 64  # a way to a thread and back costs more than a message
 
@@ -182,12 +186,12 @@ class LocalGroupPort(LocalGroup):
     def history(self, message_id: str) -> list[TraceStep]:
         """Return every step of a message that is still stored."""
         self.check_open()
-        return message_history(self, message_id)
+        return listing.message_history(self, message_id)
 
     def look_up(self, message_id: str) -> Found | None:
         """Return everything known about a message; None if it does not exist (any more)."""
         self.check_open()
-        return look_up(self, message_id)
+        return listing.look_up(self, message_id)
 
     def oldest_ready_ns(self) -> int | None:
         """Return when the oldest ready message was published."""
@@ -201,27 +205,29 @@ class LocalGroupPort(LocalGroup):
         """Move the group's position."""
         return self.seek_now(to, offset, time, partition)
 
-    messages = _messages
+    def messages(self, phase: str, where: Where, limit: int | None) -> Iterator[Listed[Any]]:
+        """Iterate over the messages in one phase that match the condition."""
+        return listing.listed(self, phase, where, limit)
 
     def letter(self, letter_id: str) -> DeadLetter[Any]:
         """Return one dead letter."""
-        return LocalLetters(self).show(letter_id)
+        return listing.LocalLetters(self).show(letter_id)
 
     def letter_id_of(self, message_id: str) -> str | None:
         """Return the id of the dead letter that a message became."""
-        return LocalLetters(self).id_of(message_id)
+        return listing.LocalLetters(self).id_of(message_id)
 
     def letter_groups(self, where: Where) -> list[DeadGroup]:
         """Group dead letters by reason and kind of error."""
-        return LocalLetters(self).groups(where)
+        return listing.LocalLetters(self).groups(where)
 
     def redrive(self, request: DeadLettersRequest) -> Redriven:
         """Redrive dead letters."""
-        return LocalLetters(self).redrive(request)
+        return listing.LocalLetters(self).redrive(request)
 
     def purge_letters(self, request: DeadLettersRequest) -> Redriven:
         """Delete dead letters."""
-        return LocalLetters(self).purge(request)
+        return listing.LocalLetters(self).purge(request)
 
     def qsize(self) -> int:
         """Return the number of ready messages."""

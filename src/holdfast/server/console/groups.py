@@ -14,7 +14,7 @@ from holdfast.api.topics import GroupInfo
 from holdfast.broker.folder.layout import check_name
 from holdfast.broker.streams.offsets import GroupFacts, MemberFacts
 from holdfast.broker.workers import WorkerInfo
-from holdfast.local.listing import until_ms
+from holdfast.local.group import until_ms
 from holdfast.protocol.messages import Wire
 from holdfast.server.api.admin import waiters_by_group, workers_shown
 from holdfast.server.api.groups import _facts, _offsets, is_shown

@@ -22,7 +22,8 @@ from holdfast.broker.tracing.log import ACKED, BURIED, LEASED, NACKED, PUBLISHED
 from holdfast.delivery.events import Phase
 from holdfast.env.world import checkpoint
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
-from holdfast.local.listing import LocalLetters, Mark, find_message, listed, parse_mark, seen, until_ms
+from holdfast.local.group import until_ms
+from holdfast.local.listing import LocalLetters, Mark, find_message, listed, parse_mark, seen
 from holdfast.local.search import Full
 from holdfast.model import Record
 from holdfast.protocol.messages import InGroup, Name
