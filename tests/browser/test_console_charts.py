@@ -18,7 +18,7 @@ def test_the_charts_of_a_queue(browser: Browser, server: Serving, size: tuple[in
     sample_the_past(server)
     with visiting(browser, f"{server.url}/ui/queues/mails/charts", size=size, dark=dark) as visit:
         page = visit.page
-        charts = page.get_by_role("img", name="Messages a second")
+        charts = page.get_by_role("img", name="Messages per second")
         expect(charts).to_be_visible()
         expect(page.locator("figure").first.get_by_text("▲ peak")).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -39,8 +39,8 @@ def test_the_overview_leads_from_what_needs_attention_to_where_it_is_handled(bro
     engine.sampler.store.merge(SeriesKey("queue", "orders", "default", engine.topic("orders").id), Slot(minute_ago_s))
     with visiting(browser, f"{server.url}/ui") as visit:
         page = visit.page
-        item = page.locator(".attention li").filter(has_text="Dead letters of orders grow")
+        item = page.locator(".attention li").filter(has_text="orders has new dead letters")
         expect(item).to_be_visible()
-        expect(page.get_by_role("img", name="Messages a second")).to_be_visible()
+        expect(page.get_by_role("img", name="Messages per second")).to_be_visible()
         item.get_by_role("link").click()
         expect(page).to_have_url(f"{server.url}/ui/queues/orders/dead")

@@ -212,7 +212,7 @@ def test_the_tail_shows_what_comes_filtered_and_paused(browser: Browser, server:
         page.locator("#filter").fill("")
         page.locator("h1").click()
         page.keyboard.press("p")
-        expect(page.locator("#pause")).to_have_text("Go on")
+        expect(page.locator("#pause")).to_have_text("Resume")
         order(server, 2)
         expect(page.locator("#tail-state")).to_contain_text("1 wait")
         expect(rows).to_have_count(2)

@@ -253,7 +253,7 @@ def test_workers_and_waiters_are_told(day: Serving):
 def test_groups_say_how_far_behind_they_are(day: Serving):
     text = page(day, "/ui/groups", query={"name": "orders"}).text
     assert "default orders queue 26" in text
-    assert "Goes on at" in page(day, "/ui/groups/default").text
+    assert "Next offset" in page(day, "/ui/groups/default").text
 
 
 def test_health_says_where_each_setting_comes_from(day: Serving):

@@ -60,7 +60,7 @@ def test_acts_are_filtered_by_who_what_and_to_what(server: Serving):
     text = page(server, "/ui/audit", query={"text": "LOCAL cancelled"}).text
     assert "cancelled orders-0-d0" in text
     assert "payments" not in text
-    assert "No act matches the filter" in page(server, "/ui/audit", query={"text": "nobody"}).text
+    assert "No action matches the filter" in page(server, "/ui/audit", query={"text": "nobody"}).text
 
 
 def test_the_link_to_earlier_acts_leads_there(server: Serving):

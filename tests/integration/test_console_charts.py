@@ -54,7 +54,7 @@ def test_a_range_that_there_is_not_is_refused(server):
 
 def test_a_queue_without_samples_says_so(server):
     live_a_day(server)
-    assert "No samples of this time yet" in page(server, "/ui/queues/mails/charts")
+    assert "No samples for this time range yet" in page(server, "/ui/queues/mails/charts")
 
 
 def test_the_overview_shows_stream_groups_with_their_lag(server):
@@ -101,7 +101,7 @@ def test_growing_dead_letters_are_on_top_with_a_link(server):
     (key,) = [key for key in store.series() if key.topic == "orders"]
     store.merge(key, Slot(now_s - 60))  # a minute ago there was none
     text = page(server, "/ui")
-    assert "Dead letters of orders grow" in text
+    assert "orders has new dead letters" in text
     assert 'href="/ui/queues/orders/dead">Dead letters' in text
 
 
@@ -116,10 +116,10 @@ def test_a_failing_upkeep_is_shown_until_it_works_again(server, monkeypatch):
         patch.setattr(topic.duplicates, "tick", fail)
         topic.tick()
         text = page(server, "/ui")
-    assert "Upkeep of orders fails" in text
+    assert "Maintenance of orders is failing" in text
     assert "the disk is gone" in text
     topic.tick()
-    assert "Upkeep of orders fails" not in page(server, "/ui")
+    assert "Maintenance of orders is failing" not in page(server, "/ui")
 
 
 def test_who_may_not_read_everything_sees_neither_the_total_nor_the_disk(tmp_path):

@@ -154,12 +154,12 @@ def test_a_redrive_of_a_few_is_followed_to_its_end(server: Serving):
     assert server.post(f"{QUEUE}/dead/redrive", {"ids": letters}).body["done"] == 5
     assert "5 waiting" in page(server, "/ui/queues/orders/redriven", query=tried).text
     taken = server.post(f"{QUEUE}/dequeue", {"count": 5}).body["messages"]
-    assert "5 at work" in page(server, "/ui/queues/orders/redriven", query=tried).text
+    assert "5 running" in page(server, "/ui/queues/orders/redriven", query=tried).text
     receipts = [message["receipt"] for message in taken]
     assert server.post(f"{QUEUE}/ack", {"receipts": receipts[:2]}).status == 200
     assert server.post(f"{QUEUE}/nack", {"receipts": receipts[2:4], "error": "TimeoutError: 31 s"}).status == 200
     found = page(server, "/ui/queues/orders/redriven", query=tried)
-    assert "2 done, 2 failed again (same error), 1 at work" in found.text
+    assert "2 done, 2 failed again (same error), 1 running" in found.text
     assert server.post(f"{QUEUE}/nack", {"receipts": receipts[4:], "error": "KeyError: 'a'"}).status == 200
     found = page(server, "/ui/queues/orders/redriven", query=tried)
     assert "3 failed again (2 with the same error), 2 done" in found.text

@@ -51,7 +51,7 @@ def test_attempts_are_told_with_worker_outcome_and_each_error_once(server: Servi
         failed(server, [TRACEBACK])
     found = shown(server, "orders.dlq-0-0")
     assert "Attempts 3" in found.text
-    assert found.text.count("failed, tried again") == 2
+    assert found.text.count("failed, retried") == 2
     assert found.text.count("failed, moved to the dead letters") == 1
     assert found.text.count('File "/srv/shop/payments.py"') == 1
     assert found.text.count("same error as in row 1") == 2
@@ -76,7 +76,7 @@ def test_links_lead_through_death_and_redrive_in_both_directions(server: Serving
     for _ in range(3):
         failed(server, ["error"])
     for message in ("orders-0-0", "orders.dlq-0-0"):
-        assert "Lives, in order: orders-0-0 → orders.dlq-0-0 " in shown(server, message).text
+        assert "Ids of this message, in order: orders-0-0 → orders.dlq-0-0 " in shown(server, message).text
     assert server.post(f"{QUEUE}/dead/redrive", {}).body["done"] == 1
     for message, other in (
         ("orders-0-0", "orders-0-1"),
@@ -84,7 +84,7 @@ def test_links_lead_through_death_and_redrive_in_both_directions(server: Serving
         ("orders.dlq-0-0", "orders-0-1"),
     ):
         found = shown(server, message)
-        assert "Lives, in order: orders-0-0 → orders-0-1 " in found.text
+        assert "Ids of this message, in order: orders-0-0 → orders-0-1 " in found.text
         links = {attributes.get("href") for tag, attributes in found.tags if tag == "a"}
         assert f"/ui/queues/orders/messages/{other}?" in links
 

@@ -72,13 +72,13 @@ def test_clients_go_on_with_the_others_and_the_pages_tell(data):
             assert consumer.poll(timeout=10)
         assert [bool(each.problem) for each in broker.describe_topic("orders").partitions] == [False, True, False]
         page = server.get("/ui/", headers={"accept": "text/html"})
-        assert "partition 1 stands still" in page.body.decode()
+        assert "partition 1 is stopped" in page.body.decode()
 
 
 def test_the_command_line_shows_which_one_stands_still(data, run):
     shown = run("topic", "show", data, "orders")
     assert shown.code == 0
-    assert "partition 1 stands still" in shown.out
+    assert "partition 1 is stopped" in shown.out
     document = run("topic", "show", data, "orders", "--json").document
     assert [bool(each["problem"]) for each in document["partitions"]] == [False, True, False]
     produce = ("produce", data, "orders", "--partition", "1", "-m", "new")

@@ -59,25 +59,25 @@ def with_limits(page: str) -> str:
 def _messages() -> list[Limit]:
     return [
         _setting("a message, with its key and headers", LogSettings, "max_message_bytes", "queues-and-logs"),
-        _setting("the messages of one call, which are stored wholly or not at all", LogSettings, "max_batch_bytes"),
-        _setting("the unpacked size of a compressed frame", LogSettings, "max_raw_bytes"),
-        Limit("a body that is not copied into memory by itself", f"over {_size(LARGE_BYTES)}"),
-        Limit("what stays mapped for reading, of all logs of a process", f"about {_size(segment.MOST_BYTES)}"),
+        _setting("the messages of one call, which are all stored or none", LogSettings, "max_batch_bytes"),
+        _setting("a compressed frame, decompressed", LogSettings, "max_raw_bytes"),
+        Limit("bodies that are read into memory only on request", f"over {_size(LARGE_BYTES)}"),
+        Limit("memory mapped for reading, for all logs of a process", f"about {_size(segment.MOST_BYTES)}"),
         Limit("a dedup id, a correlation id", _size(drafts._MOST_ID_BYTES)),
         Limit("a priority", f"0 to {_most(messages.Priority)}"),
         Limit("a delay, a time to live", f"{drafts.MAX_DURATION_MS // _YEAR_MS} years"),
         _setting("a lease, unless the call sets it", QueueSettings, "lease_ms"),
         Limit("a lease, at most", f"{_most(messages.Lease) // (24 * 3600)} days"),
-        _setting("deliveries that fail before a message is a dead letter", QueueSettings, "max_attempts"),
-        Limit("errors that are kept with a message", f"the last {group._MOST_FAILURES}"),
-        _setting("characters of an error that are kept", QueueSettings, "max_error_chars"),
+        _setting("failed deliveries before a message becomes a dead letter", QueueSettings, "max_attempts"),
+        Limit("errors kept with a message", f"the last {group._MOST_FAILURES}"),
+        _setting("characters kept of each error", QueueSettings, "max_error_chars"),
         Limit("the state of a message, as JSON", _size(MOST_DOCUMENT_BYTES)),
         Limit("the name of a topic", f"{200 - len(layout.DEAD_SUFFIX)} characters: letters, digits, `_`, `-` and `.`"),
-        Limit("the name of a group", f"{_meta(messages.Name, 'max_length')} characters, the same ones"),
-        _setting("partitions of a topic", TopicSettings, "partitions", "topics"),
+        Limit("the name of a group", f"{_meta(messages.Name, 'max_length')} of the same characters"),
+        _setting("partitions per topic", TopicSettings, "partitions", "topics"),
         Limit("a condition (`where`)", f"{where.MAX_CHARACTERS:,} characters, {where.MAX_DEPTH} levels deep"),
-        _setting("done messages that are kept for replay, in each partition", TopicSettings, "retention_done_bytes"),
-        Limit("free space that is left on the disk", _size(LogSettings().min_free_bytes), _named("min_free_bytes")),
+        _setting("done messages kept for replay, per partition", TopicSettings, "retention_done_bytes"),
+        Limit("disk space that is always left free", _size(LogSettings().min_free_bytes), _named("min_free_bytes")),
     ]
 
 
@@ -85,28 +85,34 @@ def _calls() -> list[Limit]:
     receipts = get_type_hints(messages.Receipts, include_extras=True)["receipts"]
     prefetch = get_type_hints(messages.Subscribe, include_extras=True)["prefetch"]
     return [
-        Limit("messages of one take, in your process", f"{arguments.MOST_AT_ONCE:,}"),
-        Limit("messages of one take, over HTTP", f"{_most(messages.Count):,}"),
-        Limit("messages of one poll, in your process", f"{topics._MOST_POLLED:,}"),
-        _setting("messages of one call over HTTP, in any form", ServerSettings, "max_batch_messages", "server"),
+        Limit("messages per get or receive, in your process", f"{arguments.MOST_AT_ONCE:,}"),
+        Limit("messages per receive, over HTTP", f"{_most(messages.Count):,}"),
+        Limit("messages per poll, in your process", f"{topics._MOST_POLLED:,}"),
+        _setting("messages per call over HTTP, in any form", ServerSettings, "max_batch_messages", "server"),
         Limit(
-            "values of one message, or of another body; a list, a map or a name counts three times",
+            "values in one message, or in any other body; a list, a map or a name counts as three",
             f"{media.MOST_VALUES:,}",
         ),
-        Limit("commas of a batch as one JSON text; as lines it has no such limit", f"{media.MOST_BATCH_COMMAS:,}"),
-        Limit("values of a batch in MessagePack", f"{media.MOST_BATCH_VALUES:,}"),
-        Limit("an `attempt_id`", f"{_meta(messages.AttemptId, 'max_length')} characters of ASCII, without spaces"),
-        Limit("takes by `attempt_id` that are remembered for one caller", f"the last {waiting.MOST_IDS:,}"),
-        Limit("messages of these takes", f"the last {waiting.MOST_MESSAGES:,}"),
-        Limit("receipts of one ack, nack, reject or extend", f"{_meta(receipts, 'max_length'):,}"),
-        Limit("messages that a stream may have sent, unsettled (`prefetch`)", f"{_most(prefetch):,}"),
-        Limit("items in the answer to a list", f"{_most(messages.Limit):,}"),
-        Limit("bytes of one answer to a take", f"{_size(served._MOST_BYTES)}, or one message; the rest is ready again"),
-        Limit("bytes of one answer to a poll", f"{_size(unpack.ANSWER_BYTES)}, or one message"),
-        Limit("bytes of one answer to a read by offset", f"{_size(unpack.ANSWER_BYTES)}, or one message"),
-        Limit("headers of a message that is sent over HTTP", f"{messages.MOST_HEADERS:,}"),
+        Limit(
+            "commas in a batch sent as one JSON text (a batch sent as lines has no such limit)",
+            f"{media.MOST_BATCH_COMMAS:,}",
+        ),
+        Limit("values in a batch in MessagePack", f"{media.MOST_BATCH_VALUES:,}"),
+        Limit("an `attempt_id`", f"{_meta(messages.AttemptId, 'max_length')} ASCII characters, without spaces"),
+        Limit("receives with an `attempt_id` that are remembered per caller", f"the last {waiting.MOST_IDS:,}"),
+        Limit("messages of these receives", f"the last {waiting.MOST_MESSAGES:,}"),
+        Limit("receipts per ack, nack, reject or extend", f"{_meta(receipts, 'max_length'):,}"),
+        Limit("unsettled messages that a stream may have sent (`prefetch`)", f"{_most(prefetch):,}"),
+        Limit("items in the response to a list", f"{_most(messages.Limit):,}"),
+        Limit(
+            "size of one response to a receive",
+            f"{_size(served._MOST_BYTES)}, or one message; the rest goes back to the queue",
+        ),
+        Limit("size of one response to a poll", f"{_size(unpack.ANSWER_BYTES)}, or one message"),
+        Limit("size of one response to a read by offset", f"{_size(unpack.ANSWER_BYTES)}, or one message"),
+        Limit("headers of a message sent over HTTP", f"{messages.MOST_HEADERS:,}"),
         Limit("the `options` of a form", _size(forms._MOST_OPTIONS_BYTES)),
-        Limit("requests that a connection sends ahead of its answers", f"{connection._MOST_WAITING}; then it waits"),
+        Limit("pipelined requests per connection", f"{connection._MOST_WAITING}; the client then waits"),
     ]
 
 
@@ -120,58 +126,63 @@ def _server() -> list[Limit]:
         ),
         Limit("connections beyond that, for health checks and admins", f"{ConnectionLimits().reserve}"),
         _setting("the request line and all headers", ServerSettings, "max_header_bytes", "server"),
-        _setting("the body of a request, also unpacked", ServerSettings, "max_request_bytes", "server"),
+        _setting("the body of a request, also when decompressed", ServerSettings, "max_request_bytes", "server"),
         Limit(
-            "its unpacked size, above " + _size(unpack.FREE_BYTES),
-            f"{ServerSettings().max_unpack_ratio} times its packed size",
+            "its decompressed size, above " + _size(unpack.FREE_BYTES),
+            f"{ServerSettings().max_unpack_ratio} times its compressed size",
             _named("max_unpack_ratio", "server"),
         ),
         Limit("headers of a request", f"{connection._MOST_FIELDS:,}"),
         Limit(
-            f"chunks of a body that have less than {connection._PIECE_BYTES} bytes on average",
+            f"chunks of a body, if they have less than {connection._PIECE_BYTES} bytes on average",
             f"{connection._MOST_PIECES:,}",
         ),
-        _setting("time for the headers of a request", ServerSettings, "header_timeout_ms", "server"),
-        _setting("time for its body", ServerSettings, "body_timeout_ms", "server"),
-        _setting("and a second more for every", ServerSettings, "min_body_bytes_per_s", "server"),
-        _setting("a client that does not read its answer", ServerSettings, "write_timeout_ms", "server"),
-        _setting("a connection without a request", ServerSettings, "idle_timeout_ms", "server"),
+        _setting("time to send the headers of a request", ServerSettings, "header_timeout_ms", "server"),
+        _setting("time to send its body", ServerSettings, "body_timeout_ms", "server"),
+        _setting("plus one second for each", ServerSettings, "min_body_bytes_per_s", "server"),
+        _setting(
+            "time without reading a response before the client is disconnected",
+            ServerSettings,
+            "write_timeout_ms",
+            "server",
+        ),
+        _setting("time without a request before the connection is closed", ServerSettings, "idle_timeout_ms", "server"),
         _setting("how long one call may wait", ServerSettings, "max_wait_ms", "server"),
-        _setting("groups of a topic that callers may make", ServerSettings, "max_groups", "server"),
-        _setting("partitions of a topic that callers may ask for", ServerSettings, "max_partitions", "server"),
-        _setting("calls that wait", ServerSettings, "max_waiters", "server"),
+        _setting("groups per topic that callers may create", ServerSettings, "max_groups", "server"),
+        _setting("partitions per topic that callers may request", ServerSettings, "max_partitions", "server"),
+        _setting("waiting calls", ServerSettings, "max_waiters", "server"),
         Limit(
-            "calls of one token that wait",
+            "waiting calls per token",
             f"{waiting.WaitLimit(ServerSettings().max_waiters).share(_TOKEN):,}",
             _named("max_waiters_per_principal", "server"),
         ),
         Limit(
-            "bytes of one token's bodies above 64 KiB that are in memory; then they wait",
+            "memory for request bodies above 64 KiB, per token; further bodies wait",
             f"{limits.BODIES_EACH} times `max_request_bytes`",
         ),
         Limit(
-            "bytes of one token's answers above 64 KiB that are in memory; then calls are refused",
+            "memory for responses above 64 KiB, per token; further calls are refused",
             _size(limits.ANSWERS_EACH * 2 * unpack.ANSWER_BYTES),
         ),
-        Limit("bodies of one token that wait for that", f"{limits.MOST_WAITING}"),
-        Limit("calls of admins that wait beyond that", f"{waiting.ADMIN_RESERVE}"),
-        _setting("running calls after SIGTERM", ServerSettings, "drain_ms", "server"),
-        _setting("searches that run at a time", ServerSettings, "scan_workers", "server"),
-        _setting("messages that one call looks at", ServerSettings, "scan_messages", "server"),
-        Limit("searches of one caller that wait", f"{turns.MOST_WAITING}"),
+        Limit("request bodies waiting for memory, per token", f"{limits.MOST_WAITING}"),
+        Limit("waiting calls of admins, beyond `max_waiters`", f"{waiting.ADMIN_RESERVE}"),
+        _setting("time for running calls to finish after SIGTERM", ServerSettings, "drain_ms", "server"),
+        _setting("searches running at the same time", ServerSettings, "scan_workers", "server"),
+        _setting("messages examined per call", ServerSettings, "scan_messages", "server"),
+        Limit("waiting searches per caller", f"{turns.MOST_WAITING}"),
         Limit(
-            "workers that are listed; their queues, together",
-            f"{workers.MOST_WORKERS:,}; {workers.MOST_REPORTS:,} (of one caller {workers.MOST_WORKERS_EACH:,}; "
+            "listed workers; their queues in total",
+            f"{workers.MOST_WORKERS:,}; {workers.MOST_REPORTS:,} (per caller {workers.MOST_WORKERS_EACH:,}; "
             f"{workers.MOST_REPORTS_EACH:,})",
         ),
-        _setting("an audit log, before a new one is begun", ServerSettings, "audit_bytes", "server"),
-        _setting("old audit logs that are kept", ServerSettings, "audit_files", "server"),
+        _setting("size of the audit log before it is rotated", ServerSettings, "audit_bytes", "server"),
+        _setting("rotated audit logs kept", ServerSettings, "audit_files", "server"),
     ]
 
 
 def _samples() -> list[Limit]:
     return [
-        Limit("groups and topics with samples of their own", f"{store.MOST_SERIES - 1}, the busiest"),
+        Limit("groups and topics with their own samples", f"{store.MOST_SERIES - 1}, the busiest"),
         *(
             Limit(f"samples of {_time(ring.step_s * 1000)}", f"the last {_time(ring.span_s * 1000)}")
             for ring in samples.RINGS
@@ -184,7 +195,7 @@ def _locks() -> list[Limit]:
     return [
         Limit("a state document, as JSON", _size(MOST_DOCUMENT_BYTES)),
         Limit("all state documents of a folder", _size(locks._MOST_BYTES)),
-        Limit("those who wait for locks", f"{locks._MOST_WAITERS:,}"),
+        Limit("callers waiting for locks", f"{locks._MOST_WAITERS:,}"),
         Limit("a lock's lease", f"{_most(messages.Lease) // (24 * 3600)} days"),
     ]
 

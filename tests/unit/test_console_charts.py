@@ -126,23 +126,23 @@ def test_nothing_needs_attention_where_all_is_well():
     ("rows", "groups", "what", "href"),
     [
         ([row(age_s=OLD_S + 1, ready=3)], [], "jobs is late", "/ui/queues/jobs/charts"),
-        ([row(age_s=OLD_S + 1, ready=3, stalled=True)], [], "jobs stands still", "/ui/workers"),
-        ([row(dead=5, buried=2)], [], "Dead letters of jobs grow", "/ui/queues/jobs/dead"),
+        ([row(age_s=OLD_S + 1, ready=3, stalled=True)], [], "jobs is stalled", "/ui/workers"),
+        ([row(dead=5, buried=2)], [], "jobs has new dead letters", "/ui/queues/jobs/dead"),
         (
             [row(group="ab", dead=5, buried=2)],
             [],
-            "Dead letters of jobs, group ab grow",
+            "jobs, group ab has new dead letters",
             "/ui/queues/jobs/dead?group=ab",
         ),
         ([row(damaged=1)], [], "jobs is damaged", "/ui/queues/jobs"),
-        ([row(problem="partition 0 stands still: bad")], [], "jobs is damaged", "/ui/queues/jobs"),
-        ([row(upkeep_error="no space left")], [], "Upkeep of jobs fails", "/ui/queues/jobs"),
-        ([], [group_info(problem="lost")], "Group copy on events stands still", COPY),
-        ([], [group_info(lag=9, lag_seconds=OLD_S)], "Group copy on events falls behind", COPY),
+        ([row(problem="partition 0 is stopped: bad")], [], "jobs is damaged", "/ui/queues/jobs"),
+        ([row(upkeep_error="no space left")], [], "Maintenance of jobs is failing", "/ui/queues/jobs"),
+        ([], [group_info(problem="lost")], "Group copy on events is stopped", COPY),
+        ([], [group_info(lag=9, lag_seconds=OLD_S)], "Group copy on events is falling behind", COPY),
         (
             [],
             [group_info(mode="query", lag=9, lag_seconds=OLD_S)],
-            "Query copy on events falls behind",
+            "Query copy on events is falling behind",
             COPY,
         ),
     ],
@@ -157,7 +157,7 @@ def test_what_needs_attention_is_said_with_where_to_handle_it(rows, groups, what
 def test_the_worst_comes_first_and_what_concerns_a_topic_only_once():
     spoiled = [row("c", damaged=2), row("c", group="audit", damaged=2)]
     rows = [row(dead=5, buried=2), row("b", upkeep_error="bad"), *spoiled]
-    wanted = ["c is damaged", "Upkeep of b fails", "Dead letters of jobs grow"]
+    wanted = ["c is damaged", "Maintenance of b is failing", "jobs has new dead letters"]
     assert [each.what for each in concerns(rows, [])] == wanted
 
 

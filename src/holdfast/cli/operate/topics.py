@@ -434,7 +434,7 @@ def topic_show_command(folder: DataFolder, name: TopicName, as_json: AsJson = Fa
     console.print(_partitions_table(topic))
     for each in topic.partitions:
         if each.problem:
-            console.print(f"partition {each.number} stands still: {safe(each.problem)}")
+            console.print(f"partition {each.number} is stopped: {safe(each.problem)}")
     console.print()
     if topic.groups:
         console.print(groups_table(topic.groups))

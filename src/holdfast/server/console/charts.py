@@ -194,7 +194,7 @@ def _whole(value: float) -> str:
 
 
 _RATES: Final = _Plan(
-    "Messages a second",
+    "Messages per second",
     (("published_rate", "came in", "into"), ("handled_rate", "handled", "out"), ("failed_rate", "failed", "failed")),
     rate,
 )

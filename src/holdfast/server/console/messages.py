@@ -164,16 +164,16 @@ class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
 
 _OUTCOMES: Final = {
     log.ACKED: "done",
-    log.NACKED: "failed, tried again",
+    log.NACKED: "failed, retried",
     log.BURIED: "failed, moved to the dead letters",
     log.EXPIRED: "expired",
     log.LOST: "lost",
 }
 _RETURNS: Final = {
-    "lease ended": "lease ended before it was acked, delivered again",
-    "holder gone": "worker disappeared, delivered again",
-    "dropped unhandled": "worker dropped it without acking, delivered again",
-} | {"deferred": "put back by the worker", "taken back": "lease taken back by an administrator"}
+    "lease ended": "lease expired before the ack, redelivered",
+    "holder gone": "worker disappeared, redelivered",
+    "dropped unhandled": "worker dropped it without acking, redelivered",
+} | {"deferred": "returned by the worker", "taken back": "lease taken back by an administrator"}
 
 
 def attempts_of(steps: Sequence[TraceStep]) -> list[AttemptRow]:

@@ -110,36 +110,36 @@ def _damage(rows: Sequence[QueueRow], groups: Sequence[GroupInfo]) -> Iterator[C
             yield Concern(what=f"{row.topic} is damaged", text=text, href=href, link=link)
     for info in groups:
         if info.problem:
-            what = f"Group {info.name} on {info.topic} stands still"
+            what = f"Group {info.name} on {info.topic} is stopped"
             yield Concern(what=what, text=info.problem, href=_group_link(info), link="Open the group")
 
 
 def _upkeep(rows: Sequence[QueueRow]) -> Iterator[Concern]:
     for row in rows:
         if row.upkeep_error:
-            what = f"Upkeep of {row.topic} fails"
+            what = f"Maintenance of {row.topic} is failing"
             yield Concern(what=what, text=row.upkeep_error, href=link_of(row.topic), link="Open the queue")
 
 
 def _stalled(rows: Sequence[QueueRow], groups: Sequence[GroupInfo]) -> Iterator[Concern]:
     for row in rows:
         if row.stalled:
-            text = f"{_messages(row.ready)} ready, and none was handled lately; {_takers(row)}"
-            yield Concern(what=f"{_name(row)} stands still", text=text, href="/ui/workers", link="Workers")
+            text = f"{_messages(row.ready)} ready, and none was handled recently; {_takers(row)}"
+            yield Concern(what=f"{_name(row)} is stalled", text=text, href="/ui/workers", link="Workers")
     for info in groups:
         if info.lag and info.lag_seconds >= OLD_S and not info.problem:
             kind = "Query" if info.mode == "query" else "Group"
             text = f"{_messages(info.lag)} and {age(info.lag_seconds)} behind"
             if info.mode == "stream" and not info.members:
                 text += "; it has no members"
-            what = f"{kind} {info.name} on {info.topic} falls behind"
+            what = f"{kind} {info.name} on {info.topic} is falling behind"
             yield Concern(what=what, text=text, href=_group_link(info), link="Open the group")
 
 
 def _old(rows: Sequence[QueueRow]) -> Iterator[Concern]:
     for row in rows:
         if row.is_old and not row.stalled:
-            text = f"the oldest message waits for {age(row.age_s)}"
+            text = f"the oldest message has waited for {age(row.age_s)}"
             href = link_of(row.topic, row.group, "/charts")
             yield Concern(what=f"{_name(row)} is late", text=text, href=href, link="Charts")
 
@@ -149,7 +149,7 @@ def _dead(rows: Sequence[QueueRow]) -> Iterator[Concern]:
         if row.dead_grows:
             text = f"{count(row.buried)} more in the last 15 min, {count(row.dead)} in all"
             href = link_of(row.topic, row.group, "/dead")
-            yield Concern(what=f"Dead letters of {_name(row)} grow", text=text, href=href, link="Dead letters")
+            yield Concern(what=f"{_name(row)} has new dead letters", text=text, href=href, link="Dead letters")
 
 
 def is_stalled(flow: Flow, ready: int, age_s: float) -> bool:
@@ -158,7 +158,7 @@ def is_stalled(flow: Flow, ready: int, age_s: float) -> bool:
 
 
 def _takers(row: QueueRow) -> str:
-    return f"{count(row.waiters)} wait for messages" if row.waiters else "nobody waits for messages"
+    return f"consumers waiting: {count(row.waiters)}" if row.waiters else "no consumer is waiting"
 
 
 def _messages(number: int) -> str:
@@ -321,7 +321,7 @@ def row_of(engine: BrokerEngine, topic: Topic, group: QueueGroup) -> QueueRow:
 
 def _problem(topic: Topic) -> str:
     """The partitions of a topic that are stopped, and why; empty if there are none."""
-    return "; ".join(f"partition {number} stands still: {error}" for number, error in topic.lost.items())
+    return "; ".join(f"partition {number} is stopped: {error}" for number, error in topic.lost.items())
 
 
 # Health of the server and its folder, and the audit log.

@@ -245,7 +245,9 @@ def _places(after: str) -> int:
     if not after:
         return 0
     if not (after.isascii() and after.isdigit()):
-        raise InvalidRequest(f"after={after!r} cannot be used here: it is a number of places that were looked through")
+        raise InvalidRequest(
+            f"after={after!r} cannot be used here: give the number of offsets already searched, as the link on the page does"
+        )
     return int(after)
 
 
@@ -476,7 +478,7 @@ async def redriven(call: Call) -> Response:
 
 _MOST_TRIED: Final = 100
 
-_FATES: Final = {ACKED: "done", LEASED: "at work", NACKED: "failed, tried again", REDRIVEN: "redriven"}
+_FATES: Final = {ACKED: "done", LEASED: "running", NACKED: "failed, retried", REDRIVEN: "redriven"}
 _FATES_WAITING: Final = dict.fromkeys((PUBLISHED, RELEASED, RETURNED), "waiting")
 
 
@@ -503,7 +505,7 @@ def _fate(group: ServedGroup, wanted: str) -> TriedLetter:
     except InvalidRequest as error:
         raise NotFound(str(error)) from None
     if letter is None or place.offset is None:
-        return TriedLetter(id=wanted, now=wanted, fate="not kept any more")
+        return TriedLetter(id=wanted, now=wanted, fate="no longer stored")
     if delivery.dead.letter(place.offset) is not None:
         return TriedLetter(id=wanted, now=wanted, fate="not redriven", error=letter.note.error)
     steps = history_of_letter(delivery, letter)

@@ -64,7 +64,7 @@ function pauseOrResume() {
   paused = !paused;
   kept.set(paused);
   showPaused();
-  toast(paused ? "Live updates are paused; press p to resume" : "Live updates go on");
+  toast(paused ? "Live updates are paused; press p to resume" : "Live updates resumed");
   if (!paused) renew().catch(() => {});
 }
 updates.addEventListener("click", pauseOrResume);
@@ -264,7 +264,7 @@ async function many(act) {
   tell("Counting…");
   const dry = await (await call("POST", act.url, { ...body, dry_run: true })).json();
   const letters = dry.matched === 1 ? "1 dead letter" : `${number(dry.matched)} dead letters`;
-  if (!dry.matched) return finish("No dead letters match any more: they were redriven or purged.");
+  if (!dry.matched) return finish("No dead letters match now: they were redriven or purged.");
   tell(drops
     ? `${letters} will be deleted. This cannot be undone.`
     : `${letters} will be put back into the queue, each once, in the order in which they were sent.`);

@@ -29,10 +29,10 @@ function wanted() {
   const given = Object.fromEntries(new FormData(form));
   const body = { topic: at.topic };
   if (given.to === "offset") {
-    if (!given.offset) throw new Error("Say which offset.");
+    if (!given.offset) throw new Error("Enter an offset.");
     body.offset = Number(given.offset);
   } else if (given.to === "time") {
-    if (!given.time) throw new Error("Say which time.");
+    if (!given.time) throw new Error("Enter a time.");
     body.time = `${given.time.length === 16 ? `${given.time}:00` : given.time}Z`;
   } else {
     body.to = given.to;
@@ -69,7 +69,7 @@ document.getElementById("seek-look").addEventListener("click", () => attempt(asy
   text.textContent = `${number(again)} messages would be delivered again, ${number(over)} would be skipped.`;
   for (const each of answered.partitions.slice(0, 20)) {
     const item = document.createElement("li");
-    item.textContent = `partition ${each.partition ?? 0}: from ${each.before ?? "nowhere yet"} to ${each.after}`;
+    item.textContent = `partition ${each.partition ?? 0}: from ${each.before ?? "no position"} to ${each.after}`;
     list.append(item);
   }
   yes.textContent = again ? `Seek: ${number(again)} again` : over ? `Seek: skip ${number(over)}` : "Seek";

@@ -6,7 +6,7 @@ const said = document.getElementById("sent");
 
 const headersOf = (text) => text.split("\n").filter((line) => line.trim()).map((line) => {
   const at = line.indexOf(":");
-  if (at < 1) throw new Error(`A header is a name, a colon and a value; this is none: ${line}`);
+  if (at < 1) throw new Error(`A header is a name, a colon and a value. This is not one: ${line}`);
   return { name: line.slice(0, at).trim(), value: line.slice(at + 1).trim() };
 });
 
@@ -25,7 +25,7 @@ form.addEventListener("submit", async (event) => {
     const group = form.dataset.group ? `?group=${encodeURIComponent(form.dataset.group)}` : "";
     link.href = form.dataset.page + encodeURIComponent(stored.id) + group;
     link.textContent = stored.id;
-    said.replaceChildren(stored.duplicate ? "Known already, and not stored again: " : "Sent: ", link, ` (${stored.durability})`);
+    said.replaceChildren(stored.duplicate ? "A duplicate, not stored again: " : "Sent: ", link, ` (${stored.durability})`);
     form.elements.body.focus();
     renew().catch(() => {});
   } catch (error) {

@@ -64,12 +64,12 @@ if (table) {
 
   const say = () => {
     const waiting = held.length ? `; ${held.length} wait` : "";
-    state.textContent = `${paused ? "Paused" : "Listening"}: ${seen.toLocaleString("en-US")} came so far${waiting}`;
+    state.textContent = `${paused ? "Paused" : "Listening"}: ${seen.toLocaleString("en-US")} so far${waiting}`;
   };
 
   const source = new EventSource(table.dataset.url);
   source.addEventListener("open", say);
-  source.addEventListener("error", () => { state.textContent = "The connection is gone; trying again…"; });
+  source.addEventListener("error", () => { state.textContent = "The connection was lost; reconnecting…"; });
   source.addEventListener("stats", say);
   source.addEventListener("message", (event) => {
     seen += 1;
@@ -86,7 +86,7 @@ if (table) {
   pause.addEventListener("click", () => {
     paused = !paused;
     pause.setAttribute("aria-pressed", String(paused));
-    pause.textContent = paused ? "Go on" : "Pause";
+    pause.textContent = paused ? "Resume" : "Pause";
     if (!paused) held.splice(0).forEach(show);
     say();
   });
