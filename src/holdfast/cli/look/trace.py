@@ -38,21 +38,8 @@ from holdfast.broker.tracing.log import (
     stats,
     trace,
 )
+from holdfast.cli import output
 from holdfast.cli.opening import AsJson, QueueFolder, opened_broker, topics_of
-from holdfast.cli.output import (
-    OK,
-    Table,
-    Text,
-    cut,
-    facts_table,
-    iso_time,
-    note,
-    print_json,
-    safe,
-    short_time,
-    stdout,
-    table,
-)
 from holdfast.cli.parsing import Section, argument, option
 from holdfast.client.opening import is_address
 from holdfast.delivery.where import headline
@@ -103,7 +90,7 @@ _MOST_ERROR_CELLS: Final = 200
 _UNITS: Final = (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0), ("s", 1.0))
 
 
-def life_line(steps: Sequence[TraceStep], *, width: int, now_ns: int) -> Iterator[Text]:
+def life_line(steps: Sequence[TraceStep], *, width: int, now_ns: int) -> Iterator[output.Text]:
     """Yield the lines of the drawing. The steps are in order of time; a running lease is drawn up to `now_ns`."""
     if not steps:
         return
@@ -111,7 +98,7 @@ def life_line(steps: Sequence[TraceStep], *, width: int, now_ns: int) -> Iterato
     of_many = len({step.id for step in steps}) > 1
     for i, step in enumerate(steps):
         if of_many and (i == 0 or steps[i - 1].id != step.id):
-            yield Text(safe(step.id), "bold")
+            yield output.Text(output.safe(step.id), "bold")
         yield from drawing.lines(i, step)
 
 
@@ -139,17 +126,17 @@ class _Drawing:
         self._cells = min(max(free, _LEAST_BAR), _MOST_BAR)
         self._indent = _TIME_CELLS + 2 + self._cells + 2 + _NAME_CELLS
 
-    def lines(self, i: int, step: TraceStep) -> Iterator[Text]:
+    def lines(self, i: int, step: TraceStep) -> Iterator[output.Text]:
         time = time_text(step.at_ns - self._begin_ns)
-        line = Text(f"{time:>{_TIME_CELLS}}  ")
+        line = output.Text(f"{time:>{_TIME_CELLS}}  ")
         line.append(self._bar(i, step), _STYLES.get(step.step, ""))
         line.append("  ")
-        line.append(f"{safe(step.step):{_NAME_CELLS}}", _STYLES.get(step.step, ""))
-        line.append(safe(", ".join(self._facts(step))))
+        line.append(f"{output.safe(step.step):{_NAME_CELLS}}", _STYLES.get(step.step, ""))
+        line.append(output.safe(", ".join(self._facts(step))))
         yield line.stripped()
         error = headline(step.error.strip())
         if error:
-            yield Text(" " * self._indent + cut(safe(error), _MOST_ERROR_CELLS), "red")
+            yield output.Text(" " * self._indent + output.cut(output.safe(error), _MOST_ERROR_CELLS), "red")
 
     def _bar(self, i: int, step: TraceStep) -> str:
         row = [" "] * self._cells
@@ -253,14 +240,14 @@ def show_command(
             "never was, or its trace was dropped since"
         )
     if as_json:
-        print_json({"id": message_id, "steps": [_document(step) for step in steps]})
-        return OK
-    console = stdout()
+        output.print_json({"id": message_id, "steps": [_document(step) for step in steps]})
+        return output.OK
+    console = output.stdout()
     console.print(_summary(message_id, steps))
     console.print()
     for line in life_line(steps, width=min(console.width, 200), now_ns=real_world().clock.now_ns()):
         console.print(line)
-    return OK
+    return output.OK
 
 
 def _is_id(text: str) -> bool:
@@ -294,10 +281,10 @@ def search_command(
     steps = _steps(folder, wanted, limit, last=last)
     if as_json:
         for step in steps:
-            print_json(_document(step))
+            output.print_json(_document(step))
     elif not _show_steps(steps):
-        note("no such step was traced")
-    return OK
+        output.note("no such step was traced")
+    return output.OK
 
 
 @app.command("ls")
@@ -317,12 +304,12 @@ def ls_command(
     chosen = lives[-limit:]
     if as_json:
         for life in chosen:
-            print_json(life.document)
+            output.print_json(life.document)
     elif not chosen:
-        note("no message was traced")
+        output.note("no message was traced")
     else:
-        stdout().print(_lives_table(chosen))
-    return OK
+        output.stdout().print(_lives_table(chosen))
+    return output.OK
 
 
 @app.command("stats")
@@ -342,10 +329,10 @@ def stats_command(
     wanted = _search(topic, None, since, until)
     found = stats(step for step in _all_steps(folder, wanted) if group is None or step.group in ("", group))
     if as_json:
-        print_json(msgspec.to_builtins(found, str_keys=True))
+        output.print_json(msgspec.to_builtins(found, str_keys=True))
     else:
-        stdout().print(_stats_table(found))
-    return OK
+        output.stdout().print(_stats_table(found))
+    return output.OK
 
 
 def _steps(place: str, wanted: Search, limit: int, *, last: bool) -> Iterable[TraceStep]:
@@ -391,7 +378,7 @@ def _search(topic: str | None, group: str | None, since: str | None, until: str 
 def _document(step: TraceStep) -> dict[str, Any]:
     """Return a step as a JSON document, with the fields that are set."""
     found: dict[str, Any] = msgspec.to_builtins(step)
-    return {"time": iso_time(step.at_ns), **found}
+    return {"time": output.iso_time(step.at_ns), **found}
 
 
 def _summary(message_id: str, steps: list[TraceStep]) -> str:
@@ -399,18 +386,18 @@ def _summary(message_id: str, steps: list[TraceStep]) -> str:
     for step in steps:
         life.add(step)
     attempts = f", taken {count_of(life.deliveries, 'time')}" if life.deliveries else ""
-    begun = f"{short_time(steps[0].at_ns)} UTC, {life.last.step} after {time_text(life.ns)}{attempts}"
-    return safe(f"{message_id}: {begun}; trace {steps[0].trace_id}")
+    begun = f"{output.short_time(steps[0].at_ns)} UTC, {life.last.step} after {time_text(life.ns)}{attempts}"
+    return output.safe(f"{message_id}: {begun}; trace {steps[0].trace_id}")
 
 
 def _show_steps(steps: Iterable[TraceStep]) -> bool:
-    console, shown = stdout(), False
+    console, shown = output.stdout(), False
     for step in steps:
         facts = [step.group, step.holder, f"attempt {step.attempt}" if step.attempt else "", step.why]
         error = headline(step.error)
         text = ", ".join(fact for fact in facts if fact) + (f": {error}" if error else "")
-        when = (iso_time(step.at_ns) or "-")[:23].replace("T", " ")
-        console.print(safe(f"{when}  {step.id:24}  {step.step:9}  {text}".rstrip()))
+        when = (output.iso_time(step.at_ns) or "-")[:23].replace("T", " ")
+        console.print(output.safe(f"{when}  {step.id:24}  {step.step:9}  {text}".rstrip()))
         shown = True
     return shown
 
@@ -438,9 +425,9 @@ class _TracedMessage:
         return {
             "id": self.first.id,
             "trace_id": self.first.trace_id,
-            "begun": iso_time(self.first.at_ns),
+            "begun": output.iso_time(self.first.at_ns),
             "last": self.last.step,
-            "last_time": iso_time(self.last.at_ns),
+            "last_time": output.iso_time(self.last.at_ns),
             "deliveries": self.deliveries,
             "seconds": self.ns / 1e9,
             "error": self.error,
@@ -461,32 +448,32 @@ def _lives(steps: Iterator[TraceStep]) -> list[_TracedMessage]:
     return list(lives.values())
 
 
-def _lives_table(lives: list[_TracedMessage]) -> Table:
-    shown = table("id", "begun (UTC)", "took", "taken", "last", "trace", "error", wide="error")
+def _lives_table(lives: list[_TracedMessage]) -> output.Table:
+    shown = output.table("id", "begun (UTC)", "took", "taken", "last", "trace", "error", wide="error")
     for life in lives:
         shown.add_row(
-            safe(life.first.id),
-            short_time(life.first.at_ns),
+            output.safe(life.first.id),
+            output.short_time(life.first.at_ns),
             time_text(life.ns),
             str(life.deliveries),
-            safe(life.last.step),
-            safe(life.first.trace_id[:_SHORT_ID]),
-            safe(life.error),
+            output.safe(life.last.step),
+            output.safe(life.first.trace_id[:_SHORT_ID]),
+            output.safe(life.error),
         )
     return shown
 
 
-def _stats_table(found: TraceStats) -> Table:
-    facts = facts_table()
+def _stats_table(found: TraceStats) -> output.Table:
+    facts = output.facts_table()
     facts.add_row("messages", f"{found.messages:,}")
     for step, count in found.steps.items():
-        facts.add_row(safe(step), f"{count:,}")
+        facts.add_row(output.safe(step), f"{count:,}")
     facts.add_row("first delivery", _times(found.first_delivery))
     facts.add_row("handling", _times(found.handling))
     attempts = ", ".join(f"{count:,} after {attempts}" for attempts, count in found.attempts.items())
     facts.add_row("done or dead", attempts or "none")
     for error, count in found.errors:
-        facts.add_row(count_of(count, "time"), safe(headline(error)))
+        facts.add_row(count_of(count, "time"), output.safe(headline(error)))
     return facts
 
 
