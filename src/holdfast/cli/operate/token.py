@@ -29,25 +29,18 @@ _PREFIX: Final = "holdfast_"
 _RANDOM_BYTES: Final = 32
 
 TokensFile: TypeAlias = Annotated[
-    str | None,
-    option("--file FILE", "The tokens file; the setting `tokens_file` by default."),
+    str | None, option("--file FILE", "The tokens file; the setting `tokens_file` by default.")
 ]
 
-Topics: TypeAlias = Annotated[
-    list[str] | None,
-    option("--topics PATTERN", "Only these topics, such as 'orders.*'."),
-]
+Topics: TypeAlias = Annotated[list[str] | None, option("--topics PATTERN", "Only these topics, such as 'orders.*'.")]
 Locks: TypeAlias = Annotated[
-    list[str] | None,
-    option("--locks PATTERN", "Only these locks; the same as --topics by default."),
+    list[str] | None, option("--locks PATTERN", "Only these locks; the same as --topics by default.")
 ]
 Groups: TypeAlias = Annotated[
-    list[str] | None,
-    option("--groups PATTERN", "Only these groups; the same as --topics by default."),
+    list[str] | None, option("--groups PATTERN", "Only these groups; the same as --topics by default.")
 ]
 Producers: TypeAlias = Annotated[
-    list[str] | None,
-    option("--producers PATTERN", "Only these producer names; the same as --topics by default."),
+    list[str] | None, option("--producers PATTERN", "Only these producer names; the same as --topics by default.")
 ]
 CreateGroups: TypeAlias = Annotated[
     bool, option("--create-groups", "Allow it to create groups by consuming; an admin always may.")
