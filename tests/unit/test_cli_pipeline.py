@@ -12,7 +12,7 @@ pytest.importorskip("pyspark")
 
 
 import holdfast
-from holdfast.cli import pipeline
+from holdfast.cli import output
 from holdfast.cli import pipeline as pipeline_view
 from holdfast.cli.output import Console
 from holdfast.env import real_world
@@ -148,7 +148,7 @@ def test_a_mistake_is_one_line_and_nothing_is_started(run, arguments, words):
 
 
 def test_without_spark_it_says_how_to_get_it(run, monkeypatch):
-    monkeypatch.setattr(pipeline, "is_installed", lambda package: package != "pyspark")
+    monkeypatch.setattr(output, "is_installed", lambda package: package != "pyspark")
     done = run("pipeline", "ls")
     assert (done.code, done.err) == (
         2,
@@ -161,7 +161,7 @@ def test_a_terminal_sees_a_line_for_each_pipeline_and_a_pipe_sees_none(monkeypat
 
     screen = io.StringIO()
     monkeypatch.setattr(screen, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(pipeline_view, "stderr", lambda: Console(screen))
+    monkeypatch.setattr(output, "stderr", lambda: Console(screen))
     with pipeline_view.bars(["land", "silver"], shown=True) as tell:
         tell(Progress(pipeline="land", batch=3, rows_in=1500, rows_out=1400, lag=500))
         tell(Progress(pipeline="late", batch=0, rows_in=1, rows_out=1))  # one that nobody named: no harm

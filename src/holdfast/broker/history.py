@@ -21,51 +21,20 @@ from holdfast.broker.delivery import Delivery
 from holdfast.broker.folder.layout import DEAD_SUFFIX, message_id
 from holdfast.broker.journal import Happened
 from holdfast.broker.messages import REDRIVEN_FROM, DeadNote, mark, moved_records
-from holdfast.broker.tracing.log import (
-    ACKED,
-    BURIED,
-    CANCELLED,
-    EXPIRED,
-    LEASED,
-    LOST,
-    NACKED,
-    OMITTED,
-    PUBLISHED,
-    REDRIVEN,
-    RELEASED,
-    REPLAYED,
-    RETURNED,
-    SKIPPED,
-    TraceStep,
-)
-from holdfast.delivery.events import NACKED as WAS_NACKED
-from holdfast.delivery.events import (
-    Acked,
-    Buried,
-    Cancelled,
-    Expired,
-    Leased,
-    Lost,
-    Opened,
-    Phase,
-    Released,
-    Replayed,
-    Returned,
-    Skipped,
-    pairs,
-)
+from holdfast.broker.tracing import log
+from holdfast.delivery import events
 from holdfast.model import Record
 from holdfast.storage.log import Log
 
 _MS: Final = 1_000_000
 _MOST_LIVES: Final = 100  # redrives followed for one message
 _MOST_STEPS: Final = 1_000  # of a longer history, the beginning and the end are shown
-_ENDS: Final[dict[type, str]] = {Expired: EXPIRED, Cancelled: CANCELLED, Lost: LOST}
+_ENDS: Final[dict[type, str]] = {events.Expired: log.EXPIRED, events.Cancelled: log.CANCELLED, events.Lost: log.LOST}
 
 
-def history(delivery: Delivery, offset: int) -> list[TraceStep]:
+def history(delivery: Delivery, offset: int) -> list[log.TraceStep]:
     """All steps of a message, including those of messages that it was redriven from or into."""
-    steps: list[TraceStep] = []
+    steps: list[log.TraceStep] = []
     at: int | None = _first_life(delivery, offset)
     while at is not None and len({step.id for step in steps}) < _MOST_LIVES:
         life = _life(delivery, at)
@@ -74,18 +43,18 @@ def history(delivery: Delivery, offset: int) -> list[TraceStep]:
     return _abridged(steps)
 
 
-def _abridged(steps: list[TraceStep]) -> list[TraceStep]:
+def _abridged(steps: list[log.TraceStep]) -> list[log.TraceStep]:
     left_out = steps[_MOST_STEPS // 2 : -_MOST_STEPS // 2]
     if not left_out:
         return steps
     first = left_out[0]
-    omitted = TraceStep(
-        first.at_ns, OMITTED, first.id, first.topic, first.partition, first.offset, why=f"{len(left_out)} steps"
+    omitted = log.TraceStep(
+        first.at_ns, log.OMITTED, first.id, first.topic, first.partition, first.offset, why=f"{len(left_out)} steps"
     )
     return [*steps[: _MOST_STEPS // 2], omitted, *steps[-_MOST_STEPS // 2 :]]
 
 
-def history_of_letter(delivery: Delivery, letter: DeadLetter) -> list[TraceStep]:
+def history_of_letter(delivery: Delivery, letter: DeadLetter) -> list[log.TraceStep]:
     """The history of the message behind a dead letter, even if the message itself is no longer kept."""
     if _record(delivery.partition.log, letter.note.offset) is not None:
         return history(delivery, letter.note.offset)
@@ -99,7 +68,7 @@ class _MessageLife:
         self._place = name, delivery.topic, delivery.number, offset
         self._group = delivery.name
         self._offset = offset
-        self.steps: list[TraceStep] = []
+        self.steps: list[log.TraceStep] = []
         self.went_on_at: int | None = None  # offset of the message that it was redriven into
         self.dead_from: int | None = None  # where to start looking for its dead letter
         self.moving_to: int | None = None  # of a dead letter: where to start looking for the redriven message
@@ -108,14 +77,14 @@ class _MessageLife:
     def _begin(self) -> None:
         self.steps.clear()
         self.dead_from = self.moving_to = None
-        self._phase = Phase.READY
+        self._phase = events.Phase.READY
         self._attempts = 0
         self._holder = ""
         self._waits = False
 
     def add(self, at_ns: int, step: str, **more: Any) -> None:
         """Append a step."""
-        self.steps.append(TraceStep(at_ns, step, *self._place, **more))
+        self.steps.append(log.TraceStep(at_ns, step, *self._place, **more))
 
     def read(self, events: Iterable[Happened]) -> None:
         """Collect the steps of this message from a journal's events, oldest first."""
@@ -128,71 +97,71 @@ class _MessageLife:
         """Whether the event is about this message, or about all messages."""
         runs = getattr(event, "runs", None)
         if runs is not None:
-            return any(start <= self._offset < stop for start, stop in pairs(runs))
+            return any(start <= self._offset < stop for start, stop in events.pairs(runs))
         return bool(getattr(event, "offset", self._offset) == self._offset)
 
-    def _leased(self, _at_ns: int, event: Leased) -> None:
-        self._phase, self._holder = Phase.LEASED, event.holder
+    def _leased(self, _at_ns: int, event: events.Leased) -> None:
+        self._phase, self._holder = events.Phase.LEASED, event.holder
         self.moving_to = event.moving_to if event.moving_to >= 0 else None
-        self._taken(event.at_ms * _MS, LEASED, until_ms=event.at_ms + event.lease_ms)
+        self._taken(event.at_ms * _MS, log.LEASED, until_ms=event.at_ms + event.lease_ms)
 
-    def _released(self, at_ns: int, _event: Released) -> None:
-        self._phase = Phase.READY
+    def _released(self, at_ns: int, _event: events.Released) -> None:
+        self._phase = events.Phase.READY
         if self._waits:
-            self.add(at_ns, RELEASED, group=self._group)
+            self.add(at_ns, log.RELEASED, group=self._group)
 
-    def _acked(self, at_ns: int, _event: Acked) -> None:
-        self._phase = Phase.DONE
-        self._taken(at_ns, ACKED)
+    def _acked(self, at_ns: int, _event: events.Acked) -> None:
+        self._phase = events.Phase.DONE
+        self._taken(at_ns, log.ACKED)
 
-    def _ended(self, at_ns: int, event: Expired | Cancelled | Lost) -> None:
-        self._phase = Phase.DONE
+    def _ended(self, at_ns: int, event: events.Expired | events.Cancelled | events.Lost) -> None:
+        self._phase = events.Phase.DONE
         self.add(at_ns, _ENDS[type(event)], group=self._group)
 
-    def _skipped(self, at_ns: int, event: Skipped) -> None:
-        if self._offset < event.to and self._phase in (Phase.READY, Phase.DELAYED):
-            self._phase = Phase.DONE
-            self.add(at_ns, SKIPPED, group=self._group)
+    def _skipped(self, at_ns: int, event: events.Skipped) -> None:
+        if self._offset < event.to and self._phase in (events.Phase.READY, events.Phase.DELAYED):
+            self._phase = events.Phase.DONE
+            self.add(at_ns, log.SKIPPED, group=self._group)
 
-    def _replayed(self, at_ns: int, event: Replayed) -> None:
-        if self._offset >= event.to and self._phase is Phase.DONE:
-            self._phase, self._attempts = Phase.READY, 0
-            self.add(at_ns, REPLAYED, group=self._group)
+    def _replayed(self, at_ns: int, event: events.Replayed) -> None:
+        if self._offset >= event.to and self._phase is events.Phase.DONE:
+            self._phase, self._attempts = events.Phase.READY, 0
+            self.add(at_ns, log.REPLAYED, group=self._group)
 
-    def _opened(self, _at_ns: int, event: Opened) -> None:
+    def _opened(self, _at_ns: int, event: events.Opened) -> None:
         if event.end <= self._offset:  # the log lost its tail: the earlier events were about another message
             self._begin()
 
-    def _returned(self, _at_ns: int, event: Returned) -> None:
+    def _returned(self, _at_ns: int, event: events.Returned) -> None:
         step, why = _way_back(event.why)
         self._waits = event.due_ms > event.at_ms
         due_ms = event.due_ms if self._waits else 0
         self._taken(event.at_ms * _MS, step, why=why, error=event.error, due_ms=due_ms)
-        self._phase = Phase.DELAYED
+        self._phase = events.Phase.DELAYED
         self._attempts += event.counted
 
-    def _buried(self, _at_ns: int, event: Buried) -> None:
-        leased = self._phase is Phase.LEASED
-        self._phase, self.dead_from = Phase.DONE, event.dead_from
+    def _buried(self, _at_ns: int, event: events.Buried) -> None:
+        leased = self._phase is events.Phase.LEASED
+        self._phase, self.dead_from = events.Phase.DONE, event.dead_from
         tell = self._taken if leased else self.add
-        tell(event.at_ms * _MS, BURIED, why=event.reason, error=event.error)
+        tell(event.at_ms * _MS, log.BURIED, why=event.reason, error=event.error)
 
     def _taken(self, at_ns: int, step: str, **more: Any) -> None:
         self.add(at_ns, step, group=self._group, holder=self._holder, attempt=self._attempts + 1, **more)
 
     # Other events are not steps: a renewed lease, a saved document, the second half of a burial.
     _READERS: ClassVar[dict[type, Callable[[Any, int, Any], None]]] = {
-        Leased: _leased,
-        Released: _released,
-        Returned: _returned,
-        Buried: _buried,
-        Acked: _acked,
-        Expired: _ended,
-        Cancelled: _ended,
-        Lost: _ended,
-        Skipped: _skipped,
-        Replayed: _replayed,
-        Opened: _opened,
+        events.Leased: _leased,
+        events.Released: _released,
+        events.Returned: _returned,
+        events.Buried: _buried,
+        events.Acked: _acked,
+        events.Expired: _ended,
+        events.Cancelled: _ended,
+        events.Lost: _ended,
+        events.Skipped: _skipped,
+        events.Replayed: _replayed,
+        events.Opened: _opened,
     }
 
 
@@ -209,16 +178,16 @@ def _life(delivery: Delivery, offset: int) -> _MessageLife:
     return life
 
 
-def _published(delivery: Delivery, record: Record, name: str) -> TraceStep:
+def _published(delivery: Delivery, record: Record, name: str) -> log.TraceStep:
     source = _source(delivery, record)
-    return TraceStep(
+    return log.TraceStep(
         record.timestamp_ns,
-        PUBLISHED,
+        log.PUBLISHED,
         name,
         delivery.topic,
         delivery.number,
         record.offset,
-        why="" if mark(record, REDRIVEN_FROM) is None else REDRIVEN,
+        why="" if mark(record, REDRIVEN_FROM) is None else log.REDRIVEN,
         related="" if source is None else source.id,
     )
 
@@ -235,15 +204,15 @@ def _follow_letter(delivery: Delivery, life: _MessageLife, offset: int) -> None:
     fate = _MessageLife(delivery, letter, name)
     fate.read(graves.letters.journal.past.of(letter))
     last = fate.steps[-1] if fate.steps else None
-    if last is not None and last.step == CANCELLED:
-        life.add(last.at_ns, CANCELLED, group=delivery.name, why="purged", related=name)
-    elif last is not None and last.step in (LEASED, ACKED) and fate.moving_to is not None:
+    if last is not None and last.step == log.CANCELLED:
+        life.add(last.at_ns, log.CANCELLED, group=delivery.name, why="purged", related=name)
+    elif last is not None and last.step in (log.LEASED, log.ACKED) and fate.moving_to is not None:
         again = _came_back(delivery.partition.log, letter, fate.moving_to)
         if again is not None:
-            life.add(again.timestamp_ns, REDRIVEN, group=delivery.name, related=delivery.id_of(again))
+            life.add(again.timestamp_ns, log.REDRIVEN, group=delivery.name, related=delivery.id_of(again))
             life.went_on_at = again.offset
-        elif last.step == ACKED:  # redriven into another topic, or the message is no longer kept
-            life.add(last.at_ns, REDRIVEN, group=delivery.name)
+        elif last.step == log.ACKED:  # redriven into another topic, or the message is no longer kept
+            life.add(last.at_ns, log.REDRIVEN, group=delivery.name)
 
 
 def _letters(log: Log, group: str, offset: int, start: int) -> Iterator[int]:
@@ -288,20 +257,20 @@ def _record(log: Log, offset: int) -> Record | None:
 
 
 def _way_back(why: str) -> tuple[str, str]:
-    return (NACKED, "") if why == WAS_NACKED else (RETURNED, why)
+    return (log.NACKED, "") if why == events.NACKED else (log.RETURNED, why)
 
 
-def steps_of_letter(note: DeadNote) -> list[TraceStep]:
+def steps_of_letter(note: DeadNote) -> list[log.TraceStep]:
     """The steps that the note of a dead letter contains."""
 
-    def step(at_ns: int, name: str, **more: Any) -> TraceStep:
-        return TraceStep(at_ns, name, note.id, note.topic, note.partition, note.offset, **more)
+    def step(at_ns: int, name: str, **more: Any) -> log.TraceStep:
+        return log.TraceStep(at_ns, name, note.id, note.topic, note.partition, note.offset, **more)
 
-    steps = [step(note.timestamp_ns, PUBLISHED)]
+    steps = [step(note.timestamp_ns, log.PUBLISHED)]
     for number, failure in enumerate(note.failures[:-1], 1):
         name, why = _way_back(failure.why)
         facts = {"group": note.group, "holder": failure.holder, "attempt": number, "why": why, "error": failure.error}
         steps.append(step(failure.at_ms * _MS, name, **facts))
     facts = {"group": note.group, "holder": note.holder, "attempt": note.attempts}
-    steps.append(step(note.dead_at_ms * _MS, BURIED, why=note.reason, error=note.error, **facts))
+    steps.append(step(note.dead_at_ms * _MS, log.BURIED, why=note.reason, error=note.error, **facts))
     return steps

@@ -25,22 +25,7 @@ from typing import Final, Literal, TypeAlias, cast
 import msgspec
 
 from holdfast.broker.folder.layout import TOPICS
-from holdfast.codec.samples import (
-    HEADER_BYTES,
-    RINGS,
-    SERIES_BYTES,
-    SLOT_BYTES,
-    Ring,
-    SeriesKey,
-    Slot,
-    damaged_slots,
-    file_header,
-    file_problem,
-    parse_series,
-    read_slot,
-    series_header,
-    write_slot,
-)
+from holdfast.codec import samples
 from holdfast.env import World
 from holdfast.env.disk import File, write_fully
 from holdfast.storage.files import join
@@ -49,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 SAMPLES: Final = "samples"
 MOST_SERIES: Final = 100
-TOTAL: Final = SeriesKey("total")
+TOTAL: Final = samples.SeriesKey("total")
 _LEAST_FREE_BYTES: Final = 16 * 1024 * 1024  # with less room on the disk, samples leave it to messages
 
 Mode: TypeAlias = Literal["total", "topic", "queue", "stream"]
@@ -87,9 +72,9 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
     samples: list[Sample]
 
 
-def ring_for(span_s: float) -> Ring:
+def ring_for(span_s: float) -> samples.Ring:
     """The finest ring that covers this time up to now."""
-    return next((ring for ring in RINGS if span_s <= ring.span_s), RINGS[-1])
+    return next((ring for ring in samples.RINGS if span_s <= ring.span_s), samples.RINGS[-1])
 
 
 class _Block:
@@ -97,10 +82,12 @@ class _Block:
 
     __slots__ = ("busy", "content", "dirty", "is_new", "key", "used_s")
 
-    def __init__(self, key: SeriesKey, content: bytearray | None = None) -> None:
+    def __init__(self, key: samples.SeriesKey, content: bytearray | None = None) -> None:
         self.key = key
         self.is_new = content is None
-        self.content = bytearray(series_header(key).ljust(SERIES_BYTES, b"\0")) if content is None else content
+        self.content = (
+            bytearray(samples.series_header(key).ljust(samples.SERIES_BYTES, b"\0")) if content is None else content
+        )
         self.dirty: set[int] = set()
         self.busy = 0.0  # recent traffic, by which series are kept when there are too many
         self.used_s = 0
@@ -116,11 +103,13 @@ class SampleStore:
         self._most = most_series
         self._lock = threading.Lock()
         self._blocks: list[_Block] | None = None  # None until they are needed: opening a folder reads none
-        self._places: dict[SeriesKey, _Block] = {}
+        self._places: dict[samples.SeriesKey, _Block] = {}
         self._renew = False  # the file cannot be used, and is replaced
         self._logged_error = ""
 
-    def merge(self, key: SeriesKey, sample: Slot, quantiles: Iterable[tuple[float, float]] | None = None) -> bool:
+    def merge(
+        self, key: samples.SeriesKey, sample: samples.Slot, quantiles: Iterable[tuple[float, float]] | None = None
+    ) -> bool:
         """Add a sample to its slot in each ring; returns False if there is no room for the series.
 
         `quantiles` are the median and the 99th percentile of the handling time in each ring's slot so far.
@@ -131,18 +120,20 @@ class SampleStore:
                 return False
             block.used_s = sample.at_s
             known = iter(quantiles or ())
-            for ring in RINGS:
+            for ring in samples.RINGS:
                 self._merge(block, ring, sample, next(known, None))
             return True
 
-    def _merge(self, block: _Block, ring: Ring, sample: Slot, quantiles: tuple[float, float] | None) -> None:
+    def _merge(
+        self, block: _Block, ring: samples.Ring, sample: samples.Slot, quantiles: tuple[float, float] | None
+    ) -> None:
         at_s = sample.at_s // ring.step_s * ring.step_s
         position = ring.position(at_s)
-        before = read_slot(block.content, position)
+        before = samples.read_slot(block.content, position)
         if before is None or before.at_s != at_s:
-            before = Slot(at_s)
+            before = samples.Slot(at_s)
         p50_s, p99_s = quantiles or (before.handle_p50_s, before.handle_p99_s)
-        merged = Slot(
+        merged = samples.Slot(
             at_s,
             before.published + sample.published,
             before.handled + sample.handled,
@@ -153,10 +144,10 @@ class SampleStore:
             p50_s,
             p99_s,
         )
-        write_slot(block.content, position, merged)
+        samples.write_slot(block.content, position, merged)
         block.dirty.add(position)
 
-    def read(self, key: SeriesKey, span_s: float) -> Samples:
+    def read(self, key: samples.SeriesKey, span_s: float) -> Samples:
         """The samples of the last `span_s` seconds; none if the series has no place here."""
         now_ns = self._world.clock.now_ns()
         ring = ring_for(span_s)
@@ -166,7 +157,7 @@ class SampleStore:
         with self._lock:
             block = self._loaded().get(key)
             times = range(max(first_s, 0), last_s + 1, ring.step_s)
-            slots = [None if block is None else read_slot(block.content, ring.position(at_s)) for at_s in times]
+            slots = [None if block is None else samples.read_slot(block.content, ring.position(at_s)) for at_s in times]
         found = [
             _sample(slot, min(ring.step_s, max(now_s - slot.at_s, 1)))
             for at_s, slot in zip(times, slots, strict=True)
@@ -182,17 +173,17 @@ class SampleStore:
             samples=found,
         )
 
-    def has(self, key: SeriesKey) -> bool:
+    def has(self, key: samples.SeriesKey) -> bool:
         """Whether the series is sampled, or was."""
         with self._lock:
             return key in self._loaded()
 
-    def series(self) -> list[SeriesKey]:
+    def series(self) -> list[samples.SeriesKey]:
         """What is sampled, or was."""
         with self._lock:
             return list(self._loaded())
 
-    def note_traffic(self, traffic: dict[SeriesKey, float]) -> None:
+    def note_traffic(self, traffic: dict[samples.SeriesKey, float]) -> None:
         """Give blocks to the busiest series; called once a minute with the messages of that minute.
 
         A series that has a block keeps it until another one has twice its traffic, so that they do not take turns.
@@ -234,14 +225,14 @@ class SampleStore:
                 self._tell("samples could not be written", error)
 
     def _write(self, file: File, blocks: list[_Block]) -> None:
-        if self._renew or file.size() < HEADER_BYTES:
+        if self._renew or file.size() < samples.HEADER_BYTES:
             file.truncate(0)
-            write_fully(file, 0, [file_header()])
+            write_fully(file, 0, [samples.file_header()])
             for block in blocks:
                 block.is_new = True
             self._renew = False
         for number, block in enumerate(blocks):
-            start = HEADER_BYTES + number * SERIES_BYTES
+            start = samples.HEADER_BYTES + number * samples.SERIES_BYTES
             if block.is_new:
                 write_fully(file, start, [block.content])
             else:
@@ -250,7 +241,7 @@ class SampleStore:
             block.is_new = False
             block.dirty.clear()
 
-    def _block(self, key: SeriesKey) -> _Block | None:
+    def _block(self, key: samples.SeriesKey) -> _Block | None:
         blocks = self._loaded()
         found = blocks.get(key)
         if found is None and len(blocks) < self._most:
@@ -259,7 +250,7 @@ class SampleStore:
             self._blocks.append(found)
         return found
 
-    def _loaded(self) -> dict[SeriesKey, _Block]:
+    def _loaded(self) -> dict[samples.SeriesKey, _Block]:
         """The series by key, read from the file on first use."""
         if self._blocks is None:
             self._blocks = []
@@ -277,13 +268,13 @@ class SampleStore:
         if not self._world.disk.exists(self._path):
             return
         with closing(self._world.disk.open(self._path)) as file:
-            problem = file_problem(file.read(0, HEADER_BYTES))
+            problem = samples.file_problem(file.read(0, samples.HEADER_BYTES))
             if problem is not None:
                 self._renew = True
                 logger.warning("samples begin anew", extra={"file": self._path, "error": problem})
                 return
             for content in _blocks_in(file, self._most):
-                key = parse_series(content)
+                key = samples.parse_series(content)
                 if key is None or any(block.key == key for block in blocks):
                     self._renew = True  # this block is left out, so the others move up
                 else:
@@ -301,15 +292,15 @@ def check_samples(world: World, folder: str) -> str | None:
     if not world.disk.exists(path):
         return None
     with closing(world.disk.open(path)) as file:
-        problem = file_problem(file.read(0, HEADER_BYTES))
+        problem = samples.file_problem(file.read(0, samples.HEADER_BYTES))
         if problem is not None:
             return f"{path} cannot be used: {problem}; opening the folder begins it anew. Only charts lack something"
         spoiled = slots = 0
         for content in _blocks_in(file, MOST_SERIES):
-            if parse_series(content) is None:
+            if samples.parse_series(content) is None:
                 spoiled += 1
             else:
-                slots += damaged_slots(content)
+                slots += samples.damaged_slots(content)
     if not spoiled and not slots:
         return None
     return f"{path} is damaged: {spoiled} series and {slots} samples are left out. Only charts lack something"
@@ -318,10 +309,10 @@ def check_samples(world: World, folder: str) -> str | None:
 def _blocks_in(file: File, most: int) -> Iterator[bytearray]:
     size = file.size()
     for number in range(most):
-        start = HEADER_BYTES + number * SERIES_BYTES
-        if start + SERIES_BYTES > size:
+        start = samples.HEADER_BYTES + number * samples.SERIES_BYTES
+        if start + samples.SERIES_BYTES > size:
             return
-        yield bytearray(file.read(start, SERIES_BYTES))
+        yield bytearray(file.read(start, samples.SERIES_BYTES))
 
 
 def _runs(positions: set[int]) -> Iterator[tuple[int, int]]:
@@ -332,12 +323,12 @@ def _runs(positions: set[int]) -> Iterator[tuple[int, int]]:
             if end >= 0:
                 yield first, end
             first = position
-        end = position + SLOT_BYTES
+        end = position + samples.SLOT_BYTES
     if end >= 0:
         yield first, end
 
 
-def _sample(slot: Slot, seconds: int) -> Sample:
+def _sample(slot: samples.Slot, seconds: int) -> Sample:
     """A slot as a sample; the step may still be under way, so only the seconds that passed count."""
     return Sample(
         at=_time(slot.at_s),

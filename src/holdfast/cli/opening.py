@@ -13,21 +13,7 @@ import holdfast
 from holdfast.api import port_of
 from holdfast.api.drafts import Bodies, parse_duration
 from holdfast.api.topics import topic_settings
-from holdfast.broker.folder.layout import (
-    DEAD_SUFFIX,
-    DEFAULT_GROUP,
-    DEFAULT_TOPIC,
-    GROUPS,
-    TOPICS,
-    check_name,
-    check_topic_name,
-    names_in,
-    partition_folder,
-    topic_folder,
-    topic_for,
-    topic_of_id,
-    topics,
-)
+from holdfast.broker.folder import layout
 from holdfast.cli.output import OK
 from holdfast.cli.parsing import Parameter, Section, Typed, UsageError, argument, option
 from holdfast.cli.places import AT, PLACE, PROFILE, connected, place_of, queue_of, said_or_usual, usual_place
@@ -182,7 +168,7 @@ def _topics_at(place: str) -> Iterator[str]:
     if is_address(place):
         yield from (name for name, _ in _topics_of_server(place))
     else:
-        yield from topics(real_world(), place)
+        yield from layout.topics(real_world(), place)
 
 
 def _topics_of_server(place: str) -> Iterator[tuple[str, list[str]]]:
@@ -204,9 +190,9 @@ def _groups(typed: Typed) -> Iterator[str]:
     from holdfast.broker.folder.contents import Catalog, GroupNotes
 
     catalog = Catalog(world, place)
-    for topic in [chosen] if isinstance(chosen, str) else topics(world, place):
-        yield from GroupNotes(world, topic_folder(place, topic)).names(catalog.facts(topic).partitions)
-    yield from (name for name in names_in(world, join(place, GROUPS)) if not name.startswith("."))
+    for topic in [chosen] if isinstance(chosen, str) else layout.topics(world, place):
+        yield from GroupNotes(world, layout.topic_folder(place, topic)).names(catalog.facts(topic).partitions)
+    yield from (name for name in layout.names_in(world, join(place, layout.GROUPS)) if not name.startswith("."))
 
 
 def _place(typed: Typed) -> str | None:
@@ -314,7 +300,7 @@ def _owner_at(folder: str) -> holdfast.Broker | None:
     from holdfast.remote.sync.broker import RemoteBrokerPort
 
     client = Client(real_world(), Address(text=folder, socket=socket_of(path)), for_tasks=False)
-    client.default_topic = topic_for(path)
+    client.default_topic = layout.topic_for(path)
     return holdfast.Broker(RemoteBrokerPort(client))
 
 
@@ -379,7 +365,7 @@ def opened(
 
 def view(broker: holdfast.Broker, topic: str, group: str | None, *, make: bool = False) -> holdfast.Group[bytes]:
     """Return a group in queue mode, brought up to date; with `make` it is created if it is missing."""
-    name = check_name(group or DEFAULT_GROUP, "group")
+    name = layout.check_name(group or layout.DEFAULT_GROUP, "group")
     try:
         return holdfast.Group(port_of(broker).existing_group(topic, name, Bodies(None)))
     except UnknownGroup:
@@ -398,7 +384,9 @@ def is_queue(folder: str) -> bool:
     """Whether the folder holds a queue or topics."""
     world = real_world()
     try:
-        return bool(topics(world, folder)) or (world.disk.exists(join(folder, TOPICS)) and not is_log(world, folder))
+        return bool(layout.topics(world, folder)) or (
+            world.disk.exists(join(folder, layout.TOPICS)) and not is_log(world, folder)
+        )
     except OSError:
         return False
 
@@ -410,7 +398,7 @@ def topics_of(folder: str) -> list[str]:
             return broker.topics()
     world = real_world()
     with translated(folder):
-        found = topics(world, folder)
+        found = layout.topics(world, folder)
         there = world.disk.exists(folder)
     if found or is_queue(folder):
         return found
@@ -418,7 +406,9 @@ def topics_of(folder: str) -> list[str]:
         raise NotAQueue(f"there is no folder {folder}; `holdfast put` makes a queue, `holdfast topic create` a topic")
     if is_log(world, folder):
         raise NotAQueue(f"{folder} holds a log and no queue; look into it with `holdfast log`")
-    raise NotAQueue(f"{folder} holds no queue; name the folder that `holdfast put` made, the one with {TOPICS}/ in it")
+    raise NotAQueue(
+        f"{folder} holds no queue; name the folder that `holdfast put` made, the one with {layout.TOPICS}/ in it"
+    )
 
 
 def chosen_topic(place: str, wanted: str | None, *, create: bool = False) -> str:
@@ -426,10 +416,10 @@ def chosen_topic(place: str, wanted: str | None, *, create: bool = False) -> str
     wanted = wanted or queue_of(place)
     remote = is_address(place)
     if wanted is not None and (remote or (create and not is_queue(place))):
-        return check_topic_name(wanted)  # a server reports a missing topic itself
+        return layout.check_topic_name(wanted)  # a server reports a missing topic itself
     found = topics_of(place) if remote or not create or is_queue(place) else []
     if wanted is not None:
-        if check_topic_name(wanted) not in found and not create:
+        if layout.check_topic_name(wanted) not in found and not create:
             raise unknown_topic(place, wanted, found)
         return wanted
     if len(found) > 1:
@@ -437,17 +427,17 @@ def chosen_topic(place: str, wanted: str | None, *, create: bool = False) -> str
     if found:
         return found[0]
     if create:
-        return DEFAULT_TOPIC if remote else topic_for(place)
+        return layout.DEFAULT_TOPIC if remote else layout.topic_for(place)
     raise NotAQueue(f"{place} has no topic yet; make one with `holdfast topic create {place} NAME`")
 
 
 def topic_named(place: str, wanted: str | None, message_id: str) -> str:
     """Return the topic for a command that takes a message id, since the id names the topic, too."""
     if wanted is None and is_address(place):
-        return topic_of_id(message_id).removesuffix(DEAD_SUFFIX)
+        return layout.topic_of_id(message_id).removesuffix(layout.DEAD_SUFFIX)
     if wanted is None and len(found := topics_of(place)) > 1:
         with suppress(HoldfastError):
-            name = topic_of_id(message_id).removesuffix(DEAD_SUFFIX)
+            name = layout.topic_of_id(message_id).removesuffix(layout.DEAD_SUFFIX)
             if name in found:
                 return name
     return chosen_topic(place, wanted)
@@ -469,7 +459,7 @@ def some_of(names: Sequence[str]) -> str:
 
 def log_of(folder: str, topic: str | None = None, partition: int = 0) -> str:
     """Return the path of a partition's log, for commands that only read."""
-    return join(partition_folder(folder, chosen_topic(folder, topic), partition), "log")
+    return join(layout.partition_folder(folder, chosen_topic(folder, topic), partition), "log")
 
 
 # Queues that a command creates, and their settings.
@@ -527,7 +517,7 @@ class Views:
             )
         if holding:
             return holding[0]
-        return None if DEFAULT_GROUP in groups else next(iter(groups), None)
+        return None if layout.DEFAULT_GROUP in groups else next(iter(groups), None)
 
     def _holds(self, topic: str, group: str, receipt: str) -> bool:
         with suppress(HoldfastError):  # using the receipt reports what is wrong with it

@@ -11,29 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import msgspec
 
 from holdfast.api.drafts import parse_duration
+from holdfast.cli import output
 from holdfast.cli.look.log import owner_of
 from holdfast.cli.opening import AsJson, Yes
-from holdfast.cli.output import (
-    DAMAGED,
-    INTERRUPTED,
-    NOT_DONE,
-    OK,
-    Screen,
-    Table,
-    confirmed,
-    facts_table,
-    is_installed,
-    note,
-    print_error,
-    print_json,
-    safe,
-    say,
-    short_time,
-    size,
-    stderr,
-    stdout,
-    table,
-)
 from holdfast.cli.parsing import Section, argument, option
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest, NotInstalled
@@ -50,16 +30,16 @@ if TYPE_CHECKING:
 @contextmanager
 def bars(names: Sequence[str], *, shown: bool) -> Iterator[Callable[[spec.Progress], None]]:
     """Show how far each pipeline is, on stderr if that is a terminal."""
-    console = stderr()
+    console = output.stderr()
     if not shown or not console.is_terminal:
         yield lambda progress: None
         return
     lines = dict.fromkeys(names, "waiting")
 
     def show() -> None:
-        shown = facts_table()
+        shown = output.facts_table()
         for name, line in lines.items():
-            shown.add_row(safe(name), line)
+            shown.add_row(output.safe(name), line)
         live.update(shown)
 
     def tell(news: spec.Progress) -> None:
@@ -69,7 +49,7 @@ def bars(names: Sequence[str], *, shown: bool) -> Iterator[Callable[[spec.Progre
             lines[news.pipeline] = words
             show()
 
-    with Screen(console) as live:
+    with output.Screen(console) as live:
         show()
         yield tell
         live.update()
@@ -85,7 +65,7 @@ def ending_in_order(runner: Runner) -> Iterator[None]:
 
     def end(number: int, frame: Any) -> None:
         runner.stop()
-        note("ending; the current batch is finished first")
+        output.note("ending; the current batch is finished first")
         for each in former:
             signal.signal(each, signal.SIG_DFL)
 
@@ -116,7 +96,7 @@ def show_outcomes(outcomes: Sequence[spec.Outcome]) -> None:
     summaries = [outcome.summary for outcome in outcomes if outcome.summary is not None]
     if not summaries:
         return
-    shown = table(
+    shown = output.table(
         "pipeline",
         "batches>",
         "rows in>",
@@ -139,33 +119,33 @@ def show_outcomes(outcomes: Sequence[spec.Outcome]) -> None:
             each.files,
         )
         lag = "" if each.lag is None else f"{each.lag:,}"
-        shown.add_row(safe(each.pipeline), *(f"{count:,}" for count in counts), lag, f"{each.seconds:.1f}")
-    stdout().print(shown)
+        shown.add_row(output.safe(each.pipeline), *(f"{count:,}" for count in counts), lag, f"{each.seconds:.1f}")
+    output.stdout().print(shown)
     for each in summaries:
         for name, count in each.expectations.items():
             if count:
-                say(f"{safe(each.pipeline)}: expectation {safe(name)} failed for {count:,} rows")
+                output.say(f"{output.safe(each.pipeline)}: expectation {output.safe(name)} failed for {count:,} rows")
         for remark in each.notes:
-            say(f"{safe(each.pipeline)}: {safe(remark)}")
+            output.say(f"{output.safe(each.pipeline)}: {output.safe(remark)}")
 
 
 def plan_lines(plan: spec.Plan) -> Iterator[str]:
     """Format a plan as text."""
     rows = "" if plan.rows is None else f", about {plan.rows:,} rows"
-    content = "" if plan.bytes is None else f", {size(plan.bytes)}"
-    yield f"{safe(plan.pipeline)} ({plan.kind}){rows}{content}"
+    content = "" if plan.bytes is None else f", {output.size(plan.bytes)}"
+    yield f"{output.safe(plan.pipeline)} ({plan.kind}){rows}{content}"
     for read in plan.reads:
         count = "" if read.rows is None else f" ({read.rows:,} rows)"
-        yield f"  reads   {safe(read.what)} from {safe(read.start)} to {safe(read.end)}{count}"
+        yield f"  reads   {output.safe(read.what)} from {output.safe(read.start)} to {output.safe(read.end)}{count}"
     for place in plan.writes:
-        yield f"  writes  {safe(place)}"
+        yield f"  writes  {output.safe(place)}"
     for remark in plan.notes:
-        yield f"  note    {safe(remark)}"
+        yield f"  note    {output.safe(remark)}"
 
 
-def standing_table(standings: Sequence[PipelineStatus], running: Mapping[str, int | None]) -> Table:
+def standing_table(standings: Sequence[PipelineStatus], running: Mapping[str, int | None]) -> output.Table:
     """Return a table of the pipelines' progress."""
-    shown = table(
+    shown = output.table(
         "pipeline",
         "kind",
         "last run",
@@ -181,11 +161,11 @@ def standing_table(standings: Sequence[PipelineStatus], running: Mapping[str, in
     for each in standings:
         at_ms = each.last_batch_at_ms if each.last_run_at_ms is None else each.last_run_at_ms
         shown.add_row(
-            safe(each.pipeline),
+            output.safe(each.pipeline),
             each.kind,
             _last_run(each),
             "-" if each.last_batch is None else str(each.last_batch),
-            "-" if at_ms is None else short_time(at_ms * 1_000_000),
+            "-" if at_ms is None else output.short_time(at_ms * 1_000_000),
             f"{each.rows_in:,}",
             f"{each.rows_out:,}",
             f"{each.dropped:,}",
@@ -243,7 +223,7 @@ def run_command(
     project = _project(declared)
     wanted = _wanted(project, names, everything=everything)
     if full_refresh and not _may_forget(project, wanted, yes=yes, as_json=as_json):
-        return NOT_DONE
+        return output.NOT_DONE
     from holdfast.spark.pipelines.project import Runner
 
     every_ms = round(parse_duration(every, "--every") * 1000)
@@ -254,18 +234,18 @@ def run_command(
                 wanted, follow=follow, every_ms=every_ms, full_refresh=full_refresh, from_quarantine=from_quarantine
             )
     if as_json:
-        print_json(outcomes_document(outcomes))
+        output.print_json(outcomes_document(outcomes))
     else:
         show_outcomes(outcomes)
     for outcome in outcomes:
         if outcome.error is not None:
             code = outcome.error.code if isinstance(outcome.error, HoldfastError) else "os_error"
-            print_error(code, str(outcome.error), as_json=as_json)
+            output.print_error(code, str(outcome.error), as_json=as_json)
     if any(outcome.error is not None for outcome in outcomes):
-        return NOT_DONE
+        return output.NOT_DONE
     if runner.stopped and not follow:
-        return INTERRUPTED
-    return OK if all(outcome.summary is None or outcome.summary.ok for outcome in outcomes) else DAMAGED
+        return output.INTERRUPTED
+    return output.OK if all(outcome.summary is None or outcome.summary.ok for outcome in outcomes) else output.DAMAGED
 
 
 @app.command("plan")
@@ -282,11 +262,11 @@ def plan_command(
 
     plans = Runner(project).plan(_wanted(project, names, everything=everything))
     if as_json:
-        print_json({"plans": msgspec.to_builtins(plans)})
-        return OK
+        output.print_json({"plans": msgspec.to_builtins(plans)})
+        return output.OK
     for plan in plans:
-        say("\n".join(plan_lines(plan)))
-    return OK
+        output.say("\n".join(plan_lines(plan)))
+    return output.OK
 
 
 @app.command("ls")
@@ -302,15 +282,15 @@ def ls_command(declared: Declared = FILE, as_json: AsJson = False) -> int:
             {"pipeline": spec.name, "kind": spec.kind, "options": msgspec.to_builtins(spec.options)}
             for spec in project.pipelines.values()
         ]
-        print_json({"folder": project.folder, "lake": project.lake, "pipelines": listed})
-        return OK
-    shown = table("pipeline", "kind", "reads", "table")
+        output.print_json({"folder": project.folder, "lake": project.lake, "pipelines": listed})
+        return output.OK
+    shown = output.table("pipeline", "kind", "reads", "table")
     for spec in project.in_order(project.pipelines):
         topics = getattr(spec.options, "topics", None) or ()
         reads = spec.options.source or ", ".join(topics) or getattr(spec.options, "pattern", None) or ""
-        shown.add_row(safe(spec.name), spec.kind, safe(reads), safe(project.table(spec.name)))
-    stdout().print(shown)
-    return OK
+        shown.add_row(output.safe(spec.name), spec.kind, output.safe(reads), output.safe(project.table(spec.name)))
+    output.stdout().print(shown)
+    return output.OK
 
 
 @app.command("status")
@@ -329,10 +309,10 @@ def status_command(names: Names = None, declared: Declared = FILE, as_json: AsJs
     running = {name: owner.pid for name, owner in owners.items() if owner is not None and owner.alive}
     if as_json:
         document = [{**msgspec.to_builtins(each), "running_pid": running.get(each.pipeline)} for each in standings]
-        print_json({"lake": project.lake, "pipelines": document})
+        output.print_json({"lake": project.lake, "pipelines": document})
     else:
-        stdout().print(standing_table(standings, running))
-    return OK
+        output.stdout().print(standing_table(standings, running))
+    return output.OK
 
 
 @app.command("optimize")
@@ -400,14 +380,14 @@ def _for_tables(
             with held(real_world(), project, project.spec(name)):
                 done += [{"pipeline": name, "table": each, **change(each)} for each in tables]
     if as_json:
-        print_json({"tables": done})
-        return OK
+        output.print_json({"tables": done})
+        return output.OK
     for each in done:
         figures = ", ".join(f"{count:,} {key.replace('_', ' ')}" for key, count in [*each.items()][2:])
-        say(f"{safe(each['table'])}: {figures}")
+        output.say(f"{output.safe(each['table'])}: {figures}")
     if not done:
-        note("there is no Delta table yet")
-    return OK
+        output.note("there is no Delta table yet")
+    return output.OK
 
 
 @app.command("new")
@@ -439,11 +419,11 @@ def new_command(
             raise InvalidRequest(
                 f"{path} exists already; nothing was written. Choose another name, or remove it first"
             ) from None
-        note(f"{safe(str(path))} exists already; add this to its pipelines:")
-        say(entry(name, kind).rstrip("\n"))
-        return OK
-    note(f"wrote {safe(str(path))}; look through it, then: holdfast pipeline plan {name}")
-    return OK
+        output.note(f"{output.safe(str(path))} exists already; add this to its pipelines:")
+        output.say(entry(name, kind).rstrip("\n"))
+        return output.OK
+    output.note(f"wrote {output.safe(str(path))}; look through it, then: holdfast pipeline plan {name}")
+    return output.OK
 
 
 @app.command("export")
@@ -462,12 +442,12 @@ def export_command(
 
     exported = export(real_world(), project, str(Path(folder).resolve()))
     if as_json:
-        print_json(msgspec.to_builtins(exported))
-        return OK
+        output.print_json(msgspec.to_builtins(exported))
+        return output.OK
     for each in exported.notes:
-        note(safe(each))
-    note(f"wrote {len(exported.files)} files; {safe(exported.files[1])} says how to run it")
-    return OK
+        output.note(output.safe(each))
+    output.note(f"wrote {len(exported.files)} files; {output.safe(exported.files[1])} says how to run it")
+    return output.OK
 
 
 def _starting(master: str | None, conf: Sequence[str]) -> Callable[[], SparkSession]:
@@ -497,7 +477,9 @@ def _project(declared: str) -> Project:
 
 
 def _need_spark() -> None:
-    missing = [package for package in ("pyspark", "pyarrow", "numpy", "yaml", "deltalake") if not is_installed(package)]
+    missing = [
+        package for package in ("pyspark", "pyarrow", "numpy", "yaml", "deltalake") if not output.is_installed(package)
+    ]
     if missing:
         raise NotInstalled(
             f"pipelines run on Spark, and {', '.join(missing)} cannot be found: pip install 'holdfast[spark]'"
@@ -515,5 +497,7 @@ def _wanted(project: Project, names: list[str] | None, *, everything: bool) -> l
 
 
 def _may_forget(project: Project, names: list[str], *, yes: bool, as_json: bool) -> bool:
-    gone = ", ".join(safe(project.table(name)) for name in names)
-    return confirmed(f"Remove {gone} and begin anew?", "holdfast pipeline run --full-refresh", yes=yes, as_json=as_json)
+    gone = ", ".join(output.safe(project.table(name)) for name in names)
+    return output.confirmed(
+        f"Remove {gone} and begin anew?", "holdfast pipeline run --full-refresh", yes=yes, as_json=as_json
+    )

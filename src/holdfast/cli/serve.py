@@ -19,23 +19,8 @@ import msgspec
 from holdfast.api import port_of
 from holdfast.api.drafts import parse_duration
 from holdfast.broker.folder.layout import DEFAULT_GROUP, OWNER_SOCKET
+from holdfast.cli import output
 from holdfast.cli.opening import WAIT, AsJson, DataFolder, TlsKey, Wait, asked, opened_broker, topics_of, trusts_folders
-from holdfast.cli.output import (
-    DAMAGED,
-    OK,
-    Table,
-    facts_table,
-    is_installed,
-    moment,
-    note,
-    print_json,
-    safe,
-    say,
-    seconds_text,
-    size,
-    stdout,
-    table,
-)
 from holdfast.cli.parsing import argument, option
 from holdfast.client.opening import is_address, parse_address
 from holdfast.config.settings_file import DEFAULT, Effective, Origin, read_settings
@@ -172,7 +157,7 @@ def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, 
     except ImportError as error:
         raise _not_installed(error.name) from None
     for package in _LATER:
-        if not is_installed(package):
+        if not output.is_installed(package):
             raise _not_installed(package)
 
     shown = shown_place(folder)  # for people, here and by the API: without a password
@@ -202,7 +187,7 @@ def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, 
         )
 
     with asyncio.Runner(loop_factory=event_loop()) as runner:
-        return OK if runner.run(until_stopped()) else DAMAGED
+        return output.OK if runner.run(until_stopped()) else output.DAMAGED
 
 
 def stop_on_signals(stop_asked: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
@@ -324,7 +309,7 @@ def ui_command(
         if port or read_only:
             raise InvalidRequest("--port and --read-only are for folders: the console of a server is the server's own")
         show(_console_of(folder))
-        return OK
+        return output.OK
     topics_of(folder)
     require_own(real_world(), folder, trusted=trusts_folders())
     owner = os.path.join(os.path.abspath(folder), OWNER_SOCKET)
@@ -370,7 +355,7 @@ def _beside(owner: str, settings: ServerSettings, ready: Any) -> int:
 
     with asyncio.Runner(loop_factory=event_loop()) as runner:
         runner.run(until_stopped())
-    return OK
+    return output.OK
 
 
 Most: TypeAlias = Annotated[int, option("--limit", "At most this many.", least=1, most=1_000)]
@@ -393,13 +378,16 @@ def status_command(folder: DataFolder, wait: Wait = WAIT, as_json: AsJson = Fals
     if as_json:
         found = {name: getattr(status, name) for name in status.__struct_fields__ if name != "started_at"}
         found["store"] = None if status.store is None else msgspec.structs.asdict(status.store)
-        print_json({**found, **moment("started_at", status.started_at)})
-        return OK
-    shown = facts_table()
+        output.print_json({**found, **output.moment("started_at", status.started_at)})
+        return output.OK
+    shown = output.facts_table()
     for title, text in (
-        ("server", f"{safe(folder)}, version {safe(status.version)}{', going' if status.leaving else ''}"),
-        ("folder", f"{safe(status.folder)}, {size(status.disk_free_bytes)} free"),
-        ("since", f"{seconds_text(status.started_at)} UTC"),
+        (
+            "server",
+            f"{output.safe(folder)}, version {output.safe(status.version)}{', going' if status.leaving else ''}",
+        ),
+        ("folder", f"{output.safe(status.folder)}, {output.size(status.disk_free_bytes)} free"),
+        ("since", f"{output.seconds_text(status.started_at)} UTC"),
         ("topics", f"{status.topics:,}"),
         ("connections", _of_at_most(status.connections, status.max_connections)),
         ("descriptors", _of_at_most(status.descriptors, status.max_descriptors)),
@@ -411,14 +399,14 @@ def status_command(folder: DataFolder, wait: Wait = WAIT, as_json: AsJson = Fals
     if status.store is not None:
         store = status.store
         text = (
-            f"{safe(store.name)}, epoch {store.epoch:,}, {store.objects:,} objects, the last one "
-            f"{store.silent_seconds:.1f} s ago, {size(store.unsent_bytes)} not sent yet"
+            f"{output.safe(store.name)}, epoch {store.epoch:,}, {store.objects:,} objects, the last one "
+            f"{store.silent_seconds:.1f} s ago, {output.size(store.unsent_bytes)} not sent yet"
         )
-        shown.add_row("store", f"{text}; lost: {safe(store.problem)}" if store.problem else text)
+        shown.add_row("store", f"{text}; lost: {output.safe(store.problem)}" if store.problem else text)
     if status.tokens_problem:
-        shown.add_row("tokens", f"the file cannot be used, the last one holds: {safe(status.tokens_problem)}")
-    stdout().print(shown)
-    return OK
+        shown.add_row("tokens", f"the file cannot be used, the last one holds: {output.safe(status.tokens_problem)}")
+    output.stdout().print(shown)
+    return output.OK
 
 
 def _of_at_most(count: int, most: int) -> str:
@@ -436,15 +424,15 @@ def waiters_command(folder: DataFolder, limit: Most = 100, wait: Wait = WAIT, as
     found: WaitersTold = _asked(folder, wait, WaitersTold, "admin", "waiters", limit=limit)
     if as_json:
         lines = [{name: getattr(line, name) for name in line.__struct_fields__} for line in found.lines]
-        print_json({"waiting": found.waiting, "max_waiters": found.max_waiters, "lines": lines})
+        output.print_json({"waiting": found.waiting, "max_waiters": found.max_waiters, "lines": lines})
     elif not found.lines:
-        note("nobody is waiting for messages")
+        output.note("nobody is waiting for messages")
     else:
-        shown = table("topic", "group", "waiting>", "streams>")
+        shown = output.table("topic", "group", "waiting>", "streams>")
         for line in found.lines:
-            shown.add_row(safe(line.topic), safe(line.group), f"{line.waiters:,}", f"{line.streams:,}")
-        stdout().print(shown)
-    return OK
+            shown.add_row(output.safe(line.topic), output.safe(line.group), f"{line.waiters:,}", f"{line.streams:,}")
+        output.stdout().print(shown)
+    return output.OK
 
 
 def workers_command(
@@ -470,38 +458,40 @@ def workers_command(
     with opened_broker(folder, wait=wait, keep=False) as broker:
         found = broker.workers()
     if as_json:
-        print_json({"workers": msgspec.to_builtins(found)})
+        output.print_json({"workers": msgspec.to_builtins(found)})
     elif not found:
-        note("no worker has reported within the last hour")
+        output.note("no worker has reported within the last hour")
     else:
-        stdout().print(_workers_table(found))
-    return OK
+        output.stdout().print(_workers_table(found))
+    return output.OK
 
 
 def _tell_workers(place: str, act: str, names: list[str], wait: str, *, as_json: bool) -> int:
     if act not in ("drain", "stop", "resume") or not names:
-        raise InvalidRequest(f"say what to tell which workers: `holdfast workers {safe(place)} drain NAME`")
+        raise InvalidRequest(f"say what to tell which workers: `holdfast workers {output.safe(place)} drain NAME`")
     with opened_broker(place, wait=wait, keep=False) as broker:
         told = {name: broker.order_worker(name, act) for name in names}  # type: ignore[arg-type]  # as was looked at
     if as_json:
-        print_json({"order": act, "workers": told})
+        output.print_json({"order": act, "workers": told})
     for name, ids in () if as_json else told.items():
-        say(f"{safe(name)} will {act} when it next reports ({count_of(len(ids), 'worker')})")
-    return OK
+        output.say(f"{output.safe(name)} will {act} when it next reports ({count_of(len(ids), 'worker')})")
+    return output.OK
 
 
-def _workers_table(workers: list[WorkerInfo]) -> Table:
+def _workers_table(workers: list[WorkerInfo]) -> output.Table:
     from holdfast.cli.look.trace import time_text
 
-    shown = table("worker", "state", "queues", "doing>", "longest>", "handled>", "failed>", "seen>", wide="queues")
+    shown = output.table(
+        "worker", "state", "queues", "doing>", "longest>", "handled>", "failed>", "seen>", wide="queues"
+    )
     for worker in workers:
         queues = worker.queues
         longest = max((message.seconds for queue in queues for message in queue.running), default=None)
         names = [queue.topic if queue.group == DEFAULT_GROUP else f"{queue.topic}/{queue.group}" for queue in queues]
         shown.add_row(
-            safe(worker.name),
+            output.safe(worker.name),
             worker.state if worker.order is None else f"{worker.state}, told to {worker.order}",
-            safe(", ".join(names)),
+            output.safe(", ".join(names)),
             f"{sum(queue.running_count for queue in queues)}/{worker.concurrency}",
             "" if longest is None else time_text(round(longest * 1e9)),
             f"{worker.handled:,}",
@@ -522,16 +512,16 @@ def audit_command(folder: DataFolder, limit: Most = 20, wait: Wait = WAIT, as_js
     acts, refused = ([*reversed(newest)] for newest in _acts(folder, limit, wait))
     if as_json:
         for act in (*acts, *refused):
-            print_json(msgspec.to_builtins(act))
-        return OK
+            output.print_json(msgspec.to_builtins(act))
+        return output.OK
     if not acts:
-        note("no administrator has done anything yet")
+        output.note("no administrator has done anything yet")
     else:
         _show_acts(acts)
     if refused:
-        stdout().print("\nrefused:")
+        output.stdout().print("\nrefused:")
         _show_acts(refused)
-    return OK
+    return output.OK
 
 
 def _acts(place: str, limit: int, wait: str) -> tuple[list[Any], list[Any]]:
@@ -550,7 +540,13 @@ def _acts(place: str, limit: int, wait: str) -> tuple[list[Any], list[Any]]:
 
 
 def _show_acts(acts: list[Any]) -> None:
-    shown = table("time (UTC)", "who", "what", "target", "outcome")
+    shown = output.table("time (UTC)", "who", "what", "target", "outcome")
     for act in acts:
-        shown.add_row(seconds_text(act.time), safe(act.principal), safe(act.route), safe(act.target), safe(act.outcome))
-    stdout().print(shown)
+        shown.add_row(
+            output.seconds_text(act.time),
+            output.safe(act.principal),
+            output.safe(act.route),
+            output.safe(act.target),
+            output.safe(act.outcome),
+        )
+    output.stdout().print(shown)

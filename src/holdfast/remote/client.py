@@ -260,12 +260,8 @@ class RemoteProducerPort:
             return
         if parcel.request is None:
             parcel.request = packed(_batch(parcel))
-        outbox = parcel.outbox
-        path = path_of(
-            "topics",
-            outbox.destination.name,
-            "partitions",
-            outbox.number,
+        path = _partition_path(
+            parcel.outbox,
             "append",
             producer=identity.id,
             epoch=identity.epoch,
@@ -309,22 +305,17 @@ class RemoteProducerPort:
         """Async version of `wait`."""
 
     def _sequence(self, outbox: Outbox, identity: ProducerId, first: int, count: int) -> NextSequence:
-        path = path_of(
-            "topics",
-            outbox.destination.name,
-            "partitions",
-            outbox.number,
-            "sequence",
-            producer=identity.id,
-            since=identity.since,
-            first=first,
-            count=count,
-        )
+        query = {"producer": identity.id, "since": identity.since, "first": first, "count": count}
+        path = _partition_path(outbox, "sequence", **query)
         answer: NextSequence = self._call(Ask(method="GET", path=path, answers=NextSequence))
         return answer
 
     def _call(self, ask: Ask) -> Any:
         return run(self._caller.call(ask))
+
+
+def _partition_path(outbox: Outbox, call: str, **query: Any) -> str:
+    return path_of("topics", outbox.destination.name, "partitions", outbox.number, call, **query)
 
 
 def _batch(parcel: Parcel) -> wire.Batch:

@@ -366,13 +366,9 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
             f"with create_groups (`holdfast token new --create-groups`){made}"
         )
 
-    def may_use_producer(self, name: str) -> bool:
-        """Whether the caller may use the named producer."""
-        return self.producers.match(name)
-
     def check_producer(self, name: str) -> None:
         """Raise Forbidden unless the caller may use the named producer: a new one fences the one before."""
-        if not self.may_use_producer(name):
+        if not self.producers.match(name):
             raise Forbidden(
                 f"{self.name} may not be the producer {name!r}; the token allows the producers "
                 f"{_listed(self.producers)}. Choose a name that fits, leave the name out, or ask the operator to add "

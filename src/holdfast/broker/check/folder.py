@@ -15,40 +15,7 @@ import msgspec
 
 from holdfast.broker.dedup.runs import damaged_dedup
 from holdfast.broker.delayed.runs import load_manifest, open_run
-from holdfast.broker.folder.contents import (
-    CONTENTS,
-    DEDUP,
-    TRACES_LOG,
-    Catalog,
-    GroupNotes,
-    cost_of,
-    is_delayed,
-    is_messages,
-    is_vital,
-    kept_settings,
-    load_contents,
-    missing_parts,
-    missing_root_parts,
-    part_path,
-    root_cost_of,
-    root_list_error,
-)
-from holdfast.broker.folder.layout import (
-    DEAD_SUFFIX,
-    DEFAULT_GROUP,
-    GROUPS,
-    INTERNAL_PREFIX,
-    LOCKS,
-    QUERIES,
-    SETTINGS,
-    TOPIC,
-    TOPICS,
-    partition_folder,
-    short_reserve,
-    topic_folder,
-    topic_for,
-    topics,
-)
+from holdfast.broker.folder import contents, layout
 from holdfast.broker.inspect.status import CommitState, commits_of, folders_in, holds_log, replayed_group
 from holdfast.broker.journal import BEFORE, SNAPSHOT, damaged_pasts, is_past
 from holdfast.broker.leases import KEY_FILE, key_is_whole
@@ -145,9 +112,9 @@ def _against_logs(world: World, folder: str, report: PartReport, found: Mapping[
     """Compare a group in stream mode with the logs that it reads, which were checked before it."""
     wrong = list(report.wrong)
     assert isinstance(report.state, CommitState)
-    catalog = Catalog(world, folder)
+    catalog = contents.Catalog(world, folder)
     for entry in report.state.committed:
-        log = found.get(f"{TOPICS}/{entry.topic}/{entry.partition}/log")
+        log = found.get(f"{layout.TOPICS}/{entry.topic}/{entry.partition}/log")
         if log is None or may_be_forced(world, folder, entry.topic):
             continue
         with suppress(HoldfastError):  # deleted in the meantime, or damaged, which is reported elsewhere
@@ -226,24 +193,24 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
 def parts_of(world: World, folder: str) -> list[FolderPart]:
     """Return every log in a data folder, messages before what is derived from them, without what is being deleted."""
     found = []
-    gone = {name + DEAD_SUFFIX for name in Catalog(world, folder).deleted()}
-    for topic in folders_in(world, join(folder, TOPICS)):
+    gone = {name + layout.DEAD_SUFFIX for name in contents.Catalog(world, folder).deleted()}
+    for topic in folders_in(world, join(folder, layout.TOPICS)):
         if topic in gone:
             continue
-        kind: Literal["messages", "traces"] = "traces" if topic.startswith(INTERNAL_PREFIX) else "messages"
-        going = GroupNotes(world, join(folder, f"{TOPICS}/{topic}")).deleted()
-        numbers = [name for name in folders_in(world, join(folder, f"{TOPICS}/{topic}")) if name.isdigit()]
+        kind: Literal["messages", "traces"] = "traces" if topic.startswith(layout.INTERNAL_PREFIX) else "messages"
+        going = contents.GroupNotes(world, join(folder, f"{layout.TOPICS}/{topic}")).deleted()
+        numbers = [name for name in folders_in(world, join(folder, f"{layout.TOPICS}/{topic}")) if name.isdigit()]
         for number in sorted(numbers, key=int):
-            place = f"{TOPICS}/{topic}/{number}"
+            place = f"{layout.TOPICS}/{topic}/{number}"
             found.append(FolderPart(kind, f"{place}/log", join(folder, f"{place}/log")))
             found.append(FolderPart("delayed", f"{place}/delayed/intake", join(folder, f"{place}/delayed/intake")))
             for group in folders_in(world, join(folder, f"{place}/groups")):
                 name = f"{place}/groups/{group}"
                 if group not in going:
                     found.append(FolderPart("journal", name, join(folder, name)))
-    for group in folders_in(world, join(folder, GROUPS)):
-        found.append(FolderPart("commits", f"{GROUPS}/{group}", join(folder, f"{GROUPS}/{group}")))
-    found.append(FolderPart("locks", LOCKS, join(folder, LOCKS)))
+    for group in folders_in(world, join(folder, layout.GROUPS)):
+        found.append(FolderPart("commits", f"{layout.GROUPS}/{group}", join(folder, f"{layout.GROUPS}/{group}")))
+    found.append(FolderPart("locks", layout.LOCKS, join(folder, layout.LOCKS)))
     return [part for part in found if holds_log(world, part.folder)]
 
 
@@ -318,30 +285,33 @@ def damaged_notes(world: World, folder: str) -> Iterator[Note]:
         Producers.open(world, folder)
     except CorruptData as error:
         yield "damage", str(error)
-    catalog = Catalog(world, folder)
-    wrong = root_list_error(world, folder)
+    catalog = contents.Catalog(world, folder)
+    wrong = contents.root_list_error(world, folder)
     if wrong and any(map(catalog.is_listed, catalog.names())):
         yield "damage", f"{wrong}; opening the folder makes it anew, but parts that are gone are not missed"
     elif wrong and not wrong.endswith("is missing"):
         yield "damage", wrong
     if not key_is_whole(world, folder):
-        yield "damage", f"{join(folder, KEY_FILE)} is damaged: opening makes another one; {root_cost_of(KEY_FILE)}"
-    for topic in topics(world, folder):
+        yield (
+            "damage",
+            f"{join(folder, KEY_FILE)} is damaged: opening makes another one; {contents.root_cost_of(KEY_FILE)}",
+        )
+    for topic in layout.topics(world, folder):
         try:
             count = catalog.facts(topic).partitions
             yield from _of_topic(world, folder, topic, count)
             yield from _facts(world, folder, topic, catalog)
-            places = [partition_folder(folder, topic, number) for number in range(count)]
+            places = [layout.partition_folder(folder, topic, number) for number in range(count)]
             for place in places:
                 yield from _sequences(world, place)
-            for place in (topic_folder(folder, topic), *places):
-                yield from (("damage", what) for what in damaged_dedup(world, join(place, DEDUP)))
+            for place in (layout.topic_folder(folder, topic), *places):
+                yield from (("damage", what) for what in damaged_dedup(world, join(place, contents.DEDUP)))
         except CorruptData as error:
             yield "damage", str(error)
         except UnknownTopic:
             continue  # deleted in the meantime
     yield from _queries(world, folder)
-    for note in (check_samples(world, folder), short_reserve(world, folder)):
+    for note in (check_samples(world, folder), layout.short_reserve(world, folder)):
         if note is not None:
             yield "note", note
 
@@ -350,24 +320,27 @@ def _queries(world: World, folder: str) -> Iterator[Note]:
     """Report unreadable query files. They hold no data: a running query rewrites its file and removes it at the end."""
     for query in list_queries(world, folder):
         if query.wrong:
-            place = f"{QUERIES}/{query.file}"
+            place = f"{layout.QUERIES}/{query.file}"
             yield "note", f"{place} cannot be read: {query.wrong}; while it is there, no old message is removed"
 
 
-def _facts(world: World, folder: str, topic: str, catalog: Catalog) -> Iterator[Note]:
+def _facts(world: World, folder: str, topic: str, catalog: contents.Catalog) -> Iterator[Note]:
     """Check `topic.json` and the list of parts. Each can be rebuilt from the other, so a missing one is reported."""
-    place = topic_folder(folder, topic)
+    place = layout.topic_folder(folder, topic)
     again = "opening the topic makes it anew, and nothing is lost"
     listed = None
     try:
-        listed = load_contents(world, folder, topic)
+        listed = contents.load_contents(world, folder, topic)
         if listed is None and catalog.is_listed(topic):
-            yield "damage", f"{join(place, CONTENTS)} is missing: {again}, but parts that are gone are not missed"
+            yield (
+                "damage",
+                f"{join(place, contents.CONTENTS)} is missing: {again}, but parts that are gone are not missed",
+            )
     except CorruptData as error:
         yield "damage", f"{error}; {again}, but parts that are gone are not missed"
     try:
         if catalog.noted(topic) is None and listed is not None:
-            yield "damage", f"{join(place, TOPIC)} is missing: {again}"
+            yield "damage", f"{join(place, layout.TOPIC)} is missing: {again}"
     except CorruptData as error:
         if listed is None:
             raise
@@ -375,12 +348,12 @@ def _facts(world: World, folder: str, topic: str, catalog: Catalog) -> Iterator[
 
 
 def _of_topic(world: World, folder: str, topic: str, count: int) -> Iterator[Note]:
-    place = topic_folder(folder, topic)
+    place = layout.topic_folder(folder, topic)
     try:
-        kept_settings(world, join(place, SETTINGS))
+        contents.kept_settings(world, join(place, layout.SETTINGS))
     except (CorruptData, BadSettings) as error:
         yield "damage", str(error)
-    notes = GroupNotes(world, place)
+    notes = contents.GroupNotes(world, place)
     for group in notes.names(count):
         try:
             notes.read(group)
@@ -407,7 +380,7 @@ _RESTORE: Final = "Restore it from a copy; without it the topic opens only after
 _RESTORE_PART: Final = "Restore it from a copy; without it this part is used only after a repair"
 _ROOT_ADVICE: Final = {
     KEY_FILE: "Restore it from a copy; opening makes another one",
-    TRACES_LOG: "Restore it from a copy",
+    contents.TRACES_LOG: "Restore it from a copy",
 }
 
 # While an owner is creating a topic, parts of it are missing for a moment.
@@ -423,7 +396,7 @@ def missing_start(world: World, folder: str, topic: str, group: str, log: CheckR
     span = f"{state.floor}" if last == state.floor else f"{state.floor} to {last}"
     some = "" if state.missing == log.start - state.floor else "of "
     are = "is" if state.missing == 1 else "are"
-    of_group = "" if group == DEFAULT_GROUP else f" {group}"
+    of_group = "" if group == layout.DEFAULT_GROUP else f" {group}"
     return (
         f"{lost} ({some}{span}) {are} missing: the log begins at {log.start}, "
         f"the group{of_group} had settled only up to {state.floor}. {_ADVICE}"
@@ -432,9 +405,9 @@ def missing_start(world: World, folder: str, topic: str, group: str, log: CheckR
 
 def may_be_forced(world: World, folder: str, topic: str) -> bool:
     """Whether retention may remove messages of this topic that no group has handled."""
-    if topic.endswith(DEAD_SUFFIX):
+    if topic.endswith(layout.DEAD_SUFFIX):
         return True
-    content = read_file(world.disk, join(folder, f"{TOPICS}/{topic}/{SETTINGS}"))
+    content = read_file(world.disk, join(folder, f"{layout.TOPICS}/{topic}/{layout.SETTINGS}"))
     try:
         kept = msgspec.json.decode(content or b"{}")
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -457,77 +430,82 @@ def missing_folders(world: World, folder: str, ends: Mapping[str, int], *, owned
 
 def _missing_folders(world: World, folder: str, ends: Mapping[str, int]) -> list[str]:
     found = [
-        f"{part} is missing: {root_cost_of(part)}. {_ROOT_ADVICE.get(part, _RESTORE_PART)}"
-        for part in missing_root_parts(world, folder)
+        f"{part} is missing: {contents.root_cost_of(part)}. {_ROOT_ADVICE.get(part, _RESTORE_PART)}"
+        for part in contents.missing_root_parts(world, folder)
     ]
-    for topic in topics(world, folder):
+    for topic in layout.topics(world, folder):
         listed = _missing_listed(world, folder, topic, ends)
         if listed is not None:
             found += listed
             continue
         # A topic from before parts were listed: infer what is missing from what the other partitions have.
-        count, letters = _partitions(world, folder, topic), f"{TOPICS}/{topic}{DEAD_SUFFIX}"
+        count, letters = _partitions(world, folder, topic), f"{layout.TOPICS}/{topic}{layout.DEAD_SUFFIX}"
         groups = _groups(world, folder, topic, count)
         for number in range(count):
-            place = f"{TOPICS}/{topic}/{number}"
+            place = f"{layout.TOPICS}/{topic}/{number}"
             # A partition that was added just before a crash is created at the next opening.
             if not number or _is_folder(world, join(folder, place)) or _is_folder(world, join(folder, letters)):
                 found += _missing_of(world, folder, place, groups, ends)
         for number in map(int, filter(str.isdigit, folders_in(world, join(folder, letters)))):
             place = f"{letters}/{number}"
             # Created with the first dead letter, the log before its journal: if neither exists, creation was cut short.
-            if any(holds_log(world, join(folder, f"{place}/{part}")) for part in ("log", f"{GROUPS}/{DEFAULT_GROUP}")):
-                found += _missing_of(world, folder, place, [DEFAULT_GROUP], ends)
+            if any(
+                holds_log(world, join(folder, f"{place}/{part}"))
+                for part in ("log", f"{layout.GROUPS}/{layout.DEFAULT_GROUP}")
+            ):
+                found += _missing_of(world, folder, place, [layout.DEFAULT_GROUP], ends)
     return found
 
 
 def _missing_listed(world: World, folder: str, topic: str, ends: Mapping[str, int]) -> list[str] | None:
     """Describe the parts that a topic's list names and that do not exist; None without a usable list."""
     try:
-        if load_contents(world, folder, topic) is None:
+        if contents.load_contents(world, folder, topic) is None:
             return None
-        parts = missing_parts(world, folder, topic)
+        parts = contents.missing_parts(world, folder, topic)
     except CorruptData:
         return None
     count, found = _partitions(world, folder, topic), []
     for part in parts:
-        name = part_path(folder, topic, part).removeprefix(f"{folder}/")
+        name = contents.part_path(folder, topic, part).removeprefix(f"{folder}/")
         come = _come_to(name, ends) if part.endswith("/log") else 0
         far = f"; the group had come up to {come}" if come else ""
-        if is_vital(part, count):
+        if contents.is_vital(part, count):
             advice = _RESTORE
         else:
-            stops = is_messages(part) or is_delayed(part)
+            stops = contents.is_messages(part) or contents.is_delayed(part)
             advice = _RESTORE_PART if stops else "Restore it from a copy to prevent that"
-        found.append(f"{name} {_lack(world, folder, name)}{far}: {cost_of(part)}. {advice}")
+        found.append(f"{name} {_lack(world, folder, name)}{far}: {contents.cost_of(part)}. {advice}")
     return found
 
 
 def _come_to(log: str, ends: Mapping[str, int]) -> int:
     """Return the furthest cursor of any group in a log that is missing."""
-    groups = f"{log.removesuffix('/log')}/{GROUPS}/"
+    groups = f"{log.removesuffix('/log')}/{layout.GROUPS}/"
     return max((end for name, end in ends.items() if name.startswith(groups)), default=0)
 
 
 def _partitions(world: World, folder: str, topic: str) -> int:
     try:
-        return Catalog(world, folder).facts(topic).partitions
+        return contents.Catalog(world, folder).facts(topic).partitions
     except (CorruptData, UnknownTopic):  # damaged, which is reported elsewhere, or deleted in the meantime
-        numbers = [int(name) for name in folders_in(world, join(folder, f"{TOPICS}/{topic}")) if name.isdigit()]
+        numbers = [int(name) for name in folders_in(world, join(folder, f"{layout.TOPICS}/{topic}")) if name.isdigit()]
         return max(numbers, default=-1) + 1
 
 
 def _groups(world: World, folder: str, topic: str, count: int) -> list[str]:
     """Return the topic's groups in queue mode, as far as traces of them remain; a queue always has one."""
-    notes, found = GroupNotes(world, topic_folder(folder, topic)), []
+    notes, found = contents.GroupNotes(world, layout.topic_folder(folder, topic)), []
     for name in notes.names(count):
         with suppress(CorruptData):
             if notes.read(name).deleted:
                 continue
         found.append(name)
-    simple = topic == topic_for(folder) or _is_folder(world, topic_folder(folder, topic + DEAD_SUFFIX))
-    streams = folders_in(world, join(folder, GROUPS))
-    return found or ([DEFAULT_GROUP] if simple and not streams else [])
+    simple = topic == layout.topic_for(folder) or _is_folder(
+        world, layout.topic_folder(folder, topic + layout.DEAD_SUFFIX)
+    )
+    streams = folders_in(world, join(folder, layout.GROUPS))
+    return found or ([layout.DEFAULT_GROUP] if simple and not streams else [])
 
 
 def _missing_of(world: World, folder: str, place: str, groups: Sequence[str], ends: Mapping[str, int]) -> list[str]:

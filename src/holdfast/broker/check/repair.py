@@ -18,24 +18,7 @@ import msgspec
 
 from holdfast.broker.check.folder import FolderReport, PartReport, check_folder, parts_of
 from holdfast.broker.dedup.runs import damaged_note, damaged_runs, renew_note
-from holdfast.broker.folder.contents import (
-    CONTENTS,
-    DEDUP,
-    Catalog,
-    GroupNotes,
-    cost_of,
-    kept_settings,
-    load_contents,
-    missing_parts,
-    missing_root_parts,
-    part_path,
-    renew_contents,
-    renew_root,
-    root_cost_of,
-    root_list_error,
-    strike_off,
-    strike_off_root,
-)
+from holdfast.broker.folder import contents
 from holdfast.broker.folder.layout import DEAD_SUFFIX, GROUPS, SETTINGS, TOPIC, TOPICS, topic_folder, topics
 from holdfast.broker.journal import Journal
 from holdfast.broker.leases import KEY_FILE, key_is_whole
@@ -182,7 +165,7 @@ class _Planner:
         self._world = world
         self._folder = folder
         self._report = report
-        self._catalog = Catalog(world, folder)
+        self._catalog = contents.Catalog(world, folder)
 
     def works(self, part: str | None) -> Iterator[_RepairWork]:
         found = [*self._small_files(), *self._journals(), *self._missing()]
@@ -234,13 +217,15 @@ class _Planner:
         try:
             Producers.open(self._world, self._folder)
         except CorruptData as error:
-            yield self._aside(PRODUCERS, error, root_cost_of(PRODUCERS))
-        wrong = root_list_error(self._world, self._folder)
+            yield self._aside(PRODUCERS, error, contents.root_cost_of(PRODUCERS))
+        wrong = contents.root_list_error(self._world, self._folder)
         if wrong and any(map(self._catalog.is_listed, self._catalog.names())):
             what, cost = f"list what is there ({wrong})", "parts that are gone by now are not missed"
-            yield self._work("renew", CONTENTS, what, cost, lambda _: renew_root(self._world, self._folder))
+            yield self._work(
+                "renew", contents.CONTENTS, what, cost, lambda _: contents.renew_root(self._world, self._folder)
+            )
         if not key_is_whole(self._world, self._folder):
-            yield self._aside(KEY_FILE, "it is damaged", root_cost_of(KEY_FILE))
+            yield self._aside(KEY_FILE, "it is damaged", contents.root_cost_of(KEY_FILE))
         for topic in topics(self._world, self._folder):
             with suppress(HoldfastError):
                 yield from self._of_topic(topic)
@@ -250,22 +235,24 @@ class _Planner:
         facts = self._catalog.facts(topic)
         try:
             noted = self._catalog.noted(topic) is not None
-            listed = load_contents(self._world, self._folder, topic) is not None or not self._catalog.is_listed(topic)
+            listed = contents.load_contents(
+                self._world, self._folder, topic
+            ) is not None or not self._catalog.is_listed(topic)
         except CorruptData:
             noted = listed = False
         if not noted or not listed:
 
             def renew(_: str) -> None:
-                renew_contents(self._world, self._folder, topic, facts)
+                contents.renew_contents(self._world, self._folder, topic, facts)
                 self._catalog.bring_up_to_date(topic, facts)
 
-            name = TOPIC if not noted else CONTENTS
+            name = TOPIC if not noted else contents.CONTENTS
             yield self._work("renew", f"{place}/{name}", "write it anew from what the other says", "nothing", renew)
         try:
-            kept_settings(self._world, join(folder, SETTINGS))
+            contents.kept_settings(self._world, join(folder, SETTINGS))
         except (CorruptData, BadSettings) as error:
             yield self._aside(f"{place}/{SETTINGS}", error, "the topic has the default settings until you alter it")
-        notes = GroupNotes(self._world, folder)
+        notes = contents.GroupNotes(self._world, folder)
         for group in notes.names(facts.partitions):
             try:
                 notes.read(group)
@@ -273,11 +260,11 @@ class _Planner:
                 cost = "the group has the settings of its topic until you set others, and is no longer paused if it was"
                 yield self._aside(f"{place}/{GROUPS}/{group}.json", error, cost)
         # The topic's dedup ids, and those of partitions from before topics kept them.
-        for part in (DEDUP, *(f"{number}/{DEDUP}" for number in range(facts.partitions))):
+        for part in (contents.DEDUP, *(f"{number}/{contents.DEDUP}" for number in range(facts.partitions))):
             path = join(folder, part)
             wrong, note = damaged_runs(self._world, path), damaged_note(self._world, path)
             if wrong:
-                yield self._aside(f"{place}/{part}", wrong[0], cost_of(part))
+                yield self._aside(f"{place}/{part}", wrong[0], contents.cost_of(part))
             elif note:
                 yield self._work(
                     "renew", f"{place}/{part}", f"write the note anew ({note})", "nothing", self._renew_note(path)
@@ -288,19 +275,21 @@ class _Planner:
 
     def _missing(self) -> Iterator[_RepairWork]:
         what = "strike it off the list of what must be there, and go on without it"
-        for part in missing_root_parts(self._world, self._folder):
-            yield self._work("give_up", part, what, root_cost_of(part), partial(self._strike_off_root, part))
+        for part in contents.missing_root_parts(self._world, self._folder):
+            yield self._work("give_up", part, what, contents.root_cost_of(part), partial(self._strike_off_root, part))
         for topic in topics(self._world, self._folder):
             with suppress(CorruptData):
-                for part in missing_parts(self._world, self._folder, topic):
-                    name = part_path(self._folder, topic, part).removeprefix(f"{self._folder}/")
-                    yield self._work("give_up", name, what, cost_of(part), partial(self._strike_off, topic, part))
+                for part in contents.missing_parts(self._world, self._folder, topic):
+                    name = contents.part_path(self._folder, topic, part).removeprefix(f"{self._folder}/")
+                    yield self._work(
+                        "give_up", name, what, contents.cost_of(part), partial(self._strike_off, topic, part)
+                    )
 
     def _strike_off_root(self, part: str, _: str) -> None:
-        strike_off_root(self._world, self._folder, part)
+        contents.strike_off_root(self._world, self._folder, part)
 
     def _strike_off(self, topic: str, part: str, _: str) -> None:
-        strike_off(self._world, self._folder, topic, frozenset([part]))
+        contents.strike_off(self._world, self._folder, topic, frozenset([part]))
 
     def _aside(self, name: str, error: object, cost: str) -> _RepairWork:
         what = f"keep it in the backup and go on without it ({error})"
@@ -317,8 +306,8 @@ class _Planner:
         disk.rename(path, f"{above}/{last}")
         disk.sync_folder(above)
         disk.sync_folder(path.rpartition("/")[0])
-        strike_off_root(self._world, self._folder, name)
+        contents.strike_off_root(self._world, self._folder, name)
         for topic in topics(self._world, self._folder):
             part = name.removeprefix(f"{TOPICS}/{topic}")
             if part != name and part.startswith(("/", f"{DEAD_SUFFIX}/")):
-                strike_off(self._world, self._folder, topic, frozenset([part.lstrip("/")]))
+                contents.strike_off(self._world, self._folder, topic, frozenset([part.lstrip("/")]))

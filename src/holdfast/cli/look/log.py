@@ -14,25 +14,8 @@ import msgspec
 from holdfast.broker.check.folder import parts_of
 from holdfast.broker.folder.contents import Catalog
 from holdfast.broker.messages import check_partition
+from holdfast.cli import output
 from holdfast.cli.opening import AsJson, Folder, Topic, chosen_topic, is_queue, log_of
-from holdfast.cli.output import (
-    DAMAGED,
-    OK,
-    Column,
-    Console,
-    Table,
-    facts_table,
-    iso_time,
-    note,
-    preview,
-    print_json,
-    safe,
-    short_time,
-    size,
-    stdout,
-    time_ns_of,
-)
-from holdfast.cli.output import as_json as value_as_json
 from holdfast.cli.parsing import Section, option
 from holdfast.cli.reading import check_has_log
 from holdfast.codec.frame import Frame, Kind
@@ -136,9 +119,9 @@ def info_of(folder: str) -> dict[str, Any]:
         "synced_end": _synced_end(world, folder),
         "messages": end - start,
         "oldest_time_ns": oldest,
-        "oldest_time": iso_time(oldest),
+        "oldest_time": output.iso_time(oldest),
         "newest_time_ns": newest,
-        "newest_time": iso_time(newest),
+        "newest_time": output.iso_time(newest),
         "closed": identity is not None and identity.clean_end is not None,
         "owner": None if owner is None else msgspec.to_builtins(owner),
         "file_system": world.disk.kind(folder),
@@ -167,9 +150,9 @@ def _segment(reader: LogReader, facts: SegmentFacts) -> dict[str, Any]:
         "next_offset": facts.next_offset,
         "bytes": facts.bytes,
         "first_time_ns": first_ns,
-        "first_time": iso_time(first_ns),
+        "first_time": output.iso_time(first_ns),
         "last_time_ns": last_ns,
-        "last_time": iso_time(last_ns),
+        "last_time": output.iso_time(last_ns),
     }
 
 
@@ -201,18 +184,21 @@ def _disk_use(folder: str) -> tuple[int, int]:
     return used, allocated
 
 
-def show_info(console: Console, info: dict[str, Any]) -> None:
+def show_info(console: output.Console, info: dict[str, Any]) -> None:
     """Print the facts as text."""
-    console.print(safe(info["folder"]))
-    facts = facts_table()
+    console.print(output.safe(info["folder"]))
+    facts = output.facts_table()
     facts.add_row("log", f"{info['log_id']}, epoch {info['epoch']}")
     facts.add_row("messages", _messages(info))
     if info["synced_end"] is not None:
         facts.add_row("ends", f"readable {info['end']}, synced {info['synced_end']}")
-    facts.add_row("times (UTC)", f"{short_time(info['oldest_time_ns'])} to {short_time(info['newest_time_ns'])}")
+    facts.add_row(
+        "times (UTC)", f"{output.short_time(info['oldest_time_ns'])} to {output.short_time(info['newest_time_ns'])}"
+    )
     _add_owner(facts, info)
     facts.add_row(
-        "disk", f"{size(info['allocated_bytes'])} used, {size(info['free_bytes'])} free ({info['file_system']})"
+        "disk",
+        f"{output.size(info['allocated_bytes'])} used, {output.size(info['free_bytes'])} free ({info['file_system']})",
     )
     console.print(facts)
     _show_segments(console, info["segments"])
@@ -224,21 +210,23 @@ def _messages(info: dict[str, Any]) -> str:
     return f"{info['messages']:,} (offsets {info['start']} to {info['end'] - 1})"
 
 
-def _add_owner(facts: Table, info: dict[str, Any]) -> None:
+def _add_owner(facts: output.Table, info: dict[str, Any]) -> None:
     owner = None if info["owner"] is None else msgspec.convert(info["owner"], LockOwner)
     if owner is not None and owner.alive:
-        facts.add_row("owner", safe(str(owner)))
+        facts.add_row("owner", output.safe(str(owner)))
         return
     facts.add_row("owner", "none; it was closed in order" if info["closed"] else "none to be seen from here")
     if owner is not None:
-        facts.add_row("last owner", safe(str(owner)))
+        facts.add_row("last owner", output.safe(str(owner)))
 
 
-def _show_segments(console: Console, segments: list[dict[str, Any]]) -> None:
+def _show_segments(console: output.Console, segments: list[dict[str, Any]]) -> None:
     if not segments:
         return
-    numbers = (Column(name, right=True) for name in ("segment", "next offset", "bytes"))
-    table = Table(*numbers, Column("first message (UTC)"), Column("last message (UTC)"), ruled=True)
+    numbers = (output.Column(name, right=True) for name in ("segment", "next offset", "bytes"))
+    table = output.Table(
+        *numbers, output.Column("first message (UTC)"), output.Column("last message (UTC)"), ruled=True
+    )
     hidden = len(segments) - _MOST_ROWS if len(segments) > _MOST_ROWS + 1 else 0
     for number, segment in enumerate(segments):
         if hidden and number == _MOST_ROWS // 2:
@@ -248,9 +236,9 @@ def _show_segments(console: Console, segments: list[dict[str, Any]]) -> None:
         table.add_row(
             str(segment["base_offset"]),
             str(segment["next_offset"]),
-            size(segment["bytes"]),
-            short_time(segment["first_time_ns"]),
-            short_time(segment["last_time_ns"]),
+            output.size(segment["bytes"]),
+            output.short_time(segment["first_time_ns"]),
+            output.short_time(segment["last_time_ns"]),
         )
     console.print()
     console.print(table)
@@ -280,7 +268,7 @@ class Dump:
     def __init__(self, reader: LogReader, *, as_json: bool) -> None:
         self._reader = reader
         self._as_json = as_json
-        self._console = stdout()
+        self._console = output.stdout()
         self._page: list[tuple[Kind, Record]] = []
         self._shown: tuple[bool, bool] | None = None
         self._whole = True
@@ -289,7 +277,7 @@ class Dump:
         """Print up to `limit` messages; return whether none of them was damaged."""
         for kind, record in islice(self._records(start), limit):
             if self._as_json:
-                print_json(_document(kind, record))
+                output.print_json(_document(kind, record))
                 continue
             self._page.append((kind, record))
             if len(self._page) == _PAGE_ROWS:
@@ -328,9 +316,9 @@ class Dump:
         self._show_page()
         if self._as_json:
             document = {"first_offset": first, "next_offset": next_offset, "reason": reason}
-            print_json({"damaged": {**document, "messages": next_offset - first}})
-        lost = f"damaged: {count_of(next_offset - first, 'message')} ({offsets(first, next_offset)}): {safe(reason)}"
-        note(lost)
+            output.print_json({"damaged": {**document, "messages": next_offset - first}})
+        lost = f"{count_of(next_offset - first, 'message')} ({offsets(first, next_offset)})"
+        output.note(f"damaged: {lost}: {output.safe(reason)}")
 
     def _show_page(self) -> None:
         if not self._page:
@@ -343,7 +331,9 @@ class Dump:
         self._page.clear()
 
 
-def _table(console: Console, page: list[tuple[Kind, Record]], *, keys: bool, headers: bool, titles: bool) -> Table:
+def _table(
+    console: output.Console, page: list[tuple[Kind, Record]], *, keys: bool, headers: bool, titles: bool
+) -> output.Table:
     """Return a table with columns of fixed width, so that the pages of a long dump line up; the value gets the rest."""
     columns: list[_Column] = [
         ("offset", max(_OFFSET_CELLS, len(str(page[-1][1].offset))), "right"),
@@ -357,38 +347,40 @@ def _table(console: Console, page: list[tuple[Kind, Record]], *, keys: bool, hea
     taken = sum(cells + _SPACE for _, cells, _ in columns)
     value_cells = max(_VALUE_CELLS, console.width - taken)
     columns.append(("value", value_cells, "left"))
-    table = Table(*(Column(title, justify == "right", cells=cells) for title, cells, justify in columns), titles=titles)
+    table = output.Table(
+        *(output.Column(title, justify == "right", cells=cells) for title, cells, justify in columns), titles=titles
+    )
     for kind, record in page:
-        row = [str(record.offset), short_time(record.timestamp_ns)]
+        row = [str(record.offset), output.short_time(record.timestamp_ns)]
         if keys:
-            row.append("" if record.key is None else preview(record.key, _KEY_CELLS))
+            row.append("" if record.key is None else output.preview(record.key, _KEY_CELLS))
         if headers:
             row.append(_headers(record))
-        value = preview(bytes(record.value), value_cells)
+        value = output.preview(bytes(record.value), value_cells)
         row += [f"{len(record.value):,}", value if kind == Kind.DATA else f"({kind.name.lower()}) {value}"]
         table.add_row(*row)
     return table
 
 
 def _headers(record: Record) -> str:
-    return ", ".join(f"{safe(name)}={preview(value, _HEADER_CELLS)}" for name, value in record.headers)
+    return ", ".join(f"{output.safe(name)}={output.preview(value, _HEADER_CELLS)}" for name, value in record.headers)
 
 
 def _document(kind: Kind, record: Record) -> dict[str, Any]:
     return {
         "offset": record.offset,
         "timestamp_ns": record.timestamp_ns,
-        "time": iso_time(record.timestamp_ns),
+        "time": output.iso_time(record.timestamp_ns),
         "kind": kind.name.lower(),
         "epoch": record.epoch,
-        **value_as_json("key", record.key),
-        "headers": [{"name": name, **value_as_json("value", value)} for name, value in record.headers],
+        **output.as_json("key", record.key),
+        "headers": [{"name": name, **output.as_json("value", value)} for name, value in record.headers],
         "priority": record.priority,
         "expires_at_ms": record.expires_at_ms,
         "due_at_ms": record.due_at_ms,
         "flags": record.flags,
         "bytes": len(record.value),
-        **value_as_json("value", bytes(record.value)),
+        **output.as_json("value", bytes(record.value)),
     }
 
 
@@ -405,20 +397,20 @@ def info_command(folder: Folder, as_json: AsJson = False) -> int:
     if not is_queue(folder):
         info = info_of(folder)
         if as_json:
-            print_json(info)
+            output.print_json(info)
         else:
-            show_info(stdout(), info)
-        return OK
+            show_info(output.stdout(), info)
+        return output.OK
     infos = [{"name": part.name, **info_of(part.folder)} for part in parts_of(real_world(), folder)]
     if as_json:
-        print_json({"folder": folder, "logs": infos})
-        return OK
-    console = stdout()
+        output.print_json({"folder": folder, "logs": infos})
+        return output.OK
+    console = output.stdout()
     for number, info in enumerate(infos):
         if number:
             console.print()
         show_info(console, info)
-    return OK
+    return output.OK
 
 
 @app.command("dump")
@@ -448,7 +440,7 @@ def dump_command(
     dump = Dump(reader, as_json=as_json)
     start = _start(reader, offset, from_time)
     whole = dump.run(start, limit)
-    return OK if whole else DAMAGED
+    return output.OK if whole else output.DAMAGED
 
 
 def _log(folder: str, topic: str | None, partition: int) -> str:
@@ -463,7 +455,7 @@ def _start(reader: LogReader, offset: int | None, from_time: str | None) -> int:
     if from_time is None:
         return reader.start if offset is None else offset
     try:
-        return reader.find_time(time_ns_of(from_time))
+        return reader.find_time(output.time_ns_of(from_time))
     except (ValueError, OverflowError):
         raise InvalidRequest(
             f"--from-time {from_time!r} is no time; write it like 2026-01-31T12:00:00Z (or without Z: UTC)"

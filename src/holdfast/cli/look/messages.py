@@ -28,26 +28,8 @@ from holdfast.api.listing import (
 from holdfast.api.sync.message import taken_of
 from holdfast.broker.messages import TOMBSTONE
 from holdfast.broker.tracing.log import TraceStep
+from holdfast.cli import output
 from holdfast.cli.opening import WAIT, AsJson, DataFolder, Limit, QueueAt, Wait, Where, opened_broker, some_of
-from holdfast.cli.output import (
-    NOTHING_THERE,
-    OK,
-    Column,
-    Console,
-    Table,
-    as_json,
-    cell_len,
-    facts_table,
-    iso_time,
-    moment,
-    note,
-    preview,
-    print_json,
-    safe,
-    seconds_text,
-    short_time,
-    stdout,
-)
 from holdfast.cli.parsing import argument, option
 from holdfast.delivery.group import Failure
 from holdfast.delivery.where import headline
@@ -100,20 +82,22 @@ def document(message: AnyMessage, **more: Any) -> dict[str, Any]:
         "partition": message.partition,
         "offset": offset_of(message),
         "timestamp_ns": message.timestamp_ns,
-        "time": iso_time(message.timestamp_ns),
-        **as_json("key", bytes_of(message.key)),
-        "headers": [{"name": name, **as_json("value", bytes_of(value))} for name, value in message.headers.pairs],
+        "time": output.iso_time(message.timestamp_ns),
+        **output.as_json("key", bytes_of(message.key)),
+        "headers": [
+            {"name": name, **output.as_json("value", bytes_of(value))} for name, value in message.headers.pairs
+        ],
         "priority": message.priority,
         "correlation_id": message.correlation_id,
-        **moment("due_at", message.due_at),
-        **moment("expires_at", message.expires_at),
+        **output.moment("due_at", message.due_at),
+        **output.moment("expires_at", message.expires_at),
     }
     # By attribute, not by type: messages from a server have other types with the same attributes.
     for names in (("attempt", "holder", "receipt"), ("phase", "attempts", "holder", "reason", "error")):
         if hasattr(message, names[0]):
             found |= {name: getattr(message, name) for name in names}
     body = None if is_tombstone(message) else message.raw
-    return {**found, **more, "bytes": message.size, **as_json("body", body)}
+    return {**found, **more, "bytes": message.size, **output.as_json("body", body)}
 
 
 def bytes_of(value: str | bytes | None) -> bytes | None:
@@ -122,19 +106,23 @@ def bytes_of(value: str | bytes | None) -> bytes | None:
 
 def header_text(message: AnyMessage) -> str:
     """Format the headers on one line."""
-    return ", ".join(f"{safe(name)}={preview(bytes_of(value) or b'', 40)}" for name, value in message.headers.pairs)
+    return ", ".join(
+        f"{output.safe(name)}={output.preview(bytes_of(value) or b'', 40)}" for name, value in message.headers.pairs
+    )
 
 
-ID: Final = MessageColumn("id", 8, lambda message: safe(message.id))
-TIME: Final = MessageColumn("time (UTC)", 19, lambda message: short_time(message.timestamp_ns))
-DUE: Final = MessageColumn("due (UTC)", 19, lambda message: seconds_text(message.due_at))
-KEY: Final = MessageColumn("key", 10, lambda message: preview(bytes_of(message.key) or b"", 10))
+ID: Final = MessageColumn("id", 8, lambda message: output.safe(message.id))
+TIME: Final = MessageColumn("time (UTC)", 19, lambda message: output.short_time(message.timestamp_ns))
+DUE: Final = MessageColumn("due (UTC)", 19, lambda message: output.seconds_text(message.due_at))
+KEY: Final = MessageColumn("key", 10, lambda message: output.preview(bytes_of(message.key) or b"", 10))
 HEADERS: Final = MessageColumn("headers", 16, header_text)
 PRIORITY: Final = MessageColumn("pri", 3, lambda message: str(message.priority or ""), "right")
 ATTEMPTS: Final = MessageColumn("tries", 5, lambda message: str(getattr(message, "attempts", "") or ""), "right")
-HOLDER: Final = MessageColumn("holder", 16, lambda message: safe(getattr(message, "holder", "")))
-REASON: Final = MessageColumn("reason", 12, lambda message: safe(getattr(message, "reason", "")))
-ERROR: Final = MessageColumn("error", _MOST_ERROR_CELLS, lambda message: safe(headline(getattr(message, "error", ""))))
+HOLDER: Final = MessageColumn("holder", 16, lambda message: output.safe(getattr(message, "holder", "")))
+REASON: Final = MessageColumn("reason", 12, lambda message: output.safe(getattr(message, "reason", "")))
+ERROR: Final = MessageColumn(
+    "error", _MOST_ERROR_CELLS, lambda message: output.safe(headline(getattr(message, "error", "")))
+)
 SIZE: Final = MessageColumn("bytes", 6, lambda message: f"{message.size:,}", "right")
 USUAL: Final = (ID, TIME, KEY, HEADERS, PRIORITY, ATTEMPTS, SIZE)
 
@@ -142,7 +130,7 @@ USUAL: Final = (ID, TIME, KEY, HEADERS, PRIORITY, ATTEMPTS, SIZE)
 def body_text(body: bytes) -> str:
     """Format a body: keeps its lines, escapes terminal controls, and cuts it if it is long."""
     lines = body[:_MOST_SHOWN_BYTES].decode("utf-8", "backslashreplace").split("\n")
-    text = "\n".join(safe(line.replace("\t", "    ")) for line in lines)
+    text = "\n".join(output.safe(line.replace("\t", "    ")) for line in lines)
     return text if len(body) <= _MOST_SHOWN_BYTES else f"{text}…"
 
 
@@ -174,7 +162,7 @@ def _fitting(cells: dict[str, int], room: int) -> dict[str, int]:
 class Pages:
     """A table of any length, printed page by page; columns keep their position on all pages."""
 
-    def __init__(self, console: Console, columns: Sequence[MessageColumn] = USUAL) -> None:
+    def __init__(self, console: output.Console, columns: Sequence[MessageColumn] = USUAL) -> None:
         self._console = console
         self._room = console.width
         self._columns = columns
@@ -204,11 +192,11 @@ class Pages:
         titles = [column.title for column in used] != [column.title for column in self._shown]
         places = [i for i, column in enumerate(self._columns) if any(column.title == each.title for each in used)]
         self._shown = used
-        bodies = [preview(message.raw, _MOST_BODY_CELLS) for message in self._page]
-        shown = [*used, MessageColumn(_BODY, max(len(_BODY), *map(cell_len, bodies)), lambda _: "")]
+        bodies = [output.preview(message.raw, _MOST_BODY_CELLS) for message in self._page]
+        shown = [*used, MessageColumn(_BODY, max(len(_BODY), *map(output.cell_len, bodies)), lambda _: "")]
         cells = _fitting({column.title: column.cells for column in shown}, self._room)
-        columns = [Column(each.title, each.justify == "right", cells=cells[each.title]) for each in shown]
-        table = Table(*columns, titles=titles)
+        columns = [output.Column(each.title, each.justify == "right", cells=cells[each.title]) for each in shown]
+        table = output.Table(*columns, titles=titles)
         for row, body in zip(rows, bodies, strict=True):
             table.add_row(*(row[i] for i in places), body)
         self._console.print(table)
@@ -217,7 +205,7 @@ class Pages:
     def _width(self, column: MessageColumn, texts: Sequence[str]) -> int:
         """Return the width needed, up to the column's own limit; ids are never cut, so that they can be copied."""
         before = next((each.cells for each in self._shown if each.title == column.title), 0)
-        longest = max(map(cell_len, texts))
+        longest = max(map(output.cell_len, texts))
         most = longest if column.title == ID.title else column.cells
         return max(len(column.title), before, min(longest, most))
 
@@ -250,7 +238,7 @@ class Everything(NamedTuple):
     @property
     def document(self) -> dict[str, Any]:
         failures = [
-            {**moment("at", moment_at(each.at_ms)), "holder": each.holder, "why": each.why, "error": each.error}
+            {**output.moment("at", moment_at(each.at_ms)), "holder": each.holder, "why": each.why, "error": each.error}
             for each in self.failures
         ]
         facts = {**self.facts, "phase": self.phase, "failures": failures}
@@ -271,11 +259,11 @@ def everything_about(group: holdfast.Group[bytes], message_id: str) -> Everythin
         return everything_about_letter(group.dead.show(found.message.id), found.history)
     facts: dict[str, Any] = {}
     if found.leased_at_ms:
-        facts |= moment("leased_at", moment_at(found.leased_at_ms))
-        facts |= moment("lease_until", moment_at(found.lease_until_ms))
+        facts |= output.moment("leased_at", moment_at(found.leased_at_ms))
+        facts |= output.moment("lease_until", moment_at(found.lease_until_ms))
     if found.first_delivery_ms:
-        facts |= moment("first_delivery", moment_at(found.first_delivery_ms))
-        facts |= moment("last_delivery", moment_at(found.last_delivery_ms))
+        facts |= output.moment("first_delivery", moment_at(found.first_delivery_ms))
+        facts |= output.moment("last_delivery", moment_at(found.last_delivery_ms))
     if found.state is not None:
         facts["state"] = found.state
     return Everything(found.message, found.phase, facts, found.failures, found.history)
@@ -295,10 +283,10 @@ def everything_about_letter(letter: DeadLetter[bytes], history: Sequence[TraceSt
     """Return what is known about a dead letter."""
     facts = {
         "original_id": letter.original_id,
-        **moment("original_time", letter.original_timestamp),
-        **moment("dead_at", letter.dead_at),
-        **moment("first_delivery", letter.first_delivery),
-        **moment("last_delivery", letter.last_delivery),
+        **output.moment("original_time", letter.original_timestamp),
+        **output.moment("dead_at", letter.dead_at),
+        **output.moment("first_delivery", letter.first_delivery),
+        **output.moment("last_delivery", letter.last_delivery),
     }
     if letter.state is not None:
         facts["state"] = letter.state
@@ -308,20 +296,21 @@ def everything_about_letter(letter: DeadLetter[bytes], history: Sequence[TraceSt
 def show_everything(found: Everything, *, as_json: bool) -> None:
     """Print all of it, as text or as JSON."""
     if as_json:
-        print_json(found.document)
+        output.print_json(found.document)
     else:
-        _show(stdout(), found)
+        _show(output.stdout(), found)
 
 
-def _show(console: Console, found: Everything) -> None:
+def _show(console: output.Console, found: Everything) -> None:
     message, known = found.message, found.document
-    facts = facts_table()
-    facts.add_row("id", safe(message.id))
+    facts = output.facts_table()
+    facts.add_row("id", output.safe(message.id))
     for title, text in _rows(message, known):
         if text:
             facts.add_row(title, text)
     for number, failure in enumerate(found.failures, 1):
-        summary = f"{seconds_text(moment_at(failure.at_ms))} UTC, {safe(failure.holder)}: {safe(failure.why)}"
+        holder, why = output.safe(failure.holder), output.safe(failure.why)
+        summary = f"{output.seconds_text(moment_at(failure.at_ms))} UTC, {holder}: {why}"
         facts.add_row(f"failure {number}", f"{summary}\n{_lines(failure.error)}" if failure.error else summary)
     facts.add_row("body", f"{message.size:,} bytes")
     console.print(facts)
@@ -335,31 +324,31 @@ def _show(console: Console, found: Everything) -> None:
 def _rows(message: AnyMessage, known: dict[str, Any]) -> list[tuple[str, str]]:
     def time(name: str) -> str:
         ms = known.get(f"{name}_ms")
-        return f"{seconds_text(moment_at(ms))} UTC" if ms else ""
+        return f"{output.seconds_text(moment_at(ms))} UTC" if ms else ""
 
-    reason = safe(known.get("reason", ""))
+    reason = output.safe(known.get("reason", ""))
     return [
         ("phase", known["phase"] + (f" ({reason})" if reason else "")),
-        ("was", safe(known.get("original_id", ""))),
-        ("published", time("original_time") or f"{seconds_text(message.timestamp)} UTC"),
+        ("was", output.safe(known.get("original_id", ""))),
+        ("published", time("original_time") or f"{output.seconds_text(message.timestamp)} UTC"),
         ("due", time("due_at")),
         ("expires", time("expires_at")),
         ("died", time("dead_at")),
-        ("key", preview(bytes_of(message.key) or b"", 200)),
+        ("key", output.preview(bytes_of(message.key) or b"", 200)),
         ("headers", header_text(message)),
         ("priority", str(message.priority or "")),
-        ("correlation", safe(message.correlation_id) if message.correlation_id != message.id else ""),
-        ("holder", safe(known.get("holder", ""))),
+        ("correlation", output.safe(message.correlation_id) if message.correlation_id != message.id else ""),
+        ("holder", output.safe(known.get("holder", ""))),
         ("leased until", time("lease_until")),
         ("attempts", str(known.get("attempts") or "")),
         ("first taken", time("first_delivery")),
         ("last taken", time("last_delivery")),
-        ("state", safe(str(msgspec.json.encode(known["state"]), "utf-8")) if "state" in known else ""),
+        ("state", output.safe(str(msgspec.json.encode(known["state"]), "utf-8")) if "state" in known else ""),
     ]
 
 
 def _lines(text: str) -> str:
-    return "\n".join(safe(line) for line in text.splitlines())
+    return "\n".join(output.safe(line) for line in text.splitlines())
 
 
 # `holdfast peek`, `list`, `show`: look at messages without taking them.
@@ -380,7 +369,7 @@ def peek_command(
     """
     with at.opened() as queue:
         show_messages(queue.peek(count), USUAL, "no message is ready", as_json=at.as_json)
-    return OK
+    return output.OK
 
 
 def ls_command(
@@ -410,7 +399,7 @@ def ls_command(
             "done": USUAL,
         }
         show_messages(messages, columns[phase], nothing, as_json=at.as_json, leases_of=queue)
-    return OK
+    return output.OK
 
 
 def show_command(
@@ -424,7 +413,7 @@ def show_command(
     """
     with at.of(message_id).opened() as queue:
         show_everything(everything_about(queue, message_id), as_json=at.as_json)
-    return OK
+    return output.OK
 
 
 def show_messages(
@@ -438,20 +427,20 @@ def show_messages(
     """Print messages as a table, or as one JSON object per line."""
     if as_json:
         for message in messages:
-            print_json(document(message, **_lease(leases_of, message)))
-    elif not Pages(stdout(), columns).show(messages):
-        note(safe(nothing))
+            output.print_json(document(message, **_lease(leases_of, message)))
+    elif not Pages(output.stdout(), columns).show(messages):
+        output.note(output.safe(nothing))
 
 
 def _lease(queue: holdfast.Group[Any] | None, message: AnyMessage) -> dict[str, Any]:
     if queue is None or getattr(message, "phase", "") != "leased":
         return {}
     until = lease_end(queue, message)
-    return {} if until is None else moment("lease_until", until)
+    return {} if until is None else output.moment("lease_until", until)
 
 
 def _until(queue: holdfast.Group[Any]) -> MessageColumn:
-    return MessageColumn("until (UTC)", 19, lambda message: seconds_text(lease_end(queue, message)))
+    return MessageColumn("until (UTC)", 19, lambda message: output.seconds_text(lease_end(queue, message)))
 
 
 # `holdfast search`: messages in all queues and phases.
@@ -497,21 +486,21 @@ def search_command(
                 break
         if as_json:
             for message, group in found:
-                print_json(document(message, group=group))
+                output.print_json(document(message, group=group))
         elif found:
             messages: list[AnyMessage] = [each.message for each in found]
-            Pages(stdout(), _SEARCH_COLUMNS).show(messages)
+            Pages(output.stdout(), _SEARCH_COLUMNS).show(messages)
     _report_search(page, len(found), scanned)
-    return OK if found else NOTHING_THERE
+    return output.OK if found else output.NOTHING_THERE
 
 
 def _report_search(page: SearchPage, found: int, scanned: int) -> None:
     """Say what was searched, and what was not."""
-    note(f"{count_of(found, 'message')} found; {count_of(scanned, 'message')} searched")
+    output.note(f"{count_of(found, 'message')} found; {count_of(scanned, 'message')} searched")
     for each in page.queues:
         if each.problem:
-            note(f"{safe(each.queue)} could not be searched: {safe(each.problem)}")
+            output.note(f"{output.safe(each.queue)} could not be searched: {output.safe(each.problem)}")
     if page.not_queues:
-        note(f"not searched, since no queue group reads them: {safe(some_of(page.not_queues))}")
+        output.note(f"not searched, since no queue group reads them: {output.safe(some_of(page.not_queues))}")
     if page.next:
-        note(f"there may be more; search further with --after {page.next}")
+        output.note(f"there may be more; search further with --after {page.next}")

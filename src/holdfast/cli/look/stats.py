@@ -17,21 +17,8 @@ from holdfast.api.drafts import parse_duration, to_datetime
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.inspect.status import GroupStanding, TopicStanding
 from holdfast.broker.samples import Line, Samples, line_of, peak_of, squeezed, top_of
+from holdfast.cli import output
 from holdfast.cli.opening import AsJson, DataFolder, QueueAt, Topic, opened_broker, topics_of, unknown_topic
-from holdfast.cli.output import (
-    OK,
-    Screen,
-    Table,
-    cut,
-    facts_table,
-    moment,
-    print_json,
-    safe,
-    seconds_text,
-    size,
-    stdout,
-    table,
-)
 from holdfast.cli.parsing import option
 from holdfast.cli.places import queue_of
 from holdfast.cli.reading import standing_of, standing_with_delayed
@@ -160,10 +147,10 @@ def top_command(
         _watch(source, view, before, interval_s, as_json=as_json)
     load = source.look()
     if once and as_json:
-        print_json(document(source.name, load, before, view))
+        output.print_json(document(source.name, load, before, view))
     elif once:
-        stdout().print(load_table(load, before, view))
-    return OK
+        output.stdout().print(load_table(load, before, view))
+    return output.OK
 
 
 class View:
@@ -202,12 +189,12 @@ class View:
 
 def _watch(source: LoadSource, view: View, before: Load, interval_s: float, *, as_json: bool) -> None:
     """Show samples until interrupted, or until somebody presses q."""
-    console = stdout()
-    with Keys(shown=not as_json) as keys, Screen(console, painted=not as_json, whole=True) as live:
+    console = output.stdout()
+    with Keys(shown=not as_json) as keys, output.Screen(console, painted=not as_json, whole=True) as live:
         while True:
             load = _looked(source, live, as_json=as_json)
             if load is not None and as_json:
-                print_json(document(source.name, load, before, view))
+                output.print_json(document(source.name, load, before, view))
             elif load is not None:
                 live.update(*_frame(source, load, before, view))
             console.file.flush()
@@ -228,7 +215,7 @@ def _watch(source: LoadSource, view: View, before: Load, interval_s: float, *, a
                     live.update(*_frame(source, load, shown, view))
 
 
-def _obey(key: str, view: View, keys: Keys, live: Screen) -> None:
+def _obey(key: str, view: View, keys: Keys, live: output.Screen) -> None:
     """Change what is shown, as a key asks."""
     if key == "s":
         view.next_sort()
@@ -243,10 +230,10 @@ def _obey(key: str, view: View, keys: Keys, live: Screen) -> None:
         view.matching = typed
 
 
-def _frame(source: LoadSource, load: Load, before: Load, view: View) -> list[str | Table]:
+def _frame(source: LoadSource, load: Load, before: Load, view: View) -> list[str | output.Table]:
     chosen = f"sorted by {view.sort}{', reversed' if view.reverse else ''}"
-    chosen += f", filter {safe(view.matching)}" if view.matching else ""
-    keys = f"\n{chosen}   q quit  s sort  r reverse  / filter  space pause" if stdout().is_terminal else ""
+    chosen += f", filter {output.safe(view.matching)}" if view.matching else ""
+    keys = f"\n{chosen}   q quit  s sort  r reverse  / filter  space pause" if output.stdout().is_terminal else ""
     return [_caption(source, load), load_table(load, before, view), *([keys] if keys else [])]
 
 
@@ -283,14 +270,14 @@ class Keys:
         return os.read(sys.stdin.fileno(), 1).decode("utf-8", "replace") if ready else ""
 
 
-def _looked(source: LoadSource, live: Screen, *, as_json: bool) -> Load | None:
+def _looked(source: LoadSource, live: output.Screen, *, as_json: bool) -> Load | None:
     try:
         return source.look()
     except HoldfastError as error:  # an owner that is changing much, or a deleted topic
         if as_json:
-            print_json({"error": {"code": error.code, "message": str(error)}})
+            output.print_json({"error": {"code": error.code, "message": str(error)}})
         else:
-            live.update(safe(str(error)))
+            live.update(output.safe(str(error)))
         return None
 
 
@@ -314,15 +301,15 @@ def document(name: str, load: Load, before: Load, view: View) -> dict[str, Any]:
     }
 
 
-def load_table(load: Load, before: Load, view: View) -> Table:
+def load_table(load: Load, before: Load, view: View) -> output.Table:
     """Return a table with a row for each group, and one for each topic without groups."""
     rates = _Rates(load, before)
     titles = ("topic", "group", "ready>", "leased>", "delayed>", "dead>", "oldest>", "in/s>", "out/s>", "disk>")
-    shown = table(*titles)
+    shown = output.table(*titles)
     for topic, group in view.rows(load, rates):
         shown.add_row(
-            safe(topic.name),
-            f"{safe(group.name)}{' (paused)' if group.paused else ''}",
+            output.safe(topic.name),
+            f"{output.safe(group.name)}{' (paused)' if group.paused else ''}",
             f"{group.ready:,}",
             f"{group.leased:,}",
             f"{topic.delayed + group.retries:,}",
@@ -330,7 +317,7 @@ def load_table(load: Load, before: Load, view: View) -> Table:
             _age(group.oldest_seconds) if group.oldest_seconds else "-",
             _rate(rates.of_topic(topic)),
             _rate(rates.of_group(topic, group)),
-            size(topic.bytes),
+            output.size(topic.bytes),
         )
     return shown
 
@@ -344,8 +331,8 @@ def _caption(source: LoadSource, load: Load) -> str:
     groups = sum(len(topic.groups) for topic in load.topics)
     counts = f"{count_of(len(load.topics), 'topic')}, {count_of(groups, 'group')}"
     now = datetime.fromtimestamp(real_world().clock.now_ns() / 1e9, UTC)
-    line = safe(f"{now:%H:%M:%S} UTC  {counts}  {source.name}, {source.owner()}")
-    return f"{cut(line, stdout().width)}\n"
+    line = output.safe(f"{now:%H:%M:%S} UTC  {counts}  {source.name}, {source.owner()}")
+    return f"{output.cut(line, output.stdout().width)}\n"
 
 
 class _Rates:
@@ -415,15 +402,15 @@ def stats_command(
     if not watch:
         found, shown = looking.look()
         if at.as_json:
-            print_json(found)
+            output.print_json(found)
         else:
-            stdout().print(shown)
-        return OK
+            output.stdout().print(shown)
+        return output.OK
     every_s = parse_duration(every, "--every")
     if every_s < 0.1:
         raise InvalidRequest(f"--every {every} is too often; give 100ms or more")
     _watch_stats(looking, every_s, as_json=at.as_json)
-    return OK
+    return output.OK
 
 
 class _Looking:
@@ -432,7 +419,7 @@ class _Looking:
     def __init__(self, at: QueueAt) -> None:
         self._at = at
 
-    def look(self) -> tuple[dict[str, Any], Table]:
+    def look(self) -> tuple[dict[str, Any], output.Table]:
         """Return the current counts, as a JSON document and as a table."""
         place = self._at.folder
         named = self._at.topic or self._at.group or queue_of(place)
@@ -447,35 +434,35 @@ class _Looking:
             found: dict[str, Any] = {**msgspec.to_builtins(stats), "folder": queue.folder}
         for own in ("metrics", "waiters", "durability"):
             del found[own]  # these describe only this process
-        found |= moment("oldest_ready", None if oldest_ns is None else to_datetime(oldest_ns))
+        found |= output.moment("oldest_ready", None if oldest_ns is None else to_datetime(oldest_ns))
         return found, _stats_table(found, stats.paused)
 
 
 def _watch_stats(looking: _Looking, every_s: float, *, as_json: bool) -> None:
     """Print the counts repeatedly. The folder is free between two samples; while it is busy, say so."""
     looking.look()  # an error now is raised; later ones are shown
-    console = stdout()
-    with Screen(console, painted=not as_json) as live:
+    console = output.stdout()
+    with output.Screen(console, painted=not as_json) as live:
         while True:
             try:
                 found, shown = looking.look()
                 if as_json:
-                    print_json(found)
+                    output.print_json(found)
                 else:
                     live.update(shown)
             except Unavailable as busy:
                 if as_json:
-                    print_json({"busy": str(busy)})
+                    output.print_json({"busy": str(busy)})
                 else:
-                    live.update(safe(str(busy)))
+                    live.update(output.safe(str(busy)))
             console.file.flush()
             time.sleep(every_s)
 
 
-def _stats_table(found: dict[str, Any], paused: Pause | None) -> Table:
-    facts = facts_table()
-    of_group = "" if found["group"] == DEFAULT_GROUP else f", group {safe(found['group'])}"
-    facts.add_row("queue", f"{safe(found['name'])} in {safe(found['folder'])}{of_group}")
+def _stats_table(found: dict[str, Any], paused: Pause | None) -> output.Table:
+    facts = output.facts_table()
+    of_group = "" if found["group"] == DEFAULT_GROUP else f", group {output.safe(found['group'])}"
+    facts.add_row("queue", f"{output.safe(found['name'])} in {output.safe(found['folder'])}{of_group}")
     if paused is not None:
         from holdfast.cli.operate.queue import pause_text
 
@@ -486,14 +473,14 @@ def _stats_table(found: dict[str, Any], paused: Pause | None) -> Table:
         facts.add_row("damaged", f"{found['damaged']:,}, which nobody can read: see `holdfast check`")
     if found["oldest_ready_ms"] is not None:
         when = to_datetime(found["oldest_ready_ms"] * 1_000_000)
-        facts.add_row("oldest ready", f"{seconds_text(when)} UTC ({_age_of(found['oldest_ready_ms'])} old)")
+        facts.add_row("oldest ready", f"{output.seconds_text(when)} UTC ({_age_of(found['oldest_ready_ms'])} old)")
     start, end = found["start"], found["end"]
     if found["partitions"] > 1:  # the offsets are sums, which mean nothing
         facts.add_row("partitions", f"{found['partitions']:,}, with {count_of(end - start, 'message')} kept")
     else:
         kept = f"{start} to {end - 1} are kept; all before {found['floor']} are settled" if end > start else "none yet"
         facts.add_row("offsets", kept)
-    facts.add_row("disk", f"{size(found['bytes'])} in {count_of(found['segments'], 'segment')}")
+    facts.add_row("disk", f"{output.size(found['bytes'])} in {count_of(found['segments'], 'segment')}")
     return facts
 
 
@@ -550,25 +537,25 @@ def show_history(at: QueueAt, span_s: float) -> int:
         with at.opened() as queue:
             samples = queue.samples(last=span_s)
     if at.as_json:
-        print_json(msgspec.to_builtins(samples))
-        return OK
-    stdout().print(_history_title(samples))
+        output.print_json(msgspec.to_builtins(samples))
+        return output.OK
+    output.stdout().print(_history_title(samples))
     if samples.samples:
-        stdout().print(history_table(samples))
-    return OK
+        output.stdout().print(history_table(samples))
+    return output.OK
 
 
 def _history_title(samples: Samples) -> str:
-    name = f"{safe(samples.topic)}, group {safe(samples.group)}" if samples.topic else "all topics"
-    span = f"{seconds_text(samples.since)} to {seconds_text(samples.until)} UTC"
+    name = f"{output.safe(samples.topic)}, group {output.safe(samples.group)}" if samples.topic else "all topics"
+    span = f"{output.seconds_text(samples.since)} to {output.seconds_text(samples.until)} UTC"
     if not samples.samples:
         return f"{name}: no samples from {span}. The owner of the folder takes one every 5 seconds while it is open."
     return f"{name}, {span}, in steps of {_time_text(samples.step_seconds)}"
 
 
-def history_table(samples: Samples) -> Table:
+def history_table(samples: Samples) -> output.Table:
     """Return a table with a sparkline for each thing that is sampled."""
-    shown = table("", "last>", "peak>", "")
+    shown = output.table("", "last>", "peak>", "")
     for name, field, text in _SAMPLED:
         line = line_of(samples, field)
         known = [value for value in line if value is not None]

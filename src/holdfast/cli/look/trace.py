@@ -11,48 +11,9 @@ import msgspec
 from holdfast.api.drafts import instant_ns, parse_instant, to_datetime
 from holdfast.broker.folder.layout import partition_folder, topic_of_id
 from holdfast.broker.metrics import Times
-from holdfast.broker.tracing.log import (
-    ACKED,
-    BURIED,
-    CANCELLED,
-    DELAYED,
-    EXPIRED,
-    EXTENDED,
-    LEASED,
-    LOST,
-    NACKED,
-    OMITTED,
-    PUBLISHED,
-    REDRIVEN,
-    RELEASED,
-    REPLAYED,
-    RETURNED,
-    SKIPPED,
-    STEPS,
-    TRACES,
-    Search,
-    TraceStats,
-    TraceStep,
-    newest,
-    search,
-    stats,
-    trace,
-)
+from holdfast.broker.tracing import log
+from holdfast.cli import output
 from holdfast.cli.opening import AsJson, QueueFolder, opened_broker, topics_of
-from holdfast.cli.output import (
-    OK,
-    Table,
-    Text,
-    cut,
-    facts_table,
-    iso_time,
-    note,
-    print_json,
-    safe,
-    short_time,
-    stdout,
-    table,
-)
 from holdfast.cli.parsing import Section, argument, option
 from holdfast.client.opening import is_address
 from holdfast.delivery.where import headline
@@ -74,28 +35,28 @@ from holdfast.storage.files import is_log, join
 
 
 _MARKS: Final = {
-    PUBLISHED: "●",
-    DELAYED: "◌",
-    RELEASED: "○",
-    EXTENDED: "┼",
-    ACKED: "✓",
-    NACKED: "✗",
-    RETURNED: "↩",
-    BURIED: "†",
-    REDRIVEN: "↻",
-    EXPIRED: "∅",
-    CANCELLED: "⊘",
-    SKIPPED: "»",
-    LOST: "!",
-    REPLAYED: "«",
-    OMITTED: "⋮",
+    log.PUBLISHED: "●",
+    log.DELAYED: "◌",
+    log.RELEASED: "○",
+    log.EXTENDED: "┼",
+    log.ACKED: "✓",
+    log.NACKED: "✗",
+    log.RETURNED: "↩",
+    log.BURIED: "†",
+    log.REDRIVEN: "↻",
+    log.EXPIRED: "∅",
+    log.CANCELLED: "⊘",
+    log.SKIPPED: "»",
+    log.LOST: "!",
+    log.REPLAYED: "«",
+    log.OMITTED: "⋮",
 }
-_STYLES: Final = {ACKED: "green", NACKED: "red", RETURNED: "yellow", BURIED: "red", LOST: "red"}
+_STYLES: Final = {log.ACKED: "green", log.NACKED: "red", log.RETURNED: "yellow", log.BURIED: "red", log.LOST: "red"}
 # Steps that end a lease, and thereby its bar.
-_ENDS: Final = frozenset({ACKED, NACKED, RETURNED, BURIED})
+_ENDS: Final = frozenset({log.ACKED, log.NACKED, log.RETURNED, log.BURIED})
 
 _TIME_CELLS: Final = 9
-_NAME_CELLS: Final = max(map(len, STEPS)) + 2
+_NAME_CELLS: Final = max(map(len, log.STEPS)) + 2
 _LEAST_BAR: Final = 10
 _MOST_BAR: Final = 48
 _LEAST_TEXT: Final = 40
@@ -103,7 +64,7 @@ _MOST_ERROR_CELLS: Final = 200
 _UNITS: Final = (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0), ("s", 1.0))
 
 
-def life_line(steps: Sequence[TraceStep], *, width: int, now_ns: int) -> Iterator[Text]:
+def life_line(steps: Sequence[log.TraceStep], *, width: int, now_ns: int) -> Iterator[output.Text]:
     """Yield the lines of the drawing. The steps are in order of time; a running lease is drawn up to `now_ns`."""
     if not steps:
         return
@@ -111,7 +72,7 @@ def life_line(steps: Sequence[TraceStep], *, width: int, now_ns: int) -> Iterato
     of_many = len({step.id for step in steps}) > 1
     for i, step in enumerate(steps):
         if of_many and (i == 0 or steps[i - 1].id != step.id):
-            yield Text(safe(step.id), "bold")
+            yield output.Text(output.safe(step.id), "bold")
         yield from drawing.lines(i, step)
 
 
@@ -127,7 +88,7 @@ def time_text(ns: int) -> str:
 
 
 class _Drawing:
-    def __init__(self, steps: Sequence[TraceStep], width: int, now_ns: int) -> None:
+    def __init__(self, steps: Sequence[log.TraceStep], width: int, now_ns: int) -> None:
         self._steps = steps
         self._begin_ns = steps[0].at_ns
         self._now_ns = max(now_ns, steps[-1].at_ns)
@@ -139,22 +100,22 @@ class _Drawing:
         self._cells = min(max(free, _LEAST_BAR), _MOST_BAR)
         self._indent = _TIME_CELLS + 2 + self._cells + 2 + _NAME_CELLS
 
-    def lines(self, i: int, step: TraceStep) -> Iterator[Text]:
+    def lines(self, i: int, step: log.TraceStep) -> Iterator[output.Text]:
         time = time_text(step.at_ns - self._begin_ns)
-        line = Text(f"{time:>{_TIME_CELLS}}  ")
+        line = output.Text(f"{time:>{_TIME_CELLS}}  ")
         line.append(self._bar(i, step), _STYLES.get(step.step, ""))
         line.append("  ")
-        line.append(f"{safe(step.step):{_NAME_CELLS}}", _STYLES.get(step.step, ""))
-        line.append(safe(", ".join(self._facts(step))))
+        line.append(f"{output.safe(step.step):{_NAME_CELLS}}", _STYLES.get(step.step, ""))
+        line.append(output.safe(", ".join(self._facts(step))))
         yield line.stripped()
         error = headline(step.error.strip())
         if error:
-            yield Text(" " * self._indent + cut(safe(error), _MOST_ERROR_CELLS), "red")
+            yield output.Text(" " * self._indent + output.cut(output.safe(error), _MOST_ERROR_CELLS), "red")
 
-    def _bar(self, i: int, step: TraceStep) -> str:
+    def _bar(self, i: int, step: log.TraceStep) -> str:
         row = [" "] * self._cells
         at = self._cell(step.at_ns)
-        if step.step == LEASED:
+        if step.step == log.LEASED:
             end_ns = self._lease_end_ns(i, step)
             end = self._cell(self._now_ns if end_ns is None else end_ns)
             for cell in range(at, end + 1):
@@ -177,7 +138,7 @@ class _Drawing:
         cell = (at_ns - self._begin_ns) * (self._cells - 1) // self._whole_ns
         return min(max(cell, 0), self._cells - 1)
 
-    def _lease_end_ns(self, i: int, step: TraceStep) -> int | None:
+    def _lease_end_ns(self, i: int, step: log.TraceStep) -> int | None:
         """Return when the lease that began here ended; None if no step says so."""
         for later in self._steps[i + 1 :]:
             if later.step in _ENDS and later.span_id == step.span_id and later.id == step.id:
@@ -186,28 +147,28 @@ class _Drawing:
 
     def _runs_still(self) -> bool:
         return any(
-            step.step == LEASED and self._lease_end_ns(i, step) is None and self._is_last_lease(i, step)
+            step.step == log.LEASED and self._lease_end_ns(i, step) is None and self._is_last_lease(i, step)
             for i, step in enumerate(self._steps)
         )
 
-    def _is_last_lease(self, i: int, step: TraceStep) -> bool:
+    def _is_last_lease(self, i: int, step: log.TraceStep) -> bool:
         return not any(later.id == step.id and later.group == step.group for later in self._steps[i + 1 :])
 
-    def _facts(self, step: TraceStep) -> Iterator[str]:
+    def _facts(self, step: log.TraceStep) -> Iterator[str]:
         if step.group:
             yield step.group
         if step.attempt:
             yield f"attempt {step.attempt}"
-        if step.step == LEASED and step.holder:
+        if step.step == log.LEASED and step.holder:
             yield f"by {step.holder}"
         if step.why:
             yield step.why
         if step.until_ms:
             yield f"until {self._after(step.until_ms)}"
         if step.due_ms:
-            yield f"{'due' if step.step == DELAYED else 'retried'} at {self._after(step.due_ms)}"
+            yield f"{'due' if step.step == log.DELAYED else 'retried'} at {self._after(step.due_ms)}"
         if step.related:
-            yield f"{'as' if step.step == REDRIVEN else 'it was'} {step.related}"
+            yield f"{'as' if step.step == log.REDRIVEN else 'it was'} {step.related}"
 
     def _after(self, at_ms: int) -> str:
         return "+" + time_text(max(at_ms * 1_000_000 - self._begin_ns, 0))
@@ -246,21 +207,21 @@ def show_command(
         with opened_broker(folder) as broker:
             steps = broker.trace(message_id)
     else:
-        steps = trace(_log(folder), message_id)
+        steps = log.trace(_log(folder), message_id)
     if not steps:
         raise InvalidRequest(
             f"there is no trace of {message_id} in {folder}: it was not sampled (see the setting trace_sample), it "
             "never was, or its trace was dropped since"
         )
     if as_json:
-        print_json({"id": message_id, "steps": [_document(step) for step in steps]})
-        return OK
-    console = stdout()
+        output.print_json({"id": message_id, "steps": [_document(step) for step in steps]})
+        return output.OK
+    console = output.stdout()
     console.print(_summary(message_id, steps))
     console.print()
     for line in life_line(steps, width=min(console.width, 200), now_ns=real_world().clock.now_ns()):
         console.print(line)
-    return OK
+    return output.OK
 
 
 def _is_id(text: str) -> bool:
@@ -294,10 +255,10 @@ def search_command(
     steps = _steps(folder, wanted, limit, last=last)
     if as_json:
         for step in steps:
-            print_json(_document(step))
+            output.print_json(_document(step))
     elif not _show_steps(steps):
-        note("no such step was traced")
-    return OK
+        output.note("no such step was traced")
+    return output.OK
 
 
 @app.command("ls")
@@ -317,12 +278,12 @@ def ls_command(
     chosen = lives[-limit:]
     if as_json:
         for life in chosen:
-            print_json(life.document)
+            output.print_json(life.document)
     elif not chosen:
-        note("no message was traced")
+        output.note("no message was traced")
     else:
-        stdout().print(_lives_table(chosen))
-    return OK
+        output.stdout().print(_lives_table(chosen))
+    return output.OK
 
 
 @app.command("stats")
@@ -340,30 +301,30 @@ def stats_command(
         holdfast trace stats ./data --since -1h
     """
     wanted = _search(topic, None, since, until)
-    found = stats(step for step in _all_steps(folder, wanted) if group is None or step.group in ("", group))
+    found = log.stats(step for step in _all_steps(folder, wanted) if group is None or step.group in ("", group))
     if as_json:
-        print_json(msgspec.to_builtins(found, str_keys=True))
+        output.print_json(msgspec.to_builtins(found, str_keys=True))
     else:
-        stdout().print(_stats_table(found))
-    return OK
+        output.stdout().print(_stats_table(found))
+    return output.OK
 
 
-def _steps(place: str, wanted: Search, limit: int, *, last: bool) -> Iterable[TraceStep]:
+def _steps(place: str, wanted: log.Search, limit: int, *, last: bool) -> Iterable[log.TraceStep]:
     if is_address(place):
         with opened_broker(place) as broker:
             return broker.search_traces(**_question(wanted), limit=limit, last=last)
-    found = search(_log(place), wanted)
-    return newest(found, limit) if last else islice(found, limit)
+    found = log.search(_log(place), wanted)
+    return log.newest(found, limit) if last else islice(found, limit)
 
 
-def _all_steps(place: str, wanted: Search) -> Iterator[TraceStep]:
+def _all_steps(place: str, wanted: log.Search) -> Iterator[log.TraceStep]:
     """Yield all matching steps; from a server, as many of the newest as one answer holds."""
-    return iter(_steps(place, wanted, _MOST_STEPS, last=True)) if is_address(place) else search(_log(place), wanted)
+    return iter(_steps(place, wanted, _MOST_STEPS, last=True)) if is_address(place) else log.search(_log(place), wanted)
 
 
-def _question(wanted: Search) -> dict[str, Any]:
+def _question(wanted: log.Search) -> dict[str, Any]:
     """Return a search as the arguments that a broker takes."""
-    ever, names = Search(), ("topic", "group", "event", "holder", "error")
+    ever, names = log.Search(), ("topic", "group", "event", "holder", "error")
     times = {"since": (wanted.since_ns, ever.since_ns), "until": (wanted.until_ns, ever.until_ns)}
     said = {name: to_datetime(ns) for name, (ns, unset) in times.items() if ns != unset}
     return {name: getattr(wanted, name) for name in names} | said
@@ -371,46 +332,46 @@ def _question(wanted: Search) -> dict[str, Any]:
 
 def _log(folder: str) -> LogReader:
     world = real_world()
-    place = join(partition_folder(folder, TRACES), "log")
+    place = join(partition_folder(folder, log.TRACES), "log")
     if not is_log(world, place):
         topics_of(folder)  # raises if this is not a data folder
         raise NotAQueue(f"nothing was traced in {folder} yet: give a topic the setting trace_sample, from 0 to 1")
     return LogReader(place, world=world)
 
 
-def _search(topic: str | None, group: str | None, since: str | None, until: str | None, **more: Any) -> Search:
+def _search(topic: str | None, group: str | None, since: str | None, until: str | None, **more: Any) -> log.Search:
     times: dict[str, Any] = {}
     now_ms = real_world().clock.now_ns() // 1_000_000
     if since is not None:
         times["since_ns"] = instant_ns(parse_instant(since, now_ms, "--since"), "--since")
     if until is not None:
         times["until_ns"] = instant_ns(parse_instant(until, now_ms, "--until"), "--until")
-    return Search(topic=topic, group=group, **times, **more)
+    return log.Search(topic=topic, group=group, **times, **more)
 
 
-def _document(step: TraceStep) -> dict[str, Any]:
+def _document(step: log.TraceStep) -> dict[str, Any]:
     """Return a step as a JSON document, with the fields that are set."""
     found: dict[str, Any] = msgspec.to_builtins(step)
-    return {"time": iso_time(step.at_ns), **found}
+    return {"time": output.iso_time(step.at_ns), **found}
 
 
-def _summary(message_id: str, steps: list[TraceStep]) -> str:
+def _summary(message_id: str, steps: list[log.TraceStep]) -> str:
     life = _TracedMessage(steps[0])
     for step in steps:
         life.add(step)
     attempts = f", taken {count_of(life.deliveries, 'time')}" if life.deliveries else ""
-    begun = f"{short_time(steps[0].at_ns)} UTC, {life.last.step} after {time_text(life.ns)}{attempts}"
-    return safe(f"{message_id}: {begun}; trace {steps[0].trace_id}")
+    begun = f"{output.short_time(steps[0].at_ns)} UTC, {life.last.step} after {time_text(life.ns)}{attempts}"
+    return output.safe(f"{message_id}: {begun}; trace {steps[0].trace_id}")
 
 
-def _show_steps(steps: Iterable[TraceStep]) -> bool:
-    console, shown = stdout(), False
+def _show_steps(steps: Iterable[log.TraceStep]) -> bool:
+    console, shown = output.stdout(), False
     for step in steps:
         facts = [step.group, step.holder, f"attempt {step.attempt}" if step.attempt else "", step.why]
         error = headline(step.error)
         text = ", ".join(fact for fact in facts if fact) + (f": {error}" if error else "")
-        when = (iso_time(step.at_ns) or "-")[:23].replace("T", " ")
-        console.print(safe(f"{when}  {step.id:24}  {step.step:9}  {text}".rstrip()))
+        when = (output.iso_time(step.at_ns) or "-")[:23].replace("T", " ")
+        console.print(output.safe(f"{when}  {step.id:24}  {step.step:9}  {text}".rstrip()))
         shown = True
     return shown
 
@@ -418,15 +379,15 @@ def _show_steps(steps: Iterable[TraceStep]) -> bool:
 class _TracedMessage:
     """One message, as far as its steps tell."""
 
-    def __init__(self, first: TraceStep) -> None:
+    def __init__(self, first: log.TraceStep) -> None:
         self.first = self.last = first
         self.deliveries = 0
         self.error = ""
 
-    def add(self, step: TraceStep) -> None:
+    def add(self, step: log.TraceStep) -> None:
         self.last = step
-        self.deliveries += step.step == LEASED
-        if step.error or step.step == BURIED:
+        self.deliveries += step.step == log.LEASED
+        if step.error or step.step == log.BURIED:
             self.error = headline(step.error) or step.why
 
     @property
@@ -438,21 +399,21 @@ class _TracedMessage:
         return {
             "id": self.first.id,
             "trace_id": self.first.trace_id,
-            "begun": iso_time(self.first.at_ns),
+            "begun": output.iso_time(self.first.at_ns),
             "last": self.last.step,
-            "last_time": iso_time(self.last.at_ns),
+            "last_time": output.iso_time(self.last.at_ns),
             "deliveries": self.deliveries,
             "seconds": self.ns / 1e9,
             "error": self.error,
         }
 
 
-def _lives(steps: Iterator[TraceStep]) -> list[_TracedMessage]:
+def _lives(steps: Iterator[log.TraceStep]) -> list[_TracedMessage]:
     """Return what became of each message, the one with the newest step last."""
     lives: dict[str, _TracedMessage] = {}
     for step in steps:
         life = lives.pop(step.id, None)
-        if life is None or step.step == PUBLISHED:
+        if life is None or step.step == log.PUBLISHED:
             life = _TracedMessage(step)
         life.add(step)
         lives[step.id] = life
@@ -461,32 +422,32 @@ def _lives(steps: Iterator[TraceStep]) -> list[_TracedMessage]:
     return list(lives.values())
 
 
-def _lives_table(lives: list[_TracedMessage]) -> Table:
-    shown = table("id", "begun (UTC)", "took", "taken", "last", "trace", "error", wide="error")
+def _lives_table(lives: list[_TracedMessage]) -> output.Table:
+    shown = output.table("id", "begun (UTC)", "took", "taken", "last", "trace", "error", wide="error")
     for life in lives:
         shown.add_row(
-            safe(life.first.id),
-            short_time(life.first.at_ns),
+            output.safe(life.first.id),
+            output.short_time(life.first.at_ns),
             time_text(life.ns),
             str(life.deliveries),
-            safe(life.last.step),
-            safe(life.first.trace_id[:_SHORT_ID]),
-            safe(life.error),
+            output.safe(life.last.step),
+            output.safe(life.first.trace_id[:_SHORT_ID]),
+            output.safe(life.error),
         )
     return shown
 
 
-def _stats_table(found: TraceStats) -> Table:
-    facts = facts_table()
+def _stats_table(found: log.TraceStats) -> output.Table:
+    facts = output.facts_table()
     facts.add_row("messages", f"{found.messages:,}")
     for step, count in found.steps.items():
-        facts.add_row(safe(step), f"{count:,}")
+        facts.add_row(output.safe(step), f"{count:,}")
     facts.add_row("first delivery", _times(found.first_delivery))
     facts.add_row("handling", _times(found.handling))
     attempts = ", ".join(f"{count:,} after {attempts}" for attempts, count in found.attempts.items())
     facts.add_row("done or dead", attempts or "none")
     for error, count in found.errors:
-        facts.add_row(count_of(count, "time"), safe(headline(error)))
+        facts.add_row(count_of(count, "time"), output.safe(headline(error)))
     return facts
 
 

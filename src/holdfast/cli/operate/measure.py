@@ -17,23 +17,8 @@ import msgspec
 import holdfast
 from holdfast.broker.folder.layout import QUERIES, short_reserve, topics
 from holdfast.broker.streams.queries import list_queries
+from holdfast.cli import output
 from holdfast.cli.opening import WAIT, AsJson, Wait, opened_broker
-from holdfast.cli.output import (
-    OK,
-    Column,
-    Console,
-    Table,
-    Text,
-    duration,
-    facts_table,
-    print_json,
-    progress,
-    safe,
-    say,
-    size,
-    stdout,
-    table,
-)
 from holdfast.cli.parsing import argument, option
 from holdfast.cli.places import PLACE
 from holdfast.client.opening import is_address, parse_address
@@ -100,10 +85,10 @@ def doctor_command(
     """
     diagnosis = diagnose(real_world(), folder, seconds=seconds)
     if as_json:
-        print_json(msgspec.to_builtins(diagnosis))
+        output.print_json(msgspec.to_builtins(diagnosis))
     else:
-        show(stdout(), diagnosis)
-    return OK
+        show(output.stdout(), diagnosis)
+    return output.OK
 
 
 def diagnose(world: World, folder: str, *, seconds: float, settings: LogSettings | None = None) -> Diagnosis:
@@ -207,13 +192,17 @@ def _warnings(kind: str, free: int, min_free: int, sync: Sync | None) -> Iterato
         message = "overlay is usually the inside of a container: it is lost with the container unless this is a volume"
         yield Warn(code="container", message=message)
     if free < min_free:
-        message = f"{size(free)} are free, below min_free_bytes ({size(min_free)}): appending is refused"
+        message = f"{output.size(free)} are free, below min_free_bytes ({output.size(min_free)}): appending is refused"
         yield Warn(code="little_space", message=message)
     if sync is not None and sync.p99_us > _SLOW_US:
-        message = f"one sync in a hundred takes {duration(sync.p99_us)} or more: callers of fsync will wait that long"
+        message = (
+            f"one sync in a hundred takes {output.duration(sync.p99_us)} or more: callers of fsync will wait that long"
+        )
         yield Warn(code="slow_sync", message=message)
     if sync is not None and sync.p50_us < 20 and kind not in _MEMORY:
-        message = f"a sync takes {duration(sync.p50_us)}: too fast for a disk; it may only reach a cache that forgets"
+        message = (
+            f"a sync takes {output.duration(sync.p50_us)}: too fast for a disk; it may only reach a cache that forgets"
+        )
         yield Warn(code="fast_sync", message=message)
 
 
@@ -243,7 +232,7 @@ def _query_warnings(world: World, folder: str) -> Iterator[Warn]:
             message = f"{place} cannot be read ({query.wrong}): no old message is removed while it is there"
             yield Warn(code="unreadable_query", message=message)
         elif query.stale:
-            ago = duration((query.renewed_ms_ago or 0) * 1000)
+            ago = output.duration((query.renewed_ms_ago or 0) * 1000)
             message = (
                 f"the query {query.group} was last renewed {ago} ago; the next owner of the folder removes {place}"
             )
@@ -263,24 +252,21 @@ def _write_warnings(world: World, folder: str) -> Iterator[Warn]:
         yield Warn(code="unfinished_write", message=str(error))
 
 
-def show(console: Console, diagnosis: Diagnosis) -> None:
+def show(console: output.Console, diagnosis: Diagnosis) -> None:
     """Print a diagnosis as text."""
-    console.print(safe(diagnosis.folder))
-    facts = facts_table()
+    console.print(output.safe(diagnosis.folder))
+    facts = output.facts_table()
     facts.add_row(
         "holds", "a queue" if diagnosis.holds_queue else "a log" if diagnosis.holds_log else "no queue, no log"
     )
     facts.add_row("file system", diagnosis.file_system)
     facts.add_row("stores", "through a map" if diagnosis.maps else "with a system call each (no safe map here)")
-    free, floor = size(diagnosis.free_bytes), size(diagnosis.min_free_bytes)
+    free, floor = output.size(diagnosis.free_bytes), output.size(diagnosis.min_free_bytes)
     facts.add_row("free", f"{free} (appending stops below {floor})")
     if diagnosis.sync is not None:
         sync = diagnosis.sync
-        facts.add_row(
-            "write + sync",
-            f"{duration(sync.p50_us)} median, {duration(sync.p99_us)} p99, {duration(sync.max_us)} worst "
-            f"({sync.samples:,} times 4 KiB)",
-        )
+        median, p99, worst = map(output.duration, (sync.p50_us, sync.p99_us, sync.max_us))
+        facts.add_row("write + sync", f"{median} median, {p99} p99, {worst} worst ({sync.samples:,} times 4 KiB)")
     console.print(facts)
     for line in diagnosis.advice:
         console.print(_item("-", "", line))
@@ -290,9 +276,9 @@ def show(console: Console, diagnosis: Diagnosis) -> None:
         console.print("no warnings")
 
 
-def _item(mark: str, style: str, text: str) -> Table:
-    item = Table(Column(""), Column("", wide=True), titles=False, gap=1)
-    item.add_row(Text(mark, style), text)
+def _item(mark: str, style: str, text: str) -> output.Table:
+    item = output.Table(output.Column(""), output.Column("", wide=True), titles=False, gap=1)
+    item.add_row(output.Text(mark, style), text)
     return item
 
 
@@ -364,16 +350,19 @@ def bench_command(
     world = real_world()
     with _ending_in_order(), _bench_place(folder) as place:
         bench = Bench(world, seconds=seconds, batch=batch, body=bytes(body_bytes))
-        with opened_broker(place, wait=wait, create=True) as broker, progress("measuring", shown=not as_json) as told:
+        with (
+            opened_broker(place, wait=wait, create=True) as broker,
+            output.progress("measuring", shown=not as_json) as told,
+        ):
             measured = bench.run(broker, told)
     if as_json:
         for each in measured:
-            print_json({"place": folder, "body_bytes": body_bytes, **msgspec.to_builtins(each)})
-        return OK
+            output.print_json({"place": folder, "body_bytes": body_bytes, **msgspec.to_builtins(each)})
+        return output.OK
     where = folder or f"a temporary folder in {tempfile.gettempdir()} ({world.disk.kind(tempfile.gettempdir())})"
-    say(f"{safe(where)}: bodies of {size(body_bytes)}, one thread")
-    stdout().print(bench_table(measured))
-    return OK
+    output.say(f"{output.safe(where)}: bodies of {output.size(body_bytes)}, one thread")
+    output.stdout().print(bench_table(measured))
+    return output.OK
 
 
 @contextmanager
@@ -467,11 +456,11 @@ def _measured(operation: str, durability: str, batch: int, taken_us: list[float]
     )
 
 
-def bench_table(measured: list[Measured]) -> Table:
+def bench_table(measured: list[Measured]) -> output.Table:
     """Return a table with a row for each kind of call."""
-    shown = table("call", "durability", "batch>", "messages/s>", "median>", "p95>", "p99>", "max>")
+    shown = output.table("call", "durability", "batch>", "messages/s>", "median>", "p95>", "p99>", "max>")
     for each in measured:
         times = (each.p50_us, each.p95_us, each.p99_us, each.max_us)
         rate = f"{each.per_second:,.0f}"
-        shown.add_row(each.operation, each.durability, f"{each.batch:,}", rate, *map(duration, times))
+        shown.add_row(each.operation, each.durability, f"{each.batch:,}", rate, *map(output.duration, times))
     return shown

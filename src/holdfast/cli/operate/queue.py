@@ -18,6 +18,7 @@ from holdfast.api.sync.message import DeadLetters
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_name
 from holdfast.broker.group import Compacted
 from holdfast.broker.streams.offsets import ResetEffect
+from holdfast.cli import opening, output
 from holdfast.cli.look.messages import (
     DEAD,
     dead_id,
@@ -26,40 +27,6 @@ from holdfast.cli.look.messages import (
     show_everything,
     show_messages,
 )
-from holdfast.cli.opening import (
-    WAIT,
-    AsJson,
-    DryRun,
-    Limit,
-    PartitionNumber,
-    QueueAt,
-    QueueFolder,
-    Topic,
-    Views,
-    Wait,
-    Where,
-    Yes,
-    chosen_topic,
-    opened_broker,
-    view,
-)
-from holdfast.cli.output import (
-    NOT_DONE,
-    OK,
-    Console,
-    confirmed,
-    moment,
-    note,
-    print_error,
-    print_json,
-    progress,
-    safe,
-    say,
-    seconds_text,
-    size,
-    stdout,
-    table,
-)
 from holdfast.cli.parsing import Section, argument, option
 from holdfast.env import real_world
 from holdfast.errors import Busy, HoldfastError, InvalidRequest, OffsetOutOfRange
@@ -67,16 +34,16 @@ from holdfast.local.listing import LettersBeside
 from holdfast.model import Pause, Retained, count_of
 
 
-def show_moves(console: Console, moves: Sequence[ResetEffect]) -> None:
+def show_moves(console: output.Console, moves: Sequence[ResetEffect]) -> None:
     """Print a sentence for one partition, or a table and the sum for several."""
     again, passed = sum(move.again for move in moves), sum(move.passed_over for move in moves)
     where = f"offset {moves[0].after}" if len(moves) == 1 else "these offsets"
     if len(moves) > 1:
-        shown = table("topic", "partition>", "from>", "to>", "again>", "skipped>")
+        shown = output.table("topic", "partition>", "from>", "to>", "again>", "skipped>")
         for move in moves:
             before = "new" if move.before is None else f"{move.before:,}"
             numbers = (before, *(f"{number:,}" for number in (move.after, move.again, move.passed_over)))
-            shown.add_row(safe(move.topic), str(move.partition), *numbers)
+            shown.add_row(output.safe(move.topic), str(move.partition), *numbers)
         console.print(shown)
     console.print(
         f"moving to {where}: {count_of(again, 'handled message')} will be delivered again, "
@@ -87,7 +54,7 @@ def show_moves(console: Console, moves: Sequence[ResetEffect]) -> None:
 _MessageIds: TypeAlias = Annotated[list[str], argument("ID", "The id of a message, as `put` printed it.")]
 
 
-def cancel_command(at: QueueAt, ids: _MessageIds) -> int:
+def cancel_command(at: opening.QueueAt, ids: _MessageIds) -> int:
     """Cancel messages that nobody is working on. They must be ready or delayed.
 
     Examples:
@@ -102,7 +69,7 @@ def cancel_command(at: QueueAt, ids: _MessageIds) -> int:
     )
 
 
-def take_back_command(at: QueueAt, ids: _MessageIds) -> int:
+def take_back_command(at: opening.QueueAt, ids: _MessageIds) -> int:
     """Take leased messages back from their consumers. They are ready at once, and the attempt is not counted.
 
     A consumer that still works on such a message can no longer ack it. To end a lease that you hold, use `nack` or
@@ -121,7 +88,7 @@ def take_back_command(at: QueueAt, ids: _MessageIds) -> int:
     )
 
 
-def run_now_command(at: QueueAt, ids: _MessageIds) -> int:
+def run_now_command(at: opening.QueueAt, ids: _MessageIds) -> int:
     """Make delayed messages ready now. Also ends the wait before a retry.
 
     Examples:
@@ -138,39 +105,39 @@ def run_now_command(at: QueueAt, ids: _MessageIds) -> int:
 
 
 def _change_each(
-    at: QueueAt,
+    at: opening.QueueAt,
     ids: Sequence[str],
     change: Callable[[holdfast.Group[bytes], str], bool],
     done: str,
     refused: str,
 ) -> int:
     """Change messages one by one, print what happened to each, and go on after an error."""
-    code = OK
-    with opened_broker(at.folder, wait=at.wait) as broker:
-        views = Views(broker, at)
+    code = output.OK
+    with opening.opened_broker(at.folder, wait=at.wait) as broker:
+        views = opening.Views(broker, at)
         for message_id in ids:
             try:
                 if not change(views.of_id(message_id), message_id):
                     raise InvalidRequest(f"{message_id} {refused}")
             except HoldfastError as error:
-                print_error(error.code, str(error), as_json=at.as_json)
-                code = NOT_DONE
+                output.print_error(error.code, str(error), as_json=at.as_json)
+                code = output.NOT_DONE
                 continue
             if at.as_json:
-                print_json({"done": done, "id": message_id})
+                output.print_json({"done": done, "id": message_id})
             else:
-                say(f"{done} {safe(message_id)}")
+                output.say(f"{done} {output.safe(message_id)}")
     return code
 
 
 def seek_command(
-    at: QueueAt,
+    at: opening.QueueAt,
     to: Annotated[str | None, argument("start|end", "Move to the start or the end.")] = None,
     offset: Annotated[int | None, option("--offset", "Move to this offset.", least=0)] = None,
     when: Annotated[str | None, option("--time ISO", "Move to the first message of this time, such as -1h.")] = None,
-    partition: PartitionNumber = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
+    partition: opening.PartitionNumber = None,
+    dry_run: opening.DryRun = False,
+    yes: opening.Yes = False,
 ) -> int:
     """Move a queue's position, to replay or to skip messages.
 
@@ -184,9 +151,9 @@ def seek_command(
     """
     if sum(given is not None for given in (to, offset, when)) != 1 or to not in (None, "start", "end"):
         raise InvalidRequest("seek goes to one place: start, end, --offset N or --time ISO")
-    name = chosen_topic(at.folder, at.topic)
-    with opened_broker(at.folder, wait=at.wait) as broker:
-        queue = view(broker, name, at.group)
+    name = opening.chosen_topic(at.folder, at.topic)
+    with opening.opened_broker(at.folder, wait=at.wait) as broker:
+        queue = opening.view(broker, name, at.group)
         moves = moves_of(broker, queue.group, queue.name, _place(to, offset, when), partition)
         if offset is not None and len(moves) > 1:
             raise InvalidRequest(f"{queue.name} has {len(moves)} partitions, each with offsets: give --partition N")
@@ -199,15 +166,15 @@ def seek_command(
                 end=kept.end,
             )
         if not at.as_json:
-            show_moves(stdout(), moves)
+            show_moves(output.stdout(), moves)
         if not dry_run:
-            if not confirmed("Go there?", "seek", yes=yes, as_json=at.as_json):
-                return NOT_DONE
+            if not output.confirmed("Go there?", "seek", yes=yes, as_json=at.as_json):
+                return output.NOT_DONE
             for move in moves:
                 queue.seek(offset=move.after, partition=move.partition)
     if at.as_json:
         again, passed = sum(move.again for move in moves), sum(move.passed_over for move in moves)
-        print_json(
+        output.print_json(
             {
                 "offset": moves[0].after if len(moves) == 1 else None,
                 "again": again,
@@ -216,7 +183,7 @@ def seek_command(
                 "partitions": msgspec.to_builtins(moves),
             }
         )
-    return OK
+    return output.OK
 
 
 def _place(to: str | None, offset: int | None, when: str | None) -> str | int | datetime:
@@ -239,7 +206,7 @@ def moves_of(
 
 
 def pause_command(
-    at: QueueAt,
+    at: opening.QueueAt,
     reason: Annotated[str, option("--reason TEXT", "The reason, shown wherever the queue is listed.")] = "",
 ) -> int:
     """Stop handing out messages; publishing continues. It lasts until `holdfast resume`, even across a restart.
@@ -256,11 +223,13 @@ def pause_command(
         _print_pause(queue.name, queue.group, stats.paused, changed=changed)
     elif stats.paused is not None:  # else somebody has resumed it in this moment
         already = "is paused" if changed else "was already paused"
-        say(f"{_named_group(queue.name, queue.group)} {already} {pause_text(stats.paused)}; {stats.leased:,} in flight")
-    return OK
+        output.say(
+            f"{_named_group(queue.name, queue.group)} {already} {pause_text(stats.paused)}; {stats.leased:,} in flight"
+        )
+    return output.OK
 
 
-def resume_command(at: QueueAt) -> int:
+def resume_command(at: opening.QueueAt) -> int:
     """Hand out messages again after `pause`.
 
     Examples:
@@ -273,24 +242,24 @@ def resume_command(at: QueueAt) -> int:
         _print_pause(queue.name, queue.group, stats.paused, changed=changed)
     else:
         now = "is resumed" if changed else "was not paused"
-        say(f"{_named_group(queue.name, queue.group)} {now}; {stats.ready:,} ready")
-    return OK
+        output.say(f"{_named_group(queue.name, queue.group)} {now}; {stats.ready:,} ready")
+    return output.OK
 
 
 def pause_text(pause: Pause) -> str:
     """Return since when a group is paused, and why."""
-    return f"since {seconds_text(pause.since)} UTC{f': {safe(pause.reason)}' if pause.reason else ''}"
+    return f"since {output.seconds_text(pause.since)} UTC{f': {output.safe(pause.reason)}' if pause.reason else ''}"
 
 
 def _named_group(queue: str, group: str) -> str:
-    return f"{safe(queue)}, group {safe(group)},"
+    return f"{output.safe(queue)}, group {output.safe(group)},"
 
 
 def _print_pause(queue: str, group: str, paused: Pause | None, *, changed: bool) -> None:
-    print_json({"queue": queue, "group": group, "changed": changed, "paused": msgspec.to_builtins(paused)})
+    output.print_json({"queue": queue, "group": group, "changed": changed, "paused": msgspec.to_builtins(paused)})
 
 
-def purge_command(at: QueueAt, dry_run: DryRun = False, yes: Yes = False) -> int:
+def purge_command(at: opening.QueueAt, dry_run: opening.DryRun = False, yes: opening.Yes = False) -> int:
     """Drop every waiting message of a queue. Messages in flight stay, and so do dead letters.
 
     Delayed messages are dropped, too, unless other groups read the topic. Asks before it changes anything.
@@ -303,41 +272,49 @@ def purge_command(at: QueueAt, dry_run: DryRun = False, yes: Yes = False) -> int
         stats, purged = queue.stats(), 0
         if not at.as_json:
             waiting = f"{count_of(stats.ready, 'message')} ready, {count_of(stats.delayed, 'message')} delayed"
-            say(f"{waiting}, {stats.leased:,} in flight in {safe(queue.name)}")
+            output.say(f"{waiting}, {stats.leased:,} in flight in {output.safe(queue.name)}")
         if not dry_run:
-            if not confirmed("Drop all that are not in flight?", "purge", yes=yes, as_json=at.as_json):
-                return NOT_DONE
-            with progress("dropping messages", shown=not at.as_json):
+            if not output.confirmed("Drop all that are not in flight?", "purge", yes=yes, as_json=at.as_json):
+                return output.NOT_DONE
+            with output.progress("dropping messages", shown=not at.as_json):
                 purged = queue.purge()
     if at.as_json:
-        print_json({"ready": stats.ready, "delayed": stats.delayed, "leased": stats.leased, "purged": purged})
+        output.print_json({"ready": stats.ready, "delayed": stats.delayed, "leased": stats.leased, "purged": purged})
     elif not dry_run:
-        stdout().print(f"{count_of(purged, 'message')} dropped for good")
-    return OK
+        output.stdout().print(f"{count_of(purged, 'message')} dropped for good")
+    return output.OK
 
 
-def compact_command(folder: QueueFolder, topic: Topic = None, wait: Wait = WAIT, as_json: AsJson = False) -> int:
+def compact_command(
+    folder: opening.QueueFolder,
+    topic: opening.Topic = None,
+    wait: opening.Wait = opening.WAIT,
+    as_json: opening.AsJson = False,
+) -> int:
     """Free the disk space of messages that are done. Retention is ignored; these messages cannot be replayed.
 
     Examples:
         holdfast compact jobs
     """
-    name = chosen_topic(folder, topic)
-    with opened_broker(folder, wait=wait) as broker, progress("compacting", shown=not as_json):
+    name = opening.chosen_topic(folder, topic)
+    with opening.opened_broker(folder, wait=wait) as broker, output.progress("compacting", shown=not as_json):
         freed: Compacted = port_of(broker).compact_groups(name)
     if as_json:
-        print_json(msgspec.to_builtins(freed))
+        output.print_json(msgspec.to_builtins(freed))
     else:
         total = freed.bytes + freed.journal_bytes
-        say(
-            f"{size(total)} freed: {count_of(freed.segments, 'segment')} of messages ({size(freed.bytes)}), "
-            f"{size(freed.journal_bytes)} of journal"
+        output.say(
+            f"{output.size(total)} freed: {count_of(freed.segments, 'segment')} of messages "
+            f"({output.size(freed.bytes)}), {output.size(freed.journal_bytes)} of journal"
         )
-    return OK
+    return output.OK
 
 
 def apply_retention_command(
-    folder: QueueFolder, topic: Topic = None, wait: Wait = WAIT, as_json: AsJson = False
+    folder: opening.QueueFolder,
+    topic: opening.Topic = None,
+    wait: opening.Wait = opening.WAIT,
+    as_json: opening.AsJson = False,
 ) -> int:
     """Apply the retention settings now. Otherwise the upkeep of the queue does it every minute.
 
@@ -346,20 +323,23 @@ def apply_retention_command(
         holdfast apply-retention ./data --topic orders
     """
     gone: dict[str, Retained] = {}
-    with opened_broker(folder, wait=wait) as broker, progress("applying retention", shown=not as_json) as advance:
+    with (
+        opening.opened_broker(folder, wait=wait) as broker,
+        output.progress("applying retention", shown=not as_json) as advance,
+    ):
         names = sorted(broker.topics()) if topic is None else [topic]
         for number, name in enumerate(names):
             advance(number, len(names))
             gone[name] = broker.apply_retention(name)
     if as_json:
-        print_json({"topics": [{"topic": name, **msgspec.to_builtins(each)} for name, each in gone.items()]})
-        return OK
+        output.print_json({"topics": [{"topic": name, **msgspec.to_builtins(each)} for name, each in gone.items()]})
+        return output.OK
     for name, each in gone.items():
-        say(
-            f"{safe(name)}: {count_of(each.messages, 'message')} and {count_of(each.dead_letters, 'dead letter')} "
-            f"dropped, {size(each.bytes)} freed"
+        output.say(
+            f"{output.safe(name)}: {count_of(each.messages, 'message')} and "
+            f"{count_of(each.dead_letters, 'dead letter')} dropped, {output.size(each.bytes)} freed"
         )
-    return OK
+    return output.OK
 
 
 dead_app = Section("Dead letters: list, inspect, redrive and drop them.")
@@ -373,10 +353,10 @@ _Do: TypeAlias = Callable[[Sequence[str]], int]
 
 @dead_app.command("ls")
 def dead_ls_command(
-    at: QueueAt,
+    at: opening.QueueAt,
     by_error: Annotated[bool, option("--by-error", "Count them by reason and error.")] = False,
-    where: Where = None,
-    limit: Limit = None,
+    where: opening.Where = None,
+    limit: opening.Limit = None,
 ) -> int:
     """List the dead letters, oldest first.
 
@@ -390,12 +370,12 @@ def dead_ls_command(
             _show_groups(letters.groups(where=where)[:limit], as_json=at.as_json)
         else:
             show_messages(letters.list(where=where, limit=limit), DEAD, "no dead letters", as_json=at.as_json)
-    return OK
+    return output.OK
 
 
 @dead_app.command("show")
 def dead_show_command(
-    at: QueueAt,
+    at: opening.QueueAt,
     letter_id: Annotated[str, argument("ID", "The id of a dead letter, or of the original message.")],
 ) -> int:
     """Show everything about one dead letter, with every error.
@@ -410,32 +390,35 @@ def dead_show_command(
             found = everything_about(queue, dead_id(queue, letter_id))
         # Only what the letter itself holds, as when another process owns the folder; `holdfast show` has the history.
         show_everything(found._replace(history=()), as_json=at.as_json)
-    return OK
+    return output.OK
 
 
 @contextmanager
-def _looking(at: QueueAt) -> Iterator[tuple[holdfast.Group[bytes] | None, DeadLetters[bytes] | LettersBeside]]:
+def _looking(at: opening.QueueAt) -> Iterator[tuple[holdfast.Group[bytes] | None, DeadLetters[bytes] | LettersBeside]]:
     """Open the queue and its dead letters; if another process owns the folder, only the letters on disk."""
     with ExitStack() as closing:
         try:
             queue = closing.enter_context(at.opened())
         except Busy:
             name = check_name(at.group or DEFAULT_GROUP, "group")
-            yield None, LettersBeside(real_world(), at.folder.rstrip("/"), chosen_topic(at.folder, at.topic), name)
+            yield (
+                None,
+                LettersBeside(real_world(), at.folder.rstrip("/"), opening.chosen_topic(at.folder, at.topic), name),
+            )
         else:
             yield queue, queue.dead
 
 
 @dead_app.command("redrive")
 def dead_redrive_command(
-    at: QueueAt,
+    at: opening.QueueAt,
     ids: _Ids = None,
-    where: Where = None,
-    limit: Limit = None,
+    where: opening.Where = None,
+    limit: opening.Limit = None,
     rate: Annotated[float | None, option("--rate", "At most this many messages per second.")] = None,
     to: Annotated[str | None, option("--to TOPIC", "Publish them to this topic instead.")] = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
+    dry_run: opening.DryRun = False,
+    yes: opening.Yes = False,
 ) -> int:
     """Put dead letters back into the queue. They keep their order. --to sends them to another topic.
 
@@ -450,19 +433,19 @@ def dead_redrive_command(
     pause_s = 0.0 if rate is None else size / rate
     with at.of(ids[0] if ids else None).opened() as queue:
         chosen = queue.dead.redrive(_given(ids), where=where, limit=limit, dry_run=True, to=to).ids
-        done = "put back" if to is None else f"put into {safe(to)}"
+        done = "put back" if to is None else f"put into {output.safe(to)}"
         moving = _Moving("redrive", done, chosen, size, pause_s, as_json=at.as_json)
         return moving.run(lambda some: queue.dead.redrive(some, to=to).done, dry_run=dry_run, yes=yes)
 
 
 @dead_app.command("purge")
 def dead_purge_command(
-    at: QueueAt,
+    at: opening.QueueAt,
     ids: _Ids = None,
-    where: Where = None,
-    limit: Limit = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
+    where: opening.Where = None,
+    limit: opening.Limit = None,
+    dry_run: opening.DryRun = False,
+    yes: opening.Yes = False,
 ) -> int:
     """Drop dead letters for good.
 
@@ -492,21 +475,21 @@ class _Moving:
         ids, done = self._ids, 0
         would = "would be" if dry_run or not ids else "will be"
         if not self._as_json:
-            stdout().print(f"{count_of(len(ids), 'dead letter')} {would} {self._done}")
+            output.stdout().print(f"{count_of(len(ids), 'dead letter')} {would} {self._done}")
         if not dry_run and ids:
-            if not confirmed("Go on?", f"dead {self._verb}", yes=yes, as_json=self._as_json):
-                return NOT_DONE
-            with progress(self._verb, shown=not self._as_json) as advance:
+            if not output.confirmed("Go on?", f"dead {self._verb}", yes=yes, as_json=self._as_json):
+                return output.NOT_DONE
+            with output.progress(self._verb, shown=not self._as_json) as advance:
                 for i in range(0, len(ids), self._size):
                     if i and self._pause_s:
                         time.sleep(self._pause_s)
                     done += do(ids[i : i + self._size])
                     advance(min(i + self._size, len(ids)), len(ids))
             if not self._as_json:
-                stdout().print(f"{count_of(done, 'dead letter')} {self._done}")
+                output.stdout().print(f"{count_of(done, 'dead letter')} {self._done}")
         if self._as_json:
-            print_json({"matched": len(ids), "done": done, "ids": list(ids)})
-        return OK
+            output.print_json({"matched": len(ids), "done": done, "ids": list(ids)})
+        return output.OK
 
 
 def _given(ids: list[str] | None) -> list[str] | None:
@@ -516,17 +499,19 @@ def _given(ids: list[str] | None) -> list[str] | None:
 def _show_groups(groups: Sequence[DeadGroup], *, as_json: bool) -> None:
     if as_json:
         for group in groups:
-            times = moment("first", group.first) | moment("last", group.last)
-            print_json({**msgspec.structs.asdict(group), **times})
+            times = output.moment("first", group.first) | output.moment("last", group.last)
+            output.print_json({**msgspec.structs.asdict(group), **times})
         return
     if not groups:
-        note("no dead letters")
+        output.note("no dead letters")
         return
-    console = stdout()
-    reasons = max(len("reason"), *(len(safe(group.reason)) for group in groups))
+    console = output.stdout()
+    reasons = max(len("reason"), *(len(output.safe(group.reason)) for group in groups))
     console.print(f"{'count':>{_COUNT_CELLS}}  {'reason':{reasons}}  {'last (UTC)':19}  example, error")
     for group in groups:
-        facts = f"{safe(group.reason):{reasons}}  {seconds_text(group.last):19}  {safe(group.example)}"
+        facts = (
+            f"{output.safe(group.reason):{reasons}}  {output.seconds_text(group.last):19}  {output.safe(group.example)}"
+        )
         console.print(f"{group.count:>{_COUNT_CELLS},}  {facts}")
         if group.error:
-            console.print(f"{'':{_COUNT_CELLS}}  {safe(group.error)}")
+            console.print(f"{'':{_COUNT_CELLS}}  {output.safe(group.error)}")

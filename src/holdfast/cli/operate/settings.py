@@ -12,20 +12,7 @@ import msgspec
 
 from holdfast.broker.folder.contents import NOT_KEPT, Catalog, kept_settings
 from holdfast.broker.folder.layout import SETTINGS, TOPIC, TOPICS, check_name, topic_folder
-from holdfast.cli import places
-from holdfast.cli.opening import (
-    WAIT,
-    AsJson,
-    QueueFolder,
-    TlsKey,
-    Topic,
-    Wait,
-    asked,
-    chosen_topic,
-    opened_broker,
-    see_to_queue,
-    settings_of,
-)
+from holdfast.cli import opening, places
 from holdfast.cli.output import OK, note, print_json, ruled_table, safe, say, stdout, table
 from holdfast.cli.parsing import Section, argument, option
 from holdfast.cli.places import PLACE
@@ -43,15 +30,15 @@ _FACTORS: Final = {"K": 1024, "M": 1024**2, "G": 1024**3}
 
 
 def settings_command(
-    folder: QueueFolder,
+    folder: opening.QueueFolder,
     changes: Annotated[
         list[str] | None, argument("NAME=VALUE", "A setting, such as max_attempts=3 or max_attempts=default.")
     ] = None,
     create: Annotated[bool, option("--create", "Create the queue if there is none.")] = False,
     every: Annotated[bool, option("--all", "Show all settings, including those at their default.")] = False,
-    topic: Topic = None,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
+    topic: opening.Topic = None,
+    wait: opening.Wait = opening.WAIT,
+    as_json: opening.AsJson = False,
 ) -> int:
     """Show or change the settings of a queue. Without changes, prints those that differ from the defaults.
 
@@ -63,11 +50,11 @@ def settings_command(
         holdfast settings jobs max_attempts=default
     """
     wanted = changes_of(changes or [])
-    name = chosen_topic(folder, topic, create=create)
-    with opened_broker(folder, wait=wait, create=create) as broker:
-        if not see_to_queue(broker, name, wanted, create=create) and wanted:
+    name = opening.chosen_topic(folder, topic, create=create)
+    with opening.opened_broker(folder, wait=wait, create=create) as broker:
+        if not opening.see_to_queue(broker, name, wanted, create=create) and wanted:
             broker.alter_topic(name, **wanted)
-        settings = settings_of(broker, name)
+        settings = opening.settings_of(broker, name)
     values, defaults = msgspec.structs.asdict(settings), msgspec.structs.asdict(TopicSettings())
     differing = {name: value for name, value in values.items() if value != defaults[name]}
     if as_json:
@@ -180,7 +167,7 @@ def settings_file_show_command(
     settings_file: Annotated[
         str | None, option("--config FILE", f"The settings file; {FILE_VARIABLE} by default.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: opening.AsJson = False,
 ) -> int:
     """Show every setting in force, and where it comes from. A mistake in any of them is an error.
 
@@ -228,9 +215,11 @@ def _server_settings(place: str) -> tuple[list[Setting], dict[str, list[Setting]
     """Return the settings of a server, overall and for each topic."""
     from holdfast.protocol.topics import SettingsTold
 
-    with opened_broker(place) as broker:
-        whole = asked(broker, SettingsTold, "settings")
-        topics = {name: asked(broker, SettingsTold, "topics", name, "settings", all=False) for name in broker.topics()}
+    with opening.opened_broker(place) as broker:
+        whole = opening.asked(broker, SettingsTold, "settings")
+        topics = {
+            name: opening.asked(broker, SettingsTold, "topics", name, "settings", all=False) for name in broker.topics()
+        }
     return _as_settings(whole), {name: _as_settings(each) for name, each in topics.items()}
 
 
@@ -313,7 +302,7 @@ Name: TypeAlias = Annotated[str, argument("NAME", "The name of the profile.")]
 
 
 @app.command("ls")
-def ls_command(as_json: AsJson = False) -> int:
+def ls_command(as_json: opening.AsJson = False) -> int:
     """List the profiles. Tokens are not shown.
 
     Examples:
@@ -347,10 +336,10 @@ def add_command(
         str | None,
         option("--tls-cert FILE", "Your client certificate, if the server asks for one."),
     ] = None,
-    tls_key: TlsKey = None,
+    tls_key: opening.TlsKey = None,
     queue: Annotated[str | None, option("--queue NAME", "The queue to use by default.")] = None,
     use: Annotated[bool, option("--use", "Use this profile when no place is given.")] = False,
-    as_json: AsJson = False,
+    as_json: opening.AsJson = False,
 ) -> int:
     """Add or replace a profile. Only you can read the file that keeps the profiles.
 
@@ -383,7 +372,7 @@ def add_command(
 
 
 @app.command("rm")
-def rm_command(name: Name, as_json: AsJson = False) -> int:
+def rm_command(name: Name, as_json: opening.AsJson = False) -> int:
     """Delete a profile.
 
     Examples:
@@ -400,7 +389,7 @@ def rm_command(name: Name, as_json: AsJson = False) -> int:
 @app.command("use")
 def use_command(
     name: Annotated[str | None, argument("NAME", "The name of the profile.")] = None,
-    as_json: AsJson = False,
+    as_json: opening.AsJson = False,
 ) -> int:
     """Choose the profile to use when no place is given. Without a name, none is used.
 

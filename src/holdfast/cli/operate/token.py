@@ -20,19 +20,7 @@ from holdfast.delivery.where import seconds_of
 from holdfast.env import real_world
 from holdfast.env.process import environment
 from holdfast.errors import InvalidRequest
-from holdfast.server.tokens import (
-    ACTIONS,
-    ROLES,
-    TokenEntry,
-    Tokens,
-    digest_of,
-    entry_of,
-    parse_tokens,
-    principal_of,
-    read_tokens,
-    with_entry,
-    without_entry,
-)
+from holdfast.server import tokens
 
 app = Section("Manage tokens: who may call a server, and what they may do.")
 
@@ -41,25 +29,18 @@ _PREFIX: Final = "holdfast_"
 _RANDOM_BYTES: Final = 32
 
 TokensFile: TypeAlias = Annotated[
-    str | None,
-    option("--file FILE", "The tokens file; the setting `tokens_file` by default."),
+    str | None, option("--file FILE", "The tokens file; the setting `tokens_file` by default.")
 ]
 
-Topics: TypeAlias = Annotated[
-    list[str] | None,
-    option("--topics PATTERN", "Only these topics, such as 'orders.*'."),
-]
+Topics: TypeAlias = Annotated[list[str] | None, option("--topics PATTERN", "Only these topics, such as 'orders.*'.")]
 Locks: TypeAlias = Annotated[
-    list[str] | None,
-    option("--locks PATTERN", "Only these locks; the same as --topics by default."),
+    list[str] | None, option("--locks PATTERN", "Only these locks; the same as --topics by default.")
 ]
 Groups: TypeAlias = Annotated[
-    list[str] | None,
-    option("--groups PATTERN", "Only these groups; the same as --topics by default."),
+    list[str] | None, option("--groups PATTERN", "Only these groups; the same as --topics by default.")
 ]
 Producers: TypeAlias = Annotated[
-    list[str] | None,
-    option("--producers PATTERN", "Only these producer names; the same as --topics by default."),
+    list[str] | None, option("--producers PATTERN", "Only these producer names; the same as --topics by default.")
 ]
 CreateGroups: TypeAlias = Annotated[
     bool, option("--create-groups", "Allow it to create groups by consuming; an admin always may.")
@@ -71,7 +52,7 @@ def new_command(
     name: Annotated[str, argument("NAME", "Who it is for, as shown in the logs and the audit log.")],
     role: Annotated[
         str,
-        option("--role ROLE", f"{', '.join(ROLES)}; or a list of actions, such as publish,lock."),
+        option("--role ROLE", f"{', '.join(tokens.ROLES)}; or a list of actions, such as publish,lock."),
     ],
     topics: Topics = None,
     locks: Locks = None,
@@ -97,10 +78,10 @@ def new_command(
     """
     path = _path(file)
     token = None if certificate else _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
-    entry = entry_of(
+    entry = tokens.entry_of(
         {
             "name": name,
-            "sha256": digest_of(token) if token else "",
+            "sha256": tokens.digest_of(token) if token else "",
             "certificate": certificate,
             "role": _role(role),
             "topics": topics or ["*"],
@@ -114,7 +95,7 @@ def new_command(
     before = _tokens(path, missing_ok=True)
     if any(each.name == name for each in before.entries):
         raise InvalidRequest(f"{path} has a token called {name} already; take another name, or remove that one first")
-    _write(path, with_entry(_text(path), entry, path))
+    _write(path, tokens.with_entry(_text(path), entry, path))
     if as_json:
         print_json({**_document(entry), "token": token, "file": path})
         return OK
@@ -163,7 +144,7 @@ def check_command(file: TokensFile = None, as_json: AsJson = False) -> int:
     return OK
 
 
-def _show(entries: Sequence[TokenEntry]) -> None:
+def _show(entries: Sequence[tokens.TokenEntry]) -> None:
     table = ruled_table("name", "known by", "may", "expires")
     now_ns = real_world().clock.now_ns()
     for entry in entries:
@@ -190,7 +171,7 @@ def remove_command(
     if all(entry.name != name for entry in before.entries):
         known = ", ".join(entry.name for entry in before.entries) or "none"
         raise InvalidRequest(f"{path} has no token called {name}; choose one of {known}")
-    _write(path, without_entry(_text(path), name, path))
+    _write(path, tokens.without_entry(_text(path), name, path))
     if as_json:
         print_json({"removed": name, "file": path})
     else:
@@ -207,16 +188,16 @@ def _path(file: str | None) -> str:
     return path
 
 
-def _tokens(path: str, *, missing_ok: bool = False) -> Tokens:
+def _tokens(path: str, *, missing_ok: bool = False) -> tokens.Tokens:
     if missing_ok and not Path(path).exists():
-        return Tokens([])
-    return read_tokens(real_world(), path)
+        return tokens.Tokens([])
+    return tokens.read_tokens(real_world(), path)
 
 
 def _role(text: str) -> str | list[str]:
     """Parse a role name or a list of actions; `admin` is both."""
     parts = [part.strip() for part in text.split(",")]
-    return text if text in ROLES or not set(parts) & set(ACTIONS) else parts
+    return text if text in tokens.ROLES or not set(parts) & set(tokens.ACTIONS) else parts
 
 
 def _moment(text: str | None) -> datetime | None:
@@ -235,13 +216,13 @@ def _moment(text: str | None) -> datetime | None:
     return found.replace(microsecond=0)
 
 
-def _allowed(entry: TokenEntry) -> str:
-    return principal_of(entry).allowed()
+def _allowed(entry: tokens.TokenEntry) -> str:
+    return tokens.principal_of(entry).allowed()
 
 
-def _document(entry: TokenEntry) -> dict[str, Any]:
+def _document(entry: tokens.TokenEntry) -> dict[str, Any]:
     """Return an entry as a JSON document, without the hash of its token."""
-    principal = principal_of(entry)
+    principal = tokens.principal_of(entry)
     return {
         "name": entry.name,
         "role": entry.role,
@@ -264,7 +245,7 @@ def _text(path: str) -> str:
 
 def _write(path: str, text: str) -> None:
     """Replace the file atomically, readable by its owner only; the owner stays the same."""
-    parse_tokens(text.encode(), path)
+    tokens.parse_tokens(text.encode(), path)
     real = os.path.realpath(path)
     temporary = f"{real}.tmp"
     with suppress(FileNotFoundError):

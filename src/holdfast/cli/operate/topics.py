@@ -14,43 +14,10 @@ from holdfast.api.drafts import to_datetime
 from holdfast.broker.folder.layout import QUERIES, check_name, check_topic_name
 from holdfast.broker.inspect.status import GroupStanding, TopicStanding
 from holdfast.broker.streams.queries import list_queries, remove_queries
+from holdfast.cli import opening, output
 from holdfast.cli.look.trace import time_text
-from holdfast.cli.opening import (
-    WAIT,
-    AsJson,
-    DataFolder,
-    DryRun,
-    PartitionNumber,
-    Topic,
-    Wait,
-    Yes,
-    chosen_topic,
-    engine_of,
-    opened_broker,
-    settings_of,
-    some_of,
-    topic_names,
-    topics_of,
-    unknown_topic,
-)
 from holdfast.cli.operate.queue import moves_of, pause_text, show_moves
 from holdfast.cli.operate.settings import changes_of, show_settings
-from holdfast.cli.output import (
-    NOT_DONE,
-    OK,
-    Table,
-    confirmed,
-    facts_table,
-    note,
-    print_json,
-    progress,
-    safe,
-    say,
-    short_time,
-    size,
-    stdout,
-    table,
-)
 from holdfast.cli.parsing import Section, argument, option
 from holdfast.cli.reading import standing_of, time_of
 from holdfast.client.opening import is_address
@@ -65,46 +32,46 @@ GroupName: TypeAlias = Annotated[str, argument("GROUP", "The name of the group."
 
 
 @group_app.command("ls")
-def group_ls_command(folder: DataFolder, topic: Topic = None, as_json: AsJson = False) -> int:
+def group_ls_command(folder: opening.DataFolder, topic: opening.Topic = None, as_json: opening.AsJson = False) -> int:
     """List the groups and their lag, in messages and in time. Needs no lock.
 
     Examples:
         holdfast group ls ./data
     """
-    topics_of(folder)
-    found = standing_of(folder).groups(None if topic is None else chosen_topic(folder, topic))
+    opening.topics_of(folder)
+    found = standing_of(folder).groups(None if topic is None else opening.chosen_topic(folder, topic))
     queries = [] if is_address(folder) else list_queries(real_world(), folder)
     unreadable = [query for query in queries if query.wrong]
     if as_json:
         wrong = [{"file": f"{QUERIES}/{query.file}", "wrong": query.wrong} for query in unreadable]
-        print_json({"folder": folder, "groups": [group.document for group in found], "unreadable": wrong})
+        output.print_json({"folder": folder, "groups": [group.document for group in found], "unreadable": wrong})
     elif not found:
-        note(f"no groups {'in' if topic is None else f'on {safe(topic)} in'} {safe(folder)}")
+        output.note(f"no groups {'in' if topic is None else f'on {output.safe(topic)} in'} {output.safe(folder)}")
     else:
-        stdout().print(groups_table(found))
+        output.stdout().print(groups_table(found))
         _tell_of_damage(folder, found)
     for query in () if as_json else unreadable:
-        place = f"{safe(folder)}/{QUERIES}/{safe(query.file)}"
-        note(f"unreadable: {place}: {safe(query.wrong)}; old messages are kept in the meantime")
-    return OK
+        place = f"{output.safe(folder)}/{QUERIES}/{output.safe(query.file)}"
+        output.note(f"unreadable: {place}: {output.safe(query.wrong)}; old messages are kept in the meantime")
+    return output.OK
 
 
-def groups_table(groups: Sequence[GroupStanding]) -> Table:
+def groups_table(groups: Sequence[GroupStanding]) -> output.Table:
     """Return a table of groups."""
     statics = any(group.static_members for group in groups)
     queries = any(group.query for group in groups)
     more = [*(["renewed>", "timeout>"] if queries else []), *(["static members"] if statics else [])]
-    shown = table("group", "topic", "mode", "behind>", "oldest>", "in flight>", *more, wide="static members")
+    shown = output.table("group", "topic", "mode", "behind>", "oldest>", "in flight>", *more, wide="static members")
     for group in groups:
         shown.add_row(
-            safe(group.name),
-            safe(group.topic),
+            output.safe(group.name),
+            output.safe(group.topic),
             f"{group.mode}, paused" if group.paused else group.mode,
             f"{group.lag:,}",
             _age(group.lag_seconds),
             f"{group.leased:,}" if group.mode == "queue" else "",
             *(_renewed(group) if queries else []),
-            *([", ".join(map(safe, group.static_members))] if statics else []),
+            *([", ".join(map(output.safe, group.static_members))] if statics else []),
         )
     return shown
 
@@ -126,7 +93,9 @@ def _age(seconds: float) -> str:
 
 
 @group_app.command("show")
-def group_show_command(folder: DataFolder, name: GroupName, topic: Topic = None, as_json: AsJson = False) -> int:
+def group_show_command(
+    folder: opening.DataFolder, name: GroupName, topic: opening.Topic = None, as_json: opening.AsJson = False
+) -> int:
     """Show the position of one group in each partition. Needs no lock.
 
     Examples:
@@ -134,40 +103,42 @@ def group_show_command(folder: DataFolder, name: GroupName, topic: Topic = None,
     """
     found = _groups(folder, name, topic)
     if as_json:
-        print_json({"name": name, "topics": [group.document for group in found]})
-        return OK
-    console = stdout()
+        output.print_json({"name": name, "topics": [group.document for group in found]})
+        return output.OK
+    console = output.stdout()
     for number, group in enumerate(found):
         if number:
             console.print()
         console.print(_sentence(group))
         console.print(_lags_table(group))
     _tell_of_damage(folder, found)
-    return OK
+    return output.OK
 
 
 def _tell_of_damage(folder: str, groups: Sequence[GroupStanding]) -> None:
     """Print each problem of a group once: a group in stream mode is listed for each of its topics."""
     for name, wrong in dict.fromkeys((group.name, wrong) for group in groups for wrong in group.wrong):
-        what = f"{safe(name)}: {safe(wrong)}; see `holdfast check {safe(folder)}`"
-        note(f"damaged: group {what}")
+        what = f"{output.safe(name)}: {output.safe(wrong)}; see `holdfast check {output.safe(folder)}`"
+        output.note(f"damaged: group {what}")
 
 
 def _sentence(group: GroupStanding) -> str:
-    members = f"; static members: {', '.join(map(safe, group.static_members))}" if group.static_members else ""
+    members = f"; static members: {', '.join(map(output.safe, group.static_members))}" if group.static_members else ""
     age = f", the oldest from {_age(group.lag_seconds)} ago" if group.lag_seconds else ""
     behind = f"{count_of(group.lag, 'message')} behind{age}"
     query = ""
     if group.query is not None:
         renewed, timeout = _renewed(group)
-        query = f"; renewed {renewed} by {safe(group.query.holder)}, timeout {timeout}"
+        query = f"; renewed {renewed} by {output.safe(group.query.holder)}, timeout {timeout}"
     paused = "" if group.paused is None else f"; paused {pause_text(group.paused)}"
-    return f"{safe(group.name)} on {safe(group.topic)}, {group.mode} mode: {behind}{members}{query}{paused}"
+    return (
+        f"{output.safe(group.name)} on {output.safe(group.topic)}, {group.mode} mode: {behind}{members}{query}{paused}"
+    )
 
 
-def _lags_table(group: GroupStanding) -> Table:
+def _lags_table(group: GroupStanding) -> output.Table:
     queue = group.mode == "queue"
-    shown = table(
+    shown = output.table(
         "partition>",
         {"queue": "settled up to>", "stream": "committed>", "query": "needed from>"}[group.mode],
         "end>",
@@ -185,13 +156,13 @@ def _lags_table(group: GroupStanding) -> Table:
 def _groups(folder: str, name: str, topic: str | None) -> list[GroupStanding]:
     """Return the group on each of its topics, or on one of them."""
     check_name(name, "group")
-    topics_of(folder)
-    everyone = standing_of(folder).groups(None if topic is None else chosen_topic(folder, topic))
+    opening.topics_of(folder)
+    everyone = standing_of(folder).groups(None if topic is None else opening.chosen_topic(folder, topic))
     found = [group for group in everyone if group.name == name]
     if not found:
         names = sorted({group.name for group in everyone})
         where = f"in {folder}" if topic is None else f"on {topic} in {folder}"
-        there = f"there are {some_of(names)}" if names else "there is none yet"
+        there = f"there are {opening.some_of(names)}" if names else "there is none yet"
         raise UnknownGroup(f"there is no group {name} {where}; {there}")
     return found
 
@@ -201,7 +172,7 @@ def _one_group(folder: str, name: str, topic: str | None) -> GroupStanding:
     found = _groups(folder, name, topic)
     groups = [group for group in found if group.mode != "query"]
     if len(groups) > 1:
-        topics = some_of([group.topic for group in groups])
+        topics = opening.some_of([group.topic for group in groups])
         raise InvalidRequest(f"{name} is on {len(groups)} topics; say which with --topic: {topics}")
     if not groups:
         raise InvalidRequest(
@@ -213,15 +184,15 @@ def _one_group(folder: str, name: str, topic: str | None) -> GroupStanding:
 
 @group_app.command("reset")
 def group_reset_command(
-    folder: DataFolder,
+    folder: opening.DataFolder,
     name: GroupName,
     to: Annotated[str, option("--to WHERE", "The new position: earliest, latest, an offset, or a time such as -1h.")],
-    topic: Topic = None,
-    partition: PartitionNumber = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
+    topic: opening.Topic = None,
+    partition: opening.PartitionNumber = None,
+    dry_run: opening.DryRun = False,
+    yes: opening.Yes = False,
+    wait: opening.Wait = opening.WAIT,
+    as_json: opening.AsJson = False,
 ) -> int:
     """Move a group's position. Earlier messages are skipped; later ones are delivered, again if necessary.
 
@@ -231,19 +202,19 @@ def group_reset_command(
     """
     target = _target(to)
     group = _one_group(folder, name, topic)
-    with opened_broker(folder, wait=wait) as broker:
+    with opening.opened_broker(folder, wait=wait) as broker:
         moves = moves_of(broker, name, group.topic, target, partition)
         if not as_json:
-            show_moves(stdout(), moves)
+            show_moves(output.stdout(), moves)
         if not dry_run:
-            if not confirmed("Go there?", "group reset", yes=yes, as_json=as_json):
-                return NOT_DONE
+            if not output.confirmed("Go there?", "group reset", yes=yes, as_json=as_json):
+                return output.NOT_DONE
             for move in moves:  # exactly the positions that were shown
                 broker.reset_offsets(name, group.topic, to=move.after, partition=move.partition)
     if as_json:
         found: dict[str, Any] = {"group": name, "topic": group.topic, "mode": group.mode, "changed": not dry_run}
-        print_json({**found, "partitions": msgspec.to_builtins(moves)})
-    return OK
+        output.print_json({**found, "partitions": msgspec.to_builtins(moves)})
+    return output.OK
 
 
 def _target(to: str) -> str | int | datetime:
@@ -257,13 +228,13 @@ def _target(to: str) -> str | int | datetime:
 
 @group_app.command("delete")
 def group_delete_command(
-    folder: DataFolder,
+    folder: opening.DataFolder,
     name: GroupName,
-    topic: Topic = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
+    topic: opening.Topic = None,
+    dry_run: opening.DryRun = False,
+    yes: opening.Yes = False,
+    wait: opening.Wait = opening.WAIT,
+    as_json: opening.AsJson = False,
 ) -> int:
     """Delete a group and its position. The messages stay for other groups.
 
@@ -280,29 +251,29 @@ def group_delete_command(
     found = [group for group in found if group.mode != "query"] or found
     if not as_json:
         for group in found:
-            say(f"{_sentence(group)}. It {'would' if dry_run else 'will'} be deleted")
+            output.say(f"{_sentence(group)}. It {'would' if dry_run else 'will'} be deleted")
     if not dry_run:
-        if not confirmed("Delete it?", "group delete", yes=yes, as_json=as_json):
-            return NOT_DONE
+        if not output.confirmed("Delete it?", "group delete", yes=yes, as_json=as_json):
+            return output.NOT_DONE
         _delete(folder, found[0], wait)
         if not as_json:
-            say(f"deleted {safe(name)}")
+            output.say(f"deleted {output.safe(name)}")
     if as_json:
-        print_json({"group": name, "topics": [group.document for group in found], "deleted": not dry_run})
-    return OK
+        output.print_json({"group": name, "topics": [group.document for group in found], "deleted": not dry_run})
+    return output.OK
 
 
 def _delete(folder: str, group: GroupStanding, wait: str) -> None:
     if group.mode == "query" and not is_address(folder):
         remove_queries(real_world(), folder, group.name)  # works whether or not a process owns the folder
         return
-    with opened_broker(folder, wait=wait) as broker:
+    with opening.opened_broker(folder, wait=wait) as broker:
         broker.delete_group(group.name, group.topic if group.mode == "queue" else None)
 
 
 topic_app = Section("Topics: create, inspect, change and delete them.")
 
-TopicName: TypeAlias = Annotated[str, argument("TOPIC", "The name of the topic.", complete=topic_names)]
+TopicName: TypeAlias = Annotated[str, argument("TOPIC", "The name of the topic.", complete=opening.topic_names)]
 _Changes: TypeAlias = Annotated[
     list[str] | None, argument("NAME=VALUE", "Settings, such as retention_ms=7d or cleanup=compact.")
 ]
@@ -310,13 +281,13 @@ _Changes: TypeAlias = Annotated[
 
 @topic_app.command("create")
 def topic_create_command(
-    folder: DataFolder,
+    folder: opening.DataFolder,
     name: TopicName,
     changes: _Changes = None,
     partitions: Annotated[int | None, option("--partitions N", "The number of partitions.", least=1)] = None,
     exist_ok: Annotated[bool, option("--exist-ok", "Do not fail if the topic exists.")] = False,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
+    wait: opening.Wait = opening.WAIT,
+    as_json: opening.AsJson = False,
 ) -> int:
     """Create a topic, and the data folder if there is none.
 
@@ -331,7 +302,7 @@ def topic_create_command(
             raise BadSettings("--partitions and partitions=... both say how many; give one of them")
         wanted["partitions"] = partitions
     made = True
-    with opened_broker(folder, wait=wait, create=True) as broker:
+    with opening.opened_broker(folder, wait=wait, create=True) as broker:
         try:
             broker.create_topic(name, **wanted)
         except TopicExists:
@@ -340,29 +311,29 @@ def topic_create_command(
             made = False
         count = len(broker.describe_topic(name).partitions)
     if as_json:
-        print_json({"topic": name, "made": made, "partitions": count})
+        output.print_json({"topic": name, "made": made, "partitions": count})
     else:
-        say(f"{'created' if made else 'exists already:'} {name}, {count_of(count, 'partition')}")
-    return OK
+        output.say(f"{'created' if made else 'exists already:'} {name}, {count_of(count, 'partition')}")
+    return output.OK
 
 
 @topic_app.command("ls")
-def topic_ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
+def topic_ls_command(folder: opening.DataFolder, as_json: opening.AsJson = False) -> int:
     """List the topics, their messages, and the lag of their groups. Needs no lock.
 
     Examples:
         holdfast topic ls ./data
         holdfast topic ls http://127.0.0.1:7700 --json
     """
-    topics_of(folder)
+    opening.topics_of(folder)
     found = list(standing_of(folder).topics())
     if as_json:
-        print_json(topics_document(folder, found))
+        output.print_json(topics_document(folder, found))
     elif not found:
-        note(f"no topics in {safe(folder)}")
+        output.note(f"no topics in {output.safe(folder)}")
     else:
-        stdout().print(topics_table(found))
-    return OK
+        output.stdout().print(topics_table(found))
+    return output.OK
 
 
 def topics_document(folder: str, found: list[TopicStanding]) -> dict[str, Any]:
@@ -384,9 +355,9 @@ def _document(topic: TopicStanding) -> dict[str, Any]:
     }
 
 
-def topics_table(found: list[TopicStanding]) -> Table:
+def topics_table(found: list[TopicStanding]) -> output.Table:
     """Return a table of topics."""
-    shown = table(
+    shown = output.table(
         "topic",
         "partitions>",
         "messages>",
@@ -397,21 +368,21 @@ def topics_table(found: list[TopicStanding]) -> Table:
     )
     for topic in found:
         groups = ", ".join(
-            f"{safe(group.name)} {group.lag:,}{' (paused)' if group.paused else ''}" for group in topic.groups
+            f"{output.safe(group.name)} {group.lag:,}{' (paused)' if group.paused else ''}" for group in topic.groups
         )
         shown.add_row(
-            safe(topic.name),
+            output.safe(topic.name),
             f"{len(topic.partitions):,}",
             f"{topic.messages:,}",
             f"{topic.dead:,}",
-            size(topic.bytes),
+            output.size(topic.bytes),
             groups or "none",
         )
     return shown
 
 
 @topic_app.command("show")
-def topic_show_command(folder: DataFolder, name: TopicName, as_json: AsJson = False) -> int:
+def topic_show_command(folder: opening.DataFolder, name: TopicName, as_json: opening.AsJson = False) -> int:
     """Show the partitions, groups and settings of one topic. Needs no lock.
 
     Examples:
@@ -419,22 +390,22 @@ def topic_show_command(folder: DataFolder, name: TopicName, as_json: AsJson = Fa
     """
     topic = _standing(folder, name)
     if as_json:
-        print_json(_document(topic))
-        return OK
-    console = stdout()
-    facts = facts_table()
-    facts.add_row("topic", safe(topic.name))
+        output.print_json(_document(topic))
+        return output.OK
+    console = output.stdout()
+    facts = output.facts_table()
+    facts.add_row("topic", output.safe(topic.name))
     facts.add_row(
-        "made", f"{short_time(topic.created_ms * 1_000_000)} UTC" if topic.created_ms else "by an early release"
+        "made", f"{output.short_time(topic.created_ms * 1_000_000)} UTC" if topic.created_ms else "by an early release"
     )
-    facts.add_row("messages", f"{topic.messages:,} ({size(topic.bytes)})")
+    facts.add_row("messages", f"{topic.messages:,} ({output.size(topic.bytes)})")
     facts.add_row("dead letters", f"{topic.dead:,}")
     console.print(facts)
     console.print()
     console.print(_partitions_table(topic))
     for each in topic.partitions:
         if each.problem:
-            console.print(f"partition {each.number} is stopped: {safe(each.problem)}")
+            console.print(f"partition {each.number} is stopped: {output.safe(each.problem)}")
     console.print()
     if topic.groups:
         console.print(groups_table(topic.groups))
@@ -443,33 +414,33 @@ def topic_show_command(folder: DataFolder, name: TopicName, as_json: AsJson = Fa
     if topic.settings:
         console.print()
         show_settings(topic.settings)
-    return OK
+    return output.OK
 
 
 def _standing(folder: str, name: str) -> TopicStanding:
     if is_address(folder):
         return standing_of(folder).topic(check_topic_name(name))
-    found = topics_of(folder)
+    found = opening.topics_of(folder)
     if check_topic_name(name) not in found:
-        raise unknown_topic(folder, name, found)
+        raise opening.unknown_topic(folder, name, found)
     return standing_of(folder).topic(name)
 
 
-def _partitions_table(topic: TopicStanding) -> Table:
-    shown = table("partition>", "first>", "next>", "messages>", "disk>", "segments>")
+def _partitions_table(topic: TopicStanding) -> output.Table:
+    shown = output.table("partition>", "first>", "next>", "messages>", "disk>", "segments>")
     for each in topic.partitions:
         numbers = (each.start, each.end, each.end - each.start)
-        shown.add_row(str(each.number), *(f"{n:,}" for n in numbers), size(each.bytes), f"{each.segments:,}")
+        shown.add_row(str(each.number), *(f"{n:,}" for n in numbers), output.size(each.bytes), f"{each.segments:,}")
     return shown
 
 
 @topic_app.command("alter")
 def topic_alter_command(
-    folder: DataFolder,
+    folder: opening.DataFolder,
     name: TopicName,
     changes: Annotated[list[str], argument("NAME=VALUE", "A setting, such as max_attempts=3 or max_attempts=default.")],
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
+    wait: opening.Wait = opening.WAIT,
+    as_json: opening.AsJson = False,
 ) -> int:
     """Change settings of a topic. They take effect at once, and are kept with the topic.
 
@@ -481,25 +452,25 @@ def topic_alter_command(
     if "partitions" in wanted:
         raise BadSettings(f"partitions are added with `holdfast topic partitions {folder} {name} --add N`")
     _standing(folder, name)
-    with opened_broker(folder, wait=wait) as broker:
+    with opening.opened_broker(folder, wait=wait) as broker:
         broker.alter_topic(name, **wanted)
-        settings = msgspec.structs.asdict(settings_of(broker, name))
+        settings = msgspec.structs.asdict(opening.settings_of(broker, name))
     now = {setting: settings[setting] for setting in wanted}
     if as_json:
-        print_json({"topic": name, "settings": msgspec.to_builtins(now)})
+        output.print_json({"topic": name, "settings": msgspec.to_builtins(now)})
     else:
         show_settings(now)
-    return OK
+    return output.OK
 
 
 @topic_app.command("partitions")
 def topic_partitions_command(
-    folder: DataFolder,
+    folder: opening.DataFolder,
     name: TopicName,
     add: Annotated[int | None, option("--add N", "Add this many partitions.", least=1)] = None,
-    yes: Yes = False,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
+    yes: opening.Yes = False,
+    wait: opening.Wait = opening.WAIT,
+    as_json: opening.AsJson = False,
 ) -> int:
     """Show the partitions of a topic, or add some. Partitions are never removed.
 
@@ -510,31 +481,31 @@ def topic_partitions_command(
     topic = _standing(folder, name)
     if add is not None:
         if not as_json:
-            say(
-                f"{safe(name)} will have {count_of(len(topic.partitions) + add, 'partition')}; this cannot be undone. "
-                "Most keys will go to other partitions than before, so stored messages of a key may be handled at "
-                "the same time as newer ones"
+            output.say(
+                f"{output.safe(name)} will have {count_of(len(topic.partitions) + add, 'partition')}; this cannot be "
+                "undone. Most keys will go to other partitions than before, so stored messages of a key may be handled "
+                "at the same time as newer ones"
             )
-        if not confirmed("Add them?", "topic partitions", yes=yes, as_json=as_json):
-            return NOT_DONE
-        with opened_broker(folder, wait=wait) as broker:
+        if not output.confirmed("Add them?", "topic partitions", yes=yes, as_json=as_json):
+            return output.NOT_DONE
+        with opening.opened_broker(folder, wait=wait) as broker:
             broker.add_partitions(name, add)
         topic = _standing(folder, name)
     if as_json:
-        print_json({"topic": name, "partitions": msgspec.to_builtins(topic.partitions)})
+        output.print_json({"topic": name, "partitions": msgspec.to_builtins(topic.partitions)})
     else:
-        stdout().print(_partitions_table(topic))
-    return OK
+        output.stdout().print(_partitions_table(topic))
+    return output.OK
 
 
 @topic_app.command("delete")
 def topic_delete_command(
-    folder: DataFolder,
+    folder: opening.DataFolder,
     name: TopicName,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
+    dry_run: opening.DryRun = False,
+    yes: opening.Yes = False,
+    wait: opening.Wait = opening.WAIT,
+    as_json: opening.AsJson = False,
 ) -> int:
     """Delete a topic with all its messages, groups and dead letters. This cannot be undone.
 
@@ -553,30 +524,32 @@ def topic_delete_command(
         "deleted": False,
     }
     if not as_json:
-        say(_loss(topic, behind, "would" if dry_run else "will"))
+        output.say(_loss(topic, behind, "would" if dry_run else "will"))
     if not dry_run:
-        if not confirmed("Delete it?", "topic delete", yes=yes, as_json=as_json):
-            return NOT_DONE
-        with opened_broker(folder, wait=wait) as broker:
+        if not output.confirmed("Delete it?", "topic delete", yes=yes, as_json=as_json):
+            return output.NOT_DONE
+        with opening.opened_broker(folder, wait=wait) as broker:
             broker.delete_topic(name)
         found["deleted"] = True
         if not as_json:
-            say(f"deleted {safe(name)}")
+            output.say(f"deleted {output.safe(name)}")
     if as_json:
-        print_json(found)
-    return OK
+        output.print_json(found)
+    return output.OK
 
 
 def _loss(topic: TopicStanding, behind: int, will: str) -> str:
     groups = count_of(len(topic.groups), "group")
-    names = f" ({', '.join(safe(group.name) for group in topic.groups)})" if topic.groups else ""
+    names = f" ({', '.join(output.safe(group.name) for group in topic.groups)})" if topic.groups else ""
     left = f"; {count_of(behind, 'message')} not handled yet" if behind else ""
     messages, letters = count_of(topic.messages, "message"), count_of(topic.dead, "dead letter")
-    return f"{safe(topic.name)} {will} be deleted for good, with {messages}, {letters} and {groups}{names}{left}"
+    return f"{output.safe(topic.name)} {will} be deleted for good, with {messages}, {letters} and {groups}{names}{left}"
 
 
 @topic_app.command("compact")
-def topic_compact_command(folder: DataFolder, name: TopicName, wait: Wait = WAIT, as_json: AsJson = False) -> int:
+def topic_compact_command(
+    folder: opening.DataFolder, name: TopicName, wait: opening.Wait = opening.WAIT, as_json: opening.AsJson = False
+) -> int:
     """Keep only the last message of each key, now. With cleanup=compact this happens over time. Offsets never change.
 
     Examples:
@@ -584,28 +557,28 @@ def topic_compact_command(folder: DataFolder, name: TopicName, wait: Wait = WAIT
     """
     _standing(folder, name)
     # Without the upkeep threads: they compact as well, and their work would not be counted.
-    with opened_broker(folder, wait=wait, keep=False) as broker:
+    with opening.opened_broker(folder, wait=wait, keep=False) as broker:
         done = _compacted(broker, name, as_json=as_json)
     if as_json:
-        print_json({"topic": name, **msgspec.to_builtins(done)})
-        return OK
-    say(
+        output.print_json({"topic": name, **msgspec.to_builtins(done)})
+        return output.OK
+    output.say(
         f"{count_of(done.removed_messages, 'message')} removed, because their keys have newer ones; "
-        f"{size(done.freed_bytes)} freed, {count_of(done.segments, 'segment')} rewritten"
+        f"{output.size(done.freed_bytes)} freed, {count_of(done.segments, 'segment')} rewritten"
     )
-    return OK
+    return output.OK
 
 
 def _compacted(broker: holdfast.Broker, name: str, *, as_json: bool) -> KeysCompacted:
     if port_of(broker).shared:
         return broker.compact_topic(name)
-    with engine_of(broker).using(name) as topic:
+    with opening.engine_of(broker).using(name) as topic:
         if topic.settings.cleanup == "delete":
             raise InvalidRequest(
                 f"{name} does not go by keys: its messages go by retention (cleanup=delete). Change that with "
                 f"`holdfast topic alter {broker.folder} {name} cleanup=compact`; to let go of handled messages use "
                 f"`holdfast compact {broker.folder} --topic {name}`"
             )
-        engine_of(broker).tick()
-        with progress("compacting", shown=not as_json) as advance:
+        opening.engine_of(broker).tick()
+        with output.progress("compacting", shown=not as_json) as advance:
             return topic.compact_keys(advance, roll=True)

@@ -19,22 +19,8 @@ from holdfast.api.drafts import parse_duration, to_datetime, type_of
 from holdfast.api.topics import to_of
 from holdfast.broker.folder.layout import check_name, check_topic_name
 from holdfast.broker.streams.offsets import To
+from holdfast.cli import opening
 from holdfast.cli.look.messages import HEADERS, ID, KEY, PRIORITY, SIZE, TIME, AnyMessage, Pages, bytes_of, document
-from holdfast.cli.opening import (
-    WAIT,
-    AsJson,
-    DataFolder,
-    Limit,
-    PartitionNumber,
-    QueueFolder,
-    Topic,
-    Wait,
-    Where,
-    chosen_topic,
-    some_of,
-    topic_names,
-    topics_of,
-)
 from holdfast.cli.output import NOTHING_THERE, OK, note, print_json, safe, stdout, write_bytes
 from holdfast.cli.parsing import argument, option
 from holdfast.cli.places import enter, queue_of
@@ -53,7 +39,7 @@ _LAST: Final = 10
 
 
 def tail_command(
-    folder: QueueFolder,
+    folder: opening.QueueFolder,
     follow: Annotated[bool, option("--follow", "-f", "Keep printing new messages, until Ctrl-C.")] = False,
     begin: Annotated[
         str | None,
@@ -61,12 +47,12 @@ def tail_command(
             "--from WHERE", "Where to begin: start, end, an offset, or a time such as -10m. By default, the last 10."
         ),
     ] = None,
-    where: Where = None,
-    limit: Limit = None,
+    where: opening.Where = None,
+    limit: opening.Limit = None,
     raw: Annotated[bool, option("--raw", "Print only the bodies, one per line.")] = False,
-    topic: Topic = None,
-    partition: PartitionNumber = None,
-    as_json: AsJson = False,
+    topic: opening.Topic = None,
+    partition: opening.PartitionNumber = None,
+    as_json: opening.AsJson = False,
 ) -> int:
     """Print the newest messages, and follow new ones. Shows what the log holds, done or not, and takes nothing.
 
@@ -79,7 +65,7 @@ def tail_command(
     """
     if raw and as_json:
         raise InvalidRequest("--raw and --json both say what is printed; give one of them")
-    reading = TopicReading(folder, chosen_topic(folder, topic), partition, where)
+    reading = TopicReading(folder, opening.chosen_topic(folder, topic), partition, where)
     showing = Showing(raw=raw, as_json=as_json)
     if begin is None:
         last = reading.last(_LAST if limit is None else min(limit, _LAST))
@@ -126,8 +112,8 @@ _WAIT_S: Final = 10.0
 
 
 def consume_command(
-    folder: DataFolder,
-    topic: Annotated[str, argument("TOPIC", "The topic to read.", complete=topic_names)],
+    folder: opening.DataFolder,
+    topic: Annotated[str, argument("TOPIC", "The topic to read.", complete=opening.topic_names)],
     group: Annotated[str | None, option("--group NAME", "Read as this group; printed messages count as done.")] = None,
     mode: Annotated[
         Mode | None, option("--mode", "How the group reads. A new group reads as `stream` by default.")
@@ -136,7 +122,7 @@ def consume_command(
         str | None,
         option("--from WHERE", "Where to begin: earliest (the default), latest, an offset, or a time such as -10m."),
     ] = None,
-    partition: PartitionNumber = None,
+    partition: opening.PartitionNumber = None,
     count: Annotated[int | None, option("-n", "--count N", "At most this many messages.", least=1)] = None,
     follow: Annotated[bool, option("--follow", "-f", "Keep printing new messages, until Ctrl-C.")] = False,
     timeout: Annotated[str | None, option("--timeout TIME", "How long to wait for the next message.")] = None,
@@ -144,8 +130,8 @@ def consume_command(
     key_separator: Annotated[
         str | None, option("--key-separator TEXT", "With --raw, print the key and this text before the body.")
     ] = None,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
+    wait: opening.Wait = opening.WAIT,
+    as_json: opening.AsJson = False,
 ) -> int:
     """Print the messages of a topic, alone or as a group. Without a group nothing changes, and no lock is needed.
 
@@ -161,7 +147,7 @@ def consume_command(
     if follow and timeout is not None:
         raise InvalidRequest("--follow never ends, but --timeout does; give one of them")
     wait_s = math.inf if follow else parse_duration(timeout or "0", "--timeout")
-    name = chosen_topic(folder, topic)
+    name = opening.chosen_topic(folder, topic)
     if group is None:
         if mode is not None:
             raise InvalidRequest("--mode says how a group reads; give --group NAME, too")
@@ -311,7 +297,7 @@ _FORM: Final = "write module:function, such as shop.orders:handle"
 
 
 def worker_command(
-    folder: DataFolder,
+    folder: opening.DataFolder,
     handler: Annotated[str, argument("MODULE:HANDLER", "The function to call with each message.")],
     queue: Annotated[
         list[str] | None,
@@ -369,8 +355,8 @@ def _names(at: str, wanted: list[str]) -> list[str]:
     """Return the queues to work on; one that is named need not exist yet."""
     names = wanted or [name for name in (queue_of(at),) if name is not None]
     if not is_address(at):
-        topics_of(at)
-        names = names or [chosen_topic(at, None)]
+        opening.topics_of(at)
+        names = names or [opening.chosen_topic(at, None)]
     elif not names:
         raise InvalidRequest("say which queue with --queue")
     return [check_topic_name(name) for name in names]
@@ -432,7 +418,7 @@ def _functions_of(module: Any) -> str:
         for name, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
     ]
-    return f"; its functions are {some_of(names)}" if names else "; it has no function at all"
+    return f"; its functions are {opening.some_of(names)}" if names else "; it has no function at all"
 
 
 def _seconds(text: str | None, name: str) -> float | None:

@@ -14,26 +14,9 @@ import holdfast
 from holdfast.api import port_of
 from holdfast.api.drafts import moment_at, parse_duration, to_datetime
 from holdfast.api.sync.message import taken_of
+from holdfast.cli import output
 from holdfast.cli.look.messages import base64_text, body_text, bytes_of, document, header_text, lease_end, text_value
 from holdfast.cli.opening import QueueAt, Views, chosen_topic, opened_broker, view
-from holdfast.cli.output import (
-    NOT_DONE,
-    NOTHING_THERE,
-    OK,
-    Console,
-    facts_table,
-    json_text,
-    moment,
-    note,
-    preview,
-    print_error,
-    print_json,
-    safe,
-    say,
-    seconds_text,
-    stdout,
-    write_bytes,
-)
 from holdfast.cli.parsing import argument, option
 from holdfast.cli.reading import OpeningTurns
 from holdfast.client.opening import is_address
@@ -99,11 +82,11 @@ def variables(
         "HOLDFAST_CORRELATION_ID": message.correlation_id,
         "HOLDFAST_PRIORITY": str(message.priority),
         "HOLDFAST_TIMESTAMP": message.timestamp.isoformat(),
-        "HOLDFAST_HEADERS": json_text(headers),
+        "HOLDFAST_HEADERS": output.json_text(headers),
         "HOLDFAST_BODY": body,
         "HOLDFAST_BODY_FILE": body_file,
         "HOLDFAST_PAYLOAD_PATH": body_file,
-        "HOLDFAST_STATE": None if state is None else json_text(state),
+        "HOLDFAST_STATE": None if state is None else output.json_text(state),
     }
     return "".join(_line(name, values[name]) for name in NAMES)
 
@@ -167,13 +150,13 @@ def get_command(
         timeout_s = _patience_s(timeout, block=block)
         _take(at._replace(topic=chosen_topic(at.folder, at.topic)), taken, count, timeout_s, options)
     except Empty as empty:
-        sys.stdout.write(nothing_exported(NOTHING_THERE) if export else "")
-        note(f"{safe(str(empty))}")
-        return NOTHING_THERE
+        sys.stdout.write(nothing_exported(output.NOTHING_THERE) if export else "")
+        output.note(f"{output.safe(str(empty))}")
+        return output.NOTHING_THERE
     except HoldfastError:
-        sys.stdout.write(nothing_exported(NOT_DONE) if export else "")
+        sys.stdout.write(nothing_exported(output.NOT_DONE) if export else "")
         raise
-    return OK
+    return output.OK
 
 
 def _check_call(count: int, out: str | None, *, raw: bool, export: bool, as_json: bool) -> None:
@@ -260,19 +243,19 @@ class _Showing:
     def show(self, messages: Sequence[holdfast.Message[bytes]], *, raw: bool, export: bool, as_json: bool) -> None:
         if as_json:
             for message in messages:
-                more: dict[str, Any] = moment("lease_until", lease_end(self._queue, message))
+                more: dict[str, Any] = output.moment("lease_until", lease_end(self._queue, message))
                 more |= {"state": message.state.load()} if self._stateful else {}
-                print_json(document(message, **more, acked=self._acked))
+                output.print_json(document(message, **more, acked=self._acked))
         elif export:
             state = messages[0].state.load() if self._stateful else None
-            write_bytes(variables(self._folder, self._queue.group, messages[0], self._out, state).encode())
+            output.write_bytes(variables(self._folder, self._queue.group, messages[0], self._out, state).encode())
         elif raw:
             if self._out is None:
                 for chunk in messages[0].chunks():
-                    write_bytes(chunk)
+                    output.write_bytes(chunk)
             self._show_receipt(messages[0])
         else:
-            console = stdout()
+            console = output.stdout()
             for number, message in enumerate(messages):
                 if number:
                     console.print()
@@ -282,31 +265,31 @@ class _Showing:
         """Print the receipt to stderr, next to a raw body; scripts use --export."""
         if not self._acked:
             sys.stdout.flush()
-            note(f"receipt {safe(message.receipt)}")
+            output.note(f"receipt {output.safe(message.receipt)}")
 
-    def _show_facts(self, console: Console, message: holdfast.Message[bytes]) -> None:
-        facts = facts_table()
-        facts.add_row("id", safe(message.id))
+    def _show_facts(self, console: output.Console, message: holdfast.Message[bytes]) -> None:
+        facts = output.facts_table()
+        facts.add_row("id", output.safe(message.id))
         if self._acked:
             facts.add_row("acked", "yes")
         else:
-            facts.add_row("receipt", safe(message.receipt))
-            facts.add_row("yours until", f"{seconds_text(lease_end(self._queue, message))} UTC")
+            facts.add_row("receipt", output.safe(message.receipt))
+            facts.add_row("yours until", f"{output.seconds_text(lease_end(self._queue, message))} UTC")
         most = self._queue.settings.max_attempts
         facts.add_row("attempt", f"{message.attempt} of {most}" if most else str(message.attempt))
         if message.key is not None:
-            facts.add_row("key", preview(bytes_of(message.key) or b"", 200))
+            facts.add_row("key", output.preview(bytes_of(message.key) or b"", 200))
         if message.headers:
             facts.add_row("headers", header_text(message))
         if message.priority:
             facts.add_row("priority", str(message.priority))
         if message.correlation_id != message.id:
-            facts.add_row("correlation", safe(message.correlation_id))
-        facts.add_row("published", f"{seconds_text(message.timestamp)} UTC")
+            facts.add_row("correlation", output.safe(message.correlation_id))
+        facts.add_row("published", f"{output.seconds_text(message.timestamp)} UTC")
         if self._stateful:
-            facts.add_row("state", safe(json_text(message.state.load())))
+            facts.add_row("state", output.safe(output.json_text(message.state.load())))
         if self._out is not None:
-            facts.add_row("body", f"{message.size:,} bytes in {safe(self._out)}")
+            facts.add_row("body", f"{message.size:,} bytes in {output.safe(self._out)}")
         else:
             facts.add_row("body", f"{message.size:,} bytes")
         console.print(facts)
@@ -425,7 +408,7 @@ def _with_state(state: str | None, settle: Callable[[_Message], None]) -> Callab
 def _settled(at: QueueAt, receipts: list[str] | None, verb: str, settle: Callable[[_Message], None]) -> int:
     """Settle messages one by one: an invalid receipt does not stop the others."""
     group = at.group or (None if receipts else os.environ.get(GROUP) or None)
-    code = OK
+    code = output.OK
     with opened_broker(at.folder, wait=at.wait) as broker:
         views = Views(broker, at._replace(group=group))
         for receipt in receipts or [_exported()]:
@@ -434,14 +417,14 @@ def _settled(at: QueueAt, receipts: list[str] | None, verb: str, settle: Callabl
                 message = view.resume(receipt)
                 settle(message)
             except HoldfastError as error:
-                print_error(error.code, str(error), as_json=at.as_json)
-                code = NOT_DONE
+                output.print_error(error.code, str(error), as_json=at.as_json)
+                code = output.NOT_DONE
                 continue
             facts = _after(view, message, verb)
             if at.as_json:
-                print_json(facts)
+                output.print_json(facts)
             else:
-                say(_sentence(facts))
+                output.say(_sentence(facts))
     return code
 
 
@@ -460,13 +443,13 @@ def _after(group: holdfast.Group[bytes], message: _Message, verb: str) -> dict[s
     if phase == "done" and verb != "acked":
         phase = "dead"  # that was the last attempt
     facts = {"done": verb, "id": message.id, "receipt": message.receipt, "phase": phase}
-    return {**facts, **moment("until", moment_at(until_ms))}
+    return {**facts, **output.moment("until", moment_at(until_ms))}
 
 
 def _sentence(facts: dict[str, Any]) -> str:
-    text = f"{facts['done']} {safe(facts['id'])}"
+    text = f"{facts['done']} {output.safe(facts['id'])}"
     if facts["until_ms"] is not None:
-        when = seconds_text(to_datetime(facts["until_ms"] * 1_000_000))
+        when = output.seconds_text(to_datetime(facts["until_ms"] * 1_000_000))
         return f"{text}: {'yours until' if facts['phase'] == 'leased' else 'ready again at'} {when} UTC"
     rest = {"dead": ": it is with the dead letters now", "ready": ": it is ready again"}
     return f"{text}{rest.get(facts['phase'], '')}"

@@ -15,21 +15,8 @@ import holdfast
 from holdfast.api.drafts import parse_duration
 from holdfast.broker.folder.layout import check_name
 from holdfast.broker.locks import LockStatus, held_now, replayed_locks
+from holdfast.cli import output
 from holdfast.cli.opening import WAIT, AsJson, DataFolder, Wait, opened_broker, topics_of
-from holdfast.cli.output import (
-    NOT_DONE,
-    NOTHING_THERE,
-    OK,
-    json_text,
-    moment,
-    note,
-    print_json,
-    safe,
-    say,
-    seconds_text,
-    stdout,
-    table,
-)
 from holdfast.cli.parsing import Section, argument, option
 from holdfast.cli.reading import OpeningTurns
 from holdfast.cli.use.get import default_holder, nothing_exported
@@ -78,11 +65,11 @@ def acquire_command(
     try:
         lock = _acquired(folder, name, options, parse_duration(timeout, "--timeout"), wait)
     except LockHeld as held:
-        sys.stdout.write(nothing_exported(NOTHING_THERE, _NAMES) if export else "")
-        note(safe(str(held)))
-        return NOTHING_THERE
+        sys.stdout.write(nothing_exported(output.NOTHING_THERE, _NAMES) if export else "")
+        output.note(output.safe(str(held)))
+        return output.NOTHING_THERE
     except HoldfastError:
-        sys.stdout.write(nothing_exported(NOT_DONE, _NAMES) if export else "")
+        sys.stdout.write(nothing_exported(output.NOT_DONE, _NAMES) if export else "")
         raise
     if export:
         values = (lock.name, lock.lease_id, str(lock.fence))
@@ -90,7 +77,7 @@ def acquire_command(
         sys.stdout.write("".join(lines))
     else:
         _show_lock(lock, as_json=as_json)
-    return OK
+    return output.OK
 
 
 def _acquired(folder: str, name: str, options: dict[str, Any], timeout_s: float, wait: str) -> holdfast.Lock:
@@ -123,7 +110,7 @@ def keepalive_command(
     lease_s = None if lease is None else parse_duration(lease, "--lease")
     with opened_broker(folder, wait=wait) as broker:
         _show_lock(broker.locks.keepalive(_lease_id(lease_id), lease_s), as_json=as_json)
-    return OK
+    return output.OK
 
 
 @lock_app.command("release")
@@ -147,13 +134,13 @@ def release_command(
         if force is None:
             broker.locks.release(given)
         elif not broker.locks.force_release(given):
-            note(f"nobody has {safe(given)}")
-            return NOTHING_THERE
+            output.note(f"nobody has {output.safe(given)}")
+            return output.NOTHING_THERE
     if as_json:
-        print_json({"released": given})
+        output.print_json({"released": given})
     else:
-        say(f"released {safe(given)}")
-    return OK
+        output.say(f"released {output.safe(given)}")
+    return output.OK
 
 
 @lock_app.command("show")
@@ -165,15 +152,16 @@ def lock_show_command(folder: DataFolder, name: LockName, as_json: AsJson = Fals
     """
     info = _infos(folder, check_name(name, "lock"))[0]
     if as_json:
-        print_json(_lock_document(info))
+        output.print_json(_lock_document(info))
     elif info.held:
-        say(
-            f"{safe(info.name)} is held by {safe(info.owner or '')} since {_seconds_or_dash(info.acquired_at)}, until "
-            f"{_seconds_or_dash(info.expires_at)} UTC, with the fence {info.fence}"
+        output.say(
+            f"{output.safe(info.name)} is held by {output.safe(info.owner or '')} "
+            f"since {_seconds_or_dash(info.acquired_at)}, until {_seconds_or_dash(info.expires_at)} UTC, "
+            f"with the fence {info.fence}"
         )
     else:
-        say(f"{safe(info.name)} is free")
-    return OK
+        output.say(f"{output.safe(info.name)} is free")
+    return output.OK
 
 
 @lock_app.command("ls")
@@ -185,16 +173,16 @@ def lock_ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
     """
     infos = _infos(folder)
     if as_json:
-        print_json({"folder": folder, "locks": [_lock_document(info) for info in infos]})
+        output.print_json({"folder": folder, "locks": [_lock_document(info) for info in infos]})
     elif not infos:
-        note(f"no locks are held in {safe(folder)}")
+        output.note(f"no locks are held in {output.safe(folder)}")
     else:
-        shown = table("lock", "owner", "since", "until", "fence")
+        shown = output.table("lock", "owner", "since", "until", "fence")
         for info in infos:
             since, until = _seconds_or_dash(info.acquired_at), _seconds_or_dash(info.expires_at)
-            shown.add_row(safe(info.name), safe(info.owner or ""), since, until, str(info.fence))
-        stdout().print(shown)
-    return OK
+            shown.add_row(output.safe(info.name), output.safe(info.owner or ""), since, until, str(info.fence))
+        output.stdout().print(shown)
+    return output.OK
 
 
 def _infos(folder: str, name: str | None = None) -> list[holdfast.LockInfo]:
@@ -223,19 +211,20 @@ def _lease_id(given: str | None) -> str:
 
 def _show_lock(lock: holdfast.Lock, *, as_json: bool) -> None:
     if as_json:
-        print_json(
+        output.print_json(
             {
                 "name": lock.name,
                 "owner": lock.owner,
                 "fence": lock.fence,
                 "lease_id": lock.lease_id,
                 "lease_seconds": lock.lease,
-                **moment("acquired", lock.acquired_at),
-                **moment("expires", lock.expires_at),
+                **output.moment("acquired", lock.acquired_at),
+                **output.moment("expires", lock.expires_at),
             }
         )
     else:
-        say(f"{safe(lock.name)} is yours until {_seconds_or_dash(lock.expires_at)} UTC\nlease {safe(lock.lease_id)}")
+        output.say(f"{output.safe(lock.name)} is yours until {_seconds_or_dash(lock.expires_at)} UTC")
+        output.say(f"lease {output.safe(lock.lease_id)}")
 
 
 def _lock_document(info: holdfast.LockInfo) -> dict[str, Any]:
@@ -244,14 +233,14 @@ def _lock_document(info: holdfast.LockInfo) -> dict[str, Any]:
         "held": info.held,
         "owner": info.owner,
         "fence": info.fence,
-        **moment("acquired", info.acquired_at),
-        **moment("expires", info.expires_at),
+        **output.moment("acquired", info.acquired_at),
+        **output.moment("expires", info.expires_at),
         "document_version": info.document_version,
     }
 
 
 def _seconds_or_dash(when: datetime | None) -> str:
-    return "-" if when is None else seconds_text(when)
+    return "-" if when is None else output.seconds_text(when)
 
 
 state_app = Section("JSON documents with versions.")
@@ -274,13 +263,13 @@ def state_get_command(folder: DataFolder, name: DocumentName, as_json: AsJson = 
     """
     document = _document(folder, check_name(name, "document"))
     if document is None:
-        note(f"there is no document {safe(name)} in {safe(folder)}")
-        return NOTHING_THERE
+        output.note(f"there is no document {output.safe(name)} in {output.safe(folder)}")
+        return output.NOTHING_THERE
     if as_json:
-        print_json(_document_facts(document, value=document.value))
+        output.print_json(_document_facts(document, value=document.value))
     else:
-        sys.stdout.write(json_text(document.value) + "\n")
-    return OK
+        sys.stdout.write(output.json_text(document.value) + "\n")
+    return output.OK
 
 
 @state_app.command("put")
@@ -307,10 +296,10 @@ def state_put_command(
     with opened_broker(folder, wait=wait, create=True) as broker:
         document = broker.documents.update(name, decoded, version=version, lock=lease_id)
     if as_json:
-        print_json(_document_facts(document))
+        output.print_json(_document_facts(document))
     else:
-        say(f"{safe(name)} is now at version {document.version}")
-    return OK
+        output.say(f"{output.safe(name)} is now at version {document.version}")
+    return output.OK
 
 
 @state_app.command("rm")
@@ -330,10 +319,10 @@ def state_rm_command(
     with opened_broker(folder, wait=wait) as broker:
         removed = broker.documents.remove(name, version=version, lock=lease_id)
     if as_json:
-        print_json({"name": name, "removed": removed})
+        output.print_json({"name": name, "removed": removed})
     else:
-        say(f"{safe(name)} is removed" if removed else f"there is no document {safe(name)}")
-    return OK if removed else NOTHING_THERE
+        output.say(f"{output.safe(name)} is removed" if removed else f"there is no document {output.safe(name)}")
+    return output.OK if removed else output.NOTHING_THERE
 
 
 @state_app.command("ls")
@@ -345,15 +334,15 @@ def state_ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
     """
     found = _documents(folder)
     if as_json:
-        print_json({"folder": folder, "documents": [_document_facts(document) for document, _ in found]})
+        output.print_json({"folder": folder, "documents": [_document_facts(document) for document, _ in found]})
     elif not found:
-        note(f"no documents in {safe(folder)}")
+        output.note(f"no documents in {output.safe(folder)}")
     else:
-        shown = table("document", "version>", "bytes>")
+        shown = output.table("document", "version>", "bytes>")
         for document, size in found:
-            shown.add_row(safe(document.name), str(document.version), f"{size:,}")
-        stdout().print(shown)
-    return OK
+            shown.add_row(output.safe(document.name), str(document.version), f"{size:,}")
+        output.stdout().print(shown)
+    return output.OK
 
 
 def _document(place: str, name: str) -> holdfast.Document | None:
@@ -377,4 +366,4 @@ def _documents(place: str) -> list[tuple[holdfast.Document, int]]:
 
 
 def _document_facts(document: holdfast.Document, **more: Any) -> dict[str, Any]:
-    return {"name": document.name, "version": document.version, **moment("updated", document.updated_at), **more}
+    return {"name": document.name, "version": document.version, **output.moment("updated", document.updated_at), **more}

@@ -18,19 +18,7 @@ import msgspec
 import holdfast
 from holdfast.api import port_of
 from holdfast.api.drafts import NewMessage, parse_duration, parse_instant
-from holdfast.cli.opening import (
-    WAIT,
-    AsJson,
-    DataFolder,
-    PartitionNumber,
-    QueueFolder,
-    Topic,
-    Wait,
-    chosen_topic,
-    opened_broker,
-    see_to_queue,
-    topic_names,
-)
+from holdfast.cli import opening
 from holdfast.cli.output import OK, note, print_json, progress, safe, say, size, stdout
 from holdfast.cli.parsing import argument, option
 from holdfast.env import real_world
@@ -208,7 +196,7 @@ _BATCH_BYTES: Final = 4 * 1024 * 1024
 
 
 def put_command(
-    folder: QueueFolder,
+    folder: opening.QueueFolder,
     bodies: Annotated[list[str] | None, argument("BODY", "The body of a message; `-` reads it from stdin.")] = None,
     files: Annotated[list[str] | None, option("--file FILE", "Put the content of this file as a message.")] = None,
     lines: Annotated[bool, option("--lines", "Put each line of stdin, or of the files, as a message.")] = False,
@@ -231,10 +219,10 @@ def put_command(
     ] = None,
     codec: Annotated[CodecName | None, option("--codec", "How to compress it.")] = None,
     no_create: Annotated[bool, option("--no-create", "Fail if there is no such queue.")] = False,
-    topic: Topic = None,
+    topic: opening.Topic = None,
     quiet: Annotated[bool, option("--quiet", "Do not print the ids.")] = False,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
+    wait: opening.Wait = opening.WAIT,
+    as_json: opening.AsJson = False,
 ) -> int:
     """Put messages into a queue. Creates the queue if there is none, and prints the id of each message.
 
@@ -263,7 +251,7 @@ def put_command(
     if delay is not None and due is not None:
         raise InvalidRequest("--delay and --due both say when; give one of them")
     intake = PutInput(defaults, now_ms, lines=lines, jsonl=jsonl)
-    name = chosen_topic(folder, topic, create=not no_create)
+    name = opening.chosen_topic(folder, topic, create=not no_create)
     putting = _Putting(name, durability, codec, as_json=as_json, quiet=quiet)
     putting.run(folder, _batches(intake.items(*given)), wait, create=not no_create)
     return OK
@@ -298,8 +286,8 @@ class _Putting:
         try:
             # Read the first messages before creating the queue: a usage error must not leave an empty queue behind.
             first = list(islice(batches, 1))
-            with opened_broker(folder, wait=wait, create=create) as broker:
-                see_to_queue(broker, self._topic, create=create)
+            with opening.opened_broker(folder, wait=wait, create=create) as broker:
+                opening.see_to_queue(broker, self._topic, create=create)
                 self.put_all(broker, chain(first, batches))
         except InvalidRequest as error:
             raise self.with_count(error) from None
@@ -379,8 +367,8 @@ _TELL_EVERY: Final = 1_000
 
 
 def produce_command(
-    folder: DataFolder,
-    topic: Annotated[str, argument("TOPIC", "The topic to publish to.", complete=topic_names)],
+    folder: opening.DataFolder,
+    topic: Annotated[str, argument("TOPIC", "The topic to publish to.", complete=opening.topic_names)],
     bodies: Annotated[list[str] | None, option("-m", "--message BODY", "Publish this message.")] = None,
     files: Annotated[list[str] | None, option("--file FILE", "Publish each line of this file as a message.")] = None,
     jsonl: Annotated[bool, option("--jsonl", "Each line is a message as JSON; see `holdfast help json`.")] = False,
@@ -390,7 +378,7 @@ def produce_command(
         str | None, option("--key-separator TEXT", r"Split each line here: the key, then the body.")
     ] = None,
     shared: SharedOptions = _NO_OPTIONS,
-    partition: PartitionNumber = None,
+    partition: opening.PartitionNumber = None,
     acks: Annotated[
         Literal["none", "leader", "all"] | None,
         option("--acks", "Wait for nothing (none), until it survives kill -9 (leader) or a power cut (all)."),
@@ -406,8 +394,8 @@ def produce_command(
     resume: Annotated[
         bool, option("--resume", "Store only those messages that an earlier call did not store.")
     ] = False,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
+    wait: opening.Wait = opening.WAIT,
+    as_json: opening.AsJson = False,
 ) -> int:
     """Publish messages to a topic, in batches. Prints how many there were, and how fast.
 
@@ -426,10 +414,10 @@ def produce_command(
     )
     changes = _producer_changes(acks, linger, batch_messages, batch_bytes)
     intake = PutInput(defaults, real_world().clock.now_ns() // 1_000_000, lines=not whole and not jsonl, jsonl=jsonl)
-    chosen = chosen_topic(folder, topic)
+    chosen = opening.chosen_topic(folder, topic)
     items = _keyed(intake.items(bodies or [], files or []), separator)
     first = list(islice(items, 1))  # before opening the folder, so that no other command waits for our input
-    with opened_broker(folder, wait=wait) as broker:
+    with opening.opened_broker(folder, wait=wait) as broker:
         producing = _Producing(broker.producer(name=name, resume=resume, **changes), chosen, partition)
         producing.run(chain(first, items), shown=not as_json)
     producing.summary(as_json=as_json)

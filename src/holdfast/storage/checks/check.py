@@ -21,6 +21,7 @@ import msgspec
 
 from holdfast.env import World, real_world
 from holdfast.settings import LogSettings
+from holdfast.storage import files
 from holdfast.storage.checks.finding import (
     CheckCounts,
     CheckReport,
@@ -33,21 +34,6 @@ from holdfast.storage.checks.finding import (
     segment_data,
 )
 from holdfast.storage.examine import Findings, examine
-from holdfast.storage.files import (
-    EPOCHS,
-    LOCK,
-    QUARANTINE,
-    STATE,
-    QuarantineNote,
-    index_bases,
-    index_name,
-    join,
-    open_error,
-    read_file,
-    require_log,
-    segment_bases,
-    segment_name,
-)
 from holdfast.storage.state import NO_EPOCHS, Epochs, Identity, LogState, load_epochs
 
 Progress = Callable[[int, int], None]
@@ -91,7 +77,7 @@ def inspect(
 ) -> Inspection:
     """Like `check`, but returns the damaged stretches as well, for a repair."""
     try:
-        require_log(world, folder)
+        files.require_log(world, folder)
         for _ in range(_TRIES - 1):
             # A file that is gone by the time it is read was trimmed or truncated away.
             with suppress(FileNotFoundError):
@@ -101,7 +87,7 @@ def inspect(
                     return inspection
         return _Pass(folder, world, settings, owned=owned, progress=progress).run()
     except OSError as error:
-        raise open_error(folder, error) from error
+        raise files.open_error(folder, error) from error
 
 
 class _Facts(msgspec.Struct, frozen=True):
@@ -130,7 +116,7 @@ def _facts(world: World, folder: str) -> _Facts:
     names = tuple(world.disk.names(folder))
     log_id = identity.log_id if identity is not None else table[0] if table is not None else None
     epochs = table[1] if table is not None and table[0] == log_id else None
-    return _Facts(names, tuple(segment_bases(names)), identity, readable_end, synced_end, epochs, log_id)
+    return _Facts(names, tuple(files.segment_bases(names)), identity, readable_end, synced_end, epochs, log_id)
 
 
 class _Pass:
@@ -179,9 +165,9 @@ class _Pass:
     def _small_files(self) -> Iterator[Finding]:
         facts = self._facts
         if facts.identity is None:
-            yield self._words.no_state(there=STATE in facts.names)
+            yield self._words.no_state(there=files.STATE in facts.names)
         if facts.epochs is None:
-            yield self._words.no_epochs(there=EPOCHS in facts.names)
+            yield self._words.no_epochs(there=files.EPOCHS in facts.names)
 
     def _examine(self) -> Findings | None:
         """Return what opening would do; None if the disk cannot even read what that requires."""
@@ -199,7 +185,7 @@ class _Pass:
         facts = self._facts
         for base, next_base in zip_longest(facts.bases, facts.bases[1:]):
             if facts.identity is None or next_base is None or next_base > facts.synced_end:
-                with closing(self._world.disk.open(join(self._folder, segment_name(base)))) as file:
+                with closing(self._world.disk.open(files.join(self._folder, files.segment_name(base)))) as file:
                     if segment_data(file)[1]:
                         return True
         return False
@@ -217,7 +203,9 @@ class _Pass:
         bases = [base for base in facts.bases if base <= last_base or base == facts.bases[0]]
         if not bases or log_id is None:
             return
-        self._total_bytes = sum(file_size(self._world, join(self._folder, segment_name(base))) for base in bases)
+        self._total_bytes = sum(
+            file_size(self._world, files.join(self._folder, files.segment_name(base))) for base in bases
+        )
         survey = Survey(
             self._world,
             self._folder,
@@ -245,7 +233,7 @@ class _Pass:
             found = survey.segment(base, upto, last=last)
         except FileNotFoundError:
             return None
-        return found if self._world.disk.exists(join(self._folder, segment_name(base))) else None
+        return found if self._world.disk.exists(files.join(self._folder, files.segment_name(base))) else None
 
     def _add_segment(self, found: SegmentSurvey) -> None:
         counts = self._counts
@@ -256,7 +244,7 @@ class _Pass:
             removed=counts.removed + found.removed,
             bytes=counts.bytes + found.size,
         )
-        name = segment_name(found.base)
+        name = files.segment_name(found.base)
         self._add_all(self._words.unreadable(name, start, end) for start, end in found.unreadable)
         for stretch in found.stretches:
             self._stretches.append(stretch)
@@ -344,16 +332,18 @@ def _entries(facts: _Facts) -> tuple[tuple[int, int], ...]:
 
 BACKUP_PREFIX: Final = "backup-"
 TEMPORARY: Final = ".tmp"
-_OURS: Final = frozenset({LOCK, STATE, EPOCHS, QUARANTINE})
+_OURS: Final = frozenset({files.LOCK, files.STATE, files.EPOCHS, files.QUARANTINE})
 
 
 def file_findings(world: World, folder: str, names: Sequence[str], words: FindingTexts) -> Iterator[Finding]:
     """Yield a note for each name that is not a live part of the log."""
     passing = set(leftovers(names))
-    known = _OURS.union(map(segment_name, segment_bases(names)), map(index_name, index_bases(names)))
+    known = _OURS.union(
+        map(files.segment_name, files.segment_bases(names)), map(files.index_name, files.index_bases(names))
+    )
     for name in names:
         if name in passing:
-            yield words.leftover(name, file_size(world, join(folder, name)))
+            yield words.leftover(name, file_size(world, files.join(folder, name)))
         elif name.startswith(BACKUP_PREFIX):
             yield words.backup(name)
         elif name not in known:
@@ -362,14 +352,14 @@ def file_findings(world: World, folder: str, names: Sequence[str], words: Findin
 
 def leftovers(names: Sequence[str]) -> list[str]:
     """Return the files that opening removes: half-written ones, and indexes without a segment."""
-    segments = set(segment_bases(names))
-    orphans = [index_name(base) for base in index_bases(names) if base not in segments]
+    segments = set(files.segment_bases(names))
+    orphans = [files.index_name(base) for base in files.index_bases(names) if base not in segments]
     return [*orphans, *(name for name in names if name.endswith(TEMPORARY))]
 
 
 def quarantined(world: World, folder: str) -> tuple[Quarantined, ...]:
     """Return what is kept in quarantine, with the contents of its notes."""
-    quarantine = join(folder, QUARANTINE)
+    quarantine = files.join(folder, files.QUARANTINE)
     if not world.disk.exists(quarantine):
         return ()
     names = world.disk.names(quarantine)
@@ -389,11 +379,11 @@ def file_size(world: World, path: str) -> int:
 
 
 def _quarantined(world: World, quarantine: str, name: str, names: Sequence[str]) -> Quarantined:
-    file, size = f"{QUARANTINE}/{name}", file_size(world, join(quarantine, name))
+    file, size = f"{files.QUARANTINE}/{name}", file_size(world, files.join(quarantine, name))
     note_name = name.removesuffix(".bin") + ".json"
-    content = read_file(world.disk, join(quarantine, note_name)) if note_name in names else None
+    content = files.read_file(world.disk, files.join(quarantine, note_name)) if note_name in names else None
     try:
-        note = msgspec.json.decode(content or b"", type=QuarantineNote)
+        note = msgspec.json.decode(content or b"", type=files.QuarantineNote)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Quarantined(file=file, bytes=size, reason="its note is missing or damaged")
     return Quarantined(
