@@ -12,17 +12,17 @@ from tools.figures import FIGURES, Package, figure
 CEILINGS = {
     "modules": 288,  # goal: 280, which was reached before backups came
     "face_classes": 26,  # goal: 28, half of them generated
-    "priority": 13,  # goal: 12
+    "priority": 12,  # goal: 12
     "equal_pairs": 4,
     "equal_face_pairs": 0,
-    "shape_pairs": 158,  # goal: 150; five are imports for types only
+    "shape_pairs": 149,  # goal: 150; five are imports for types only
     "private_names": 0,
     "private_exceptions": 7,  # goal: at most 24, each of which says why
     "class_names": 22,  # goal: 25
     "short_modules": 13,  # goal: fewer than 30
     "one_sibling": 17,
     "unnamed_modules": 0,
-    "imports_percent": 6.4,  # goal: 6
+    "imports_percent": 6.0,  # goal: 6
     "setattr_calls": 1,  # goal: none on a live object
 }
 

@@ -72,15 +72,11 @@ class BrokerEngine:
     store: Chain | None = None  # what the folder lives in, if it does not live here
 
     def __init__(self, world: World, folder: str, settings: BrokerSettings, observer: Observer | None = None) -> None:
-        self.space = Space(self)
+        self.space = space = Space(self)
         # The rest of the process needs descriptors, too, and running out of them refuses calls.
         most_files = min(settings.open_files, descriptor_limit() * 3 // 5)
-        self.world = world = msgspec.structs.replace(
-            still_world(world),
-            open_files=OpenFiles(most_files),
-            make_space=self.space.make,
-            put_aside=self.space.put_aside,
-        )
+        files = OpenFiles(most_files)
+        self.world = world = still_world(world, open_files=files, make_space=space.make, put_aside=space.put_aside)
         world.open_files.on_too_many = self._attention
         self.folder = folder
         self.settings = settings

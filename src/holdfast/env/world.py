@@ -89,10 +89,10 @@ def real_world() -> World:
     return World(clock=SystemClock(), disk=RealDisk(), ids=SystemIds(), watch=InotifyWatch)
 
 
-def still_world(world: World) -> World:
-    """Return the same world for one data folder, of which captures can be taken."""
+def still_world(world: World, **changes: object) -> World:
+    """Return the same world for one data folder, of which captures can be taken, with these changes."""
     still = Standstill()
-    return msgspec.structs.replace(world, disk=cast("Disk", StillDisk(world.disk, still)), still=still)
+    return msgspec.structs.replace(world, disk=cast("Disk", StillDisk(world.disk, still)), still=still, **changes)
 
 
 # Waiting threads look at least this often, in case a wake-up was missed despite all care.

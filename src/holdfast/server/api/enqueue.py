@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from functools import partial
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta
@@ -39,12 +39,9 @@ from holdfast.protocol.messages import (
     Codec,
     Durability,
     Header,
-    Instant,
     NewMessage,
     Options,
     PartitionNumber,
-    Priority,
-    Seconds,
     Stored,
     StoredBatch,
     Wire,
@@ -280,17 +277,35 @@ class Placing(Wire, kw_only=True):
     create: bool = False
 
 
-class EnqueueQuery(Placing, kw_only=True):
-    """The options of one message, as query parameters; a header is name:value, and can be repeated."""
+if TYPE_CHECKING:
 
-    key: Annotated[str, Meta(max_length=10_000)] | None = None
-    header: Annotated[list[str], Meta(max_length=MOST_HEADERS)] = msgspec.field(default_factory=list)
-    priority: Priority = 0
-    delay: Seconds | None = None
-    at: Instant | None = None
-    ttl: Annotated[float, Meta(gt=0, le=100 * 365 * 24 * 3600)] | None = None
-    dedup_id: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
-    correlation_id: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    class EnqueueQuery(Placing, Options):
+        """The struct below, as far as a type checker needs to know it."""
+
+        header: list[str]
+
+else:
+    # A struct cannot have two bases with fields, and the limits of an option are to be stated once, in Options. What
+    # Options has besides these are bytes, which a query cannot carry, and the headers, which it writes differently.
+    _LIKE_OPTIONS: Final = ("priority", "delay", "at", "ttl", "dedup_id", "correlation_id")
+    EnqueueQuery = msgspec.defstruct(
+        "EnqueueQuery",
+        [
+            ("key", Annotated[str, Meta(max_length=10_000)] | None, None),
+            ("header", Annotated[list[str], Meta(max_length=MOST_HEADERS)], msgspec.field(default_factory=list)),
+            *(
+                (each.name, each.type, each.default)
+                for each in msgspec.structs.fields(Options)
+                if each.name in _LIKE_OPTIONS
+            ),
+        ],
+        bases=(Placing,),
+        namespace={
+            "__doc__": "The options of one message, as query parameters; a header is name:value, and can be repeated."
+        },
+        module=__name__,
+        kw_only=True,
+    )
 
 
 def _enqueue_now(call: Call) -> Stored | DeferredAnswer | None:
