@@ -546,7 +546,7 @@ class BrokerEngine:
         if self._forked:
             raise Closed(
                 f"the queue in {self.folder} was opened before a fork, by the parent, which still owns it. Open it "
-                "anew in this process; a folder that is shared does so by itself"
+                "again in this process; a shared folder does so by itself"
             )
         if self.closed:
             raise Closed(f"the queue in {self.folder} is closed; open it again to use it")

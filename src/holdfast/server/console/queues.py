@@ -245,7 +245,7 @@ def _places(after: str) -> int:
         return 0
     if not (after.isascii() and after.isdigit()):
         raise InvalidRequest(
-            f"after={after!r} cannot be used here: give the number of offsets already searched, as the link on the page does"
+            f"after={after!r} cannot be used here: give the number of offsets already searched, as the page's link does"
         )
     return int(after)
 
