@@ -471,8 +471,7 @@ class StateJournal(ABC, Generic[_State, _Image]):
         if at < self.log.start:
             raise CorruptData(
                 f"the journal in {self._folder} starts at event {self.log.start}, and no snapshot covers the events "
-                f"before: it was damaged. Restore {SNAPSHOT} from a backup, or remove the folder: "
-                f"then {self.without_it}"
+                f"before: restore {SNAPSHOT} from a backup, or remove the folder: then {self.without_it}"
             )
         while at < self.log.end:
             try:
@@ -494,15 +493,11 @@ class StateJournal(ABC, Generic[_State, _Image]):
             self._apply_value(state, value)
         except IllegalMove as error:
             if not lenient:
-                raise CorruptData(
-                    f"the events of the journal in {self._folder} contradict each other: {error}. "
-                    "Run `holdfast check` on the data folder"
-                ) from error
+                raise CorruptData(f"the journal in {self._folder} is wrong: {error}; run `holdfast check`") from error
             logger.warning("event skipped", extra={"folder": self._folder, "error": str(error)})
         except msgspec.DecodeError as error:
             raise CorruptData(
-                f"the journal in {self._folder} has an unknown event: {error}. If a newer release wrote it, upgrade; "
-                "otherwise run `holdfast check` on the data folder"
+                f"the journal in {self._folder} has an unknown event: {error}; upgrade, or run `holdfast check` on it"
             ) from error
 
 
