@@ -172,7 +172,7 @@ def test_queues_are_sorted_by_a_column_and_the_address_keeps_it(browser: Browser
         expect(page).to_have_url(f"{day.url}/ui?sort=dead&range=1h")
         expect(names.first).to_have_text("orders")
         expect(page.get_by_role("columnheader", name="Dead")).to_have_attribute("aria-sort", "descending")
-        page.get_by_label("Queues with this in their names").fill("s")
+        page.get_by_label("Queues whose names contain this").fill("s")
         page.keyboard.press("Enter")
         expect(page).to_have_url(f"{day.url}/ui?name=s&sort=dead&range=1h")
         expect(names.first).to_have_text("orders")

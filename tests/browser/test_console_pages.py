@@ -297,7 +297,7 @@ def test_what_the_server_refuses_is_told_in_its_own_words(browser: Browser, serv
         page = visit.page
         page.get_by_label("Headers, one per line").fill("no colon")
         page.get_by_role("button", name="Send").click()
-        expect(page.locator("#sent")).to_contain_text("this is none: no colon")
+        expect(page.locator("#sent")).to_contain_text("This is not one: no colon")
         page.goto(f"{server.url}/ui")
         page.get_by_label("Name of a new queue").fill("not a name!")
         page.get_by_role("button", name="Create queue").click()

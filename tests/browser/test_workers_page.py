@@ -15,7 +15,7 @@ def test_a_worker_is_told_to_drain_and_to_stop(browser: Browser, server: Serving
     with visiting(browser, f"{server.url}/ui/workers") as visit:
         page, ask = visit.page, visit.page.locator("#ask")
         page.get_by_role("button", name="Drain…").click()
-        expect(ask).to_contain_text("stays, idle, until it is told to resume")
+        expect(ask).to_contain_text("stays idle until you resume it")
         ask.get_by_role("button", name="Drain").click()
         expect(page.get_by_text("mailer was told to drain")).to_be_visible()
         expect(page.locator("#workers").get_by_text("told to drain")).to_be_visible()

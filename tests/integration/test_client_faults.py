@@ -351,7 +351,7 @@ def test_addresses_are_read_as_people_write_them():
 def test_what_is_almost_an_address_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, almost: str):
     monkeypatch.chdir(tmp_path)
     for opens in (holdfast.open, holdfast.open_broker):
-        with pytest.raises(holdfast.InvalidRequest, match="is no address"):
+        with pytest.raises(holdfast.InvalidRequest, match="is not an address"):
             opens(almost)
     assert not list(tmp_path.iterdir())
     with holdfast.open(f"./{almost.replace('//', '')}"):

@@ -195,6 +195,6 @@ def test_the_box_is_on_every_page_and_its_page_is_honest(day: Serving):
     text = page(day, "/ui/search", query={"q": "nothing-has-this"}).text
     assert "54 messages on this page" in text
     assert "orders (52)" in text
-    assert "No message matches" in text
-    assert "is no time" in page(day, "/ui/search", query={"q": "time=never"}, status=400).text
+    assert "No messages match" in text
+    assert "is not a time" in page(day, "/ui/search", query={"q": "time=never"}, status=400).text
     assert "What you can search for" in page(day, "/ui/search").text

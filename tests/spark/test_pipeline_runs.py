@@ -163,7 +163,7 @@ def test_the_lake_is_proved_against_the_queue(kit: Kit, kept_as: str):
     for path in Path(kit.lake, "landed").rglob("*.parquet"):
         path.unlink()
     if kept_as == "delta":
-        with pytest.raises(CorruptData, match="is gone, and the table consists of it"):
+        with pytest.raises(CorruptData, match="is missing, and the table needs it"):
             kit.run("proof")
 
 

@@ -327,7 +327,7 @@ def test_tables_go_on_where_they_were_stopped_and_read_again_what_was_merged_mea
     assert [row[0] for row in shop.rows("s", "id")] == [0, 1, 2, 3]
     # Batches of a source that began anew are other batches.
     shop.land(max_rows_per_batch=2).run(spark=shop.spark, full_refresh=True)
-    with pytest.raises(InvalidRequest, match="its source orders-land was begun anew"):
+    with pytest.raises(InvalidRequest, match="its source orders-land was started over"):
         run_steps(context, write)
     assert shop.table("orders-land").count() == 4
 

@@ -206,7 +206,7 @@ def test_dump_refuses_offsets_and_times_that_cannot_be(run, folder):
     assert json.loads(done.err)["error"]["code"] == "offset_out_of_range"
     done = run("log", "dump", folder, "--from-time", "yesterday")
     assert done.code == 2
-    assert "is no time" in done.err
+    assert "is not a time" in done.err
     done = run("log", "dump", folder, "--from-time", "2026-01-01", "--offset", 1)
     assert done.code == 2
     assert "give one of them" in done.err

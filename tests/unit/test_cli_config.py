@@ -133,7 +133,7 @@ def test_files_and_folders_that_are_not_there_are_told(run: Run, tmp_path: Path)
     done = run("--config", tmp_path / "none.toml")
     assert (done.code, done.err) == (
         2,
-        f"error: there is no settings file {tmp_path}/none.toml; make it, or name another\n",
+        f"error: there is no settings file {tmp_path}/none.toml; create it, or name another\n",
     )
     done = run(tmp_path / "none")
     assert done.code == 2

@@ -134,7 +134,7 @@ def test_new_writes_a_file_that_can_be_read_and_never_writes_over_one(run, tmp_p
         (("run", "land", "--config", "shop"), "is a folder"),
         (("run", "land", "--follow", "--every", "1ms"), "every 100 ms at most"),
         (("run", "land", "--full-refresh"), "asks before it changes anything"),
-        (("run", "land", "--conf", "ui.enabled=true"), "is no setting: give spark.NAME=VALUE"),
+        (("run", "land", "--conf", "ui.enabled=true"), "is not a setting: give spark.NAME=VALUE"),
         (("run", "land", "--conf", "spark.remote=sc://host"), "do not run on Spark Connect"),
         (("new", "x", "--kind", "lnd"), "did you mean 'land'?"),
         (("new", "../x"), "cannot be used"),

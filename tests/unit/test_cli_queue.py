@@ -320,7 +320,7 @@ def test_a_receipt_that_is_no_longer_good_is_named_and_the_others_are_done(run, 
     assert (done.code, done.out) == (2, "acked jobs-0-1\n")
     lost, foreign = done.err.splitlines()
     assert "no longer yours" in lost
-    assert "'nonsense' is no receipt" in foreign
+    assert "'nonsense' is not a receipt" in foreign
     assert run("ack", jobs, first, "--json").error["code"] == "lease_lost"
 
 

@@ -31,7 +31,7 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
         ("handlers_of_test.inner:handle", "there is no module handlers_of_test.inner"),
         ("handlers_of_test:handel", "handlers_of_test has no handel; its functions are handle"),
         ("handlers_of_test:handle.inner", "handlers_of_test has no handle.inner"),
-        ("handlers_of_test:NUMBER", "handlers_of_test:NUMBER is no function but a int"),
+        ("handlers_of_test:NUMBER", "handlers_of_test:NUMBER is not a function but a int"),
         ("handlers_of_test:Kind", "the handler is the class Kind"),
         ("broken_of_test:handle", "broken_of_test cannot be imported: RuntimeError: no database ("),
         ("needy_of_test:handle", "needy_of_test cannot be imported: ModuleNotFoundError: No module named"),

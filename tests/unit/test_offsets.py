@@ -147,7 +147,7 @@ def test_without_any_whole_snapshot_it_says_so_instead_of_beginning_anew():
     book.offsets.close()
     book.damage(SNAPSHOT)
     book.damage(BEFORE)
-    with pytest.raises(CorruptData, match="no snapshot reaches there"):
+    with pytest.raises(CorruptData, match="no snapshot covers the events before"):
         book.open(book.disk)
 
 

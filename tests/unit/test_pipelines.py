@@ -94,7 +94,7 @@ def test_pipelines_run_behind_the_one_that_they_read_from(tmp_path):
         ("folder: a\nlake: b\npipelins: {}\n", "did you mean 'pipelines'?"),
         ("folder: a\npipelines: {x: {kind: land, topics: [t]}}\n", "lake is missing"),
         ("folder: a\nlake: b\n", "declares no pipelines"),
-        ("folder: [a\n", "no YAML"),
+        ("folder: [a\n", "not YAML"),
         ("- a\n", "it must have the keys"),
         ("folder: a\nlake: b\npipelines: {x: {topics: [t]}}\n", "x: say what it does with kind"),
         ("folder: a\nlake: b\npipelines: {x: {kind: lannd, topics: [t]}}\n", "did you mean 'land'?"),
@@ -121,7 +121,7 @@ def test_pipelines_run_behind_the_one_that_they_read_from(tmp_path):
             "window is 'soon': give a time",
         ),
         ("folder: a\nlake: b\npipelines: {2024: {kind: land, topics: [t]}}\n", "reads the name of a pipeline as 2024"),
-        ("folder: a\nlake: b\npipelines:\n  x: {}\n  x: {}\n", "line 5: this is no YAML: 'x' is there twice"),
+        ("folder: a\nlake: b\npipelines:\n  x: {}\n  x: {}\n", "line 5: this is not YAML: 'x' is there twice"),
         (
             "folder: a\nlake: b\npipelines: {x: {kind: land, topics: [t], max_rows_per_batch: 0}}\n",
             "max_rows_per_batch",

@@ -225,7 +225,7 @@ def test_a_source_that_is_begun_anew_while_it_is_read_is_not_read_on(tmp_path):
         raise ValueError("PATH_NOT_FOUND")
 
     context = Context(world=real_world(), session=session, project=project, spec=project.spec("s"))
-    with pytest.raises(InvalidRequest, match="its source l was begun anew"):
+    with pytest.raises(InvalidRequest, match="its source l was started over"):
         kind_named("refine").run(context)
 
 
@@ -236,5 +236,5 @@ def test_a_plan_says_that_the_source_was_begun_anew(tmp_path):
     finished(project.checkpoint("s"), LedgerBatch(batch=0, through=0, source_id="one"))
     assert Runner(project).plan(["s"])[0].rows == 0
     (Path(project.checkpoint("l")) / ID).write_text("two", encoding="ascii")
-    with pytest.raises(InvalidRequest, match="its source l was begun anew"):
+    with pytest.raises(InvalidRequest, match="its source l was started over"):
         Runner(project).plan(["s"])

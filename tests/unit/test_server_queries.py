@@ -42,7 +42,7 @@ def test_a_receipt_is_read_as_it_was_written():
     "text", ["", "42", "jobs-0-42", "other-0-42@1", "jobs-0-d42@1", "jobs-0-42@", "jobs-0-42@G", "jobs-0-42@1\n", 7]
 )
 def test_what_is_no_receipt_of_the_topic_is_refused(text):
-    with pytest.raises(InvalidRequest, match="is no receipt of jobs"):
+    with pytest.raises(InvalidRequest, match="is not a receipt of jobs"):
         parse_receipt(text, "jobs")
 
 

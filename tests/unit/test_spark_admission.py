@@ -240,7 +240,7 @@ def test_a_checkpoint_of_a_topic_that_was_made_anew_is_refused() -> None:
     stream = Stream(place)
     place.broker.delete_topic("orders")
     place.broker.create_topic("orders")
-    with pytest.raises(InvalidRequest, match="deleted and made anew"):
+    with pytest.raises(InvalidRequest, match="deleted and recreated"):
         stream.plan().latest(stream.at, None)
 
 

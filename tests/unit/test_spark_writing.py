@@ -293,7 +293,7 @@ def test_a_topic_that_was_made_anew_gets_no_rows_that_were_for_the_old_one():
     with shop.broker() as broker:
         broker.delete_topic("orders")
         broker.create_topic("orders")
-    with pytest.raises(UnknownTopic, match="made anew"):
+    with pytest.raises(UnknownTopic, match="deleted and recreated"):
         shop.commit(staged)
     assert shop.values() == []
 

@@ -34,7 +34,7 @@ def cache(tmp_path, monkeypatch):
 )  # fmt: skip
 def test_a_place_whose_copy_would_be_elsewhere_or_that_is_not_understood_is_refused(url, cache):
     (cache / "kept").mkdir(parents=True)
-    with pytest.raises(InvalidRequest, match="no place in a store"):
+    with pytest.raises(InvalidRequest, match="not a place in a store"):
         holdfast.open(url)
     assert (cache / "kept").exists()
 

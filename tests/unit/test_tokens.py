@@ -155,7 +155,7 @@ expires = 2030-01-01T00:00:00Z
     [
         ("", "has no [[tokens]]; to let nobody in, write tokens = []"),
         ("tokens = 3", "has no [[tokens]]"),
-        ("[[token]]\nname = 'x'", "there is nothing called 'token' in a tokens file"),
+        ("[[token]]\nname = 'x'", "a tokens file has nothing called 'token'"),
         ("[[tokens", "cannot be read: line 1"),
         (entry_with("role = 'root'"), "token 'a' cannot be used: there is no role 'root'; choose from admin, producer"),
         (entry_with("role = []"), "its role allows nothing"),
@@ -202,14 +202,14 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path, mode: int, words
     if words is None:
         assert read_tokens(real_world(), path).entries == ()
         return
-    with pytest.raises(BadSettings, match=f"others {words} the tokens file .*run chmod 600"):
+    with pytest.raises(BadSettings, match=f"other users {words} the tokens file .*run chmod 600"):
         read_tokens(real_world(), path)
 
 
 def test_a_file_that_is_not_there_is_told_with_how_to_make_it(tmp_path: Path):
     with pytest.raises(BadSettings, match=r"there is no tokens file .*holdfast token new NAME"):
         read_tokens(real_world(), f"{tmp_path}/none.toml")
-    with pytest.raises(BadSettings, match=r"cannot be read|others may"):
+    with pytest.raises(BadSettings, match=r"cannot be read|other users may"):
         read_tokens(real_world(), str(tmp_path))
 
 

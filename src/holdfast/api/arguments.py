@@ -146,7 +146,7 @@ def check_seek(to: object, offset: object, time: datetime | None) -> None:
     if to is not None and to not in ("start", "end"):
         raise InvalidRequest(f'seek cannot go to {to!r}; use "start", "end", offset=... or time=...')
     if offset is not None and type(offset) is not int:
-        raise InvalidRequest(f"offset={offset!r} is no offset; give a whole number")
+        raise InvalidRequest(f"offset={offset!r} is not an offset; give a whole number")
     if time is not None:
         instant_ns(time, "time")
 

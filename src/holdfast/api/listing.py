@@ -453,11 +453,11 @@ def _parts(path: str) -> Iterator[str]:
 def _when(name: str, relation: str, value: str) -> str:
     if name == "age":
         if seconds_of(value) is None:
-            raise InvalidRequest(f"age{relation}{value} is no length of time; write it as 30s, 5m, 2h or 7d")
+            raise InvalidRequest(f"age{relation}{value} is not a length of time; write it as 30s, 5m, 2h or 7d")
         return f"age {'==' if relation == '=' else relation} {value}"
     moment = moment_of(value)
     if moment is None:
-        raise InvalidRequest(f"{value!r} is no time; write it as 2026-11-17, 2026-11-17T10:30 or 2026-11-17T10:30:15Z")
+        raise InvalidRequest(f"{value!r} is not a time; write 2026-11-17, 2026-11-17T10:30 or 2026-11-17T10:30:15Z")
     if relation != "=":
         return f"time {relation} {literal(moment.isoformat())}"
     since = f"time >= {literal(moment.isoformat())}"

@@ -169,7 +169,7 @@ def check_read(offset: object, limit: object, on_damage: object) -> None:
     if on_damage not in ("raise", "skip"):
         raise InvalidRequest(f'on_damage={on_damage!r} cannot be used: give "raise" or "skip"')
     if offset is not None and type(offset) is not int:
-        raise InvalidRequest(f"offset={offset!r} is no offset; give a whole number")
+        raise InvalidRequest(f"offset={offset!r} is not an offset; give a whole number")
 
 
 class StreamHome(PartitionHome):

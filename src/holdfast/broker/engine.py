@@ -74,8 +74,7 @@ class BrokerEngine:
     def __init__(self, world: World, folder: str, settings: BrokerSettings, observer: Observer | None = None) -> None:
         self.space = space = Space(self)
         # The rest of the process needs descriptors, too, and running out of them refuses calls.
-        most_files = min(settings.open_files, descriptor_limit() * 3 // 5)
-        files = OpenFiles(most_files)
+        files = OpenFiles(min(settings.open_files, descriptor_limit() * 3 // 5))
         self.world = world = still_world(world, open_files=files, make_space=space.make, put_aside=space.put_aside)
         world.open_files.on_too_many = self._attention
         self.folder = folder
@@ -547,7 +546,7 @@ class BrokerEngine:
         if self._forked:
             raise Closed(
                 f"the queue in {self.folder} was opened before a fork, by the parent, which still owns it. Open it "
-                "anew in this process; a folder that is shared does so by itself"
+                "again in this process; a shared folder does so by itself"
             )
         if self.closed:
             raise Closed(f"the queue in {self.folder} is closed; open it again to use it")

@@ -98,10 +98,12 @@ def damaged_snapshot(folder: str, instead: str) -> CorruptData:
     """The error for a reader that finds the newest snapshot damaged; `instead` names the intact file, if any."""
     what = f"{join(folder, SNAPSHOT)} is damaged"
     if instead:
-        return CorruptData(f"{what}; opening goes on from the one before, and loses nothing but time")
+        return CorruptData(
+            f"{what}; opening continues from the previous snapshot: it takes longer, and nothing is lost"
+        )
     return CorruptData(
-        f"{what}, and there is no whole one before it: unless the events beside it reach back to the first, this part "
-        "cannot be opened. Restore the file from a backup"
+        f"{what}, and there is no intact one before it: unless the journal still has all events from the first one on, "
+        "this part cannot be opened. Restore the file from a backup"
     )
 
 
@@ -468,8 +470,8 @@ class StateJournal(ABC, Generic[_State, _Image]):
         damaged = False
         if at < self.log.start:
             raise CorruptData(
-                f"the journal in {self._folder} begins at event {self.log.start}, and no snapshot reaches "
-                f"there: it was damaged. Restore {SNAPSHOT} from a backup, or remove the folder: then {self.without_it}"
+                f"the journal in {self._folder} starts at event {self.log.start}, and no snapshot covers the events "
+                f"before: restore {SNAPSHOT} from a backup, or remove the folder: then {self.without_it}"
             )
         while at < self.log.end:
             try:
@@ -491,10 +493,12 @@ class StateJournal(ABC, Generic[_State, _Image]):
             self._apply_value(state, value)
         except IllegalMove as error:
             if not lenient:
-                raise CorruptData(f"the journal in {self._folder} does not add up: {error}") from error
-            logger.warning("event passed over", extra={"folder": self._folder, "error": str(error)})
+                raise CorruptData(f"the journal in {self._folder} is wrong: {error}; run `holdfast check`") from error
+            logger.warning("event skipped", extra={"folder": self._folder, "error": str(error)})
         except msgspec.DecodeError as error:
-            raise CorruptData(f"the journal in {self._folder} holds an unknown event: {error}") from error
+            raise CorruptData(
+                f"the journal in {self._folder} has an unknown event: {error}; upgrade, or run `holdfast check` on it"
+            ) from error
 
 
 def log_settings(settings: LogSettings) -> LogSettings:

@@ -79,7 +79,7 @@ class LocksJournal(StateJournal[LockTable, LockImage]):
     """The journal of the locks and documents of a data folder."""
 
     damage_means = "some locks may be held by nobody, and some documents be those of an earlier write"
-    without_it = "no lock is held, there is no document, and fencing numbers begin anew"
+    without_it = "no lock is held, there are no documents, and fencing numbers start again"
 
     def __init__(self, world: World, folder: str, settings: LogSettings) -> None:
         super().__init__(world, folder, settings)

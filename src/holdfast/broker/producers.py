@@ -146,11 +146,11 @@ def _is_whole(content: bytes) -> bool:
 def _decode(path: str, content: bytes) -> dict[str, ProducerId]:
     if not _is_whole(content):
         raise ChecksumMismatch(
-            f"{path} does not match its checksum: the named producers cannot be known. Move it away to begin without; "
-            "then a producer that resumes may store again what is there already"
+            f"{path} does not match its checksum, so the named producers are unknown. Restore it from a backup; or "
+            "move it away to start without it: then a producer that resumes may store messages a second time"
         )
     if content[: len(_MAGIC)] != _MAGIC:
-        raise UnknownFormat(f"{path} is no list of named producers that this release can read; upgrade to read it")
+        raise UnknownFormat(f"{path} is not a list of named producers that this release can read; upgrade to read it")
     try:
         return msgspec.msgpack.decode(content[len(_MAGIC) : -_CHECK.size], type=dict[str, ProducerId])
     except msgspec.MsgspecError as error:
@@ -550,7 +550,7 @@ def load_snapshot(disk: Disk, folder: str, log_id: int) -> ProducersSnapshot | N
     if not _is_whole(content):
         raise ChecksumMismatch(f"{path} does not match its checksum")
     if content[: len(_MAGIC_SEQUENCES)] != _MAGIC_SEQUENCES:
-        raise UnknownFormat(f"{path} is no list of producers that this release can read")
+        raise UnknownFormat(f"{path} is not a list of producers that this release can read; upgrade to read it")
     try:
         body = msgspec.msgpack.decode(content[len(_MAGIC_SEQUENCES) : -_CHECK.size], type=_SnapshotBody)
     except msgspec.MsgspecError as error:

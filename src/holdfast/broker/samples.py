@@ -271,7 +271,7 @@ class SampleStore:
             problem = samples.file_problem(file.read(0, samples.HEADER_BYTES))
             if problem is not None:
                 self._renew = True
-                logger.warning("samples begin anew", extra={"file": self._path, "error": problem})
+                logger.warning("samples start over", extra={"file": self._path, "error": problem})
                 return
             for content in _blocks_in(file, self._most):
                 key = samples.parse_series(content)
@@ -294,7 +294,7 @@ def check_samples(world: World, folder: str) -> str | None:
     with closing(world.disk.open(path)) as file:
         problem = samples.file_problem(file.read(0, samples.HEADER_BYTES))
         if problem is not None:
-            return f"{path} cannot be used: {problem}; opening the folder begins it anew. Only charts lack something"
+            return f"{path} cannot be used: {problem}; opening the folder starts a new one. Only charts lose data"
         spoiled = slots = 0
         for content in _blocks_in(file, MOST_SERIES):
             if samples.parse_series(content) is None:
@@ -303,7 +303,7 @@ def check_samples(world: World, folder: str) -> str | None:
                 slots += samples.damaged_slots(content)
     if not spoiled and not slots:
         return None
-    return f"{path} is damaged: {spoiled} series and {slots} samples are left out. Only charts lack something"
+    return f"{path} is damaged: {spoiled} series and {slots} samples are left out. Only charts lose data"
 
 
 def _blocks_in(file: File, most: int) -> Iterator[bytearray]:

@@ -456,7 +456,7 @@ def _starting(master: str | None, conf: Sequence[str]) -> Callable[[], SparkSess
     for each in conf:
         name, equals, value = each.partition("=")
         if not equals or not name.startswith("spark."):
-            raise InvalidRequest(f"--conf {each!r} is no setting: give spark.NAME=VALUE, such as spark.ui.enabled=true")
+            raise InvalidRequest(f"--conf {each!r} is not a setting: give spark.NAME=VALUE, like spark.ui.enabled=true")
         if name == "spark.remote":
             raise InvalidRequest("pipelines do not run on Spark Connect: give a master instead (--master)")
         settings[name] = value
@@ -499,5 +499,5 @@ def _wanted(project: Project, names: list[str] | None, *, everything: bool) -> l
 def _may_forget(project: Project, names: list[str], *, yes: bool, as_json: bool) -> bool:
     gone = ", ".join(output.safe(project.table(name)) for name in names)
     return output.confirmed(
-        f"Remove {gone} and begin anew?", "holdfast pipeline run --full-refresh", yes=yes, as_json=as_json
+        f"Remove {gone} and start over?", "holdfast pipeline run --full-refresh", yes=yes, as_json=as_json
     )

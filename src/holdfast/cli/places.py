@@ -75,11 +75,11 @@ def read() -> Profiles:
     except FileNotFoundError:
         return Profiles()
     except UnicodeDecodeError as error:
-        raise BadSettings(f"{path()} cannot be used: {error}") from None
+        raise BadSettings(f"the profiles in {path()} cannot be read: {error}. Correct the file, or remove it") from None
     try:
         return msgspec.convert(tomllib.loads(content), Profiles)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise BadSettings(f"{path()} cannot be used: {error}") from None
+        raise BadSettings(f"the profiles in {path()} cannot be read: {error}. Correct the file, or remove it") from None
 
 
 def write(profiles: Profiles) -> None:

@@ -66,31 +66,31 @@ def refuse_almost(place: object) -> None:
     """Refuse what is almost an address, so that it does not become a folder of that name."""
     if isinstance(place, str) and not is_address(place) and not is_store(place) and _ALMOST.match(place):
         raise InvalidRequest(
-            f"{place!r} is no address: give http://host:port, https://host:port or unix:/path, or the place of a store "
-            f"such as s3://bucket/name; if it is a folder, write ./{place}"
+            f"{place!r} is not an address: give http://host:port, https://host:port, unix:/path or the place of a "
+            f"store such as s3://bucket/name; if it is a folder, write ./{place}"
         )
 
 
 def parse_address(text: object) -> Address:
     """Parse an address."""
     if not isinstance(text, str) or not is_address(text):
-        raise InvalidRequest(f"{text!r} is no address: give http://host:port, https://host:port or unix:/path")
+        raise InvalidRequest(f"{text!r} is not an address: give http://host:port, https://host:port or unix:/path")
     if text.startswith("unix:"):
         path = text.removeprefix("unix:")
         path = path.removeprefix("//") if path.startswith("///") else path
         if not path.startswith("/"):
-            raise InvalidRequest(f"{text!r} is no address: a socket has an absolute path, such as unix:/run/holdfast")
+            raise InvalidRequest(f"{text!r} is not an address: a socket has an absolute path, like unix:/run/holdfast")
         return Address(text=text, socket=path)
     try:
         parts = urllib_parse.urlsplit(text)
         port = parts.port
     except ValueError as error:
-        raise InvalidRequest(f"{text!r} is no address: {error}") from None
+        raise InvalidRequest(f"{text!r} is not an address: {error}") from None
     if not parts.hostname or parts.query or parts.fragment or parts.username is not None:
-        raise InvalidRequest(f"{text!r} is no address: give http://host:port, and a token by itself")
+        raise InvalidRequest(f"{text!r} is not an address: give http://host:port, and a token by itself")
     queue = urllib_parse.unquote(parts.path.strip("/")).removeprefix("v1/queues/")
     if "/" in queue:
-        raise InvalidRequest(f"{text!r} is no address of a queue: give http://host:port/queue")
+        raise InvalidRequest(f"{text!r} is not the address of a queue: give http://host:port/queue")
     return Address(
         text=text.rstrip("/") if not queue else text[: text.index("/", text.index("//") + 2)],
         host=parts.hostname,

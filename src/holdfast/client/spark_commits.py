@@ -117,7 +117,7 @@ def _table(scan: Scan, call: Call) -> TablePage:
         if asked.piece is None:
             return TablePage(pieces=list(spec.pieces(folder, options.subscription, wanted)))
         if asked.piece not in _begun(asked, spec.pieces(folder, options.subscription, wanted)):
-            raise InvalidRequest(f"{asked.piece} is no piece of table {spec.name}: ask for its pieces first")
+            raise InvalidRequest(f"{asked.piece} is not a piece of table {spec.name}: ask for its pieces first")
         rows: list[Any] = []
         size = 0
         for at, row in rows_of(spec.name, folder, wanted, asked.piece):
@@ -183,7 +183,7 @@ def _query_file(call: Call, group: str | None) -> str:
     file = call.path["file"]
     found = QUERY_FILE.fullmatch(file)
     if found is None or found[1] != (group or found[1]):
-        raise InvalidRequest(f"{file!r} is no file of the query's group: name it GROUP@01234567.json")
+        raise InvalidRequest(f"{file!r} is not a file of the query's group: name it GROUP@01234567.json")
     call.principal.check_group(check_name(found[1], "group"))
     return file
 
@@ -202,9 +202,9 @@ def _stage(call: Call) -> tuple[str, int, str]:
     """The write, the batch and the file that the path names, checked."""
     write_id, batch, file = check_name(call.path["write"], "write"), call.path["batch"], call.path["file"]
     if not (batch.isascii() and batch.isdigit() and len(batch) <= 10 and int(batch) <= _MOST_BATCH):
-        raise InvalidRequest(f"{batch!r} is no number of a batch")
+        raise InvalidRequest(f"{batch!r} is not a batch number: give a whole number, 0 or more")
     if STAGED_NAME.fullmatch(file) is None:
-        raise InvalidRequest(f"{file!r} is no name of a staged file")
+        raise InvalidRequest(f"{file!r} is not the name of a staged file")
     return write_id, int(batch), file
 
 
@@ -306,12 +306,14 @@ def _check_frames(scan: Scan, engine: BrokerEngine, write: CommitRequest) -> Non
             _check_frame(frame, lane.topic, settings)
             rows[lane] += frame.count
         if rows != dict(staged.lanes):
-            raise CorruptData(f"{staged.name} does not hold the rows that it is said to hold")
+            raise CorruptData(
+                f"{staged.name} does not have the rows that were announced; nothing was written. Run the batch again"
+            )
 
 
 def _check_frame(frame: Frame, topic: str, settings: TopicSettings) -> None:
     if frame.header.kind != Kind.DATA or frame.is_sparse or frame.header.raw_bytes > settings.max_raw_bytes:
-        raise InvalidRequest(f"a staged frame for topic {topic} is no frame of new messages; nothing was written")
+        raise InvalidRequest(f"a staged frame for topic {topic} is not a frame of new messages; nothing was written")
     for record in frame.records():
         size = _size(record)
         if size > settings.max_message_bytes:

@@ -62,14 +62,18 @@ def _text_of(world: World, path: str) -> str:
         content = read_file(world.disk, path)
     except (OSError, ValueError) as error:  # a folder, no permission, a name that no file can have
         reason = getattr(error, "strerror", None) or error
-        raise BadSettings(f"the settings file {shown_name(path)} cannot be read: {reason}") from None
+        raise BadSettings(
+            f"the settings file {shown_name(path)} cannot be read: {reason}; check its path and mode"
+        ) from None
     if content is None:
-        raise BadSettings(f"there is no settings file {shown_name(path)}; make it, or name another")
+        raise BadSettings(f"there is no settings file {shown_name(path)}; create it, or name another")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise BadSettings(f"{shown_name(path)}, line {line}: this is not UTF-8, as TOML must be") from None
+        raise BadSettings(
+            f"{shown_name(path)}, line {line}: this is not UTF-8, as TOML must be: save the file as UTF-8"
+        ) from None
 
 
 class _SetValue(msgspec.Struct, frozen=True):

@@ -486,7 +486,7 @@ def command_for(outcome: MessageOutcome, settings: TopicSettings) -> Callable[[R
         case "extend":
             lease_ms = settings.lease_ms if outcome.lease_ms is None else outcome.lease_ms
             return lambda receipt: Extend([receipt], lease_ms)
-    raise ValueError(f"an {outcome.verb} is no command")
+    raise ValueError(f"an {outcome.verb} is not a command")
 
 
 def lost_texts(texts: dict[Receipt, str], error: LeaseLost) -> list[str]:

@@ -127,7 +127,7 @@ def check_listening(settings: ServerSettings) -> list[str]:
     for name in settings.allowed_hosts:
         if _host_name(name) is None:
             raise BadSettings(
-                f"allowed_hosts has {name!r}, which is no name of a host: write a name or an address without a port, "
+                f"allowed_hosts has {name!r}, which is not a host name: write a name or an address without a port, "
                 'such as "queue.example" or "10.0.0.5"'
             )
     if is_loopback(settings.host):
@@ -442,7 +442,7 @@ def _context(settings: ServerSettings) -> ssl.SSLContext:
     key = settings.tls_key_file or settings.tls_cert_file
     facts = file_facts(key)
     if facts is not None and (facts.others_may_read or facts.others_may_write):
-        raise BadSettings(f"others may read or change the key {key} (mode {facts.mode:04o}): run chmod 600 {key}")
+        raise BadSettings(f"other users may read or change the key {key} (mode {facts.mode:04o}): run chmod 600 {key}")
     try:
         # Without this, OpenSSL would ask for a passphrase at the terminal and wait.
         context.load_cert_chain(settings.tls_cert_file, settings.tls_key_file, password=_refuse_passphrase)

@@ -210,7 +210,7 @@ class ServedMembers:
     async def join(self, group: str, wanted: Join, owner: str) -> ServedMember:
         """Add a new member. It fences an earlier member with the same instance id."""
         for name in _NO_SETTINGS & wanted.settings.keys():
-            raise BadSettings(f"{name} is no setting of a member that lives elsewhere: its client polls and commits")
+            raise BadSettings(f"{name} is not a setting of a member that lives elsewhere: its client polls and commits")
         loop = asyncio.get_running_loop()
         holding: list[ServedMember] = []
 

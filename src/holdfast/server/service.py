@@ -306,7 +306,7 @@ def partition_of(call: Call) -> int:
     """The partition number in the path."""
     text = call.path["partition"]
     if not (text.isascii() and text.isdigit() and len(text) <= 9):
-        raise InvalidRequest(f"{text!r} is no number of a partition: give 0 or more")
+        raise InvalidRequest(f"{text!r} is not a partition number: give 0 or more")
     return int(text)
 
 

@@ -153,13 +153,14 @@ def read_tokens(world: World, path: str) -> Tokens:
     try:
         content = None if facts is None else read_file(world.disk, path)
     except OSError as error:
-        raise BadSettings(f"the tokens file {path} cannot be read: {error.strerror or error}") from None
+        raise BadSettings(f"the tokens file {path} cannot be read: {error.strerror or error}. Check its mode") from None
     if facts is None or content is None:
         raise BadSettings(f"there is no tokens file {path}; `holdfast token new NAME --file {path}` makes one")
     if facts.others_may_read or facts.others_may_write:
         may = "change" if facts.others_may_write else "read"
         raise BadSettings(
-            f"others may {may} the tokens file {path} (mode {facts.mode:04o}), so it is not used: run chmod 600 {path}"
+            f"other users may {may} the tokens file {path} (mode {facts.mode:04o}), so it is not used: "
+            f"run chmod 600 {path}"
         )
     return parse_tokens(content, path)
 
@@ -169,7 +170,7 @@ def parse_tokens(content: bytes, path: str) -> Tokens:
     document = _document(content, path)
     unknown = sorted(set(document) - {"tokens"})
     if unknown:
-        raise BadSettings(f"{path}: there is nothing called {unknown[0]!r} in a tokens file; it has [[tokens]] only")
+        raise BadSettings(f"{path}: a tokens file has nothing called {unknown[0]!r}, only [[tokens]]: remove it")
     listed = document.get("tokens")
     if not isinstance(listed, list):
         # An empty file is more likely one that is about to be written than one meant to lock everybody out.
@@ -181,10 +182,8 @@ def _document(content: bytes, path: str) -> dict[str, Any]:
     try:
         text = content.decode("utf-8-sig")
         document: object = msgspec.json.decode(text) if path.endswith(".json") else settings_file.parsed(text)[0]
-    except (UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise BadSettings(f"the tokens file {path} cannot be read: {error}") from None
-    except ValueError as error:
-        raise BadSettings(f"the tokens file {path} cannot be read: {error}") from None
+    except (ValueError, msgspec.DecodeError) as error:
+        raise BadSettings(f"the tokens file {path} cannot be read: {error}. Correct it") from None
     if not isinstance(document, dict):
         raise BadSettings(f'{path} must be an object: {{"tokens": [...]}}')
     return document

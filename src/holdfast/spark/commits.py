@@ -92,8 +92,9 @@ class _PlainTrack(Track):
             return
         if first < self._done:
             raise CorruptData(
-                f"{self._done} rows of a batch are in {self._partition.log.folder}, and its staged frames begin at row "
-                f"{first} and end at {self._seen}: they are not those that were written. Nothing more was written"
+                f"{self._done} rows of a batch are in {self._partition.log.folder}, but its staged frames start at row "
+                f"{first} and end at {self._seen}: they are not those that were written. Nothing more was written; "
+                "restore the staged files from a backup"
             )
         if self._pending_bytes + len(stored) > _APPEND_BYTES:
             self.put_down()
@@ -352,7 +353,7 @@ def _topic(engine: BrokerEngine, name: str, topic_id: int = 0) -> Iterator[Topic
     with engine.using(name) as topic:
         if topic_id not in (0, topic.id):
             raise UnknownTopic(
-                f"topic {name} was deleted and made anew while rows were on their way to it; they were for the old "
+                f"topic {name} was deleted and recreated while rows were on their way to it; they were for the old "
                 "one, and are not written"
             )
         yield topic
@@ -622,13 +623,17 @@ class Staging:
         with translated(path), closing(self._world.disk.open(path)) as file:
             buffer = file.view(0, staged.size)
             if len(buffer) < staged.size:
-                raise CorruptData(f"{path} has {len(buffer)} bytes; {staged.size} were written to it")
+                raise CorruptData(
+                    f"{path} has {len(buffer)} bytes, not the {staged.size} that were written; restore it from a backup"
+                )
             at = 0
             while at < staged.size:
                 frame = read_frame(buffer, at, at, max_raw_bytes=_MOST_RAW_BYTES)
                 header = frame.header
                 if header.log_id != staged.log_id or header.epoch >= len(staged.lanes):
-                    raise CorruptData(f"the frame at {at} of {path} is not one that was written to it")
+                    raise CorruptData(
+                        f"the frame at {at} of {path} belongs to another file; restore this one from a backup"
+                    )
                 yield staged.lanes[header.epoch][0], frame, buffer[at + HEADER_BYTES : header.end]
                 at = header.end
 
@@ -680,7 +685,7 @@ class Staging:
         try:
             found = msgspec.json.decode(content, type=kind)
         except msgspec.MsgspecError as error:
-            raise CorruptData(f"{path} cannot be read: {error}") from error
+            raise CorruptData(f"{path} cannot be read: {error}. Restore it from a backup") from error
         if found.version != VERSION:
             raise UnknownFormat(f"{path} has version {found.version}: written by a newer release; upgrade to read it")
         return found

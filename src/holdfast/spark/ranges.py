@@ -565,7 +565,7 @@ class StreamPlanner:
                 )
             if known.id != self.folder.topic_id(topic):
                 raise InvalidRequest(
-                    f"topic {topic} was deleted and made anew since the checkpoint was written: give the query a new "
+                    f"topic {topic} was deleted and recreated since the checkpoint was written: give the query a new "
                     "checkpoint to read the new topic"
                 )
 

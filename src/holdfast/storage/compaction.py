@@ -430,7 +430,9 @@ class _Compaction:
             output = Output(file, self._writer.log_id)
             for found in source.frames():
                 if found is None:
-                    raise CorruptData(f"{source.segment.path} has been damaged since it was looked at")
+                    raise CorruptData(
+                        f"{source.segment.path} was damaged while it was compacted; run `holdfast check` on the folder"
+                    )
                 self._copy(*found, gone, output)
             output.finish()
             file.sync()
@@ -470,7 +472,9 @@ class _Compaction:
             index.add_header(found[0].header)
             found_messages += messages_in(found[0])
         if (index.next_offset, index.end, found_messages) != (source.upto, len(data), messages):
-            raise CorruptData(f"the new file for {segment.path} is not right; nothing was put in its place")
+            raise CorruptData(
+                f"the compacted copy of {segment.path} is not right, so the original was kept: check the disk"
+            )
         return index
 
     def _put_in_place(self, segment: Segment, temporary: str, index: SegmentIndex) -> bool:

@@ -249,7 +249,7 @@ class AsyncConsumer(Generic[Body]):
             InvalidRequest: The partition is not assigned to this consumer.
         """
         if type(offset) is not int:
-            raise InvalidRequest(f"offset={offset!r} is no offset; give a whole number")
+            raise InvalidRequest(f"offset={offset!r} is not an offset; give a whole number")
         self._port.check_open()
         owned_partition(self._port.partitions, topic, partition)
         await self._seek(SeekTarget(topic=topic, partition=partition, offset=offset))

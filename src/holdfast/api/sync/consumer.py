@@ -250,7 +250,7 @@ class Consumer(Generic[Body]):
             InvalidRequest: The partition is not assigned to this consumer.
         """
         if type(offset) is not int:
-            raise InvalidRequest(f"offset={offset!r} is no offset; give a whole number")
+            raise InvalidRequest(f"offset={offset!r} is not an offset; give a whole number")
         self._port.check_open()
         owned_partition(self._port.partitions, topic, partition)
         self._seek(SeekTarget(topic=topic, partition=partition, offset=offset))

@@ -260,7 +260,7 @@ def damaged_runs(world: World, part: FolderPart) -> Iterator[str]:
         yield str(error)
         return
     except CorruptData as error:
-        yield f"{error}; opening makes it anew, cancellations may be lost"
+        yield f"{error}; opening the folder rebuilds it, but cancellations may be lost"
         return
     for entry in manifest.runs if manifest is not None else ():
         try:
@@ -288,7 +288,7 @@ def damaged_notes(world: World, folder: str) -> Iterator[Note]:
     catalog = contents.Catalog(world, folder)
     wrong = contents.root_list_error(world, folder)
     if wrong and any(map(catalog.is_listed, catalog.names())):
-        yield "damage", f"{wrong}; opening the folder makes it anew, but parts that are gone are not missed"
+        yield "damage", f"{wrong}; opening the folder rebuilds it, but missing parts then go unnoticed"
     elif wrong and not wrong.endswith("is missing"):
         yield "damage", wrong
     if not key_is_whole(world, folder):
@@ -327,7 +327,7 @@ def _queries(world: World, folder: str) -> Iterator[Note]:
 def _facts(world: World, folder: str, topic: str, catalog: contents.Catalog) -> Iterator[Note]:
     """Check `topic.json` and the list of parts. Each can be rebuilt from the other, so a missing one is reported."""
     place = layout.topic_folder(folder, topic)
-    again = "opening the topic makes it anew, and nothing is lost"
+    again = "opening the topic rebuilds it, and nothing is lost"
     listed = None
     try:
         listed = contents.load_contents(world, folder, topic)

@@ -38,7 +38,7 @@ from holdfast.storage.files import join, require_own, take_lock, translated
 BACKUP_PREFIX: Final = "backup-"
 _BEGUN_ANEW: Final = {
     "locks": LocksJournal.without_it,
-    "commits": "the group begins anew: reset it to where it should go on",
+    "commits": "the group starts over: reset it to where it should continue",
 }
 _COMES_AGAIN: Final = "what was handled is not known: all messages that are kept come again"
 
@@ -144,7 +144,7 @@ def _new_backup(world: World, folder: str) -> str:
 
 def _is_unusable(wrong: str) -> bool:
     """Whether a journal with this problem cannot be opened."""
-    return "no snapshot reaches" in wrong or "does not fit" in wrong or "cannot be read" in wrong
+    return "no snapshot covers" in wrong or "does not fit" in wrong or "cannot be read" in wrong
 
 
 def _keep_group(world: World, folder: str) -> None:
@@ -176,7 +176,7 @@ class _Planner:
         chosen = [work for work in found if work.step.part == wanted]
         if not chosen and not any(each.part.name == wanted for each in self._report.parts):
             raise InvalidRequest(
-                f"{wanted} is no part of {self._folder} that needs a repair; "
+                f"{wanted} is not a part of {self._folder} that needs repair; "
                 f"`holdfast check {shlex.quote(self._folder)}` names them"
             )
         yield from chosen
@@ -247,7 +247,7 @@ class _Planner:
                 self._catalog.bring_up_to_date(topic, facts)
 
             name = TOPIC if not noted else contents.CONTENTS
-            yield self._work("renew", f"{place}/{name}", "write it anew from what the other says", "nothing", renew)
+            yield self._work("renew", f"{place}/{name}", "rewrite it from what the other says", "nothing", renew)
         try:
             contents.kept_settings(self._world, join(folder, SETTINGS))
         except (CorruptData, BadSettings) as error:
@@ -267,7 +267,7 @@ class _Planner:
                 yield self._aside(f"{place}/{part}", wrong[0], contents.cost_of(part))
             elif note:
                 yield self._work(
-                    "renew", f"{place}/{part}", f"write the note anew ({note})", "nothing", self._renew_note(path)
+                    "renew", f"{place}/{part}", f"rewrite the note ({note})", "nothing", self._renew_note(path)
                 )
 
     def _renew_note(self, path: str) -> Callable[[str], None]:

@@ -66,15 +66,15 @@ def load_manifest(disk: Disk, folder: str) -> Manifest | None:
         return None
     whole = len(content) >= len(_MAGIC) + _CHECK.size
     if not whole or _CHECK.unpack(content[-_CHECK.size :])[0] != crc32c(content[: -_CHECK.size]):
-        raise ChecksumMismatch(f"{join(folder, NAME)} does not match its checksum")
+        raise ChecksumMismatch(f"{join(folder, NAME)}, the manifest of delayed messages, does not match its checksum")
     if content[: len(_MAGIC)] != _MAGIC:
         if content.startswith(_MAGIC_PREFIX):
             raise UnknownFormat(f"{join(folder, NAME)} was written by a newer release; upgrade to read it")
-        raise CorruptData(f"{join(folder, NAME)} is no manifest of delayed messages")
+        raise CorruptData(f"{join(folder, NAME)} is not a manifest of delayed messages")
     try:
         return msgspec.msgpack.decode(content[len(_MAGIC) : -_CHECK.size], type=Manifest)
     except msgspec.MsgspecError as error:
-        raise CorruptData(f"{join(folder, NAME)} cannot be read: {error}") from error
+        raise CorruptData(f"{join(folder, NAME)}, the manifest of delayed messages, cannot be read: {error}") from error
 
 
 # Opening the store: load the runs that the manifest names, and remove the files that it does not.
@@ -114,7 +114,7 @@ def load(world: World, folder: str, *, intake_is_new: bool) -> LoadedManifest:
         manifest, damaged = None, str(error)
         _set_aside(disk, folder, NAME)
     if damaged:
-        _note(loaded, folder, f"{damaged}; made anew from {len(run_names)} files. Cancellations may be lost")
+        _note(loaded, folder, f"{damaged}; it was rebuilt from {len(run_names)} files. Cancellations may be lost")
         number = max((int(match[1]) for name in run_names if (match := _RUN.fullmatch(name))), default=-1) + 1
         manifest = Manifest(next_number=number, runs=[RunEntry(name, 0, 0) for name in run_names])
     else:
@@ -345,7 +345,7 @@ class DelayedRun:
         except OSError as error:
             if ran_out(error):  # a shortage of resources, not damage: the messages can be read later
                 raise shortage(f"cannot read {self.path}", error, "Nothing was changed") from error
-            raise CorruptData(f"cannot be read: {error.strerror or error}") from error
+            raise CorruptData(f"{self.path} cannot be read: {error.strerror or error}") from error
 
     def _mark_damaged(self, block: int, error: CorruptData) -> None:
         if self._cached is not None and self._cached[0] == block:
@@ -393,7 +393,7 @@ def open_run(disk: Disk, folder: str, name: str, run_id: int | None = None) -> D
         except UnknownFormat:
             raise
         except CorruptData as error:
-            logger.warning("footer made anew", extra={"file": join(folder, name), "why": str(error)})
+            logger.warning("footer rebuilt", extra={"file": join(folder, name), "why": str(error)})
             return _by_blocks(disk, folder, name, file.view(0, file.size()), run_id)
     finally:
         file.close()

@@ -60,7 +60,7 @@ _COSTS: Final = {
 
 _ROOT_COSTS: Final = {
     PRODUCERS: "named producers are new ones: what they send again after a crash is stored twice",
-    LOCKS: "no lock is held, there is no document, and fencing numbers begin anew",
+    LOCKS: "no lock is held, there are no documents, and fencing numbers start again",
     KEY_FILE: "receipts and lease ids that are out are refused, and what they were for comes back when its lease ends",
     TRACES_LOG: "the traces of messages are lost",
 }
@@ -173,7 +173,7 @@ def lacking_root(root: str, part: str) -> CorruptData:
 
 def root_cost_of(part: str) -> str:
     """Describe what is lost with a part of the data folder."""
-    return _ROOT_COSTS.get(part, "the group begins anew: what it committed is not known")
+    return _ROOT_COSTS.get(part, "the group starts over: what it committed is unknown")
 
 
 def strike_off(world: World, root: str, topic: str, parts: frozenset[str]) -> None:

@@ -137,7 +137,7 @@ def parse_message_id(text: object, topic: str) -> MessagePlace:
     """Parse the id of a message of this topic; raises InvalidRequest for anything else."""
     found = _ID.fullmatch(text) if isinstance(text, str) else None
     if found is None or found[1] not in (None, topic):
-        raise InvalidRequest(f"{text!r} is no id of a message of {topic}; ids look like {topic}-0-42 or {topic}-0-d7")
+        raise InvalidRequest(f"{text!r} is not a message id of {topic}; ids look like {topic}-0-42 or {topic}-0-d7")
     partition, number = int(found[2] or 0), int(found[4])
     return MessagePlace(partition, None, number) if found[3] else MessagePlace(partition, number)
 
@@ -146,7 +146,7 @@ def topic_of_id(text: object) -> str:
     """Return the topic that a message id names."""
     found = _ID.fullmatch(text) if isinstance(text, str) else None
     if found is None or found[1] is None:
-        raise InvalidRequest(f"{text!r} is no id of a message; ids look like orders-0-42 or orders-0-d7")
+        raise InvalidRequest(f"{text!r} is not a message id; ids look like orders-0-42 or orders-0-d7")
     return found[1]
 
 
@@ -163,7 +163,7 @@ def parse_receipt(text: object, topic: str) -> ReceiptText:
     found = _RECEIPT.fullmatch(text) if isinstance(text, str) else None
     if found is not None and found[1] in (None, topic):
         return ReceiptText(int(found[2] or 0), int(found[3]), found[4])
-    raise InvalidRequest(f"{text!r:.300} is no receipt of {topic}; give the text that came with the message")
+    raise InvalidRequest(f"{text!r:.300} is not a receipt of {topic}; give the text that came with the message")
 
 
 class LeaseText(NamedTuple):
@@ -177,7 +177,7 @@ def parse_lease(text: object) -> LeaseText:
     """Parse the lease id of a lock; raises InvalidRequest if it is not one."""
     found = _LEASE.fullmatch(text) if isinstance(text, str) else None
     if found is None or not _NAME.fullmatch(found[1]):
-        raise InvalidRequest(f"{text!r:.300} is no lease of a lock; give the lease_id that came with the lock")
+        raise InvalidRequest(f"{text!r:.300} is not a lease of a lock; give the lease_id that came with the lock")
     return LeaseText(found[1], found[2])
 
 

@@ -55,13 +55,13 @@ def parse_place(url: str) -> StorePlace:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise InvalidRequest(f"{url.partition('://')[0]}://... is no place in a store: {error}") from None
+        raise InvalidRequest(f"{url.partition('://')[0]}://... is not a place in a store: {error}") from None
     user, _, host = parts.netloc.rpartition("@")
     shown = f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
     path = unquote(parts.path).strip("/")
     names = path.split("/") if path else []
     name = names[-1] if names else host
-    wrong = f"{shown!r} is no place in a store: "
+    wrong = f"{shown!r} is not a place in a store: "
     # The name is that of a folder in the cache, which is emptied: it must not be one that leads elsewhere.
     if (
         any(each in ("", ".", "..") for each in [*names, name])
@@ -269,7 +269,7 @@ def _postgres(place: StorePlace) -> tuple[Store, str]:
     parts = urlsplit(place.url)
     database, _, root = parts.path.strip("/").partition("/")
     if not database or not root:
-        raise InvalidRequest(f"{place.shown} is no place in a store: {_EXAMPLES['postgresql']}")
+        raise InvalidRequest(f"{place.shown} is not a place in a store: {_EXAMPLES['postgresql']}")
     url = urlunsplit(("postgresql", parts.netloc, f"/{database}", parts.query, ""))
     return PostgresStore(url, place.shown), f"{unquote(root)}/"
 

@@ -79,7 +79,7 @@ def _replayed(world: World, folder: str, end: int | None) -> CommitState:
     state, wrong = CommitTable(image), []
     at = state.position
     if at < reader.start:
-        raise CorruptData(f"the commits begin at event {reader.start}, and no snapshot reaches there")
+        raise CorruptData(f"the commits start at event {reader.start}, and no snapshot covers the events before")
     while at < reader.end:
         try:
             for record in reader.records(at):
@@ -470,7 +470,7 @@ def replay_beside(
         raise damaged_snapshot(folder, snapshot)
     reader = LogReader(folder, world=world, end=end)
     if at < reader.start:
-        raise CorruptData(f"the journal begins at event {reader.start}, and no snapshot reaches there")
+        raise CorruptData(f"the journal starts at event {reader.start}, and no snapshot covers the events before")
     wrong: list[str] = []
     while at < reader.end:
         try:

@@ -245,9 +245,9 @@ class Offsets:
                 self._keep(msgspec.structs.replace(image, position=self.log.written_end))
         if self._snapshot_at < self.log.start:
             raise CorruptData(
-                f"the commits in {self.folder} begin at event {self.log.start}, and no snapshot reaches there: it was "
-                f"damaged. Restore {SNAPSHOT} from a backup; or delete the group (`holdfast group delete`): it begins "
-                "anew, and can be reset to where it should go on"
+                f"the commits in {self.folder} start at event {self.log.start}, and no snapshot covers the events "
+                f"before: it was damaged. Restore {SNAPSHOT} from a backup; or delete the group (`holdfast group "
+                "delete`), let it start over, and reset it to where it should continue"
             )
         self._replay(self._snapshot_at)
 
@@ -264,7 +264,10 @@ class Offsets:
                     extra={"folder": self.folder, "first": damage.first_offset, "next": damage.next_offset},
                 )
             except msgspec.DecodeError as error:
-                raise CorruptData(f"the commits in {self.folder} hold an unknown event: {error}") from error
+                raise CorruptData(
+                    f"the commits in {self.folder} have an unknown event: {error}. If a newer release wrote it, "
+                    "upgrade; otherwise run `holdfast check` on the data folder"
+                ) from error
 
 
 # A group's position in a partition, where it can be moved, and how far behind it is.

@@ -322,7 +322,7 @@ def put_query(disk: Disk, root: str, file: str, content: bytes) -> None:
     """Put a query's file in place in a data folder."""
     folder = join(root, QUERIES)
     if not disk.exists(join(root, TOPICS)):  # do not recreate a folder that was removed
-        raise FileNotFoundError(errno.ENOENT, f"{root} is no data folder any more")
+        raise FileNotFoundError(errno.ENOENT, f"{root} is no longer a data folder")
     if not disk.exists(folder):
         disk.make_folder(folder)
     _replace(disk, folder, file, content)

@@ -458,5 +458,5 @@ def _start(reader: LogReader, offset: int | None, from_time: str | None) -> int:
         return reader.find_time(output.time_ns_of(from_time))
     except (ValueError, OverflowError):
         raise InvalidRequest(
-            f"--from-time {from_time!r} is no time; write it like 2026-01-31T12:00:00Z (or without Z: UTC)"
+            f"--from-time {from_time!r} is not a time; write it like 2026-01-31T12:00:00Z (or without Z: UTC)"
         ) from None

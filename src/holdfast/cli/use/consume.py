@@ -387,7 +387,7 @@ def named(text: str) -> Callable[[Any], Any]:
             raise InvalidRequest(f"{module_name} has no {path}{_functions_of(found)}")
         found = getattr(found, name)
     if not callable(found):
-        raise InvalidRequest(f"{text} is no function but a {type(found).__name__}: {_FORM}")
+        raise InvalidRequest(f"{text} is not a function but a {type(found).__name__}: {_FORM}")
     handler: Callable[[Any], Any] = found
     return handler
 

@@ -395,7 +395,7 @@ def _with_state(state: str | None, settle: Callable[[_Message], None]) -> Callab
     try:
         value = msgspec.json.decode(state.encode("utf-8", "surrogateescape"))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"--state is no JSON: {error}. A text needs its quotes: '\"a text\"'") from None
+        raise InvalidRequest(f"--state is not JSON: {error}. A text needs its quotes: '\"a text\"'") from None
 
     def keep(message: _Message) -> None:
         message.state.load()

@@ -292,7 +292,7 @@ def state_put_command(
     try:
         decoded = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the value is no JSON: {error}. A text needs its quotes: '\"a text\"'") from None
+        raise InvalidRequest(f"the value is not JSON: {error}. A text needs its quotes: '\"a text\"'") from None
     with opened_broker(folder, wait=wait, create=True) as broker:
         document = broker.documents.update(name, decoded, version=version, lock=lease_id)
     if as_json:

@@ -328,7 +328,7 @@ def _cancel(call: Call, *, only_look: bool = False) -> bool:
             raise NotFound(str(error)) from None
         if place.delayed_id is None:
             raise NotFound(
-                f"{call.path['id']} is no id of a delayed message; use the id that was returned when it was stored"
+                f"{call.path['id']} is not the id of a delayed message; use the id that was returned when it was stored"
             )
         partition = topic.partition(place.partition)
         if only_look:

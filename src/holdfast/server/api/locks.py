@@ -167,7 +167,7 @@ def _lease(call: Call, lease_id: str) -> str:
     """The lease id, if it belongs to the lock in the path and the caller may use that."""
     if parse_lease(lease_id).name != call.path["name"]:
         raise InvalidRequest(
-            f"{lease_id!r} is no lease of the lock {call.path['name']}: send the lease_id that acquire returned"
+            f"{lease_id!r} is not a lease of the lock {call.path['name']}: send the lease_id that acquire returned"
         )
     return lease_id
 

@@ -512,7 +512,7 @@ def _record(call: Call, offset: int) -> Record:
                 found: Record = record
                 return found
             break
-    raise NotFound(f"there is no message at offset {offset} of {call.path['topic']}")
+    raise NotFound(f"there is no message at offset {offset} of {call.path['topic']}: it was removed, or never stored")
 
 
 async def search(call: Call, text: str, limit: int, after: str) -> SearchPage:

@@ -613,7 +613,7 @@ def check_head(headers: Mapping[str, str], version: str) -> None:
         if version != "1.0":
             raise Refused("the request has no Host header, which HTTP/1.1 asks for", status=400)
     elif parse_host(host) is None:
-        raise Refused("the Host header is no name or address with a port", status=400)
+        raise Refused("the Host header is not a name or address with a port", status=400)
     if "transfer-encoding" not in headers:
         return
     if version == "1.0":

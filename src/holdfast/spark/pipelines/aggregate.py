@@ -53,14 +53,14 @@ class AggregateOptions(StepOptions, frozen=True, kw_only=True):
             if name in self.by:
                 raise BadSettings(f"{name!r} is both in by and in measures: give the measure another name")
         if self.format != "delta":
-            raise BadSettings("numbers of a window change, which plain Parquet cannot: leave out format here")
+            raise BadSettings("the numbers of a window change, and plain Parquet files cannot: leave out format here")
         for name in (LATE, NULL_TIME):
             no_expectation_named(name, self.expect)
         for each in self.expect:
             if each.on_fail in ("drop", "quarantine"):
                 raise BadSettings(
-                    f"the expectation {each.name!r} is on numbers, which are neither dropped nor put aside: "
-                    "use warn or fail here, or expect it of the rows of the source"
+                    f"the expectation {each.name!r} is on numbers, which cannot be dropped or quarantined: "
+                    "use warn or fail here, or add it to the source instead"
                 )
 
     @property
@@ -194,7 +194,7 @@ def _time(context: Context, rows: DataFrame) -> str:
     """The name of the time column, quoted for Spark. Raises BadSettings if there is no such column."""
     time: str = context.options.time or ("_timestamp" if "_timestamp" in rows.columns else "timestamp")
     if time not in rows.columns:
-        raise BadSettings(f"{context.name}: time is {time!r}, and its source has {', '.join(rows.columns)}")
+        raise BadSettings(f"{context.name}: time is {time!r}, but its source has only {', '.join(rows.columns)}")
     kind = dict(rows.dtypes)[time]
     if kind != "timestamp":
         raise BadSettings(f"{context.name}: time is {time!r}, which is {kind}: name a column of the type timestamp")
@@ -204,7 +204,7 @@ def _time(context: Context, rows: DataFrame) -> str:
 def _check_by(context: Context, rows: DataFrame) -> None:
     for name in context.options.by:
         if name not in rows.columns:
-            raise BadSettings(f"{context.name}: by names {name!r}, and its source has {', '.join(rows.columns)}")
+            raise BadSettings(f"{context.name}: by names {name!r}, but its source has only {', '.join(rows.columns)}")
 
 
 _IDENTITY: Final = ("source", "time", "window", "slide", "by", "measures")
@@ -226,6 +226,6 @@ KIND: Final = step_kind(
     _TEMPLATE,
     sources=ADDED_TO,
     write=_write,
-    note=lambda context: "windows with new rows are computed anew from all rows of the source",
+    note=lambda context: "windows with new rows are recomputed from all rows of the source",
     identity=lambda options: {name: getattr(options, name) for name in _IDENTITY},
 )

@@ -390,8 +390,8 @@ def _checked_source_id(context: Context, previous: LedgerBatch | None) -> str | 
     source_id = checkpoint_id(context.world, context.project, context.options.source)
     if previous is not None and previous.source_id != source_id:
         raise InvalidRequest(
-            f"{context.name}: its source {context.options.source} was begun anew since this table was written: "
-            f"begin this one anew, too, `holdfast pipeline run {context.name} --full-refresh`"
+            f"{context.name}: its source {context.options.source} was started over since this table was written: "
+            f"start this one over too, with `holdfast pipeline run {context.name} --full-refresh`"
         )
     return source_id
 

@@ -207,7 +207,7 @@ class Ledger:
             return msgspec.json.decode(content, type=LedgerBatch)
         except msgspec.MsgspecError as error:
             raise CorruptData(
-                f"{path} is not what was written there ({error}); run the pipeline with --full-refresh to begin anew"
+                f"{path} is not what was written there ({error}); run the pipeline with --full-refresh to start over"
             ) from None
 
 
@@ -321,7 +321,7 @@ def check_fit(world: World, project: Project, spec: Spec) -> None:
         if old != new:
             raise InvalidRequest(
                 f"the checkpoint of {spec.name} was made with {field} {_said(old)}, and now it is {_said(new)}: "
-                "give the pipeline another name, or begin anew with "
+                "give the pipeline another name, or start over with "
                 f"`holdfast pipeline run {spec.name} --full-refresh`, which removes its tables and reads all again"
             )
 

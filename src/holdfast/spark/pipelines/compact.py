@@ -97,7 +97,7 @@ def sealed(
         if reached is not None and reached["id"] != topic_id:
             raise InvalidRequest(
                 f"topic {topic} was deleted and made again since its cold tier was begun: give this pipeline another "
-                "name, or begin anew with --full-refresh"
+                "name, or start over with --full-refresh"
             )
         segments = [] if reader is None else reader.segments()
         if reader is None or not segments:

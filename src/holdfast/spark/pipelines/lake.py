@@ -88,7 +88,7 @@ def read_table(context: Context, name: str, *, after: int = -1, through: int) ->
         schema = _spark_schema(delta)
         for gone in [name for name in names if not context.disk.exists(f"{table}/{name}")]:
             raise CorruptData(
-                f"{table}/{gone} is gone, and the table consists of it: put the file back, or begin {name} anew with "
+                f"{table}/{gone} is missing, and the table needs it: put the file back, or start {name} over with "
                 "--full-refresh"
             )
     else:
@@ -237,7 +237,7 @@ def _put_in_place(context: Context, ledger: Ledger, batch: LedgerBatch) -> None:
     if batch.swaps:
         raise InvalidRequest(
             f"{context.name}: batch {batch.batch} was decided by a version before Delta tables and cannot be finished: "
-            "begin anew with --full-refresh"
+            "start over with --full-refresh"
         )
     folders = set()
     for move in batch.adds:
@@ -247,8 +247,8 @@ def _put_in_place(context: Context, ledger: Ledger, batch: LedgerBatch) -> None:
             disk.rename(staged, place)
         elif not disk.exists(place):
             raise CorruptData(
-                f"{place} was to hold rows of batch {batch.batch} of {context.name}, and is neither there nor in "
-                f"{context.staging}: put the file back, or begin anew with --full-refresh"
+                f"{place} should have rows of batch {batch.batch} of {context.name}, but is neither there nor in "
+                f"{context.staging}: put the file back, or start over with --full-refresh"
             )
         folders.add(posixpath.dirname(place))
     for folder in folders:
@@ -507,7 +507,7 @@ def _check_format(context: Context) -> None:
             convert_plain(context, table)
         elif is_delta(context.disk, table):
             raise InvalidRequest(
-                f"{context.name}: {table} is a Delta table, and format is parquet: leave the option out, or begin anew "
+                f"{context.name}: {table} is a Delta table, and format is parquet: leave the option out, or start over "
                 "with --full-refresh"
             )
 
@@ -552,7 +552,7 @@ def fitted(context: Context, table: str, rows: DataFrame) -> DataFrame:
         else:
             raise InvalidRequest(
                 f"{context.name}: the column {field.name} is {old.simpleString()} in {table}, and "
-                f"{new.simpleString()} in new rows: give it another name, or begin anew with --full-refresh"
+                f"{new.simpleString()} in new rows: give it another name, or start over with --full-refresh"
             )
     if wider:
         _widen(context, table, wider)

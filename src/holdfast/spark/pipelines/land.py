@@ -240,7 +240,7 @@ class _Landing:
         if batch in self._ledger.numbers() and _ends(self._ledger.read(batch).offsets) != _ends(offsets):
             raise InvalidRequest(
                 f"{self._context.name}: Spark's checkpoint and the lake do not agree on batch {batch}: one of them was "
-                "restored or changed. Run it with --full-refresh to land everything anew"
+                "restored or changed. Run it with --full-refresh to land everything again"
             )
 
     def _sync_offsets(self, batch: int) -> None:
@@ -267,12 +267,12 @@ def _check_checkpoint(context: Context) -> None:
     if written is not None and not context.disk.exists(join(context.checkpoint, f"{SPARK}/offsets")):
         raise InvalidRequest(
             f"{context.name}: {context.checkpoint}/{SPARK} is gone, and with it how far the topics were read: put it "
-            "back, or land everything anew with --full-refresh"
+            "back, or land everything again with --full-refresh"
         )
     if _last_committed(context) > (-1 if written is None else written.batch):
         raise InvalidRequest(
             f"{context.name}: Spark's checkpoint is further than {context.checkpoint}/batches, which was lost or put "
-            "back from a copy: messages in between are not in the lake. Land everything anew with --full-refresh"
+            "back from a copy: messages in between are not in the lake. Land everything again with --full-refresh"
         )
 
 

@@ -153,7 +153,7 @@ def _from_yaml(path: str, content: bytes) -> Project:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
-        raise BadSettings(f"{path}{where}: this is no YAML: {getattr(error, 'problem', None) or error}") from None
+        raise BadSettings(f"{path}{where}: this is not YAML: {getattr(error, 'problem', None) or error}") from None
     if not isinstance(document, dict):
         raise BadSettings(f"{path}: it must have the keys {', '.join(_KEYS)}")
     return project_of(document, path)
@@ -240,7 +240,7 @@ def _from_python(path: str) -> Project:
 def _executed(path: str, where: str) -> ModuleType:
     spec = spec_from_file_location("holdfast_user_pipelines", path)
     if spec is None or spec.loader is None:
-        raise BadSettings(f"{where}: {path} is no Python file")
+        raise BadSettings(f"{where}: {path} is not a Python file")
     module = module_from_spec(spec)
     modules[module.__name__] = module  # dataclasses look for it there
     try:
@@ -304,7 +304,7 @@ class Pipeline:
         """Add a function with the decorator `pipeline`, which reads the table that it names."""
         spec = marked(function)
         if spec is None:
-            raise InvalidRequest("the function is no pipeline: put @pipeline(source=...) above it")
+            raise InvalidRequest("the function is not a pipeline: put @pipeline(source=...) above it")
         return self._with(self._new(spec))
 
     def then(self, kind: str, name: str | None = None, **options: Any) -> Pipeline:

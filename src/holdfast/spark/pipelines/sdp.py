@@ -110,7 +110,7 @@ at a time, and always from the same folder: the catalog is in its `metastore_db`
 
 ## What is not the same as `holdfast pipeline run`
 
-- `refine` and `aggregate` are computed anew from all rows by each run. So no window is ever closed: late rows count.
+- `refine` and `aggregate` are recomputed from all rows by each run. So no window is ever closed: late rows count.
 - There are no expectations. `drop` and `quarantine` are conditions here; nothing is counted, `warn` and `fail` are
   left out.
 - No merging of small files, no summary, no lag, no `--follow`: a run takes what is there and ends.

@@ -486,7 +486,7 @@ class _Mender:
         header = read_frame(data, stretch.position, stretch.position, max_raw_bytes=0).header
         if header.end != stretch.position + gap_bytes(stretch) or header.next_offset != stretch.next_offset:
             raise CorruptData(
-                f"the mended copy of {segment_name(stretch.base)} is not right, so nothing was replaced: check the "
+                f"the repaired copy of {segment_name(stretch.base)} is not right, so nothing was replaced: check the "
                 "disk, then repair again"
             )
 
