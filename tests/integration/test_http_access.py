@@ -154,6 +154,7 @@ GUARDS: dict[str, str] = {
     "POST /v1/topics/{topic}/messages": "topic",
     "POST /v1/topics/{topic}/partitions": "topic",
     "POST /v1/topics/{topic}/partitions/{partition}/append": "topic",
+    "GET /v1/topics/{topic}/partitions/{partition}/frames": "topic",
     "GET /v1/topics/{topic}/partitions/{partition}/messages": "topic",
     "GET /v1/topics/{topic}/partitions/{partition}/payload": "topic",
     "GET /v1/topics/{topic}/partitions/{partition}/sequence": "topic producer",
@@ -205,6 +206,7 @@ RECEIPTS = {"receipts": ["x"], "group": GROUP}
 
 # What calls say besides their path, so that they name what they are about, or are understood at all.
 NAMING: dict[str, dict[str, Any]] = {
+    "GET /ui/workers": {"query": f"?queue={TOPIC}"},  # only narrows down what the caller may see
     "POST /v1/queues/{queue}/ack": {"body": RECEIPTS},
     "POST /v1/queues/{queue}/nack": {"body": RECEIPTS},
     "POST /v1/queues/{queue}/reject": {"body": RECEIPTS},

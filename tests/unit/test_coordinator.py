@@ -114,7 +114,7 @@ def test_bad_resets_are_refused():
     with pytest.raises(UnknownTopic):
         streams.group().reset("orders", To(end="earliest"), partition=3)
     for choices in ({}, {"end": "latest", "offset": 3}):
-        with pytest.raises(InvalidRequest, match="only one"):
+        with pytest.raises(InvalidRequest, match="exactly one"):
             To(**choices)
 
 

@@ -80,7 +80,7 @@ def test_the_last_order_counts(registry):
 
 
 def test_orders_for_nobody_and_orders_that_are_none(registry, clock):
-    with pytest.raises(NotFound, match="no worker mailer reports itself now"):
+    with pytest.raises(NotFound, match="no worker mailer is reporting now"):
         registry.order("mailer", "drain")
     registry.report("a", "orders", "default", report())
     with pytest.raises(InvalidRequest, match="order='dance'"):
@@ -137,7 +137,7 @@ def test_the_queues_of_all_workers_of_one_caller_are_limited_too(registry, monke
     registry.report("one", "a", "default", report("w1"))  # what is known is still reported
     registry.report("two", "a", "default", report("w9"))
     registry.report("two", "b", "default", report("w9"))
-    with pytest.raises(InvalidRequest, match="3 workers report"):
+    with pytest.raises(InvalidRequest, match="3 workers are reporting"):
         registry.report("two", "c", "default", report("w9"))
     registry.report("one", "a", "default", report("w2", status="stopped"))
     registry.report("one", "c", "default", report("w1"))  # in the place of the one that stopped
@@ -156,7 +156,7 @@ def test_what_one_caller_may_report_is_limited_and_others_are_not_pushed_out(reg
     registry.report("a", "orders", "default", report("more"))  # in the place of the one that stopped
     assert set(states(registry)) == {"theirs", "w0", "w2", "more"}
     registry.report("c", "orders", "default", report("c1"))
-    with pytest.raises(InvalidRequest, match="5 workers report"):
+    with pytest.raises(InvalidRequest, match="5 workers are reporting"):
         registry.report("c", "orders", "default", report("c2"))
     monkeypatch.setattr(workers, "MOST_QUEUES", 2)
     registry.report("c", "mails", "default", report("c1"))
