@@ -122,7 +122,7 @@ def test_a_message_that_comes_after_its_token_was_taken_back_stays_ready_and_unt
     guarded.take_back()
     allow_looks(guarded)
     assert guarded.server.post(f"{QUEUE}/enqueue", b"secret", token="ops").status == 201
-    assert "taken back" in refused(waiting)["message"]
+    assert "changed or revoked" in refused(waiting)["message"]
     until(lambda: guarded.server.get(f"{QUEUE}/stats", token="ops").body["ready"] == 1)
     (message,) = guarded.server.post(f"{QUEUE}/dequeue", {}, token="ops").body["messages"]
     assert message["attempt"] == 1

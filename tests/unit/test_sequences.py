@@ -475,6 +475,6 @@ def test_damaged_names_are_refused(part):
     Producers.open(part.world, "/data").init("loader")
     for position in range(len(part.disk.contents("/data/producers"))):
         part.disk.flip("/data/producers", position, 0x10)
-        with pytest.raises(ChecksumMismatch, match="Move it away"):
+        with pytest.raises(ChecksumMismatch, match="move it away"):
             Producers.open(part.world, "/data")
         part.disk.flip("/data/producers", position, 0x10)
