@@ -439,13 +439,23 @@ def test_a_message_comes_after_the_one_that_is_being_appended_instead_of_waiting
     assert [bytes(record.value) for record in log.records(0)] == [bytes(3000), b"second"]
 
 
-@pytest.mark.parametrize("count", [1, -1])
-def test_a_count_that_a_signal_spoiled_holds_back_only_the_next_message(log, monkeypatch, count):
-    turns = []
-    monkeypatch.setattr("holdfast.storage.writer.let_others_run", lambda: turns.append(1))
-    log._writer._appending = count
-    log.append_one(b"first")
-    assert turns, "it stood back for a while"
+def test_a_lock_that_is_held_for_long_is_waited_for_in_the_end(log, monkeypatch):
+    turns, enough = [], threading.Event()
+
+    def turn() -> None:
+        turns.append(1)
+        if len(turns) == 200:
+            enough.set()
+
+    monkeypatch.setattr("holdfast.storage.writer.let_others_run", turn)
+    with log._writer.lock:
+        second = threading.Thread(target=log.append_one, args=(b"second",))
+        second.start()
+        assert enough.wait(10)
+        second.join(0.05)
+        assert second.is_alive(), "it waits for the lock"
+    second.join()
+    assert len(turns) == 200, "a thread that only yields would keep a core busy"
     turns.clear()
-    log.append_one(b"second")
+    log.append_one(b"third")
     assert turns == []

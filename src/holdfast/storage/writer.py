@@ -80,7 +80,7 @@ class Writer:
 
     # What every append needs: a slot takes half the time of an entry in a dict.
     __slots__ = (
-        "__dict__", "__weakref__", "_appending", "_epoch_field", "_fast_until", "_held_from", "_log_prefix",
+        "__dict__", "__weakref__", "_epoch_field", "_fast_until", "_held_from", "_log_prefix",
         "_one_with", "_words", "active", "end", "lock", "readable_end", "synced_end",
     )  # fmt: skip
 
@@ -92,7 +92,6 @@ class Writer:
         self._settings = settings
         self._limits = SegmentLimits(settings.index_bytes, settings.segment_bytes)
         self.lock = threading.Lock()
-        self._appending = 0  # threads that append one message; a hint, see `_stand_back`
         self.log_id = recovered.log_id
         self.epoch = recovered.epoch
         self.epochs = recovered.epochs
@@ -146,49 +145,46 @@ class Writer:
         head = head or (_ENDS[length] if length < _SMALL else _ONE_VALUE(0, length))
         body = head + value + _PADDING[length & 7]
         body_bytes, total, crc = len(head) + length, HEADER_BYTES + len(body), crc32c(body)
-        if self._appending:
+        lock = self.lock
+        if lock.locked():
             self._stand_back()
-        self._appending += 1
-        try:
-            with self.lock:
-                segment = self.active
-                if segment is not None and (stop := (position := segment.position) + total) <= self._fast_until:
-                    mapped = segment.map
-                else:
-                    segment = self._segment_for(total, now_ns)
-                    stop = (position := segment.position) + total
-                    mapped = segment.map if stop <= self._fast_until else None
-                offset = self.end
-                checked = _ONE_HEADER(
-                    self._log_prefix, position, body_bytes, body_bytes, self._one_with[columns], offset, now_ns,
-                    self.synced_end, self._epoch_field, crc,
-                )  # fmt: skip
-                if mapped is not None:
-                    # Nothing is called between this store and the new end, so no signal handler can run between them.
-                    mapped[position:stop] = checked + _CRC(crc32c(checked)) + body
-                    segment.position = stop
-                else:
-                    try:
-                        self._store(segment, (checked, _CRC(crc32c(checked)), body), total)
-                    except BaseException:
-                        segment.forget(position)
-                        raise
-                segment.next_offset = self.end = end = offset + 1
-                index = segment.index
-                if position >= index.next_entry_at:
-                    index.add_entry(position, offset)
-                if now_ns > index.max_time_ns:
-                    index.max_time_ns = now_ns
-                if hold or self._held_from is not None:
-                    self._hold(offset, hold=hold)
-                else:
-                    words = self._words
-                    self.readable_end = words[READABLE] = end
-                    if words[ASKED]:
-                        self.state.give_signal()
-                return offset
-        finally:
-            self._appending -= 1
+        with lock:
+            segment = self.active
+            if segment is not None and (stop := (position := segment.position) + total) <= self._fast_until:
+                mapped = segment.map
+            else:
+                segment = self._segment_for(total, now_ns)
+                stop = (position := segment.position) + total
+                mapped = segment.map if stop <= self._fast_until else None
+            offset = self.end
+            checked = _ONE_HEADER(
+                self._log_prefix, position, body_bytes, body_bytes, self._one_with[columns], offset, now_ns,
+                self.synced_end, self._epoch_field, crc,
+            )  # fmt: skip
+            if mapped is not None:
+                # Nothing is called between this store and the new end, so no signal handler can run between them.
+                mapped[position:stop] = checked + _CRC(crc32c(checked)) + body
+                segment.position = stop
+            else:
+                try:
+                    self._store(segment, (checked, _CRC(crc32c(checked)), body), total)
+                except BaseException:
+                    segment.forget(position)
+                    raise
+            segment.next_offset = self.end = end = offset + 1
+            index = segment.index
+            if position >= index.next_entry_at:
+                index.add_entry(position, offset)
+            if now_ns > index.max_time_ns:
+                index.max_time_ns = now_ns
+            if hold or self._held_from is not None:
+                self._hold(offset, hold=hold)
+            else:
+                words = self._words
+                self.readable_end = words[READABLE] = end
+                if words[ASKED]:
+                    self.state.give_signal()
+            return offset
 
     def _stand_back(self) -> None:
         """Let those finish who are appending, instead of waiting for the lock.
@@ -199,10 +195,8 @@ class Writer:
         """
         for _ in range(_MOST_YIELDS):
             let_others_run()
-            if not self._appending:
+            if not self.lock.locked():
                 return
-        if not self.lock.locked():  # otherwise somebody waits for the disk
-            self._appending = 0  # a signal came between counting and leaving; the lock is what counts
 
     def append(self, bodies: Sequence[Body], now_ns: int, *, producer: Producer, hold: bool) -> tuple[int, int]:
         """Append a batch, all or nothing; returns its first offset and the one after its last."""
