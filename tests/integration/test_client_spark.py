@@ -98,7 +98,8 @@ def test_an_owner_that_does_not_share_is_named(tmp_path):
 def guarded(tmp_path):
     """A server that asks for tokens, and the sink of somebody who may publish to one topic."""
     tokens = tmp_path / "tokens"
-    roles = {"writer": (["publish", "read"], ["orders"]), "boss": (list(ACTIONS), ["*"])}
+    roles = {"writer": (["publish", "read"], ["orders"]), "other": (["publish", "read"], ["orders"])}
+    roles["boss"] = (list(ACTIONS), ["*"])
     tokens.write_text(
         "".join(
             f'[[tokens]]\nname = "{name}"\nrole = {actions}\nsha256 = "{digest_of(name)}"\ntopics = {topics}\n'
@@ -153,9 +154,23 @@ def test_rows_that_are_given_up_are_removed_and_committed_ones_stay(guarded, tmp
     assert bodies(guarded) == [b"a"]
 
 
+def test_a_write_belongs_to_its_caller(guarded, tmp_path):
+    writer, other = writer_of(guarded), writer_of(guarded, token="other")
+    staged = writer.stage(iter([batch_of([b"a"])]), "nightly", 0, Task(0, 0))
+    stolen = other.stage(iter([batch_of([b"spoiled"])]), "nightly", 0, Task(0, 0))
+    other.abort([StagedRows("nightly", 0, staged.files)])
+    assert len(list((tmp_path / "shop/staging").rglob("*.frames"))) == 2, (
+        "each has a file, and none removed the other's"
+    )
+    other.commit([stolen], kept=True)  # which does not count as batch 0 of the writer's
+    writer.commit([staged], kept=True)
+    writer.commit([staged], kept=True)
+    assert bodies(guarded) == [b"spoiled", b"a"]
+
+
 def test_frames_that_no_producer_could_send_are_refused(guarded, tmp_path):
     writer, chosen = writer_of(guarded), "0-0-0000002a-1-0.frames"
-    too_long = writer_of(guarded, token="boss").stage(iter([batch_of([b"fine"])]), "query", 0, Task(0, 0))
+    too_long = writer.stage(iter([batch_of([b"fine"])]), "query", 0, Task(0, 0))
     [file] = too_long.files
     with pytest.raises(holdfast.Forbidden):  # rows for another topic, whatever the path of the upload
         lane = msgspec.structs.replace(file.lanes[0][0], topic="secrets")

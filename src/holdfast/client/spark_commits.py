@@ -45,6 +45,7 @@ from holdfast.spark.rows import opened, rows_of, table_named
 from holdfast.storage.files import join, translated
 
 _LONGEST_S: Final = 24 * 3600.0
+_MOST_WRITE_CHARS: Final = 150  # leaves room for the caller's name
 _MOST_BATCH: Final = 2**31 - 2
 _PAGE_ROWS: Final = 4_096
 _PAGE_BYTES: Final = 8 << 20
@@ -198,9 +199,19 @@ class StagePart(Wire, kw_only=True):
     sync: bool = False
 
 
+def _write(call: Call, write_id: str) -> str:
+    """The write's name in the folder. A caller's writes are its own: nobody else can change, end or number them.
+
+    Whoever administers everything writes under the plain name, as Spark does in the folder itself.
+    """
+    if call.principal.may("admin"):
+        return check_name(write_id, "write")
+    return f"{check_name(write_id, 'write', _MOST_WRITE_CHARS)}+{call.principal.name}"  # no name has a "+"
+
+
 def _stage(call: Call) -> tuple[str, int, str]:
     """The write, the batch and the file that the path names, checked."""
-    write_id, batch, file = check_name(call.path["write"], "write"), call.path["batch"], call.path["file"]
+    write_id, batch, file = _write(call, call.path["write"]), call.path["batch"], call.path["file"]
     if not (batch.isascii() and batch.isdigit() and len(batch) <= 10 and int(batch) <= _MOST_BATCH):
         raise InvalidRequest(f"{batch!r} is not a batch number: give a whole number, 0 or more")
     if STAGED_NAME.fullmatch(file) is None:
@@ -255,7 +266,6 @@ async def remove_stage(call: Call) -> None:
 
 async def _may_commit(call: Call) -> None:
     write: CommitRequest = call.body
-    check_name(write.write_id, "write")
     if not 0 <= write.batch <= _MOST_BATCH or not all(STAGED_NAME.fullmatch(file.name) for file in write.files):
         raise InvalidRequest("the batch has no such number, or its files have no such names")
     catalog = call.service.engine.catalog
@@ -272,7 +282,8 @@ _COMMIT: Final[dict[str, Any]] = {"body": CommitRequest, "answers": RowsCommitte
 @routes.add("POST", "/v1/staged", action="publish", scope="any", **_COMMIT, errors=("message_too_large", "disk_full"))
 async def commit_staged(call: Call) -> RowsCommitted:
     """Bring staged rows into the log, all or none, once: the same batch again changes nothing."""
-    engine, write = call.service.engine, call.body
+    engine = call.service.engine
+    write = msgspec.structs.replace(call.body, write_id=_write(call, call.body.write_id))
     place = (write.write_id, write.batch)
     async with _turns.setdefault(engine, asyncio.Lock()):
         _committing.add(place)
