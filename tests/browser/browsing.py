@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,6 +51,13 @@ class Visit:
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
         self.page.on("dialog", lambda dialog: (self.faults.append(dialog.message), dialog.dismiss()))
         self.page.on("console", lambda said: self.faults.append(said.text) if said.type == "error" else None)
+
+
+def arrived(page: Page, url: str | re.Pattern[str]) -> None:
+    """Wait until a page that was jumped to listens: its address is there before its scripts are, and keys pressed
+    in between reach nobody."""
+    expect(page).to_have_url(url)
+    page.wait_for_load_state("load")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser.browsing import browser_path
-from tests.integration.console_day import live_a_day
+from tests.integration.console_day import live_a_day, run_pipelines
 from tests.integration.http_gear import Serving, serving
 
 
@@ -34,7 +34,9 @@ def browser() -> Iterator[object]:
 @pytest.fixture(scope="module")
 def day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """A server with messages in every phase; the tests that share it only look."""
-    with serving(tmp_path_factory.mktemp("day") / "data", whole=True) as found:
+    home = tmp_path_factory.mktemp("day")
+    run_pipelines(home / "lake")
+    with serving(home / "data", whole=True, lake=str(home / "lake")) as found:
         live_a_day(found)
         yield found
 

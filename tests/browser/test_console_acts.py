@@ -6,7 +6,7 @@ import re
 
 from playwright.sync_api import Browser, expect
 
-from tests.browser.browsing import visiting
+from tests.browser.browsing import arrived, visiting
 from tests.integration.console_day import failed, order, taken
 from tests.integration.http_gear import Serving
 
@@ -35,7 +35,7 @@ def test_the_first_ten_are_followed_before_the_rest_is_redriven_at_a_rate(browse
         page, ask = visit.page, visit.page.locator("#ask")
         page.locator("td").get_by_role("button", name="First 10").click()
         ask.get_by_role("button", name="Redrive 10").click()
-        expect(page).to_have_url(re.compile("/redriven"))
+        arrived(page, re.compile("/redriven"))
         expect(page.locator("#summary")).to_have_text("10 waiting")
         receipts = taken(server, 10)
         server.post(f"{QUEUE}/ack", {"receipts": receipts[:7]})
@@ -91,12 +91,12 @@ def test_the_palette_leads_to_queues_pages_and_the_search(browser: Browser, day:
         page.keyboard.type("thumb")
         expect(options).to_have_count(2)
         page.keyboard.press("Enter")
-        expect(page).to_have_url(f"{day.url}/ui/queues/thumbnails")
+        arrived(page, f"{day.url}/ui/queues/thumbnails")
         page.keyboard.press("Control+k")
         page.keyboard.type("audit")
         expect(options.first).to_have_text("Audit page")
         page.keyboard.press("Enter")
-        expect(page).to_have_url(f"{day.url}/ui/audit")
+        arrived(page, f"{day.url}/ui/audit")
         page.keyboard.press("Control+k")
         page.keyboard.type("enough of it")
         expect(options).to_have_count(1)
@@ -169,12 +169,12 @@ def test_queues_are_sorted_by_a_column_and_the_address_keeps_it(browser: Browser
         page, names = visit.page, visit.page.locator("#queues a.row")
         assert names.all_inner_texts() == ["mails", "orders", "thumbnails", "webhooks"]
         page.get_by_role("link", name="Dead", exact=True).click()
-        expect(page).to_have_url(f"{day.url}/ui?sort=dead&range=1h")
+        arrived(page, f"{day.url}/ui?sort=dead&range=1h")
         expect(names.first).to_have_text("orders")
         expect(page.get_by_role("columnheader", name="Dead")).to_have_attribute("aria-sort", "descending")
         page.get_by_label("Queues whose names contain this").fill("s")
         page.keyboard.press("Enter")
-        expect(page).to_have_url(f"{day.url}/ui?name=s&sort=dead&range=1h")
+        arrived(page, f"{day.url}/ui?name=s&sort=dead&range=1h")
         expect(names.first).to_have_text("orders")
         page.get_by_role("link", name="Queue", exact=True).click()
         expect(names.first).to_have_text("mails")
@@ -189,3 +189,77 @@ def test_the_workers_of_one_queue_are_a_click_away(browser: Browser, day: Servin
         page.goto(f"{day.url}/ui/workers?queue=mails")
         expect(page.get_by_text("No messages are in flight.")).to_be_visible()
         expect(page.get_by_text("holdfast worker")).to_be_visible()
+
+
+def test_leased_rows_are_chosen_and_taken_back_together(browser: Browser, server: Serving):
+    server.request("PUT", QUEUE, {})
+    for i in range(3):
+        order(server, i)
+    taken(server, 3)
+    with visiting(browser, f"{server.url}/ui/queues/orders?tab=leased") as visit:
+        page, ask = visit.page, visit.page.locator("#ask")
+        page.get_by_label("Select orders-0-0").check()
+        page.get_by_label("Select orders-0-2").check()
+        page.get_by_role("button", name="Take back selected").click()
+        ask.get_by_role("button", name="Take back 2 messages").click()
+        expect(ask).to_contain_text("2 taken back.")
+        assert server.get(f"{QUEUE}/stats").body["leased"] == 1
+
+
+def test_a_setting_is_changed_a_queue_purged_and_then_deleted(browser: Browser, server: Serving):
+    server.request("PUT", QUEUE, {})
+    order(server, 1)
+    with visiting(browser, f"{server.url}/ui/queues/orders/settings?all=true") as visit:
+        page, ask = visit.page, visit.page.locator("#ask")
+        row = page.get_by_role("row", name="max_attempts")
+        row.get_by_role("button", name="Change").click()
+        expect(ask.get_by_label("max_attempts")).to_have_value("5")
+        ask.get_by_label("max_attempts").fill("3")
+        ask.get_by_role("button", name="Change").click()
+        expect(row).to_contain_text("3")
+        assert server.get("/v1/topics/orders").body["settings"]["max_attempts"] == 3
+        page.get_by_role("button", name="Purge messages").click()
+        expect(ask).to_contain_text("1 ready and 0 delayed messages will be dropped")
+        ask.get_by_role("button", name="Purge").click()
+        expect(page.get_by_text("orders, group default, was purged")).to_be_visible()
+        assert server.get(f"{QUEUE}/stats").body["ready"] == 0
+        page.get_by_role("button", name="Delete queue").click()
+        expect(ask.get_by_role("button", name="Delete")).to_be_disabled()
+        ask.get_by_label("Type orders to confirm").fill("orders")
+        ask.get_by_role("button", name="Delete").click()
+        arrived(page, f"{server.url}/ui")
+        assert server.get("/v1/topics").body["topics"] == []
+
+
+def test_a_setting_that_cannot_be_is_refused_in_the_dialog(browser: Browser, server: Serving):
+    server.request("PUT", QUEUE, {"settings": {"max_attempts": 4}})
+    with visiting(browser, f"{server.url}/ui/queues/orders/settings") as visit:
+        page, ask = visit.page, visit.page.locator("#ask")
+        page.get_by_role("row", name="max_attempts").get_by_role("button", name="Change").click()
+        ask.get_by_label("max_attempts").fill("many")
+        ask.get_by_role("button", name="Change").click()
+        expect(ask).to_contain_text("cannot be used")
+        visit.faults.clear()  # the browser notes that the call was refused
+        assert server.get("/v1/topics/orders").body["settings"]["max_attempts"] == 4
+
+
+def test_a_lock_is_taken_from_a_stuck_holder(browser: Browser, server: Serving):
+    server.post("/v1/locks/report/acquire", {"owner": "stuck", "lease": 600})
+    with visiting(browser, f"{server.url}/ui/locks") as visit:
+        page, ask = visit.page, visit.page.locator("#ask")
+        page.get_by_role("button", name="Release").click()
+        ask.get_by_role("button", name="Release").click()
+        expect(page.get_by_text("report was released")).to_be_visible()
+        assert server.get("/v1/locks").body["locks"] == []
+
+
+def test_a_group_is_deleted_from_its_page_once_its_name_is_typed(browser: Browser, server: Serving):
+    server.request("PUT", QUEUE, {})
+    server.request("PUT", "/v1/topics/orders/groups/billing", {})
+    with visiting(browser, f"{server.url}/ui/groups/billing") as visit:
+        page, ask = visit.page, visit.page.locator("#ask")
+        page.get_by_role("button", name="Delete").click()
+        ask.get_by_label("Type billing to confirm").fill("billing")
+        ask.get_by_role("button", name="Delete").click()
+        arrived(page, f"{server.url}/ui/groups")
+        assert server.get("/v1/topics/orders").body["groups"] == ["default"]

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from holdfast.codec.samples import SeriesKey, Slot
-from tests.browser.browsing import NARROW, WIDE, visiting
+from tests.browser.browsing import NARROW, WIDE, arrived, visiting
 from tests.browser.pictures import sample_the_past
 from tests.integration.console_day import live_a_day
 from tests.integration.http_gear import Serving
@@ -43,4 +43,4 @@ def test_the_overview_leads_from_what_needs_attention_to_where_it_is_handled(bro
         expect(item).to_be_visible()
         expect(page.get_by_role("img", name="Messages per second")).to_be_visible()
         item.get_by_role("link").click()
-        expect(page).to_have_url(f"{server.url}/ui/queues/orders/dead")
+        arrived(page, f"{server.url}/ui/queues/orders/dead")

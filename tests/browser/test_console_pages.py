@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from tests.browser.browsing import NARROW, WIDE, visiting
+from tests.browser.browsing import NARROW, WIDE, arrived, visiting
 from tests.browser.pictures import FOLDER, PICTURES
 from tests.integration.console_day import failed, order
 from tests.integration.http_gear import Serving
@@ -24,6 +24,7 @@ PAGES = [
     "/ui/queues/orders/messages/orders-0-0",
     "/ui/queues/orders/messages/orders.dlq-0-0",
     "/ui/queues/orders/tail",
+    "/ui/queues/orders/settings?all=true",
     "/ui/queues/orders/send",
     "/ui/groups",
     "/ui/groups/default",
@@ -33,6 +34,8 @@ PAGES = [
     "/ui/locks?document=last-export",
     "/ui/health?all=true",
     "/ui/audit",
+    "/ui/pipelines",
+    "/ui/pipelines/orders-land",
 ]
 
 # Text whose contrast with what is behind it is below 4.5, and fields that nothing names.
@@ -106,7 +109,7 @@ def test_the_keyboard_leads_everywhere(browser: Browser, day: Serving):
         expect(page.locator("#filter")).to_be_focused()
         page.keyboard.type("json.order == 30")
         page.keyboard.press("Enter")
-        expect(page).to_have_url(re.compile("where=json.order"))
+        arrived(page, re.compile("where=json.order"))
         expect(page.locator("a.row").first).to_be_visible()
         page.keyboard.press("j")
         expect(page.locator("a.row").first).to_be_focused()
@@ -114,7 +117,7 @@ def test_the_keyboard_leads_everywhere(browser: Browser, day: Serving):
         expect(page.get_by_role("heading", level=1)).to_contain_text("orders-0-30")
         page.keyboard.press("g")
         page.keyboard.press("o")
-        expect(page).to_have_url(f"{day.url}/ui")
+        arrived(page, f"{day.url}/ui")
         expect(page.locator("a.row").first).to_be_visible()
         page.keyboard.press("j")
         page.keyboard.press("j")
@@ -174,6 +177,13 @@ def test_keys_that_are_pressed_before_the_page_listens_are_not_lost(browser: Bro
         bring()
         expect(page).to_have_url(f"{day.url}/ui/workers")
         bring()
+
+        seen("/ui")
+        expect(page.locator("#palette")).to_be_attached()
+        page.keyboard.press("Control+k")
+        page.keyboard.type("audit")
+        bring()
+        expect(page.locator("#palette-list li").first).to_have_text("Audit page")
 
 
 def test_the_theme_follows_the_system_until_somebody_chooses(browser: Browser, day: Serving):

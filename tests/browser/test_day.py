@@ -66,7 +66,7 @@ def test_a_days_work(browser: Browser, server: Serving):
         page.get_by_role("link", name="Done").click()
         page.get_by_role("link", name="orders-0-1").click()
         expect(page.locator("#phase")).to_have_text("done")
-        for step in ("published", "buried", "redriven", "acked"):
+        for step in ("published", "moved to the dead letters", "redriven", "acked"):
             expect(page.locator(".life")).to_contain_text(step)
 
         page.get_by_role("link", name="Audit").click()

@@ -1,4 +1,4 @@
-// Jump to a queue or a page by its name: Ctrl+K, or Cmd+K.
+// Jump to a queue or a page by its name: Ctrl+K, or Cmd+K (theme.js opens it).
 import { call } from "/ui/static/console.js";
 
 const palette = document.getElementById("palette");
@@ -66,15 +66,8 @@ function choose(at) {
 
 const go = (item) => item && location.assign(item.dataset.href);
 
-document.addEventListener("keydown", (event) => {
-  if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k" && !document.querySelector("dialog[open]")) {
-    event.preventDefault();
-    typed.value = "";
-    palette.showModal();
-    show();
-  }
-});
 typed.addEventListener("input", show);
+if (palette.open) show(); // opened by theme.js before this script came
 typed.addEventListener("keydown", (event) => {
   if (event.key === "ArrowDown" || event.key === "ArrowUp") {
     event.preventDefault();

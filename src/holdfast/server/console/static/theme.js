@@ -25,6 +25,18 @@ function keepKey(event) {
 }
 
 document.addEventListener("keydown", keepKey);
+
+// The palette opens here rather than in its own script, so that what is typed next goes into it in any case.
+document.addEventListener("keydown", (event) => {
+  if (!(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "k") return;
+  const palette = document.getElementById("palette");
+  if (!palette || document.querySelector("dialog[open]")) return;
+  event.preventDefault();
+  const typed = document.getElementById("palette-text");
+  typed.value = "";
+  palette.showModal();
+  typed.dispatchEvent(new Event("input"));
+});
 window.takeKeptKeys = () => {
   document.removeEventListener("keydown", keepKey);
   return keptKeys;
