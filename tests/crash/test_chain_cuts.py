@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from holdfast.env.chain.disk import ChainFile
-from tests.crash import broker_histories, broker_promises, queue_histories, queue_promises
+from tests.crash import (
+    broker_histories,
+    broker_promises,
+    histories,
+    queue_histories,
+    queue_promises,
+    test_delayed_crash,
+)
 from tests.crash.chained_disk import ChainedDisk
 
 # The cache is lost with its process, so here a kill is no less than a power cut.
@@ -29,6 +36,48 @@ def test_a_broker_in_a_store_loses_nothing_promised_with_its_machine(durability,
     states, seed = 0, 0
     while states < scale(15, 20_000):
         states += lose_machines(broker_histories, broker_promises, seed, durability, 0.1)
+        seed += 1
+
+
+@pytest.mark.parametrize("faults", [0.0, 0.3], ids=["good network", "bad network"])
+def test_a_log_in_a_store_loses_nothing_promised_with_its_machine(faults, scale):
+    def check(history: Any, disk: ChainedDisk, seed: int) -> None:
+        histories.check_after_cut(history, disk, seed, write_again=seed % 2 == 0)
+
+    def start(seed: int, stop: Any) -> Any:
+        disk = ChainedDisk(histories.FOLDER, seed=seed, faults=faults)
+        return histories.History(seed, maps=False, on_cut_point=stop, disk=disk)
+
+    lose_machines_often(start, check, scale(100, 50_000))
+
+
+def test_delayed_messages_in_a_store_are_released_once_whatever_machine_is_lost(scale):
+    def check(history: Any, disk: ChainedDisk, seed: int) -> None:
+        test_delayed_crash.check_left_over(history, disk, set(history.promises.durable), random.Random(seed))
+
+    def start(seed: int, stop: Any) -> Any:
+        return test_delayed_crash.History(seed, stop, ChainedDisk("data", seed=seed, faults=0.1))
+
+    lose_machines_often(start, check, scale(60, 20_000))
+
+
+def lose_machines_often(start: Any, check: Any, wanted: int) -> None:
+    """Run one history after the other, and let another machine take over at some of their write points."""
+    states = seed = 0
+    while states < wanted:
+        rng = random.Random(seed)
+
+        def stop(history: Any, call: str, rng: random.Random = rng, seed: int = seed) -> None:
+            nonlocal states
+            if rng.random() < 0.05:
+                states += 1
+                check(history, history.disk.cut(rng), seed)
+
+        try:
+            start(seed, stop).run(rng.choice([5, 20]))
+        except BaseException as error:
+            error.add_note(f"history seed {seed}, state {states}")
+            raise
         seed += 1
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -197,6 +198,37 @@ def test_an_owner_that_was_stopped_and_woken_is_fenced(machine, url, elsewhere):
         owner.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.parametrize("how", ["stopped", "killed", "stopped, and its successor killed"])
+def test_a_message_stays_with_whoever_may_still_work_on_it(machine, url, elsewhere, how):
+    """An owner that is only silent may go on working on what it has received; one that is dead cannot."""
+    owner = elsewhere(
+        f"""
+        queue = holdfast.open({url!r})
+        queue.put(b"one", durability="fsync")
+        message = queue.get(lease=60)
+        queue.put(b"two", durability="fsync")
+        print("holds it", flush=True)
+        time.sleep(600)
+        """
+    )
+    assert owner.stdout.readline().strip() == "holds it"
+    if how == "killed":
+        owner.kill()
+        owner.wait()
+    else:
+        owner.send_signal(signal.SIGSTOP)
+    try:
+        if how == "stopped, and its successor killed":
+            successor = elsewhere(f"queue = holdfast.open({url!r}); print('open', flush=True); time.sleep(600)")
+            assert successor.stdout.readline().strip() == "open"
+            successor.kill()
+            successor.wait()
+        with holdfast.open(url) as queue:
+            assert drained(queue) == ([b"one", b"two"] if how == "killed" else [b"two"])
+    finally:
+        owner.send_signal(signal.SIGCONT)
+
+
 def test_one_that_waits_takes_over_when_the_owner_closes(machine, url, elsewhere):
     queue = holdfast.open(url)
     queue.put(b"handed over")
@@ -379,9 +411,205 @@ def test_a_server_that_lost_its_folder_is_not_ready_and_says_why(machine, url, t
     asyncio.run(main())
 
 
+def test_a_server_that_lost_its_folder_ends_and_leaves_the_cache_to_others(machine, url, tmp_path):
+    from holdfast.env import real_world
+    from holdfast.server.server import serve
+    from holdfast.settings import BrokerSettings, ServerSettings
+
+    there = BrokerSettings(store_cache_dir=str(tmp_path / "cache"), store_lease_ms=int(LEASE_MS))
+
+    async def main():
+        addresses = []
+        serving = asyncio.create_task(
+            serve(
+                real_world(), url, there, ServerSettings(port=0), ready=addresses.extend,
+                stop_asked=asyncio.Event().wait(),
+            )
+        )  # fmt: skip
+        while not addresses:
+            await asyncio.sleep(0.01)
+        async with holdfast.aio.connect(addresses[0]) as broker:
+            await broker.create_topic("jobs")
+            await broker.publish("jobs", b"one", durability="fsync")
+        await asyncio.to_thread(take_away, url)
+        with pytest.raises(DiskFailed, match=r"no longer owns its folder.*taken over.*Start it again"):
+            await asyncio.wait_for(serving, PATIENCE_S)
+
+    asyncio.run(main())
+    with holdfast.open_broker(url) as broker:  # in the same cache
+        assert broker.group("jobs", "g").receive(timeout=5).body == b"one"
+
+
+def take_away(url):
+    """Become the next owner and let go: as a machine would that has not heard of the owner for too long."""
+    from holdfast.broker.folder.stored import open_store, parse_place
+    from holdfast.env import SystemClock
+    from holdfast.env.chain.chain import Chain, Position, walk
+
+    store, root = open_store(parse_place(url))
+    chain = None
+    while chain is None:
+        at = Position()
+        for header, _ in walk(store, root, at):
+            at = at.after(header)
+        chain = Chain.take_over(store, root, SystemClock(), at=at, writer=os.urandom(16))
+    chain.close()
+    store.close()
+
+
+@pytest.fixture
+def slow_store(machine):
+    """A store in memory that answers nothing while `held` is set."""
+    from holdfast.env.chain import engines
+
+    store, held = engines._memory(engines.parse_place("memory://slow"))[0], threading.Event()
+    create, go_on = store.create, threading.Event()
+
+    def patient(key, content):
+        if held.is_set():
+            go_on.wait(PATIENCE_S)
+        return create(key, content)
+
+    store.create = patient
+    yield held, go_on
+    go_on.set()
+    del engines._memories["memory://slow"]
+
+
+async def turns_while(work, go_on):
+    """How many turns the event loop has while a call waits for the store."""
+    turns, waiting = 0, asyncio.create_task(work)
+    while turns < 20 and not waiting.done():
+        await asyncio.sleep(0.01)
+        turns += 1
+    go_on.set()
+    await asyncio.wait_for(waiting, PATIENCE_S)
+    return turns
+
+
+def test_tasks_that_put_more_than_the_store_takes_do_not_hold_up_the_event_loop(slow_store):
+    held, go_on = slow_store
+
+    async def main():
+        async with holdfast.aio.open("memory://slow") as queue:
+            await queue.put(b"first")  # the first segment begins with a sync
+            held.set()
+
+            async def put():
+                for _ in range(40):
+                    await queue.put(os.urandom(2**20), durability="os")
+
+            assert await turns_while(put(), go_on) == 20
+            assert await queue.qsize() == 41
+
+    asyncio.run(main())
+
+
+def test_a_server_answers_others_while_the_store_takes_no_more(slow_store):
+    from holdfast.env import real_world
+    from holdfast.local.aio.broker import AsyncLocalBrokerPort
+    from holdfast.local.opening import open_broker_port
+    from holdfast.server.server import make_server
+    from holdfast.settings import ServerSettings
+
+    held, go_on = slow_store
+
+    async def main():
+        port = await asyncio.to_thread(open_broker_port, AsyncLocalBrokerPort, "memory://slow")
+        server = make_server(real_world(), port, ServerSettings(port=0))
+        [address] = await server.listen(None)
+        async with holdfast.aio.connect(address) as broker:
+            await broker.create_topic("jobs")
+            await broker.publish("jobs", b"first")
+            held.set()
+
+            async def put():
+                for _ in range(40):
+                    await broker.publish("jobs", os.urandom(2**20), durability="os")
+
+            assert await turns_while(put(), go_on) == 20
+        await server.close()
+
+    asyncio.run(main())
+
+
+def test_what_a_lost_process_may_cost_is_bounded_also_while_objects_are_on_their_way(slow_store):
+    held, go_on = slow_store
+    with holdfast.open("memory://slow") as queue:
+        queue.put(b"first")
+        held.set()
+        chain = queue._port.engine.store
+
+        def put():
+            for _ in range(40):
+                queue.put(os.urandom(2**20), durability="os")
+
+        threads = [threading.Thread(target=put) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        seen, since = 0, time.monotonic()
+        while time.monotonic() - since < 1:
+            seen = max(seen, chain.unsent_bytes)
+            time.sleep(0.01)
+        go_on.set()
+        for thread in threads:
+            thread.join()
+        assert 15 * 2**20 < seen < 20 * 2**20
+
+
 def asked(address, path):
     try:
         with urllib.request.urlopen(address + path, timeout=PATIENCE_S) as answer:
             return json.loads(answer.read())
     except urllib.error.HTTPError as error:
         return json.loads(error.read())
+
+
+def test_status_shows_the_owner_and_a_standby_to_the_owner_and_to_others(
+    machine, url, elsewhere, capsys, monkeypatch, tmp_path
+):
+    from holdfast.cli.main import main
+    from holdfast.env import real_world
+    from holdfast.local.aio.broker import AsyncLocalBrokerPort
+    from holdfast.local.opening import open_broker_port
+    from holdfast.server.server import make_server
+    from holdfast.settings import ServerSettings
+
+    def told(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main(["status", *arguments])
+        assert ended.value.code == 0
+        return capsys.readouterr().out
+
+    async def serve():
+        port = await asyncio.to_thread(open_broker_port, AsyncLocalBrokerPort, url)
+        server = make_server(real_world(), port, ServerSettings(port=0))
+        [address] = await server.listen(None)
+        standby = elsewhere(f"holdfast.open({url!r})")
+        until = time.monotonic() + PATIENCE_S
+        while not (store := (await asyncio.to_thread(asked, address, "/v1/admin/status"))["store"]).get("standbys"):
+            assert time.monotonic() < until
+            await asyncio.sleep(0.1)
+        assert str(os.getpid()) in store["owner"]
+        assert str(standby.pid) in store["standbys"][0]["process"]
+        metrics = await asyncio.to_thread(text_of, address, "/metrics")
+        assert "holdfast_store_standbys 1.0" in metrics
+        assert f"process {standby.pid} on" in await asyncio.to_thread(text_of, address, "/ui/health")
+        assert f"process {standby.pid} on" in await asyncio.to_thread(told, address)
+        monkeypatch.setenv("HOLDFAST_BROKER_STORE_CACHE_DIR", str(tmp_path / "third"))
+        found = json.loads(await asyncio.to_thread(told, url, "--json"))
+        assert str(os.getpid()) in found["owner"]
+        assert str(standby.pid) in found["standbys"][0]["process"]
+        assert found["epoch"] == 1
+        assert f"process {standby.pid} on" in await asyncio.to_thread(told, url)
+        standby.kill()
+        await server.drain()
+        await port.close()
+
+    asyncio.run(serve())
+    assert "none" in told(url)
+
+
+def text_of(address, path):
+    with urllib.request.urlopen(f"{address}{path}", timeout=PATIENCE_S) as answer:
+        return answer.read().decode()

@@ -11,9 +11,9 @@ import pytest
 from holdfast.env import ManualClock, SeededIds, SystemClock
 from holdfast.env.chain.chain import ChainTimes, OwnershipLost
 from holdfast.env.chain.checkpoints import KEPT_NS, checkpoint_key, checkpoints, clean_up, write_checkpoint
-from holdfast.env.chain.engines import MemoryStore, StoreRefused
+from holdfast.env.chain.engines import MemoryStore, StoreRefused, StoreUnreachable
 from holdfast.env.chain.format import BadObject
-from holdfast.env.chain.ownership import ChainFollower, OwnedElsewhere, StoreOwner, take_over
+from holdfast.env.chain.ownership import ChainFollower, OwnedElsewhere, StandbyNote, StoreOwner, standing, take_over
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.env.world import World
 
@@ -267,3 +267,71 @@ def test_the_owner_s_thread_survives_what_nobody_expects(store, caplog):
     owner.keep()
     assert twice.wait(PATIENCE_S)
     owner.close()
+
+
+def standing_by(machines, clock, during):
+    """Wait as a standby until its patience is over; `during` is called in every pause."""
+
+    def pause(event, timeout_s, wait=clock.wait):
+        during()
+        return wait(event, timeout_s)
+
+    machines[1].world.clock.wait = pause
+    with pytest.raises(OwnedElsewhere):
+        machines[1].own(wait_s=30)
+
+
+def test_a_standby_tells_how_far_it_is_and_leaves_nothing_behind(machines, clock, store):
+    owner = machines[0].own()
+    seen = []
+
+    def during():
+        put(owner, "file", str(clock.now_ns()).encode())
+        seen.extend(owner.standbys.read())
+        assert len(list(store.keys("standby/"))) <= 2
+
+    standing_by(machines, clock, during)
+    assert max(each.number for each in seen) > owner.chain.committed - 40
+    assert 0 < max(each.lag_seconds for each in seen) <= ChainTimes().lease_s / 2 + 1
+    assert all(each.lag_objects > 0 for each in seen)
+    assert not list(store.keys("standby/"))
+
+
+def test_anybody_can_see_the_owner_and_the_standbys_in_the_store(machines, clock, store):
+    assert standing(store, "", clock.now_ns()).epoch == 0
+    owner = machines[0].own()
+    found = []
+    standing_by(machines, clock, lambda: (owner.chain.confirm(), found.append(standing(store, "", clock.now_ns()))))
+    last = found[-1]
+    assert (last.epoch, last.objects, len(last.standbys)) == (1, owner.chain.committed, 1)
+    assert last.owner.startswith("process ")
+    write_checkpoint(owner.disk, clock.now_ns())
+    owner.chain.close()
+    assert standing(store, "", clock.now_ns()).owner == ""
+
+
+def test_a_standby_that_was_killed_is_soon_forgotten_and_its_notes_are_cleaned_up(machines, clock, store):
+    owner = machines[0].own()
+    note = StandbyNote(store, "", clock, b"k" * 16, b"{}", 5)
+    note.tell(owner.chain.committed)
+    put(owner, "file")
+    assert len(owner.standbys.read()) == 1
+    clock.advance(seconds=61)
+    owner.chain.confirm()
+    assert owner.standbys.read() == []
+    move_on(owner, clock, store)
+    assert not list(store.keys("standby/"))
+
+
+def test_the_owner_shows_the_last_standbys_known_while_the_store_does_not_answer(machines, clock, store):
+    owner = machines[0].own()
+    StandbyNote(store, "", clock, b"k" * 16, b"{}", 5).tell(owner.chain.committed)
+    before = owner.standbys.read()
+    assert len(before) == 1
+    clock.advance(seconds=5)
+
+    def silent(prefix, after=""):
+        raise StoreUnreachable("gone")
+
+    store.keys = silent
+    assert owner.standbys.read() == before

@@ -1,26 +1,42 @@
-"""Background work of an engine: closing idle topics, visiting closed ones, compacting keys, freeing disk space."""
+"""Background work of an engine: idle and closed topics, key compaction, tiering, disk space."""
 
 from __future__ import annotations
 
 import logging
+import posixpath
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from holdfast.broker.folder.layout import DEAD_SUFFIX, RESERVE, RESERVE_BYTES, TOPICS, check_readable_name
-from holdfast.broker.journal import BEFORE, SNAPSHOT, SnapshotFiles, is_past
+from holdfast.broker.folder.layout import (
+    DEAD_SUFFIX,
+    RESERVE,
+    RESERVE_BYTES,
+    TIER,
+    TOPICS,
+    check_readable_name,
+    is_store,
+    names_in,
+)
+from holdfast.broker.journal import BEFORE, SNAPSHOT, SnapshotFiles
 from holdfast.broker.partition import Partition
+from holdfast.broker.past import is_past
 from holdfast.broker.samples import SAMPLES
 from holdfast.broker.topic import Topic
-from holdfast.errors import Closed, HoldfastError
-from holdfast.storage.files import LOCK, QUARANTINE, index_bases, join
+from holdfast.errors import BadSettings, Closed, HoldfastError
+from holdfast.storage.files import LOCK, QUARANTINE, durable_replace, index_bases, join, read_file
+from holdfast.storage.retention import to_tier
 
 if TYPE_CHECKING:
     from holdfast.broker.engine import BrokerEngine
+    from holdfast.env.chain.disk import ChainDisk
+    from holdfast.env.tier import Stub, TieredDisk
+    from holdfast.settings import QueueSettings
     from holdfast.storage.log import Log
     from holdfast.storage.retention import SegmentFacts
+    from holdfast.storage.segment import Segment
 
 
 logger = logging.getLogger(__name__)
@@ -92,12 +108,13 @@ class Sweep:
             with engine.using(name) as topic:
                 topic.tick()
                 topic.retain()
+                engine.tiering.visit(topic)
                 engine.space.tick(everything=True)
             engine.close_idle()
         except HoldfastError as error:  # deleted meanwhile, or damaged: then its users get the error
             if engine.closed:
                 return
-            logger.warning("a closed topic could not be looked at", extra={"topic": name, "error": str(error)})
+            logger.warning("a closed topic could not be checked", extra={"topic": name, "error": str(error)})
 
 
 # Key compaction, on its own thread: it reads a lot, and leases must not wait for it.
@@ -106,31 +123,51 @@ class Sweep:
 _LOOK_AGAIN_MS: Final = 60_000
 
 
-class Cleaner:
-    """Compacts open topics with `cleanup` other than "delete", after segments were sealed or tombstones expired."""
+class Rounds:
+    """Goes round the open topics on a thread of its own. One that fails does not keep the others from their turn."""
+
+    failure = ""
 
     def __init__(self, engine: BrokerEngine) -> None:
         self._engine = engine
         self.folder = engine.folder
         self.on_attention: Callable[[], None] = lambda: None
         self.before_close: Callable[[], None] = lambda: None
-        self._done: dict[str, tuple[int, int]] = {}  # topic -> (`_sealed` at its last compaction, time of it)
 
     def tick(self) -> int | None:
-        """Compact what is due; returns in how many ms to call again."""
+        """Visit every open topic; returns in how many ms to call again."""
         self._engine.check_open()
         for topic in self._engine.open_topics():
-            if topic.settings.cleanup != "delete":
-                try:
-                    if self._is_due(topic):
-                        self._compact(topic)
-                except (HoldfastError, OSError) as error:
-                    if self._engine.closed:
-                        raise Closed(str(error)) from error
-                    if topic.closed:
-                        continue  # closed meanwhile, which explains the error
-                    logger.warning("key compaction failed", extra={"topic": topic.name, "error": str(error)})
+            try:
+                self.visit(topic)
+            except (HoldfastError, OSError) as error:
+                if self._engine.closed:
+                    raise Closed(str(error)) from error
+                if topic.closed:
+                    continue  # closed meanwhile, which explains the error
+                logger.warning(self.failure, extra={"topic": topic.name, "error": str(error)})
         return _LOOK_AGAIN_MS
+
+    def visit(self, topic: Topic) -> None:
+        """Do what is due in a topic."""
+        raise NotImplementedError
+
+    def _now_ms(self) -> int:
+        return self._engine.world.clock.now_ns() // 1_000_000
+
+
+class Cleaner(Rounds):
+    """Compacts open topics with `cleanup` other than "delete", after segments were sealed or tombstones expired."""
+
+    failure = "key compaction failed"
+
+    def __init__(self, engine: BrokerEngine) -> None:
+        super().__init__(engine)
+        self._done: dict[str, tuple[int, int]] = {}  # topic -> (`_sealed` at its last compaction, time of it)
+
+    def visit(self, topic: Topic) -> None:
+        if topic.settings.cleanup != "delete" and self._is_due(topic):
+            self._compact(topic)
 
     def _is_due(self, topic: Topic) -> bool:
         sealed, at_ms = self._done.get(topic.name, (-1, 0))
@@ -142,13 +179,164 @@ class Cleaner:
             if held is topic:
                 topic.compact_keys()
 
-    def _now_ms(self) -> int:
-        return self._engine.world.clock.now_ns() // 1_000_000
-
 
 def _sealed(topic: Topic) -> int:
     """A number that changes whenever a segment of any partition is sealed."""
     return sum(segments[-1].base_offset for p in topic.partitions if (segments := p.log.segments()))
+
+
+# Tiering: sealed segments leave the disk for a store, by the settings of their topic, and are fetched when they are
+# read (`env/tier`). Objects go when no stub names them any more. That is found out by listing both, objects first, so
+# that it does not matter where a crash came in between. Their keys begin with an id that was drawn for this folder, and
+# is not part of a backup: another folder that uses the same store never takes these objects for its own.
+
+
+_TIER_ID: Final = "id"
+_LIST_UNUSED_NS: Final = 3600 * 1_000_000_000
+
+
+class Tiering(Rounds):
+    """Moves segments out, and removes objects that are not needed any more. Only the folder's owner does."""
+
+    failure = "segments could not be moved to the store: they stay on the disk, and are tried again"
+
+    def __init__(self, engine: BrokerEngine) -> None:
+        super().__init__(engine)
+        self._place = engine.settings.tier
+        self._chain: ChainDisk | None = None
+        if self._place is not None and (not is_store(self._place) or self._place.startswith("memory:")):
+            raise BadSettings(
+                f"tier={self._place.partition('?')[0]!r} cannot be used: give the URL of a store that lasts, such as "
+                "s3://bucket/name"
+            )
+        self._cache = join(engine.folder, TIER)
+        self._moving = threading.Lock()
+        self._id = ""
+        self._started = self._cache_limited = False
+        self._places: set[str] = set() if self._place is None else {self._place}
+        self._listed = (-1, 0)  # how many stubs had gone when unused objects were last removed, and when that was
+        self.moved_bytes = 0
+
+    def use_chain(self, url: str, disk: ChainDisk) -> None:
+        """Take what checkpoints have stored for the tier: the folder lives in a store itself."""
+        self._place, self._chain = url, disk
+        self._cache = join(posixpath.dirname(self._engine.folder), TIER)
+
+    def end(self) -> None:
+        """Stop the thread, and close the connections."""
+        self.before_close()
+        if self._engine.world.tier is not None:
+            self._engine.world.tier.let_go()
+
+    def is_wanted(self, topic: Topic) -> bool:
+        """Whether the topic is the first that needs the thread. Called with the engine's lock held."""
+        wanted = not self._started and (topic.settings.is_tiered or self._engine.settings.tier is not None)
+        self._started = self._started or wanted
+        return wanted
+
+    def check(self, settings: QueueSettings) -> None:
+        """Raise BadSettings if segments are to leave and there is no place for them."""
+        if settings.is_tiered and self._place is None:
+            raise BadSettings(
+                "tier_after_ms and tier_after_bytes need a store for the segments: set tier in [broker] of the "
+                "settings file, or HOLDFAST_BROKER_TIER, for example to s3://bucket/name"
+            )
+
+    def tick(self) -> int | None:
+        """Move what is due, and remove unused objects; returns in how many ms to call again."""
+        super().tick()
+        try:
+            self.remove_unused()
+        except (HoldfastError, OSError) as error:
+            logger.warning("unused objects stay in the store", extra={"folder": self.folder, "error": str(error)})
+        return min(_LOOK_AGAIN_MS, self._engine.settings.topic.retention_check_ms)
+
+    def visit(self, topic: Topic) -> None:
+        """Move the segments of a topic that are beyond its limits."""
+        tier, settings = self._engine.world.tier, topic.settings
+        if tier is None or self._place is None or not settings.is_tiered:
+            return
+        with self._moving, self._engine.using(topic.name) as held:
+            if held is not topic:
+                return
+            for number, partition in enumerate(topic.partitions):
+                log = partition.log
+                for facts in to_tier(log.segments(), settings, now_ns=self._engine.world.clock.now_ns()):
+                    if self._engine.closed or topic.closed:
+                        return
+                    self._move(tier, log, facts, f"{topic.name}-{number}")
+
+    def _move(self, tier: TieredDisk, log: Log, facts: SegmentFacts, name: str) -> None:
+        segment = log.sealed(facts.base_offset)
+        key = None if segment is None else self._key(segment, name)
+        if segment is None or key is None or facts.next_offset > log.synced_end:
+            return
+        rewrites, place = segment.rewrites, str(self._place)
+        self._limit_cache(tier)
+        tier.store(segment.path, place=place, key=key, cache=self._cache, is_there=self._chain is not None)
+        if not log.keeping(segment, rewrites, tier.put_stub):
+            tier.forget_stub(segment.path)
+            return
+        tier.sync_folder(log.folder)
+        if log.keeping(segment, rewrites, tier.drop):
+            self.moved_bytes += facts.bytes
+            logger.info("segment moved to the store", extra={"segment": segment.path, "bytes": facts.bytes})
+
+    def _key(self, segment: Segment, name: str) -> str | None:
+        """Return the key of a segment's object; None if it cannot be moved yet: no checkpoint has it."""
+        if self._chain is None:
+            return f"{TIER}/{self._folder_id()}-{name}-{segment.base_offset:020}-{self._random()}"
+        digest = self._chain.files.digests.get(segment.path.removeprefix(f"{self._engine.folder}/"))
+        return None if digest is None else f"content/{digest}"
+
+    def _limit_cache(self, tier: TieredDisk) -> None:
+        if not self._cache_limited:
+            tier.limit_cache(self._cache, self._engine.settings.tier_cache_bytes)
+            self._cache_limited = True
+
+    def _folder_id(self) -> str:
+        if not self._id:
+            disk = self._engine.world.disk
+            known = read_file(disk, join(self._cache, _TIER_ID))
+            if known is None:
+                disk.make_folder(self._cache)
+                known = self._random().encode()
+                durable_replace(disk, self._cache, _TIER_ID, known)
+            self._id = known.decode()
+        return self._id
+
+    def _random(self) -> str:
+        return self._engine.world.ids.random_bytes(8).hex()
+
+    def remove_unused(self) -> int:
+        """Remove objects of this folder that no stub names; returns how many. Raises OSError if that cannot be told."""
+        world = self._engine.world
+        tier, now_ns = world.tier, world.clock.monotonic_ns()
+        removed, at_ns = self._listed
+        if tier is None or self._chain is not None or not world.disk.exists(join(self._cache, _TIER_ID)):
+            return 0
+        if removed == tier.removed and now_ns - at_ns < _LIST_UNUSED_NS:
+            return 0
+        with self._moving:
+            removed, prefix = tier.removed, f"{TIER}/{self._folder_id()}-"
+            found = {place: tier.objects(place, prefix) for place in self._places}
+            used = set()
+            for stub in self._stubs(tier):
+                used.add((stub.place, stub.key))
+                self._places.add(stub.place)
+            unused = [(place, key) for place, keys in found.items() for key in keys if (place, key) not in used]
+            for place, key in unused:
+                tier.remove_object(place, key)
+        self._listed = removed, now_ns
+        return len(unused)
+
+    def _stubs(self, tier: TieredDisk) -> Iterator[Stub]:
+        for topic in names_in(self._engine.world, join(self.folder, TOPICS)):
+            parts = join(join(self.folder, TOPICS), topic)
+            for number in tier.names(parts) if tier.is_folder(parts) else ():
+                folder = f"{parts}/{number}/log"
+                if number.isdecimal() and tier.is_folder(folder):
+                    yield from tier.stubs(folder).values()
 
 
 # Disk space: when the disk runs out, done messages are removed before a new message is refused.
@@ -168,7 +356,7 @@ def _sealed(topic: Topic) -> int:
 #     tails      blocks that logs have reserved for messages to come
 #     indexes    of segments; they are made anew
 #     notes      in lock files, about who holds the lock
-#     samples    for charts; they begin anew
+#     samples    for charts; they start over
 #     past       events of journals that were trimmed: the history of settled messages
 #     before     snapshots that are kept in case the newest is damaged, if it is whole
 #
@@ -261,7 +449,7 @@ class Space:
             return False  # there is no reserve
         if not self._told:
             self._told = True
-            logger.warning("the disk is full: its reserve is used", extra={"folder": self._engine.folder, "left": left})
+            logger.warning("the disk is full: using its reserve", extra={"folder": self._engine.folder, "left": left})
         return True
 
     def _give_up(self, urgent_bytes: int) -> bool:
@@ -275,7 +463,7 @@ class Space:
                     break
         if given:
             facts = {"folder": self._engine.folder, "bytes": given}
-            logger.warning("the disk is full: what can be done without is given up", extra=facts)
+            logger.warning("the disk is full: removing files that can be rebuilt", extra=facts)
             self._fill()
             self._release(urgent_bytes)
         return given > 0
@@ -457,18 +645,30 @@ class TopicLocks:
 class Using:
     """Keeps a topic open during a block. Not a generator, because it is used for every call."""
 
-    __slots__ = ("__weakref__", "_hold", "_name", "_topic")
+    __slots__ = ("__weakref__", "_enter_open", "_hold", "_name", "_topic")
 
-    def __init__(self, hold: Callable[[str, object], Topic], name: str) -> None:
+    def __init__(
+        self, enter_open: Callable[[str], Topic | None], hold: Callable[[str, object], Topic], name: str
+    ) -> None:
+        self._enter_open = enter_open
         self._hold = hold
         self._name = name
+        self._topic: Topic | None = None
 
     def __enter__(self) -> Topic:
-        self._topic = topic = self._hold(self._name, self)
+        topic = self._topic = self._enter_open(self._name)
+        if topic is None:
+            topic = self._hold(self._name, self)
+            topic.users += 1
+            self._topic = topic
         return topic
 
     def __exit__(self, *exc: object) -> None:
-        self._topic.holders.discard(self)
+        topic, self._topic = self._topic, None
+        if topic is not None:
+            topic.users -= 1
+
+    __del__ = __exit__  # a signal handler may raise before the exit has begun
 
 
 class ReadableTopic:

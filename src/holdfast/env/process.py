@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import logging  # noqa: F401  what it does at a fork has to be registered before ours
 import os
 import resource
@@ -15,6 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 from weakref import WeakSet, ref
 
@@ -38,6 +40,15 @@ def environment() -> Mapping[str, str]:
 def set_variable(name: str, value: str) -> None:
     """Set a variable for this process and those it starts."""
     os.environ[name] = value
+
+
+@cache
+def skip_modules_in_collections() -> None:
+    """Take what is loaded now out of all later garbage collections, once for a process.
+
+    Spark's workers collect all garbage after every task. With Arrow, numpy and Spark loaded that takes 40 ms.
+    """
+    gc.freeze()
 
 
 # Stands for "no limit"; a number that nobody reaches.

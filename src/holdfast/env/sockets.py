@@ -203,6 +203,12 @@ def sent_now(connection: socket.socket, content: bytes) -> int:
         return 0
 
 
+def interrupt(connection: socket.socket) -> None:
+    """End the receive that another thread is waiting in. Closing the socket would not: the kernel keeps it open."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
 def has_ended(connection: socket.socket) -> bool:
     """Whether an idle connection is of no more use: the peer has closed it, or sent something unasked."""
     poll = select.poll()

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakValueDictionary
 
 from holdfast.env.disk import Disk, File, file_facts
+from holdfast.env.tier import TieredFile
 
 if TYPE_CHECKING:
     from holdfast.env.world import Clock
@@ -103,7 +104,7 @@ class FolderCapture:
         else:
             file = self._disk.open(place)
             try:
-                found = CapturedFile(path, place, file.size(), ())
+                found = CapturedFile(path, place, file.size(), file.stamp if isinstance(file, TieredFile) else ())
                 if read_now:
                     found.content = file.read(0, found.size)
             finally:
@@ -225,7 +226,7 @@ class Standstill:
             if not lock.acquire(timeout=_TRY_S):
                 return None
             letting_go.callback(lock.release)
-        letting_go.callback(self._let_go)
+        letting_go.callback(self._release)
         with self._changed:
             self._held = True
             if not self._changed.wait_for(lambda: not self._moving, _TRY_S):
@@ -236,7 +237,7 @@ class Standstill:
         with self._changed:
             return list(self._writers.values())
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         with self._changed:
             self._held = False
             self._changed.notify_all()

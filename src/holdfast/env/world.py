@@ -23,6 +23,7 @@ import msgspec
 from holdfast.env.disk import Descriptor, Disk, RealDisk
 from holdfast.env.process import OpenFiles, asyncio, ctypes
 from holdfast.env.standstill import Standstill, StillDisk
+from holdfast.env.tier import TieredDisk
 
 
 class MakeSpace(Protocol):
@@ -66,7 +67,7 @@ class FolderWatch(Protocol):
 
 def no_watch() -> FolderWatch:
     """Raise WatchRefused: for simulations that do not bring a watch of their own."""
-    raise WatchRefused("nothing here tells of changes")
+    raise WatchRefused("changes cannot be watched here")
 
 
 class World(msgspec.Struct, frozen=True):
@@ -78,15 +79,19 @@ class World(msgspec.Struct, frozen=True):
     watch: Callable[[], FolderWatch] = no_watch  # raises WatchRefused if there is none: callers poll instead
     open_files: OpenFiles = msgspec.field(default_factory=OpenFiles)  # of all logs that share this world
     still: Standstill = msgspec.field(default_factory=Standstill)  # of all logs that share this world
+    # A process that owned the folder until then, in ms since 1970, was not heard of any more, and may still be at work.
+    doubted_ms: int = 0
     make_space: MakeSpace = no_space
     # Called after something was freed on a full disk: keeps it for what must continue there, before others take it.
     # Returns how many bytes are kept for that.
     put_aside: Callable[[], int] = nothing_aside
+    tier: TieredDisk | None = None  # the part of the disk that knows which files are in a store
 
 
 def real_world() -> World:
     """Return this machine's clock, disk and ids."""
-    return World(clock=SystemClock(), disk=RealDisk(), ids=SystemIds(), watch=InotifyWatch)
+    disk = TieredDisk(RealDisk(), read_ahead=True)
+    return World(clock=SystemClock(), disk=disk, ids=SystemIds(), watch=InotifyWatch, tier=disk)
 
 
 def still_world(world: World, **changes: object) -> World:

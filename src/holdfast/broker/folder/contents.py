@@ -559,8 +559,8 @@ class Catalog:
         """Create a topic with its settings, atomically."""
         if name in self:
             raise TopicExists(
-                f"there is a topic {name} in {self._root} already; alter it, choose another name, or say exist_ok=True "
-                "where that is fine"
+                f"there is a topic {name} in {self._root} already; alter it, choose another name, or pass "
+                "exist_ok=True if that is fine"
             )
         self.tidy(name)  # otherwise it would inherit the dead letters of a deleted topic of this name
         disk = self._world.disk

@@ -10,15 +10,16 @@ import msgspec
 
 from holdfast.checksum import crc32c
 from holdfast.env import World
-from holdfast.errors import ChecksumMismatch, InvalidRequest
+from holdfast.errors import ChecksumMismatch, InvalidRequest, NotAQueue
 from holdfast.later import pattern
-from holdfast.storage.files import join, read_file
+from holdfast.storage.files import LOCK, join, read_file
 
 TOPICS: Final = "topics"
 GROUPS: Final = "groups"
 LOCKS: Final = "locks"
 RESERVE: Final = "reserve"
 RESERVE_BYTES: Final = 1024 * 1024
+TIER: Final = "tier"  # segments that were fetched from the store that they have moved to
 OWNER_SOCKET: Final = "owner.sock"  # where other processes connect to the owner of a data folder
 QUERIES: Final = "queries"
 STAGING: Final = "staging"
@@ -228,3 +229,19 @@ def short_reserve(world: World, folder: str) -> str | None:
         f"{path} has {size:,} of {RESERVE_BYTES:,} bytes, because the disk is or was full: new messages are refused. "
         f"Handle messages, or free at least {2 * RESERVE_BYTES:,} bytes on this disk; the owner then fills it up again"
     )
+
+
+def check_folder(world: World, folder: str, *, create: bool) -> None:
+    """Raise NotAQueue unless the folder is new, empty or a data folder: never write among other files."""
+    there = world.disk.exists(folder)
+    names = [name for name in world.disk.names(folder) if name not in (LOCK, OWNER_SOCKET)] if there else []
+    if TOPICS in names:
+        return
+    if not create:
+        raise NotAQueue(
+            f"{folder} {'holds no queue' if there else 'does not exist'}; open it with create=True to make one"
+        )
+    if names:
+        raise NotAQueue(
+            f"{folder} holds other files ({', '.join(names[:3])}, ...) and no queue; choose a new or empty folder"
+        )

@@ -1,4 +1,4 @@
-"""A data folder that lives in a store: which places are stores, where the local copy is, and becoming its owner."""
+"""A data folder that lives in a store: where the local copy is, and becoming its owner."""
 
 from __future__ import annotations
 
@@ -7,73 +7,49 @@ import posixpath
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from importlib.util import find_spec
-from typing import Any, Final, TypeAlias
-from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
-from holdfast.broker.folder.layout import OWNER_SOCKET, RESERVE, STORE_MARK, is_store
+from holdfast.broker.folder.layout import OWNER_SOCKET, RESERVE, STORE_MARK, TIER, is_store
 from holdfast.env import World
 from holdfast.env.chain.chain import ChainTimes, key_of
-from holdfast.env.chain.checkpoints import checkpoints
-from holdfast.env.chain.engines import FolderStore, MemoryStore, Store, StoreRefused, StoreUnreachable
+from holdfast.env.chain.checkpoints import KEPT_NS, LeftInStore, checkpoints
+from holdfast.env.chain.engines import (
+    Store,
+    StorePlace,
+    StoreRefused,
+    StoreUnreachable,
+    open_store,
+    parse_place,
+    store_advice,
+)
 from holdfast.env.chain.format import BadObject
-from holdfast.env.chain.ownership import ChainFollower, OwnedElsewhere, StoreOwner, take_over
+from holdfast.env.chain.ownership import (
+    ChainFollower,
+    OwnedElsewhere,
+    StoreOwner,
+    StoreStanding,
+    process_text,
+    standing,
+    take_over,
+)
 from holdfast.env.disk import FolderLock
 from holdfast.env.process import environment, is_alive, process_space
-from holdfast.errors import Busy, CorruptData, DiskFailed, InvalidRequest, NotFound, NotInstalled
+from holdfast.errors import BadSettings, Busy, CorruptData, DiskFailed, NotFound
 from holdfast.settings import BrokerSettings
-from holdfast.storage.files import LOCK, durable_replace, open_error, take_lock
+from holdfast.storage.files import LOCK, durable_replace, open_error, read_file, take_lock
 
 # What holds for one process on one machine, and for no copy elsewhere.
 _UNRECORDED: Final = frozenset({LOCK, OWNER_SOCKET, RESERVE})
 _CACHE: Final = "XDG_CACHE_HOME"
-_MOST_NAME_BYTES: Final = 200  # a name in a folder may have 255, and some get a suffix
 _SECRETS: Final = frozenset({"password", "sslpassword"})
 # The same URL means different stores depending on these. Two of them must not share a copy, or an owner.
 _ELSEWHERE: Final = {
     "s3": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3"),
     "az": ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT"),
 }
-_memories: Final[dict[str, MemoryStore]] = {}
-
-
-class StorePlace(msgspec.Struct, frozen=True):
-    """A place in a store: its URL, which may hold a password, the same for people, and the name of the folder there."""
-
-    url: str
-    shown: str
-    name: str
-
-    def __repr__(self) -> str:
-        return f"StorePlace({self.shown!r})"
-
-
-def parse_place(url: str) -> StorePlace:
-    """Parse the URL of a folder in a store; raises InvalidRequest."""
-    try:
-        parts = urlsplit(url)
-    except ValueError as error:
-        raise InvalidRequest(f"{url.partition('://')[0]}://... is not a place in a store: {error}") from None
-    user, _, host = parts.netloc.rpartition("@")
-    shown = f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
-    path = unquote(parts.path).strip("/")
-    names = path.split("/") if path else []
-    name = names[-1] if names else host
-    wrong = f"{shown!r} is not a place in a store: "
-    # The name is that of a folder in the cache, which is emptied: it must not be one that leads elsewhere.
-    if (
-        any(each in ("", ".", "..") for each in [*names, name])
-        or "\0" in path
-        or bool(host) == (parts.scheme == "file")
-    ):
-        raise InvalidRequest(wrong + _EXAMPLES[parts.scheme])
-    if len(name.encode()) > _MOST_NAME_BYTES:
-        raise InvalidRequest(f"{wrong}its name has more than {_MOST_NAME_BYTES} bytes")
-    if parts.scheme != "postgresql" and (user or parts.query or parts.fragment):
-        raise InvalidRequest(f"{wrong}keys and options are not part of it, they come from the environment")
-    return StorePlace(url=url.rstrip("/"), shown=shown, name=name)
 
 
 def shown_place(place: str) -> str:
@@ -118,18 +94,97 @@ def refreshed_copy(url: str, settings: BrokerSettings, world: World) -> str:
     return folder
 
 
+def _left(place: StorePlace, world: World, folder: str) -> LeftInStore | None:
+    """Have segments that are in the store stay there until they are read; their cache is beside the copy."""
+    cache = posixpath.join(posixpath.dirname(folder), TIER)
+    return None if world.tier is None else LeftInStore(world.tier, place.url, cache)
+
+
+class ChainSnapshot(msgspec.Struct, frozen=True):
+    """A folder in a store as of a number of its chain. It does not change, so any process may read it."""
+
+    folder: str
+    number: int
+
+
+def snapshot(url: str, settings: BrokerSettings, world: World, number: int | None = None) -> ChainSnapshot:
+    """Give the folder as of a number, or as it is now; segments are fetched when they are read.
+
+    Those of the last hour are kept, beside the copy that an owner would use: what they refer to is in the store for as
+    long.
+    """
+    place = parse_place(url)
+    above = f"{posixpath.dirname(cache_folder(place, settings))}-snapshots"
+    with _translated(place):
+        if number is not None and world.disk.exists(f"{above}/{number}"):
+            return ChainSnapshot(f"{above}/{number}/{place.name}", number)
+        world.disk.make_folder(above)
+        lock = _patient_lock(world, above)
+    store, root = open_store(place)
+    try:
+        with _translated(place):
+            _remove_old(world, above)
+            building = f"{above}/{_BUILDING}"
+            _remove_tree(world, building)
+            folder = f"{building}/{place.name}"
+            reached = follow_into(place, store, root, world, folder, number=number, leave=_left(place, world, building))
+            durable_replace(world.disk, building, _TAKEN, str(world.clock.now_ns()).encode())
+            if not world.disk.exists(f"{above}/{reached}"):
+                world.disk.rename(building, f"{above}/{reached}")
+    finally:
+        store.close()
+        lock.release()
+    return ChainSnapshot(f"{above}/{reached}/{place.name}", reached)
+
+
+_BUILDING: Final = "building"
+_TAKEN: Final = "taken"
+_LOCK_S: Final = 120
+
+
+def _patient_lock(world: World, folder: str) -> FolderLock:
+    """Wait while another process takes a snapshot; raises Busy if that takes too long."""
+    until_ns = world.clock.monotonic_ns() + _LOCK_S * 1_000_000_000
+    while True:
+        try:
+            return take_lock(world, folder)
+        except Busy:
+            if world.clock.monotonic_ns() >= until_ns:
+                raise
+            world.clock.wait(threading.Event(), 0.05)
+
+
+def _remove_old(world: World, above: str) -> None:
+    for name in world.disk.names(above):
+        taken = read_file(world.disk, f"{above}/{name}/{_TAKEN}") if name.isdecimal() else None
+        if taken is not None and world.clock.now_ns() - int(taken) > KEPT_NS:
+            _remove_tree(world, f"{above}/{name}")
+
+
+def _remove_tree(world: World, folder: str) -> None:
+    if not world.disk.exists(folder):
+        return
+    for name in world.disk.names(folder):
+        path = f"{folder}/{name}"
+        if world.disk.is_folder(path):
+            _remove_tree(world, path)
+        else:
+            world.disk.remove(path)
+    world.disk.remove_folder(folder)
+
+
 _TRIES: Final = 5
 
 
 def follow_into(
     place: StorePlace, store: Store, root: str, world: World, folder: str, *,
-    number: int | None = None, until_ns: int | None = None,
+    number: int | None = None, until_ns: int | None = None, leave: LeftInStore | None = None,
 ) -> int:  # fmt: skip
     """Make the folder what the chain says, to its end or as of a number or a time; returns the number reached.
 
     Raises NotFound if the chain does not go there, or no longer goes back so far.
     """
-    follower = ChainFollower(store, root, world, folder, number=number, until_ns=until_ns)
+    follower = ChainFollower(store, root, world, folder, number=number, until_ns=until_ns, leave=leave)
     with _translated(place):
         try:
             for tries in range(1, _TRIES + 1):
@@ -171,22 +226,11 @@ def _translated(place: StorePlace) -> Iterator[None]:
         busy.is_elsewhere = True
         raise busy from None
     except (StoreRefused, StoreUnreachable) as error:
-        raise DiskFailed(f"{place.shown} cannot be opened: {error}{_advice(place)}") from error
+        raise DiskFailed(f"{place.shown} cannot be opened: {error}{store_advice(place)}") from error
     except OSError as error:
         raise open_error(f"the local copy of {place.shown}", error) from error
     except BadObject as error:
         raise CorruptData(f"{place.shown} cannot be opened: {error}. Restore it from a copy") from error
-
-
-def open_store(place: StorePlace) -> tuple[Store, str]:
-    """Return the store, and the start of all keys in it. Raises NotInstalled, or InvalidRequest."""
-    scheme = place.url.partition("://")[0]
-    try:
-        return _ENGINES[scheme](place)
-    except StoreRefused as error:
-        raise InvalidRequest(f"{place.shown} cannot be opened: {error}{_advice(place)}") from error
-    except StoreUnreachable as error:
-        raise DiskFailed(f"{place.shown} cannot be opened: {error}{_advice(place)}") from error
 
 
 def is_chain(place: StorePlace) -> bool:
@@ -196,18 +240,27 @@ def is_chain(place: StorePlace) -> bool:
         return any(next(store.keys(f"{root}{part}/"), None) is not None for part in ("chain", "checkpoint"))
 
 
-def _advice(place: StorePlace) -> str:
-    needed = _KEYS.get(place.url.partition("://")[0])
-    return "" if needed is None else f". See that the environment has what it needs: {needed}"
+def store_standing(url: str, world: World) -> StoreStanding:
+    """Return who owns a folder in a store, and who stands by, as the store tells; raises NotFound if there is none."""
+    place = parse_place(url)
+    store, root = open_store(place)
+    with closing(store), _translated(place):
+        found = standing(store, root, world.clock.now_ns())
+    if not found.epoch:
+        raise NotFound(f"there is no queue in {place.shown}; `holdfast put` makes one")
+    return found
 
 
 def own_stored(
-    place: StorePlace, settings: BrokerSettings, world: World, copy: str | None = None
+    url: str, settings: BrokerSettings, world: World, copy: str | None = None
 ) -> tuple[str, World, StoreOwner, Callable[[], None]]:
     """Become the owner of a folder in a store; returns its local copy, a world with its disk, and how to let go.
 
     The copy is `copy` if that is known already. Raises Busy if another process owns it and goes on doing so.
     """
+    place = parse_place(url)
+    if settings.tier is not None:
+        raise BadSettings(f"tier cannot be set for {place.shown}: a folder in a store is its own tier. Leave it out")
     store, root = open_store(place)
     known = copy is not None and posixpath.basename(copy) == place.name
     folder = posixpath.abspath(copy) if known and copy is not None else cache_folder(place, settings)
@@ -220,10 +273,11 @@ def own_stored(
                 store, root, world, folder,
                 unrecorded=_UNRECORDED, times=times, wait_s=settings.store_wait_ms / 1000,
                 note=process_facts(world), is_dead=lambda note: has_ended(world, note),
+                leave=_left(place, world, folder) if settings.tiers else None,
             )  # fmt: skip
         undoing.callback(owner.close)
         give_up = undoing.pop_all().close
-    return folder, msgspec.structs.replace(world, disk=owner.disk), owner, give_up
+    return folder, msgspec.structs.replace(world, disk=owner.disk, doubted_ms=owner.doubted_ms), owner, give_up
 
 
 def process_facts(world: World) -> dict[str, Any]:
@@ -240,64 +294,7 @@ def has_ended(world: World, note: Mapping[str, Any]) -> bool:
 
 
 def _owned(place: StorePlace, note: Mapping[str, Any]) -> str:
-    who = f"process {note['pid']} on {note['host']}" if "pid" in note and "host" in note else "another process"
     return (
-        f"{place.shown} is owned by {who}, which is alive; one process owns a folder at a time. Connect to its server, "
-        "or wait longer for it to end (store_wait_ms)"
+        f"{place.shown} is owned by {process_text(note)}, which is alive; one process owns a folder at a time. "
+        "Connect to its server, or wait longer for it to end (store_wait_ms)"
     )
-
-
-def _memory(place: StorePlace) -> tuple[Store, str]:
-    return _memories.setdefault(place.shown, MemoryStore(place.shown)), ""
-
-
-def _folder(place: StorePlace) -> tuple[Store, str]:
-    return FolderStore(posixpath.abspath(unquote(urlsplit(place.url).path))), ""
-
-
-def _object_store(place: StorePlace) -> tuple[Store, str]:
-    _require("obstore", "stores", place)
-    from holdfast.env.chain.services import ObjectStoreEngine
-
-    return ObjectStoreEngine(place.url, place.shown), ""
-
-
-def _postgres(place: StorePlace) -> tuple[Store, str]:
-    _require("psycopg", "postgres", place)
-    from holdfast.env.chain.services import PostgresStore
-
-    parts = urlsplit(place.url)
-    database, _, root = parts.path.strip("/").partition("/")
-    if not database or not root:
-        raise InvalidRequest(f"{place.shown} is not a place in a store: {_EXAMPLES['postgresql']}")
-    url = urlunsplit(("postgresql", parts.netloc, f"/{database}", parts.query, ""))
-    return PostgresStore(url, place.shown), f"{unquote(root)}/"
-
-
-def _require(package: str, extra: str, place: StorePlace) -> None:
-    if find_spec(package) is None:
-        raise NotInstalled(f"{place.shown} needs the package {package}: pip install 'holdfast[{extra}]'")
-
-
-_Opener: TypeAlias = Callable[[StorePlace], tuple[Store, str]]
-_ENGINES: Final[dict[str, _Opener]] = {
-    "s3": _object_store,
-    "az": _object_store,
-    "gs": _object_store,
-    "postgresql": _postgres,
-    "file": _folder,
-    "memory": _memory,
-}
-_KEYS: Final = {
-    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, and AWS_ENDPOINT_URL unless it is Amazon's",
-    "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
-}
-_EXAMPLES: Final = {
-    "s3": "give s3://bucket/name",
-    "az": "give az://container/name",
-    "gs": "give gs://bucket/name",
-    "postgresql": "give postgresql://host/database/name",
-    "file": "give file:///folder/name",
-    "memory": "give memory://name",
-}

@@ -26,7 +26,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Final, TypeVar
 
@@ -34,6 +34,7 @@ import msgspec
 
 from holdfast.env.chain.engines import Store, StoreRefused, StoreUnreachable
 from holdfast.env.chain.format import BadObject, ChangeBatch, ObjectHeader, ObjectKind, decode, encode
+from holdfast.env.process import asyncio
 from holdfast.env.threads import DaemonThreads
 from holdfast.env.world import Clock
 
@@ -41,7 +42,8 @@ WINDOW: Final = 8  # objects in flight
 _READ_AHEAD: Final = 32
 _RETRY_S: Final = 0.05
 _SEND_BYTES: Final = 64 * 1024  # worth an object of its own while others are in flight
-_MOST_WAITING_BYTES: Final = 16 * 1024 * 1024  # what may be lost with this process is bounded
+_SOON_BYTES: Final = 1024 * 1024  # sent at once, also if nobody waits, so that few ever have to
+_MOST_UNSENT_BYTES: Final = 16 * 1024 * 1024  # what may be lost with this process is bounded
 _NS: Final = 1_000_000_000
 
 _Answer = TypeVar("_Answer")
@@ -73,6 +75,15 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
             writer=header.writer,
             is_closed=header.kind == ObjectKind.CLOSED,
         )
+
+
+class Standby(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that waits to take over. It has all objects before `number`, and by now perhaps more."""
+
+    process: str
+    number: int
+    lag_objects: int  # at most
+    lag_seconds: float  # the age of the oldest object that it is not known to have
 
 
 def key_of(root: str, number: int) -> str:
@@ -143,6 +154,7 @@ class Chain:
         self._next = at.number
         self._committed = at.number  # all objects before it exist
         self._in_flight: dict[int, bytes] = {}
+        self._in_flight_bytes = 0
         self._orphans: list[int] = []  # in flight, and the thread that created them was interrupted
         self._created: dict[int, tuple[int, int]] = {}  # beyond a gap, and when each was sent, by both clocks
         self._sent_ns = 0
@@ -150,8 +162,11 @@ class Chain:
         self._confirmed_at_ns = clock.now_ns()  # the same by the wall clock, which does not stop with the machine
         self._waiting_since_ns: int | None = None
         self._failure: OwnershipLost | None = None
+        self.urgent = threading.Event()  # there is something for `tick` to do
+        self.on_failure: Callable[[], None] = lambda: None  # called once, by any thread
         self.bytes_sent = 0
         self.note = b""  # what this owner says about itself
+        self.standbys: Callable[[], list[Standby]] = list  # who waits to take over
 
     # Fencing
 
@@ -195,7 +210,7 @@ class Chain:
     def unsent_bytes(self) -> int:
         """What the store does not have yet, and would be lost with this process."""
         with self.lock:
-            return self.batch.bytes + sum(len(content) for content in self._in_flight.values())
+            return self.batch.bytes + self._in_flight_bytes
 
     @property
     def failure(self) -> OSError | None:
@@ -211,11 +226,40 @@ class Chain:
         """Say that the batch has grown; called with the lock held."""
         if self._waiting_since_ns is None:
             self._waiting_since_ns = self._clock.monotonic_ns()
+        if self.batch.bytes >= _SOON_BYTES:
+            self.urgent.set()
 
     def make_room(self) -> None:
         """Wait while too much is on its way: what a lost process may cost is bounded. Without the lock."""
-        if self.batch.bytes > _MOST_WAITING_BYTES:
-            self.commit()
+        if not self._has_room():
+            self._wait_for(self._has_room)
+
+    def is_ready(self) -> bool:
+        """Whether a write would not wait for the store. If it failed, a write says so at once."""
+        return self._failure is not None or (self._has_plenty() and self.is_current())
+
+    def wait_ready(self) -> None:
+        """Wait for the store in advance, for those who must not wait when they write; a failure shows then."""
+        with suppress(OSError):
+            self.require_current()
+            self._wait_for(self._has_plenty)
+
+    async def ready(self) -> None:
+        """Wait without holding up the event loop, before something is written on it."""
+        if not self.is_ready():
+            await asyncio.to_thread(self.wait_ready)
+
+    def _has_room(self) -> bool:
+        return self.batch.bytes + self._in_flight_bytes <= _MOST_UNSENT_BYTES
+
+    def _has_plenty(self) -> bool:
+        """Whether a call that writes several times will not have to wait in the middle."""
+        return self.batch.bytes + self._in_flight_bytes <= _MOST_UNSENT_BYTES // 2
+
+    def _wait_for(self, is_enough: Callable[[], bool]) -> None:
+        with self._changed:
+            wanted = self._next + 1
+        self._reach(wanted, is_enough)
 
     def commit(self) -> int:
         """Return when all changes made so far are in the store; returns the number that they are before."""
@@ -271,10 +315,12 @@ class Chain:
         """Send what nobody waits for, and show that the owner lives. Called every now and then."""
         now_ns = self._clock.monotonic_ns()
         with self._changed:
+            self.urgent.clear()
             if self._failure is not None:
                 return
             since_ns = self._waiting_since_ns
             due = since_ns is not None and now_ns - since_ns >= self.times.send_s * _NS
+            due = due or self.batch.bytes >= _SOON_BYTES
             silent = now_ns - self._confirmed_ns >= self.times.lease_s * _NS / 4
         if due:
             self.commit()
@@ -303,12 +349,12 @@ class Chain:
 
     # Within
 
-    def _reach(self, wanted: int) -> None:
+    def _reach(self, wanted: int, is_enough: Callable[[], bool] = lambda: False) -> None:
         """Return when all objects before `wanted` exist. The thread that finds something to send sends it itself."""
         while True:
             with self._changed:
                 self.check()
-                if self._committed >= wanted:
+                if self._committed >= wanted or is_enough():
                     return
                 if self._orphans:
                     number = self._orphans.pop()
@@ -340,6 +386,7 @@ class Chain:
         )  # fmt: skip
         content = encode(header, batch.payload())
         self._in_flight[number] = content
+        self._in_flight_bytes += len(content)
         return number, content
 
     def _send(self, number: int, content: bytes) -> None:
@@ -379,7 +426,7 @@ class Chain:
 
     def _made(self, number: int, sent: tuple[int, int], length: int) -> None:
         with self._changed:
-            self._in_flight.pop(number, None)
+            self._in_flight_bytes -= len(self._in_flight.pop(number, b""))
             self._created[number] = sent
             self.bytes_sent += length
             while self._committed in self._created:
@@ -394,7 +441,9 @@ class Chain:
 
     def _fail(self, why: str) -> OwnershipLost:
         with self._changed:
-            if self._failure is None:
-                self._failure = OwnershipLost(why)
+            is_first = self._failure is None
+            self._failure = failure = self._failure or OwnershipLost(why)
             self._changed.notify_all()
-            return OwnershipLost(str(self._failure.strerror))
+        if is_first:
+            self.on_failure()
+        return OwnershipLost(str(failure.strerror))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import posixpath
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -16,11 +17,12 @@ import msgspec
 
 from holdfast.checksum import crc32c
 from holdfast.env.chain.chain import Position
-from holdfast.env.chain.disk import INLINE_BYTES, Captured, ChainDisk
+from holdfast.env.chain.disk import INLINE_BYTES, Capture, ChainDisk
 from holdfast.env.chain.engines import Store
 from holdfast.env.chain.format import BadObject, check_path
 from holdfast.env.disk import BytesLike, Disk, write_fully
 from holdfast.env.threads import DaemonThreads
+from holdfast.env.tier import Stub, TieredDisk
 
 logger = logging.getLogger(__name__)
 
@@ -69,14 +71,15 @@ def write_checkpoint(disk: ChainDisk, now_ns: int, is_over: Callable[[], bool] =
     """
     chain = disk.chain
 
-    def store(file: Captured) -> StoredFile:
-        if is_over():
-            raise Interrupted
-        chain.check()
-        return _stored(disk, file)
-
     with disk.capturing() as (capture, number), DaemonThreads(_AT_ONCE, "holdfast-checkpoint") as pool:
-        files = list(pool.map(store, capture.files.values()))
+
+        def store(path: str) -> StoredFile:
+            if is_over():
+                raise Interrupted
+            chain.check()
+            return _stored(disk, capture, path)
+
+        files = list(pool.map(store, capture.sizes))
     at = Position(number=number, epoch=chain.epoch, window=chain.window, writer=chain.writer)
     found = Checkpoint(at=at, time_ns=now_ns, owner=chain.note, folders=capture.folders, files=files)
     payload = msgspec.msgpack.encode(found)
@@ -86,16 +89,16 @@ def write_checkpoint(disk: ChainDisk, now_ns: int, is_over: Callable[[], bool] =
     return found
 
 
-def _stored(disk: ChainDisk, file: Captured) -> StoredFile:
-    path, digest = file.path, file.digest
-    if file.size <= INLINE_BYTES:
-        return StoredFile(path, file.size, content=file.read())
+def _stored(disk: ChainDisk, capture: Capture, path: str) -> StoredFile:
+    size, digest = capture.sizes[path], capture.digests.get(path, "")
     if not digest:
-        content = file.read()
+        content = capture.read(path)
+        if size <= INLINE_BYTES:
+            return StoredFile(path, size, content=content)
         digest = hashlib.sha256(content).hexdigest()
         disk.chain.store.create(content_key(disk.chain.root, digest), content)
         disk.keep_digest(path, digest)
-    return StoredFile(path, file.size, digest=digest)
+    return StoredFile(path, size, digest=digest)
 
 
 def checkpoints(store: Store, root: str) -> list[int]:
@@ -123,10 +126,28 @@ def read_checkpoint(store: Store, root: str, number: int) -> Checkpoint:
     return found
 
 
+class LeftInStore(msgspec.Struct, frozen=True):
+    """How logs that are in the store stay there until they are read: by which URL, and which cache they go to."""
+
+    tier: TieredDisk
+    url: str
+    cache: str
+
+    def place(self, path: str, wanted: StoredFile) -> bool:
+        """Create the file without its content; returns False if it has to be fetched."""
+        if not path.endswith(".log"):
+            return False
+        cache = posixpath.relpath(self.cache, posixpath.dirname(path))
+        key = content_key("", wanted.digest)
+        self.tier.place_stub(path, Stub(place=self.url, key=key, size=wanted.size, sha256=wanted.digest, cache=cache))
+        return True
+
+
 class Copy:
     """A local copy of the folder: takes a checkpoint, then the chain behind it. See `format.Changes`."""
 
-    def __init__(self, store: Store, root: str, local: Disk, folder: str) -> None:
+    def __init__(self, store: Store, root: str, local: Disk, folder: str, leave: LeftInStore | None = None) -> None:
+        self._leave = leave
         self._store = store
         self._root = root
         self._local = local
@@ -204,6 +225,8 @@ class Copy:
 
     def _holds(self, wanted: StoredFile) -> bool:
         path = self._at(wanted.path)
+        if isinstance(self._local, TieredDisk) and self._local.has(path, wanted.digest):
+            return True
         if not self._local.exists(path) or self._local.is_folder(path):
             return False
         file = self._local.open(path)
@@ -215,6 +238,8 @@ class Copy:
             file.close()
 
     def _fetch(self, wanted: StoredFile) -> None:
+        if self._leave is not None and self._leave.place(self._at(wanted.path), wanted):
+            return
         content = self._store.read(content_key(self._root, wanted.digest))
         if content is None or hashlib.sha256(content).hexdigest() != wanted.digest:
             raise BadObject(f"the content of {wanted.path} is missing from the store, or damaged")
@@ -270,7 +295,7 @@ def clean_up(
     if not old:
         return 0
     kept = [each for each in found if each.number >= old[0].number]
-    gone = list(_before(store, f"{root}chain/", old[0].number))
+    gone = [key for part in ("chain", "standby") for key in _before(store, f"{root}{part}/", old[0].number)]
     if len(old) > 1:  # a large write may be named a little before the object that refers to it
         gone += _before(store, f"{root}large/", old[1].number)
     used = frozenset().union(*(each.digests for each in kept))

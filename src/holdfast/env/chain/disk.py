@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from threading import RLock
 from typing import Final
 
@@ -25,53 +25,137 @@ INLINE_BYTES: Final = 64 * 1024  # a file up to this size is in the checkpoint i
 class Node:
     """A file that is open for writing; `path` is where it is now, in the folder, and None once it was removed."""
 
-    __slots__ = ("__weakref__", "captured", "path")
+    __slots__ = ("__weakref__", "path")
 
     def __init__(self, path: str) -> None:
         self.path: str | None = path
-        self.captured: Captured | None = None  # what a checkpoint has still to read of it
-
-
-class Captured:
-    """One file of a capture: its length then, and its bytes, which are read later unless they are about to change.
-
-    `digest` is given instead where the store has the content already.
-    """
-
-    __slots__ = ("_file", "_lock", "content", "digest", "path", "size")
-
-    def __init__(self, path: str, size: int, file: File | None, lock: RLock, digest: str = "") -> None:
-        self.path, self.size, self.digest = path, size, digest
-        self.content: bytes | None = None
-        self._file = file
-        self._lock = lock
-
-    def read(self) -> bytes:
-        found = b"" if self._file is None else self._file.read(0, self.size)
-        with self._lock:  # a write that came in between has had the old content kept first
-            return found if self.content is None else self.content
-
-    def keep(self) -> None:
-        """Read it now: what it held when it was captured is about to be overwritten. Called with the lock held."""
-        if self.content is None and self._file is not None:
-            self.content = self._file.read(0, self.size)
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
 
 
 class Capture:
-    """All files of a folder as they were at one moment."""
+    """All files of a folder as they were at one moment; their bytes are read later, unless they are about to change.
 
-    def __init__(self) -> None:
-        self.folders: list[str] = []
-        self.files: dict[str, Captured] = {}
-        self.changed: set[str] = set()  # since then
+    Taking it copies what is known of the files and touches none of them, because nobody can write meanwhile. Files go
+    by the names that they had at that moment.
+    """
+
+    def __init__(self, local: Disk, root: str, lock: RLock, files: Files) -> None:
+        self.folders = [*files.folders]
+        self.sizes = files.sizes.copy()
+        self.digests = files.digests.copy()  # of those whose content is in the store already
+        self.changed: set[str] = set()  # names that stand for another content since
+        self._local, self._root, self._lock = local, root, lock
+        self._kept: dict[str, bytes | File] = {}  # what is not to be found in the folder any more
+        self._captured: dict[str, str | None] = {}  # which one a name stands for since names were changed
+        self._places: dict[str, str] = {}  # the other way round
+        self._done: set[str] = set()
+
+    def read(self, path: str) -> bytes:
+        """Return the content of a file. Each is read once."""
+        with self._lock:
+            kept = self._kept.pop(path, None)
+            if isinstance(kept, bytes):
+                self._done.add(path)
+                return kept
+            file = self._open(path) if kept is None else kept
+        with closing(file):
+            content = file.read(0, self.sizes[path])
+        with self._lock:
+            self._done.add(path)
+            kept = self._kept.pop(path, None)
+        if isinstance(kept, bytes):  # a write came in between, and had the old content kept first
+            return kept
+        if kept is not None:
+            kept.close()
+        return content
+
+    # The rest is called with the lock held.
+
+    def overwriting(self, path: str, position: int) -> None:
+        """Keep the content of a file that is about to change from a position on."""
+        found = self._behind(path)
+        if found is not None and position < self.sizes[found]:
+            self._keep(found)
+
+    def losing(self, path: str, *, is_open: bool) -> None:
+        """Keep a file that is about to lose its name; one that is open for writing might still change."""
+        found = self._behind(path)
+        if found is not None and is_open:
+            self._keep(found)
+        elif found is not None and found not in self._kept:
+            self._kept[found] = self._open(found)
+
+    def removed(self, path: str) -> None:
+        """Note that a path is not that of the captured file any more."""
+        self._captured[path] = None
+        self.changed.add(path)
+
+    def renamed(self, old: str, new: str) -> None:
+        """Note that a path now leads to another file, and that another has none."""
+        found = self._behind(old)
+        self.removed(old)
+        self.removed(new)
+        if found is not None:
+            self._captured[new], self._places[found] = found, new
 
     def close(self) -> None:
-        for file in self.files.values():
-            file.close()
+        for kept in self._kept.values():
+            if not isinstance(kept, bytes):
+                kept.close()
+
+    def _behind(self, path: str) -> str | None:
+        """Return the captured file that is at a path now; None if there is none, or nobody needs it any more."""
+        found = self._captured.get(path, path)
+        return found if found in self.sizes and found not in self.digests and found not in self._done else None
+
+    def _keep(self, path: str) -> None:
+        kept = self._kept.get(path)
+        if not isinstance(kept, bytes):
+            with closing(self._open(path) if kept is None else kept) as file:
+                self._kept[path] = file.read(0, self.sizes[path])
+
+    def _open(self, path: str) -> File:
+        return self._local.open(f"{self._root}/{self._places.get(path, path)}")
+
+
+class Files:
+    """What is in the folder: known at any time without a look at the disk. Guarded by the chain's lock."""
+
+    def __init__(self, local: Disk, root: str, unrecorded: frozenset[str]) -> None:
+        self.folders: dict[str, None] = {}  # in their order: the upper ones come first
+        self.sizes: dict[str, int] = {}
+        self.digests: dict[str, str] = {}  # of those whose content is in the store
+        if local.is_folder(root):
+            self._find(local, root, "", unrecorded)
+
+    def _find(self, local: Disk, root: str, inside: str, unrecorded: frozenset[str]) -> None:
+        for name in local.names(f"{root}/{inside}" if inside else root):
+            path = f"{inside}/{name}" if inside else name
+            if path in unrecorded:
+                continue
+            if local.is_folder(f"{root}/{path}"):
+                self.folders[path] = None
+                self._find(local, root, path, unrecorded)
+                continue
+            with closing(local.open(f"{root}/{path}")) as file:
+                self.sizes[path] = file.size()
+
+    def rename(self, old: str, new: str) -> list[tuple[str, str]]:
+        """Give a file, or a folder with all that is in it, another name; returns the files' old names and new ones."""
+        if old in self.sizes:
+            moved = [(old, new)]
+        else:
+            below = f"{old}/"
+            moved = [(path, new + path[len(old) :]) for path in self.sizes if path.startswith(below)]
+            for path in [path for path in self.folders if path == old or path.startswith(below)]:
+                del self.folders[path]
+                self.folders[new + path[len(old) :]] = None
+        for before, after in moved:
+            self.sizes[after] = self.sizes.pop(before)
+            digest = self.digests.pop(before, None)
+            self.digests.pop(after, None)
+            if digest is not None:
+                self.digests[after] = digest
+        return moved
 
 
 class ChainFile:
@@ -97,8 +181,7 @@ class ChainFile:
         large = disk.upload(content) if len(content) >= LARGE_BYTES else None
         with chain.lock:
             chain.check()
-            if node.captured is not None and position < node.captured.size:
-                node.captured.keep()
+            disk.overwriting(node.path, position)
             done = self._file.write(position, [content])
             if node.path is not None:
                 if large is not None and done == len(content):
@@ -106,7 +189,7 @@ class ChainFile:
                 else:
                     chain.batch.write(node.path, position, content[:done])
                 chain.noted()
-                disk.changed(node.path)
+                disk.grew(node.path, position + done if done else 0)
         return done
 
     def truncate(self, length: int) -> None:
@@ -118,13 +201,13 @@ class ChainFile:
         chain.require_current()
         with chain.lock:
             chain.check()
-            if node.captured is not None and length < node.captured.size:
-                node.captured.keep()
+            disk.overwriting(node.path, length)
             self._file.truncate(length)
             if node.path is not None:
                 chain.batch.truncate(node.path, length)
                 chain.noted()
                 disk.changed(node.path)
+                disk.files.sizes[node.path] = length
 
     def reserve(self, length: int) -> None:
         """Allocate local blocks only: the cache is what may fill up."""
@@ -167,7 +250,7 @@ class ChainDisk:
         self._root = root
         self._unrecorded = unrecorded
         self._nodes: weakref.WeakValueDictionary[str, Node] = weakref.WeakValueDictionary()
-        self.unchanged: dict[str, str] = {}  # files whose content is in the store, by their digest
+        self.files = Files(local, root, unrecorded)
         self._capture: Capture | None = None  # what a checkpoint is being made of
 
         self.names = local.names
@@ -198,7 +281,9 @@ class ChainDisk:
                 self._local.make_folder(path)
                 parts = inside.split("/")
                 for i in range(len(parts)):
-                    self.chain.batch.make("/".join(parts[: i + 1]))
+                    made = "/".join(parts[: i + 1])
+                    self.chain.batch.make(made)
+                    self.files.folders[made] = None
                 self.chain.noted()
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
@@ -213,11 +298,10 @@ class ChainDisk:
             if is_new:
                 self.chain.batch.create(inside)
                 self.chain.noted()
+                self.files.sizes[inside] = 0
             node = self._nodes.get(inside)
             if node is None:
                 node = self._nodes[inside] = Node(inside)
-                if self._capture is not None and not is_new:
-                    node.captured = self._capture.files.get(inside)
             return ChainFile(self, file, node)
 
     def rename(self, old: str, new: str) -> None:
@@ -227,6 +311,8 @@ class ChainDisk:
             return
         with self.chain.lock:
             self.chain.check()
+            if after in self.files.sizes:
+                self._losing(after)
             self._local.rename(old, new)
             self.chain.batch.rename(before, after)
             self.chain.noted()
@@ -239,13 +325,18 @@ class ChainDisk:
             return
         with self.chain.lock:
             self.chain.check()
+            if inside not in self.files.sizes:  # a lock: it was made here, for this machine, and never recorded
+                self._local.remove(path)
+                return
+            self._losing(inside)
             self._local.remove(path)
             self.chain.batch.remove(inside)
             self.chain.noted()
-            self.changed(inside)
-            node = self._nodes.pop(inside, None)
-            if node is not None:
-                node.path = None
+            del self.files.sizes[inside]
+            self.files.digests.pop(inside, None)
+            self._forget(inside)
+            if self._capture is not None:
+                self._capture.removed(inside)
 
     def remove_folder(self, path: str) -> None:
         inside = self._inside(path)
@@ -255,6 +346,7 @@ class ChainDisk:
             if inside is not None:
                 self.chain.batch.remove_folder(inside)
                 self.chain.noted()
+                self.files.folders.pop(inside, None)
 
     def open_folder(self, folder: str) -> OpenFolder:
         return (
@@ -281,63 +373,47 @@ class ChainDisk:
             raise OSError(f"the store did not take {len(content)} bytes: {error}") from error
         return digest.digest(), key
 
+    def overwriting(self, path: str | None, position: int) -> None:
+        """Let a checkpoint keep what is about to change. Called with the lock held."""
+        if self._capture is not None and path is not None:
+            self._capture.overwriting(path, position)
+
+    def grew(self, path: str, end: int) -> None:
+        """Note that a file was written to, up to this position. Called with the lock held."""
+        sizes = self.files.sizes
+        if sizes[path] < end:
+            sizes[path] = end
+        self.changed(path)
+
     def changed(self, path: str) -> None:
         """Forget what is known of a file's content. Called with the lock held."""
-        self.unchanged.pop(path, None)
+        self.files.digests.pop(path, None)
         if self._capture is not None:
             self._capture.changed.add(path)
 
     @contextmanager
     def capturing(self) -> Iterator[tuple[Capture, int]]:
         """Note the folder as it is now; gives it, and the number of the object that it is before."""
-        taken = Capture()
+        chain = self.chain
 
         def look() -> None:
-            self._survey("", taken)
-            self._capture = taken
+            self._capture = Capture(self._local, self._root, chain.lock, self.files)
 
         try:
-            number = self.chain.cut(look)
-            yield taken, number
+            number = chain.cut(look)
+            assert self._capture is not None
+            yield self._capture, number
         finally:
-            with self.chain.lock:
-                self._capture = None
-                for node in self._nodes.values():
-                    node.captured = None
-            taken.close()
+            with chain.lock:
+                taken, self._capture = self._capture, None
+            if taken is not None:
+                taken.close()
 
     def keep_digest(self, path: str, digest: str) -> None:
         """Note that the store has the content of a file, unless it was changed since it was captured."""
         with self.chain.lock:
             if self._capture is not None and path not in self._capture.changed:
-                self.unchanged[path] = digest
-
-    def _survey(self, inside: str, taken: Capture) -> None:
-        folder = f"{self._root}/{inside}" if inside else self._root
-        for name in self._local.names(folder):
-            path = f"{inside}/{name}" if inside else name
-            if path in self._unrecorded:
-                continue
-            full = f"{self._root}/{path}"
-            if self._local.is_folder(full):
-                taken.folders.append(path)
-                self._survey(path, taken)
-                continue
-            file, node = self._local.open(full), self._nodes.get(path)
-            taken.files[path] = found = self._captured(path, file)
-            if node is not None:
-                node.captured = found
-
-    def _captured(self, path: str, file: File) -> Captured:
-        """Keep open only what is read later: small files are read now, and others may be in the store already."""
-        size, digest = file.size(), self.unchanged.get(path, "")
-        if size > INLINE_BYTES and not digest:
-            return Captured(path, size, file, self.chain.lock)
-        found = Captured(path, size, None, self.chain.lock, digest)
-        if not digest:
-            found.content = file.read(0, size)
-        file.close()
-        return found
+                self.files.digests[path] = digest
 
     def _inside(self, path: str, *, itself: bool = False) -> str | None:
         """Return the path within the folder; None if it is outside, or not recorded."""
@@ -349,18 +425,22 @@ class ChainDisk:
         return None if inside in self._unrecorded else inside
 
     def _moved(self, old: str, new: str) -> None:
-        """Let open files go by their new names, and forget what was known of both."""
-        replaced = self._nodes.pop(new, None)
-        if replaced is not None:
-            replaced.path = None
+        """Let files go by their new names, those that are open, too."""
+        self._forget(new)
         for path in [path for path in self._nodes if path == old or path.startswith(f"{old}/")]:
             node = self._nodes.pop(path)
             node.path = new + path[len(old) :]
             self._nodes[node.path] = node
-        for path in [path for path in self.unchanged if path == new or path.startswith((f"{new}/", f"{old}/"))]:
-            self.changed(path)
-        known = self.unchanged.get(old)
-        self.changed(old)
-        self.changed(new)
-        if known is not None:
-            self.unchanged[new] = known
+        for before, after in self.files.rename(old, new):
+            if self._capture is not None:
+                self._capture.renamed(before, after)
+
+    def _losing(self, path: str) -> None:
+        """Let a checkpoint keep a file that is about to lose its name."""
+        if self._capture is not None:
+            self._capture.losing(path, is_open=path in self._nodes)
+
+    def _forget(self, path: str) -> None:
+        node = self._nodes.pop(path, None)
+        if node is not None:
+            node.path = None

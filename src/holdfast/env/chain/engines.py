@@ -1,4 +1,4 @@
-"""What a store has to do, and the two that need nothing else: one in memory, one in a folder.
+"""What a store has to do, the two that need nothing else (in memory, in a folder), and which URLs are stores.
 
 One promise carries everything above it: of all who create the same key, exactly one succeeds, and from then on everyone
 reads its bytes. Nothing is ever overwritten. A store that ignores the condition would lose messages silently, so
@@ -10,10 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
-from typing import Final, Protocol
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Final, Protocol, TypeAlias
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import msgspec
 
 from holdfast.env.disk import RAN_OUT, LakeDisk, RealDisk, write_fully
+from holdfast.errors import DiskFailed, InvalidRequest, NotInstalled
 
 
 class StoreUnreachable(Exception):
@@ -148,6 +153,7 @@ def _translated(name: str) -> Iterator[None]:
 # How many race for how many keys. A store that checks first and writes later lets two of them win sooner or later.
 _RACERS: Final = 8
 _RACES: Final = 20
+_TRIES: Final = 4
 
 
 def probe(store: Store, root: str, label: str) -> None:
@@ -180,7 +186,7 @@ def _race(store: Store, keys: list[str]) -> None:
     def run(key: str, content: bytes) -> None:
         start.wait()
         try:
-            if store.create(key, content):
+            if _creates(store, key, content):
                 won[key].append(content)
         except (StoreUnreachable, StoreRefused) as error:
             failures.append(error)
@@ -202,8 +208,135 @@ def _race(store: Store, keys: list[str]) -> None:
         raise failures[0]
 
 
+def _creates(store: Store, key: str, content: bytes) -> bool:
+    """Create an object, again where that is not known to have worked: S3 says "conflict" to some of those who race."""
+    for _ in range(_TRIES):
+        try:
+            return store.create(key, content)
+        except StoreUnreachable:
+            if store.read(key) == content:
+                return True
+    return store.create(key, content)
+
+
 def _ignores(store: Store, what: str) -> str:
     return (
         f"{store.name} cannot hold a queue: it ignores the condition that an object must not exist yet ({what}). "
         "Two owners would overwrite each other's messages. Use a store with conditional writes, such as S3 itself"
     )
+
+
+# Which places are stores, and how they are opened.
+
+_MOST_NAME_BYTES: Final = 200  # a name in a folder may have 255, and some get a suffix
+_memories: Final[dict[str, MemoryStore]] = {}
+
+
+class StorePlace(msgspec.Struct, frozen=True):
+    """A place in a store: its URL, which may hold a password, the same for people, and the name of the folder there."""
+
+    url: str
+    shown: str
+    name: str
+
+    def __repr__(self) -> str:
+        return f"StorePlace({self.shown!r})"
+
+
+def parse_place(url: str) -> StorePlace:
+    """Parse the URL of a folder in a store; raises InvalidRequest."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise InvalidRequest(f"{url.partition('://')[0]}://... is not a place in a store: {error}") from None
+    user, _, host = parts.netloc.rpartition("@")
+    shown = f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
+    path = unquote(parts.path).strip("/")
+    names = path.split("/") if path else []
+    name = names[-1] if names else host
+    wrong = f"{shown!r} is not a place in a store: "
+    # The name is that of a folder in the cache, which is emptied: it must not be one that leads elsewhere.
+    if (
+        any(each in ("", ".", "..") for each in [*names, name])
+        or "\0" in path
+        or bool(host) == (parts.scheme == "file")
+    ):
+        raise InvalidRequest(wrong + _EXAMPLES[parts.scheme])
+    if len(name.encode()) > _MOST_NAME_BYTES:
+        raise InvalidRequest(f"{wrong}its name has more than {_MOST_NAME_BYTES} bytes")
+    if parts.scheme != "postgresql" and (user or parts.query or parts.fragment):
+        raise InvalidRequest(f"{wrong}keys and options are not part of it, they come from the environment")
+    return StorePlace(url=url.rstrip("/"), shown=shown, name=name)
+
+
+def open_store(place: StorePlace) -> tuple[Store, str]:
+    """Return the store, and the start of all keys in it. Raises NotInstalled, or InvalidRequest."""
+    scheme = place.url.partition("://")[0]
+    try:
+        return _ENGINES[scheme](place)
+    except StoreRefused as error:
+        raise InvalidRequest(f"{place.shown} cannot be opened: {error}{store_advice(place)}") from error
+    except StoreUnreachable as error:
+        raise DiskFailed(f"{place.shown} cannot be opened: {error}{store_advice(place)}") from error
+
+
+def store_advice(place: StorePlace) -> str:
+    """Return what to look at if a place cannot be opened."""
+    needed = _KEYS.get(place.url.partition("://")[0])
+    return "" if needed is None else f". See that the environment has what it needs: {needed}"
+
+
+def _memory(place: StorePlace) -> tuple[Store, str]:
+    return _memories.setdefault(place.shown, MemoryStore(place.shown)), ""
+
+
+def _folder(place: StorePlace) -> tuple[Store, str]:
+    return FolderStore(os.path.abspath(unquote(urlsplit(place.url).path))), ""
+
+
+def _object_store(place: StorePlace) -> tuple[Store, str]:
+    _require("obstore", "stores", place)
+    from holdfast.env.chain.services import ObjectStoreEngine
+
+    return ObjectStoreEngine(place.url, place.shown), ""
+
+
+def _postgres(place: StorePlace) -> tuple[Store, str]:
+    _require("psycopg", "postgres", place)
+    from holdfast.env.chain.services import PostgresStore
+
+    parts = urlsplit(place.url)
+    database, _, root = parts.path.strip("/").partition("/")
+    if not database or not root:
+        raise InvalidRequest(f"{place.shown} is not a place in a store: {_EXAMPLES['postgresql']}")
+    url = urlunsplit(("postgresql", parts.netloc, f"/{database}", parts.query, ""))
+    return PostgresStore(url, place.shown), f"{unquote(root)}/"
+
+
+def _require(package: str, extra: str, place: StorePlace) -> None:
+    if find_spec(package) is None:
+        raise NotInstalled(f"{place.shown} needs the package {package}: pip install 'holdfast[{extra}]'")
+
+
+_Opener: TypeAlias = Callable[[StorePlace], tuple[Store, str]]
+_ENGINES: Final[dict[str, _Opener]] = {
+    "s3": _object_store,
+    "az": _object_store,
+    "gs": _object_store,
+    "postgresql": _postgres,
+    "file": _folder,
+    "memory": _memory,
+}
+_KEYS: Final = {
+    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, and AWS_ENDPOINT_URL unless it is Amazon's",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+}
+_EXAMPLES: Final = {
+    "s3": "give s3://bucket/name",
+    "az": "give az://container/name",
+    "gs": "give gs://bucket/name",
+    "postgresql": "give postgresql://host/database/name",
+    "file": "give file:///folder/name",
+    "memory": "give memory://name",
+}

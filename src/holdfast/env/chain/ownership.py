@@ -2,7 +2,8 @@
 
 A process that opens the folder copies the newest checkpoint and the chain behind it into its cache, and waits there for
 its turn: until the owner says that it is gone, or is known to be dead, or was silent for the lease. Then it puts a
-fence, replays what was left, and owns the folder.
+fence, replays what was left, and owns the folder. While it waits, it tells how far it got (`StandbyNote`): that is for
+people, and nothing is decided by it.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from holdfast.env.chain.chain import Chain, ChainTimes, OwnershipLost, Position, is_left_behind, key_of, walk
+from holdfast.env.chain.chain import Chain, ChainTimes, OwnershipLost, Position, Standby, is_left_behind, key_of, walk
 from holdfast.env.chain.checkpoints import (
     Copy,
     Interrupted,
+    LeftInStore,
     Listed,
     checkpoints,
     clean_up,
@@ -27,7 +29,7 @@ from holdfast.env.chain.checkpoints import (
 )
 from holdfast.env.chain.disk import ChainDisk
 from holdfast.env.chain.engines import Store, StoreRefused, StoreUnreachable, probe
-from holdfast.env.chain.format import BadObject, ObjectHeader, ObjectKind, replay
+from holdfast.env.chain.format import BadObject, ObjectHeader, ObjectKind, decode, replay
 from holdfast.env.disk import BytesLike
 from holdfast.env.process import close_in_children
 from holdfast.env.world import Clock, World
@@ -39,8 +41,11 @@ _CHECKPOINT_BYTES: Final = 256 * 1024 * 1024
 _CHECKPOINT_OBJECTS: Final = 5_000
 _CHECKPOINT_NS: Final = 600 * 1_000_000_000
 _NS: Final = 1_000_000_000
+_FORGOTTEN_NS: Final = 60 * _NS  # a standby that has not moved for so long is not listed
 _RETRY_S: Final = (5.0, 600.0)  # after a checkpoint that failed: at first, and at most
-_LEASE: Final = "lease_s"  # in what an owner says about itself
+# In what an owner says about itself, beside what tells its process:
+_LEASE: Final = "lease_s"
+_DOUBTED: Final = "doubted_ms"  # when an owner was last replaced because it was silent: it may still be alive
 
 _Answer = TypeVar("_Answer")
 
@@ -58,7 +63,7 @@ class ChainFollower:
 
     def __init__(
         self, store: Store, root: str, world: World, folder: str, *,
-        number: int | None = None, until_ns: int | None = None,
+        number: int | None = None, until_ns: int | None = None, leave: LeftInStore | None = None,
     ) -> None:  # fmt: skip
         self.at = Position()
         self._number = number  # objects from here on are left out
@@ -69,7 +74,7 @@ class ChainFollower:
         self._known = 0  # there was a checkpoint as of this number, so the chain goes at least so far
         self._store = store
         self._root = root
-        self.copy = Copy(store, root, world.disk, folder)
+        self.copy = Copy(store, root, world.disk, folder, leave)
 
     def begin(self) -> None:
         """Start from the newest checkpoint that can be read, or from nothing."""
@@ -104,6 +109,12 @@ class ChainFollower:
         """How long the owner may be silent, as it said itself; 0 if it did not."""
         said = self.owner.get(_LEASE)
         return float(said) if isinstance(said, int | float) else 0.0
+
+    @property
+    def doubted_ms(self) -> int:
+        """When a silent owner was last replaced, by the wall clock of its successor; 0 if that never happened."""
+        said = self.owner.get(_DOUBTED)
+        return said if isinstance(said, int) else 0
 
     def is_left_behind(self) -> bool:
         """Whether the chain is known to go on, although the next object is missing: it was cleaned up."""
@@ -156,6 +167,134 @@ def _note(payload: BytesLike) -> dict[str, Any]:
         return {}
 
 
+def process_text(note: Mapping[str, Any]) -> str:
+    """Return who it is that said this about itself."""
+    return f"process {note['pid']} on {note['host']}" if "pid" in note and "host" in note else "another process"
+
+
+class StandbyNote:
+    """Tells others how far this standby has followed the chain, by objects whose keys have the number.
+
+    Objects are only ever created, so each step is another one. The last two stay: whoever has just listed the newest
+    can still read it after the next step.
+    """
+
+    def __init__(self, store: Store, root: str, clock: Clock, writer: bytes, said: bytes, every_s: float) -> None:
+        self._store, self._prefix, self._writer = store, _standby_prefix(root), writer
+        self._clock, self._said, self._every_ns = clock, said, round(every_s * _NS)
+        self._told_ns: int | None = None
+        self._keys: list[str] = []
+
+    def tell(self, number: int) -> None:
+        now_ns, key = self._clock.monotonic_ns(), f"{self._prefix}{number:020}-{self._writer.hex()}"
+        if key in self._keys or (self._told_ns is not None and now_ns - self._told_ns < self._every_ns):
+            return
+        self._told_ns = now_ns
+        with suppress(StoreUnreachable, StoreRefused):
+            self._store.create(key, self._said)
+            self._keys.append(key)
+            self._keep(2)
+
+    def close(self) -> None:
+        with suppress(StoreUnreachable, StoreRefused):  # then it is not listed for long, and cleaned up later
+            self._keep(0)
+
+    def _keep(self, count: int) -> None:
+        while len(self._keys) > count:
+            self._store.remove(self._keys.pop(0))
+
+
+def _standby_prefix(root: str) -> str:
+    return f"{root}standby/"
+
+
+def standbys(store: Store, root: str, at: Position, now_ns: int) -> list[Standby]:
+    """Return who stands by, if the chain ends at a position; `now_ns` is by the owner's wall clock, if possible.
+
+    An idle owner writes objects, too, so a standby that does not move any more has ended, and is soon left out.
+    """
+    prefix, newest = _standby_prefix(root), dict[str, str]()
+    for key in store.keys(prefix):
+        digits, _, writer = key.removeprefix(prefix).partition("-")
+        if digits.isdecimal() and digits.isascii() and writer != at.writer.hex():
+            newest[writer] = key
+    found = []
+    for key in newest.values():
+        number = int(key.removeprefix(prefix).partition("-")[0])
+        said, lag_ns = store.read(key), _age_ns(store, root, number, now_ns) if number < at.number else 0
+        if said is not None and lag_ns is not None and lag_ns < _FORGOTTEN_NS:
+            lag = max(0, at.number - number)
+            found.append(
+                Standby(process=process_text(_note(said)), number=number, lag_objects=lag, lag_seconds=lag_ns / _NS)
+            )
+    return found
+
+
+def _age_ns(store: Store, root: str, number: int, now_ns: int) -> int | None:
+    """Return how long ago an object was written; None if it was cleaned up, or cannot be read."""
+    content = store.read(key_of(root, number))
+    try:
+        return None if content is None else max(0, now_ns - decode(content, number)[0].time_ns)
+    except BadObject:
+        return None
+
+
+class StandbyWatch:
+    """Who stands by, as the owner sees it: looked up when somebody asks, and not more often than that can change."""
+
+    def __init__(self, chain: Chain, clock: Clock) -> None:
+        self._chain, self._clock = chain, clock
+        self._lock = threading.Lock()
+        self._looked_ns: int | None = None
+        self._found: list[Standby] = []
+
+    def read(self) -> list[Standby]:
+        """Return the standbys; the last ones known if another thread is looking, or the store does not answer."""
+        if not self._lock.acquire(blocking=False):
+            return self._found
+        try:
+            now_ns = self._clock.monotonic_ns()
+            fresh = self._looked_ns is not None and now_ns - self._looked_ns < _NS
+            if not fresh and self._chain.failure is None and self._chain.is_current():
+                self._looked_ns = now_ns
+                at = Position(number=self._chain.committed, writer=self._chain.writer)
+                with suppress(StoreUnreachable, StoreRefused):
+                    self._found = standbys(self._chain.store, self._chain.root, at, self._clock.now_ns())
+            return self._found
+        finally:
+            self._lock.release()
+
+
+class StoreStanding(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder in a store, as anybody can see it there. `owner` is empty if the last one has closed it."""
+
+    name: str
+    owner: str
+    standbys: list[Standby]
+    epoch: int
+    objects: int
+    silent_seconds: float
+
+
+def standing(store: Store, root: str, now_ns: int) -> StoreStanding:
+    """Return who owns the folder and who stands by, without a copy of it."""
+    at, owner, written_ns = Position(), dict[str, Any](), 0
+    for number in checkpoints(store, root):
+        with suppress(BadObject):
+            found = read_checkpoint(store, root, number)
+            at, owner, written_ns = found.at, _note(found.owner), found.time_ns
+            break
+    for header, payload in walk(store, root, at):
+        at, written_ns = at.after(header), header.time_ns
+        if header.kind == ObjectKind.FENCE:
+            owner = _note(payload)
+    is_owned = at.number > 0 and not at.is_closed
+    return StoreStanding(
+        name=store.name, owner=process_text(owner) if is_owned else "", epoch=at.epoch, objects=at.number,
+        silent_seconds=max(0, now_ns - written_ns) / _NS, standbys=standbys(store, root, at, now_ns),
+    )  # fmt: skip
+
+
 class StoreOwner:
     """This process as the owner of the folder: its disk, and the thread that keeps the chain moving."""
 
@@ -164,7 +303,10 @@ class StoreOwner:
     ) -> None:
         self.chain = chain
         self.disk = ChainDisk(world.disk, folder, chain, unrecorded=unrecorded)
-        self.disk.unchanged.update(follower.copy.digests)
+        self.disk.files.digests.update(follower.copy.digests)
+        self.doubted_ms: int = _note(chain.note).get(_DOUBTED, 0)
+        self.standbys = StandbyWatch(chain, world.clock)
+        chain.standbys = self.standbys.read
         self._clock = world.clock
         self._checkpoint_at = chain.committed - follower.objects
         self._checkpoint_bytes = 0
@@ -180,12 +322,12 @@ class StoreOwner:
     def keep(self) -> None:
         """Start the threads: one shows that the owner lives, also while the other writes a long checkpoint."""
         often_s = min(self.chain.times.send_s, self.chain.times.lease_s / 8)
-        for name, work, every_s, over in (
-            ("checkpoint", self.checkpoint_if_due, _LOOK_S, self._closing),
-            ("chain", self.chain.tick, often_s, self._ended),
+        for name, work, every_s, over, wake in (
+            ("checkpoint", self.checkpoint_if_due, _LOOK_S, self._closing, self._closing),
+            ("chain", self.chain.tick, often_s, self._ended, self.chain.urgent),
         ):
             thread = threading.Thread(
-                target=self._run, args=(work, every_s, over), name=f"holdfast-{name}", daemon=True
+                target=self._run, args=(work, every_s, over, wake), name=f"holdfast-{name}", daemon=True
             )
             self._threads.append((thread, over))
             thread.start()
@@ -194,6 +336,7 @@ class StoreOwner:
         """In a child after a fork: the parent is the owner."""
         self._closing.set()
         self._ended.set()
+        self.chain.urgent.set()
 
     def checkpoint_if_due(self) -> None:
         """Write a checkpoint when there is enough that an opening could skip."""
@@ -228,13 +371,17 @@ class StoreOwner:
         # While a checkpoint comes to its end, the other thread goes on: this is the owner until it says otherwise.
         for thread, over in self._threads:
             over.set()
+            self.chain.urgent.set()
             if thread is not threading.current_thread():
                 thread.join()
         if self.chain.failure is None:
             self.chain.close()
 
-    def _run(self, work: Callable[[], None], every_s: float, over: threading.Event) -> None:
-        while not over.wait(every_s):
+    def _run(self, work: Callable[[], None], every_s: float, over: threading.Event, wake: threading.Event) -> None:
+        while not over.is_set():
+            wake.wait(every_s)
+            if over.is_set():
+                return
             try:
                 work()
             except OwnershipLost as error:
@@ -257,6 +404,7 @@ def take_over(
     wait_s: float | None = None,
     note: Mapping[str, Any] | None = None,
     is_dead: Callable[[Mapping[str, Any]], bool] = lambda _: False,
+    leave: LeftInStore | None = None,
 ) -> StoreOwner:
     """Become the owner of the folder, as soon as that is safe; `folder` is the cache.
 
@@ -265,35 +413,40 @@ def take_over(
     """
     times = times or ChainTimes()
     clock = world.clock
-    follower = ChainFollower(store, root, world, folder)
+    follower = ChainFollower(store, root, world, folder, leave=leave)
     _patiently(clock, times, follower.begin)
     follower.catch_up()
     if follower.at.number == 0:
         probe(store, root, world.ids.random_bytes(8).hex())
     began_ns = moved_ns = clock.monotonic_ns()
     writer = world.ids.random_bytes(16)
-    said = msgspec.json.encode({**(note or world.ids.process_note()), _LEASE: times.lease_s})
-    while True:
-        at, now_ns = follower.at, clock.monotonic_ns()
-        lease_s = max(times.lease_s, follower.lease_s)  # an owner with a longer one relies on that
-        free = at.number == 0 or at.is_closed or now_ns - moved_ns >= lease_s * _NS
-        free = free or at.writer == writer  # our own fence, which came too late to count
-        free = free or is_dead(follower.owner)
-        if free and _patiently(clock, times, follower.is_left_behind):
-            # This process was stopped for so long that what comes next has been cleaned up.
-            _patiently(clock, times, follower.begin)
-            moved_ns = clock.monotonic_ns()
-        elif free:
-            chain = Chain.take_over(store, root, clock, at=at, writer=writer, note=said, times=times)
-            if chain is not None:
-                logger.info("took over a folder in a store", extra={"store": store.name, "epoch": chain.epoch})
-                return StoreOwner(world, chain, folder, unrecorded, follower)
-        elif wait_s is not None and now_ns - began_ns >= wait_s * _NS:
-            raise OwnedElsewhere(follower.owner)
-        else:
-            clock.wait(threading.Event(), _LOOK_S)
-        if follower.catch_up():
-            moved_ns = clock.monotonic_ns()
+    said = {**(note or world.ids.process_note()), _LEASE: times.lease_s}
+    telling = StandbyNote(store, root, clock, writer, msgspec.json.encode(said), times.lease_s / 2)
+    with closing(telling):
+        while True:
+            at, now_ns = follower.at, clock.monotonic_ns()
+            lease_s = max(times.lease_s, follower.lease_s)  # an owner with a longer one relies on that
+            is_over = at.number == 0 or at.is_closed or is_dead(follower.owner)
+            is_over = is_over or at.writer == writer  # our own fence, which came too late to count
+            free = is_over or now_ns - moved_ns >= lease_s * _NS
+            if free and _patiently(clock, times, follower.is_left_behind):
+                # This process was stopped for so long that what comes next has been cleaned up.
+                _patiently(clock, times, follower.begin)
+                moved_ns = clock.monotonic_ns()
+            elif free:
+                doubted_ms = follower.doubted_ms if is_over else clock.now_ns() // 1_000_000
+                told = msgspec.json.encode({**said, _DOUBTED: doubted_ms})
+                chain = Chain.take_over(store, root, clock, at=at, writer=writer, note=told, times=times)
+                if chain is not None:
+                    logger.info("took over a folder in a store", extra={"store": store.name, "epoch": chain.epoch})
+                    return StoreOwner(world, chain, folder, unrecorded, follower)
+            elif wait_s is not None and now_ns - began_ns >= wait_s * _NS:
+                raise OwnedElsewhere(follower.owner)
+            else:
+                telling.tell(at.number)
+                clock.wait(threading.Event(), _LOOK_S)
+            if follower.catch_up():
+                moved_ns = clock.monotonic_ns()
 
 
 def _patiently(clock: Clock, times: ChainTimes, call: Callable[[], _Answer]) -> _Answer:

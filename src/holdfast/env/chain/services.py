@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 _NO_RETRIES: Final[dict[str, Any]] = {"max_retries": 0}
 _TIMEOUT_S: Final = 8
 _BULK_TIMEOUT_S: Final = 600  # for files and large messages, which nobody counts on within the lease
-_BULK: Final = ("content", "large")
+_BULK: Final = ("content", "large", "tier")
+# S3 says so of two calls at the same time, and of neither whether it took effect; the library says that it exists.
+_CONFLICTS: Final = ("<Code>ConditionalRequestConflict<", "<Code>OperationAborted<")
 _ENDPOINTS: Final = (
     "AWS_ENDPOINT_URL",
     "AWS_ENDPOINT",
@@ -62,7 +64,9 @@ class ObjectStoreEngine:
         with self._translated():
             try:
                 obstore.put(self._for(key), key, content, mode="create", use_multipart=False)
-            except (AlreadyExistsError, PreconditionError):
+            except (AlreadyExistsError, PreconditionError) as error:
+                if any(code in str(error) for code in _CONFLICTS):
+                    raise StoreUnreachable(f"{self.name}: {_first_line(error)}") from error
                 return False
         return True
 
@@ -112,7 +116,13 @@ class ObjectStoreEngine:
 
         try:
             yield
-        except (PermissionDeniedError, UnauthenticatedError, UnknownConfigurationKeyError, NotFoundError) as error:
+        except (
+            PermissionDeniedError,
+            UnauthenticatedError,
+            UnknownConfigurationKeyError,
+            NotFoundError,
+            FileNotFoundError,  # no such bucket
+        ) as error:
             raise StoreRefused(f"{self.name}: {_first_line(error)}") from error
         except (BaseError, OSError) as error:
             raise StoreUnreachable(f"{self.name}: {_first_line(error)}") from error
