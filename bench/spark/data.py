@@ -11,6 +11,9 @@ from bench.scale import Scale
 
 TOPIC = "orders"
 
+# The columns of a plain `load()`.
+LOADED = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
+
 _MANY = 1_000
 _MIB = 1 << 20
 

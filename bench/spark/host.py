@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,7 +36,9 @@ class SparkHost:
         place.mkdir(parents=True)
         self._address = str(place / "socket")
         command = [sys.executable, "-m", "bench.spark.service", self._address]
-        server = Server(command, place, lambda: self._connect().close(), env={"PYTHONPATH": str(_ROOT)})
+        # The package of this tree, not another that is installed.
+        path = os.pathsep.join([str(_ROOT / "src"), str(_ROOT)])
+        server = Server(command, place, lambda: self._connect().close(), env={"PYTHONPATH": path})
         try:
             yield
         finally:

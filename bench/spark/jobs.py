@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,8 +17,8 @@ from typing import Any
 from bench.child import Sample
 from bench.operations.latency import quantile
 from bench.scale import Scale
-from bench.spark.data import TOPIC, fill
-from bench.spark.processes import cpu_seconds, end_idle_workers, watched_memory
+from bench.spark.data import LOADED, TOPIC, fill
+from bench.spark.processes import cpu_seconds, end_idle_workers, watched_memory, worker_cpu_seconds
 
 COLUMNS = "key binary, value binary, partition int, offset long, timestamp timestamp"
 
@@ -69,7 +71,7 @@ class Lab:
         """The first messages of a topic, in the same columns."""
         place = self.folder / f"parquet-{kind}-{codec}-{rows}"
         if not place.exists():
-            messages = self.messages(self.topic(kind, scale), rows=rows)
+            messages = self.messages(self.topic(kind, scale), LOADED, rows)
             messages.write.option("compression", codec).parquet(str(place))
         return place
 
@@ -79,6 +81,15 @@ class Lab:
         if rows is not None:
             reader = reader.option("endingOffsets", json.dumps({TOPIC: {"0": rows}}))
         return reader.load()
+
+    def lake(self, scale: Scale) -> Path:
+        """The lake in which a pipeline has landed the plain topic."""
+        place = self.folder / "lake"
+        if not place.exists():
+            from holdfast.spark import Pipeline
+
+            Pipeline.land(TOPIC, folder=self.topic("plain", scale), lake=place).run()
+        return place
 
     def scratch(self) -> Path:
         """A folder that is not there yet."""
@@ -92,11 +103,13 @@ class Lab:
             once()
 
     def timed(self, work: Callable[[], object], messages: int) -> Sample:
-        """CPU time is that of the JVM and of all Python workers together."""
-        cpu_started, started = cpu_seconds(os.getpid()), time.perf_counter()
+        """CPU time is that of the JVM and of all Python workers together; that of the workers is told, too."""
+        root = os.getpid()
+        cpu_started, workers_started, started = cpu_seconds(root), worker_cpu_seconds(root), time.perf_counter()
         work()
         seconds = time.perf_counter() - started
-        return Sample(messages, seconds, cpu_seconds(os.getpid()) - cpu_started)
+        workers = worker_cpu_seconds(root) - workers_started
+        return Sample(messages, seconds, cpu_seconds(root) - cpu_started, worker_cpu_seconds=workers)
 
 
 def read(lab: Lab, *, scale: Scale, kind: str, rows: int, columns: str = COLUMNS, **_: Any) -> Sample:
@@ -108,6 +121,44 @@ def read(lab: Lab, *, scale: Scale, kind: str, rows: int, columns: str = COLUMNS
         return lab.messages(folder, columns, limit)
 
     return _timed_read(lab, f"read {kind} {columns} {rows}", load, rows)
+
+
+def read_all(lab: Lab, *, scale: Scale, rows: int, how: str, **_: Any) -> Sample:
+    """The columns of a plain `load()`: by it, by our function, or from the landed table and the log behind it."""
+    from holdfast.spark import read as read_topic
+    from holdfast.spark import table
+
+    folder = str(lab.topic("plain", scale))
+    lake = str(lab.lake(scale)) if how == "table()" else ""
+
+    def load() -> Any:
+        if how == "load()":
+            return lab.spark.read.format("holdfast").options(path=folder, topic=TOPIC).load()
+        if how == "read()":
+            return read_topic(TOPIC, folder, spark=lab.spark)
+        return table(TOPIC, folder, lake, spark=lab.spark).select(
+            "key", "value", "topic", "partition", "offset", "timestamp"
+        )
+
+    return _timed_read(lab, f"read by {how}", load, rows)
+
+
+def first_query(lab: Lab, *, scale: Scale, source: str, **_: Any) -> Sample:
+    """A new process that starts a session and counts some rows."""
+    rows = scale.spark_single_rows
+    parquet = lab.parquet("none", rows, scale)
+    folder = parquet if source == "parquet" else lab.topic("plain", scale)
+    command = [sys.executable, "-m", "bench.spark.first", source, str(folder), str(rows)]
+    started = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        seconds = time.perf_counter() - started
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if said != b"done\n":
+        raise RuntimeError(f"the first query of {source} ended with {process.returncode}")
+    return Sample(1, seconds, used.ru_utime + used.ru_stime, p50_ns=1e9 * seconds, p99_ns=1e9 * seconds)
 
 
 def read_parquet(
@@ -212,7 +263,18 @@ def _with_fresh_workers(lab: Lab) -> None:
 
 
 JOBS: dict[str, Callable[..., Any]] = {
-    job.__name__: job for job in (read, read_parquet, write, write_parquet, stream, scan_beside, worker_memory)
+    job.__name__: job
+    for job in (
+        read,
+        read_all,
+        read_parquet,
+        write,
+        write_parquet,
+        stream,
+        first_query,
+        scan_beside,
+        worker_memory,
+    )
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +29,17 @@ def descendants(root: int) -> list[int]:
 
 def cpu_seconds(root: int) -> float:
     """What a process and all below it have burned, those that have ended among them."""
+    return _cpu_seconds([root, *descendants(root)])
+
+
+def worker_cpu_seconds(root: int) -> float:
+    """What the Python workers below a process have burned."""
+    return _cpu_seconds(_daemons(root))
+
+
+def _cpu_seconds(processes: Iterable[int]) -> float:
     ticks = 0
-    for process in [root, *descendants(root)]:
+    for process in processes:
         fields = _text(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()
         ticks += sum(int(field) for field in fields[11:15])  # its own, and of children that it has waited for
     return ticks / _TICKS
@@ -38,8 +47,12 @@ def cpu_seconds(root: int) -> float:
 
 def python_workers(root: int) -> list[int]:
     """The workers that run tasks: they are forked from a daemon, and have its command line."""
-    daemons = {process for process in descendants(root) if "pyspark.daemon" in _text(Path(f"/proc/{process}/cmdline"))}
+    daemons = _daemons(root)
     return [process for process in daemons if _parent(process) in daemons]
+
+
+def _daemons(root: int) -> set[int]:
+    return {process for process in descendants(root) if "pyspark.daemon" in _text(Path(f"/proc/{process}/cmdline"))}
 
 
 def end_idle_workers(root: int) -> None:

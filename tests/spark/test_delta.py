@@ -22,7 +22,7 @@ from deltalake import DeltaTable
 import holdfast
 from holdfast.cli.main import main
 from holdfast.env import real_world
-from holdfast.errors import BadSettings, InvalidRequest
+from holdfast.errors import BadSettings, InvalidRequest, PipelineFailed
 from holdfast.spark import Pipeline, read_delta
 from holdfast.spark.pipelines import lake as lake_module
 from holdfast.spark.pipelines.checkpoint import status_of
@@ -171,7 +171,7 @@ def test_a_failure_between_deltas_commit_and_sparks_doubles_nothing(shop, monkey
             raise OSError("the power is gone")
 
     monkeypatch.setattr(lake_module, "_sync_log", fails_behind_the_second)
-    with pytest.raises(OSError, match="power"):
+    with pytest.raises(PipelineFailed, match="land: OSError: the power is gone"):
         shop.run(shop.land(max_rows_per_batch=4))
     assert len(shop.by_others("land")) == 8
     # Spark has not noted the second batch, and will ask for it again.

@@ -13,6 +13,8 @@ from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import DataFrame, SparkSession
 
 import holdfast
+import holdfast.spark
+from holdfast.errors import InvalidRequest
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +47,15 @@ def test_every_message_is_a_row(spark: SparkSession, shop: str) -> None:
     assert all(row.partition == by_key[row.key] for row in rows if row.key is not None)
 
 
-def test_columns_are_those_of_kafkas_source_and_our_own(spark: SparkSession, shop: str) -> None:
-    frame = read(spark, shop, includeHeaders="true")
+def test_columns_are_those_of_kafkas_source_and_on_request_our_own(spark: SparkSession, shop: str) -> None:
+    kafkas = ["key", "value", "topic", "partition", "offset", "timestamp"]
+    assert read(spark, shop).columns == kafkas
+    assert read(spark, shop, includeHeaders="true").columns == [*kafkas, "headers"]
+    frame = read(spark, shop, includeHeaders="true", includeMetadata="true")
     assert frame.columns == [
-        "key", "value", "topic", "partition", "offset", "timestamp", "priority", "expires_at", "due_at", "tombstone",
+        *kafkas, "priority", "expires_at", "due_at", "tombstone",
         "producer_id", "producer_epoch", "sequence", "epoch", "headers",
     ]  # fmt: skip
-    assert "headers" not in read(spark, shop).columns
     [urgent] = frame.where("priority = 5").collect()
     assert bytes(urgent.value) == b"urgent"
     assert [(header.key, bytes(header.value)) for header in urgent.headers] == [("kind", b"gift")]
@@ -82,6 +86,30 @@ def test_more_tasks_where_asked(spark: SparkSession, shop: str) -> None:
 def test_the_source_works_in_sql(spark: SparkSession, shop: str) -> None:
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW hearts USING holdfast OPTIONS (path '{shop}', topic 'organs')")
     assert spark.sql("SELECT cast(value AS string) AS text FROM hearts").collect()[0].text == "heart"
+
+
+def test_a_table_in_sql_keeps_its_options_and_reads_what_is_there_now(spark: SparkSession, tmp_path: Path) -> None:
+    with holdfast.open_broker(tmp_path / "shop", durability="os") as broker:
+        broker.create_topic("orders")
+        broker.publish("orders", b"one")
+    try:
+        spark.sql(
+            f"CREATE TABLE sql_orders USING holdfast "
+            f"OPTIONS (path '{tmp_path}/shop', topic 'orders', includeHeaders 'true')"
+        )
+        assert spark.table("sql_orders").columns[-1] == "headers"
+        assert spark.sql("SELECT string(value) AS text FROM sql_orders").collect()[0].text == "one"
+        with holdfast.open_broker(tmp_path / "shop", durability="os") as broker:
+            broker.publish("orders", b"two")
+        assert spark.table("sql_orders").count() == 2
+        spark.sql(f"CREATE TABLE sql_topics USING holdfast OPTIONS (path '{tmp_path}/shop', table 'topics')")
+        assert spark.table("sql_topics").select("name", "end").collect() == [("orders", 2)]
+        with pytest.raises(AnalysisException, match='did you mean "topic"'):
+            spark.sql(f"CREATE TABLE wrong USING holdfast OPTIONS (path '{tmp_path}/shop', topicc 'orders')")
+    finally:
+        for name in ("sql_orders", "sql_topics"):
+            spark.sql(f"DROP TABLE IF EXISTS {name}")
+    assert read(spark, f"{tmp_path}/shop").count() == 2  # only the table is dropped, not what it read
 
 
 @pytest.mark.parametrize(
@@ -152,3 +180,39 @@ def test_large_messages_are_whole_values(spark: SparkSession, tmp_path: Path) ->
         waiting = spark.read.format("holdfast").options(path=str(tmp_path), topic="orders", table="delayed").load()
         [row] = waiting.collect()
         assert bytes(row.value) == values[3 << 20]
+
+
+def test_the_function_reads_what_load_reads_and_spark_adds_the_topic(spark: SparkSession, shop: str) -> None:
+    mine, loaded = holdfast.spark.read("orders", shop, spark=spark), read(spark, shop)
+    assert mine.columns == loaded.columns
+    assert mine.orderBy("partition", "offset").collect() == loaded.orderBy("partition", "offset").collect()
+    plan = mine._jdf.queryExecution().optimizedPlan().toString()  # type: ignore[operator]
+    assert "orders AS topic" in plan
+    assert "topic" not in plan.rpartition("RelationV2")[2]  # no worker sends it
+
+
+def test_the_function_reads_only_the_columns_that_are_named(spark: SparkSession, shop: str) -> None:
+    some = holdfast.spark.read(
+        "orders", shop, columns=["timestampType", "value", "topic"], spark=spark, endingOffsets="latest"
+    )
+    assert some.where("value = 'urgent'").collect() == [(1, bytearray(b"urgent"), "orders")]
+    constant = holdfast.spark.read("orders", shop, columns=["topic"], spark=spark)
+    assert constant.groupBy("topic").count().collect() == [("orders", 3001)]
+    assert holdfast.spark.read("orders", shop, spark=spark, includeHeaders=True).columns[-1] == "headers"
+    with pytest.raises(InvalidRequest, match="no column 'price'"):
+        holdfast.spark.read("orders", shop, columns=["price"], spark=spark)
+
+
+def test_the_function_reads_a_stream(spark: SparkSession, shop: str, tmp_path: Path) -> None:
+    rows = holdfast.spark.read_stream(
+        "orders", shop, columns=["topic", "offset"], spark=spark, startingOffsets="earliest", groupId="by-function"
+    )
+    query = (
+        rows.writeStream.format("memory")
+        .queryName("by_function")
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    assert spark.sql("SELECT topic, count(*) FROM by_function GROUP BY topic").collect() == [("orders", 3001)]

@@ -49,7 +49,8 @@ def test_every_message_of_a_server_is_a_row(spark: SparkSession, shop: Shop) -> 
     assert {row.value for row in rows} == {f"order {number}" for number in range(3000)} | {"urgent"}
     assert len({(row.partition, row.offset) for row in rows}) == len(rows) == 3001
     assert {row.timestampType for row in rows} == {1}
-    [urgent] = read(spark, shop.url, path="", server=shop.url, includeHeaders="true").where("priority = 5").collect()
+    whole = read(spark, shop.url, path="", server=shop.url, includeHeaders="true", includeMetadata="true")
+    [urgent] = whole.where("priority = 5").collect()
     assert [(header.key, bytes(header.value)) for header in urgent.headers] == [("kind", b"gift")]
     some = read(
         spark, shop.url, "offset long", minPartitions="9", startingOffsets='{"orders": {"0": 5, "1": -1, "2": -1}}',

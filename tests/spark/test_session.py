@@ -122,3 +122,32 @@ def test_spark_runs_on_the_java_of_the_package_where_the_machine_has_none(tmp_pa
     done = run_script(WITH_A_JAVA_OF_THE_PACKAGE, 180, environment=variables)
     assert done.stdout == "done\n", done.stderr
     assert done.stderr == ""  # nothing but what the user prints
+
+
+FAILING = """
+import pathlib
+import holdfast, holdfast.spark
+
+with holdfast.open_broker("shop", durability="os") as broker:
+    broker.create_topic("orders")
+    for number in range(50):
+        broker.publish("orders", bytes(100))
+[segment] = pathlib.Path("shop/topics/orders/0/log").glob("*.log")
+content = bytearray(segment.read_bytes())
+content[1000] ^= 0xFF
+segment.write_bytes(content)
+spark = holdfast.spark.session("failing", "local[1]")
+orders = spark.read.format("holdfast").options(path="shop", topic="orders").load()
+try:
+    orders.write.format("noop").mode("overwrite").save()
+except Exception as error:
+    print(error)
+"""
+
+
+def test_an_error_in_a_task_is_told_once_and_without_stacks_of_java():
+    done = run_script(FAILING)
+    assert "holdfast check" in done.stdout
+    assert "\tat " not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Aborting" not in done.stderr

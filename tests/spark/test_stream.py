@@ -14,6 +14,7 @@ from pyspark.sql.streaming import StreamingQuery
 import holdfast
 from holdfast.broker.streams.queries import list_queries
 from holdfast.env import real_world
+from holdfast.spark import lag
 
 
 class Shop:
@@ -90,6 +91,12 @@ def test_the_progress_tells_how_far_behind_the_query_is(shop: Shop) -> None:
     )
     assert {number: place["offset"] for number, place in end.items()} == {"0": 2, "1": 2}
     assert {number: place["offset"] for number, place in latest.items()} == {"0": 5, "1": 5}
+    assert lag(first) == {
+        "minOffsetsBehindLatest": 3,
+        "maxOffsetsBehindLatest": 3,
+        "avgOffsetsBehindLatest": 3.0,
+        "offsetsBehindLatest": 6,
+    }
 
 
 def test_a_query_is_a_group_that_pins_what_it_has_not_read(shop: Shop) -> None:

@@ -27,7 +27,7 @@ from holdfast.spark.pipelines.project import (
     yaml_template,
 )
 from holdfast.spark.pipelines.python import pipeline
-from holdfast.spark.pipelines.spec import Expectation, Project, interval_ms, kind_named, kind_names
+from holdfast.spark.pipelines.spec import Expectation, LakeOptions, Project, interval_ms, kind_named, kind_names
 from tests.unit.lake_kit import Crash, FrailDisk, changed, context_of, seen, staged
 
 SHOP = """\
@@ -406,6 +406,14 @@ def test_errors_of_ours_come_out_of_sparks_stacks_as_they_were():
     found = in_words(PySparkException(stack), "p")
     assert (type(found).__name__, str(found)) == ("UnknownTopic", "p: there is no topic ordres")
     assert str(in_words(ValueError("no"), "p")) == "p: ValueError: no"
+
+
+def test_the_docs_promise_once_for_every_kind_that_writes_a_table():
+    page = (Path(__file__).parents[2] / "docs/explanation/spark-exactly-once.md").read_text("utf-8")
+    [row] = [line for line in page.splitlines() if line.startswith("| a [pipeline]")]
+    kinds = [name for name in kind_names() if issubclass(kind_named(name).options, LakeOptions)]
+    assert [name for name in kinds if f"`{name}`" not in row] == []
+    assert row.split("|")[2].strip() == "once"
 
 
 def test_the_template_of_every_kind_names_it():

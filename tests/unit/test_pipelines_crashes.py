@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 import threading
 from pathlib import Path
@@ -14,13 +15,24 @@ pytest.importorskip("pyspark")
 
 from holdfast.env import real_world
 from holdfast.env.disk import LakeDisk
-from holdfast.errors import BadSettings, CorruptData, InvalidRequest
-from holdfast.spark.pipelines.checkpoint import ID, Ledger, LedgerBatch, Totals, check_fit, forget, is_half_forgotten
+from holdfast.errors import BadSettings, CorruptData, Fenced, InvalidRequest
+from holdfast.spark.pipelines import land
+from holdfast.spark.pipelines.checkpoint import (
+    ID,
+    RUN,
+    Ledger,
+    LedgerBatch,
+    Totals,
+    check_fit,
+    end_run,
+    forget,
+    is_half_forgotten,
+)
 from holdfast.spark.pipelines.lake import additions, commit, file_name, finish_pending, table_files
-from holdfast.spark.pipelines.land import _Landing
 from holdfast.spark.pipelines.project import Pipeline, Runner
 from holdfast.spark.pipelines.python import pipeline
 from holdfast.spark.pipelines.spec import Context, kind_named
+from holdfast.spark.pipelines.streams import run_stream, write_batch_of
 from tests.unit.lake_kit import Crash, FrailDisk, context_of, seen, staged
 
 
@@ -163,28 +175,101 @@ def test_a_listing_that_met_a_folder_as_it_was_removed_is_made_again(tmp_path):
     assert table_files(Merged(), str(tmp_path)) == [file_name(0, 9, 0), file_name(10, 10, 0)]
 
 
-def test_a_try_of_land_that_failed_does_not_fail_the_next_one(tmp_path):
-    class Query:
-        """Of Spark: the first time its batch fails, since there is no checkpoint to sync."""
-
-        isActive = False  # noqa: N815
-        tries = 0
-
-        def awaitTermination(self, seconds: float) -> bool:  # noqa: N802
-            self.tries += 1
-            if self.tries == 1:
-                try:
-                    landing.write(rows, 0)
-                except FileNotFoundError:
-                    raise ValueError("a hundred lines of Java") from None
-            return True
-
-    landing = _Landing(context_of(tmp_path, LakeDisk()))
-    query: Any = Query()
+def test_a_query_that_outlived_its_run_writes_nothing(tmp_path):
+    context = context_of(tmp_path, LakeDisk())
+    check = Path(context.checkpoint)
+    (check / "spark/offsets").mkdir(parents=True)
+    (check / RUN).write_text("mine", encoding="ascii")
+    entered, leave, order = threading.Event(), threading.Event(), []
     rows: Any = None
-    with pytest.raises(FileNotFoundError):
-        landing.wait(query)
-    landing.wait(query)
+
+    def write(context: Context, rows: Any, batch: int, offsets: str | None) -> LedgerBatch:
+        entered.set()
+        assert leave.wait(60)
+        order.append("written")
+        return LedgerBatch(batch=batch)
+
+    def end() -> None:
+        end_run(context.world, context.checkpoint)
+        order.append("ended")
+
+    writer = threading.Thread(target=write_batch_of, args=(context.project, "p", "mine", write, rows, 0))
+    writer.start()
+    assert entered.wait(60)
+    ender = threading.Thread(target=end)
+    ender.start()
+    leave.set()
+    writer.join(60)
+    ender.join(60)
+    assert order == ["written", "ended"]  # a batch that was begun is finished first
+    with pytest.raises(Fenced, match="batch 1 is left to the next one"):
+        write_batch_of(context.project, "p", "mine", write, rows, 1)
+    (check / RUN).write_text("another", encoding="ascii")
+    with pytest.raises(Fenced):
+        write_batch_of(context.project, "p", "mine", write, rows, 1)
+    assert order == ["written", "ended"]
+
+
+def test_the_state_after_a_batch_is_on_disk_before_the_batch_counts(tmp_path):
+    class Synced(LakeDisk):
+        """Notes what was synced, and when the ledger decided."""
+
+        def __init__(self) -> None:
+            self.done: list[str] = []
+
+        def sync_file(self, path: str) -> None:
+            super().sync_file(path)
+            self.done.append(path)
+
+        def sync_folder(self, path: str) -> None:
+            super().sync_folder(path)
+            self.done.append(path)
+
+        def rename(self, old: str, new: str) -> None:
+            super().rename(old, new)
+            self.done.append(new)
+
+    disk = Synced()
+    context = context_of(tmp_path, disk)
+    state = Path(context.checkpoint) / "spark/state"
+    for name in ("0/_metadata/schema", "0/0/4.delta", "0/0/5.delta", "0/1/left-keys/5.delta", "0/1/left-keys/3.delta"):
+        (state / name).parent.mkdir(parents=True, exist_ok=True)
+        (state / name).write_bytes(b"state")
+    commit(context, LedgerBatch(batch=4, offsets="v1"))
+    decided = next(at for at, path in enumerate(disk.done) if path.endswith(".pending"))
+    before = {str(Path(path).relative_to(state)) for path in disk.done[:decided] if Path(path).is_relative_to(state)}
+    new = {"0/_metadata/schema", "0/0/5.delta", "0/1/left-keys/5.delta"}
+    assert before == new | {".", "0", "0/_metadata", "0/0", "0/1", "0/1/left-keys"}
+
+
+def test_the_function_for_each_batch_can_be_sent_to_another_process(tmp_path):
+    own = chain(tmp_path).apply(pipeline(source="s", name="own")(lambda rows: threading.Lock()))
+    sent: list[Any] = []
+
+    class Rows:
+        """Of Spark, as far as a query is started."""
+
+        writeStream = property(lambda self: self)  # noqa: N815
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *args, **kwargs: self
+
+        def foreachBatch(self, function: Any) -> Rows:  # noqa: N802
+            sent.append(function)
+            raise ValueError("enough")
+
+    spec = own.project.spec("own")
+    context = Context(world=real_world(), session=_no_session, project=own.project, spec=spec)
+    Path(context.checkpoint).mkdir(parents=True)
+    with pytest.raises(ValueError, match="enough"):
+        run_stream(context, Rows(), land.write, lambda: None, output_mode="append")  # type: ignore[arg-type]
+    project, name, *_ = pickle.loads(pickle.dumps(sent[0])).args
+    assert (project.spec("own").function, name) == (None, "own")
+    assert not (Path(context.checkpoint) / RUN).exists()
+
+
+def _no_session() -> Any:
+    raise AssertionError
 
 
 def test_an_interrupt_frees_the_locks_only_when_nothing_runs_any_more(tmp_path):
@@ -219,6 +304,8 @@ def test_a_source_that_is_begun_anew_while_it_is_read_is_not_read_on(tmp_path):
     number = Path(project.checkpoint("l")) / ID
     number.write_text("one", encoding="ascii")
     finished(project.checkpoint("s"), LedgerBatch(batch=0, through=0, source_id="one"))
+    Path(project.table("l")).mkdir(parents=True)
+    (Path(project.table("l")) / file_name(1, 1, 0)).write_bytes(b"rows")
 
     def session() -> Any:
         number.write_text("two", encoding="ascii")

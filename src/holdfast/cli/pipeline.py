@@ -12,7 +12,6 @@ import msgspec
 
 from holdfast.api.drafts import parse_duration
 from holdfast.cli import output
-from holdfast.cli.look.log import owner_of
 from holdfast.cli.opening import AsJson, Yes
 from holdfast.cli.parsing import Section, argument, option
 from holdfast.env import real_world
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from holdfast.spark.pipelines import spec
-    from holdfast.spark.pipelines.checkpoint import PipelineStatus
+    from holdfast.spark.pipelines.checkpoint import NotedRun, PipelineStatus
     from holdfast.spark.pipelines.project import Runner
     from holdfast.spark.pipelines.spec import Project
 
@@ -176,6 +175,31 @@ def standing_table(standings: Sequence[PipelineStatus], running: Mapping[str, in
     return shown
 
 
+def history_table(runs: Mapping[str, Sequence[NotedRun]]) -> output.Table:
+    """Return a table with sparklines of what each run of a pipeline read, left, and found bad."""
+    shown = output.table("pipeline", "runs>", "failed>", "rows/s", "behind", "late", "bad")
+    for name, noted in runs.items():
+        if len(noted) > 1:
+            some = noted[-_RUNS_SHOWN:]
+            lines: list[list[float | None]] = [
+                [run.rows_in / run.seconds if run.seconds else None for run in some],
+                [run.lag for run in some],
+                [run.expectations.get("late", 0) for run in some],
+                [run.dropped + run.quarantined for run in some],
+            ]
+            failed = sum(not run.ok for run in some)
+            shown.add_row(output.safe(name), str(len(some)), str(failed), *map(_line_text, lines))
+    return shown
+
+
+def _line_text(line: Sequence[float | None]) -> str:
+    """Return a sparkline and its last value; nothing if there never was any."""
+    from holdfast.cli.look.stats import sparkline
+
+    known = [value for value in line if value is not None]
+    return f"{sparkline(line)} {known[-1]:,.0f}" if any(known) else ""
+
+
 def _last_run(each: PipelineStatus) -> str:
     if each.ok is None:
         return "never" if each.last_batch is None else "-"  # by a version that did not note its runs
@@ -188,6 +212,7 @@ Names: TypeAlias = Annotated[list[str] | None, argument("NAME", "The pipelines."
 Declared: TypeAlias = Annotated[str, option("--config FILE", "The file that declares the pipelines (YAML or Python).")]
 All: TypeAlias = Annotated[bool, option("--all", "All pipelines in the file.")]
 FILE = "pipelines.yaml"
+_RUNS_SHOWN = 24
 
 
 @app.command("run")
@@ -205,6 +230,9 @@ def run_command(
     master: Annotated[
         str | None, option("--master URL", "Where Spark runs: spark://host:7077, yarn, local[4]; by default local[*].")
     ] = None,
+    remote: Annotated[
+        str | None, option("--remote URL", "A Spark Connect server to run on instead: sc://host:15002.")
+    ] = None,
     conf: Annotated[list[str] | None, option("--conf NAME=VALUE", "A setting of Spark; may be repeated.")] = None,
     from_quarantine: Annotated[
         bool, option("--from-quarantine", "Only try the quarantined rows again, for example after a fix.")
@@ -218,8 +246,9 @@ def run_command(
         holdfast pipeline run --all
         holdfast pipeline run orders --follow --every 5s
         holdfast pipeline run --all --master spark://host:7077 --conf spark.executor.memory=4g
+        holdfast pipeline run --all --remote sc://host:15002
     """
-    start = _starting(master, conf or [])
+    start = _starting(master, remote, conf or [])
     project = _project(declared)
     wanted = _wanted(project, names, everything=everything)
     if full_refresh and not _may_forget(project, wanted, yes=yes, as_json=as_json):
@@ -252,7 +281,7 @@ def run_command(
 def plan_command(
     names: Names = None, declared: Declared = FILE, everything: All = False, as_json: AsJson = False
 ) -> int:
-    """Show what a run would read and write. Writes nothing.
+    """Show what a run would read and write. Writes nothing. A pipeline that cannot run says why; the others are shown.
 
     Examples:
         holdfast pipeline plan --all
@@ -260,13 +289,20 @@ def plan_command(
     project = _project(declared)
     from holdfast.spark.pipelines.project import Runner
 
-    plans = Runner(project).plan(_wanted(project, names, everything=everything))
+    runner, plans, refused = Runner(project), [], list[HoldfastError]()
+    for spec in project.in_order(_wanted(project, names, everything=everything)):
+        try:
+            plans += runner.plan([spec.name])
+        except HoldfastError as error:
+            refused.append(error)
     if as_json:
         output.print_json({"plans": msgspec.to_builtins(plans)})
-        return output.OK
-    for plan in plans:
-        output.say("\n".join(plan_lines(plan)))
-    return output.OK
+    else:
+        for plan in plans:
+            output.say("\n".join(plan_lines(plan)))
+    for each in refused:
+        output.print_error(each.code, str(each), as_json=as_json)
+    return output.NOT_DONE if refused else output.OK
 
 
 @app.command("ls")
@@ -287,7 +323,7 @@ def ls_command(declared: Declared = FILE, as_json: AsJson = False) -> int:
     shown = output.table("pipeline", "kind", "reads", "table")
     for spec in project.in_order(project.pipelines):
         topics = getattr(spec.options, "topics", None) or ()
-        reads = spec.options.source or ", ".join(topics) or getattr(spec.options, "pattern", None) or ""
+        reads = ", ".join(spec.options.reads or topics) or getattr(spec.options, "pattern", None) or ""
         shown.add_row(output.safe(spec.name), spec.kind, output.safe(reads), output.safe(project.table(spec.name)))
     output.stdout().print(shown)
     return output.OK
@@ -295,23 +331,37 @@ def ls_command(declared: Declared = FILE, as_json: AsJson = False) -> int:
 
 @app.command("status")
 def status_command(names: Names = None, declared: Declared = FILE, as_json: AsJson = False) -> int:
-    """Show the progress of pipelines: batches, rows, lag, and who runs them. Needs neither a JVM nor a lock.
+    """Show the progress of pipelines: batches, rows, lag, last runs, and who runs them.
+
+    Needs neither a JVM nor a lock.
 
     Examples:
         holdfast pipeline status
     """
     project = _project(declared)
-    from holdfast.spark.pipelines.checkpoint import status_of
+    from holdfast.cli.look.log import owner_of
+    from holdfast.spark.pipelines.checkpoint import runs_of, status_of
 
     specs = project.in_order(names or project.pipelines)
     standings = [status_of(real_world(), project, spec) for spec in specs]
+    runs = {spec.name: runs_of(real_world(), project, spec.name) for spec in specs}
     owners = {spec.name: owner_of(project.checkpoint(spec.name)) for spec in specs}
     running = {name: owner.pid for name, owner in owners.items() if owner is not None and owner.alive}
     if as_json:
-        document = [{**msgspec.to_builtins(each), "running_pid": running.get(each.pipeline)} for each in standings]
+        document = [
+            {
+                **msgspec.to_builtins(each),
+                "running_pid": running.get(each.pipeline),
+                "runs": msgspec.to_builtins(runs[each.pipeline]),
+            }
+            for each in standings
+        ]
         output.print_json({"lake": project.lake, "pipelines": document})
-    else:
-        output.stdout().print(standing_table(standings, running))
+        return output.OK
+    output.stdout().print(standing_table(standings, running))
+    if any(len(each) > 1 for each in runs.values()):
+        output.say("\nThe last runs, the oldest first:")
+        output.stdout().print(history_table(runs))
     return output.OK
 
 
@@ -319,7 +369,7 @@ def status_command(names: Names = None, declared: Declared = FILE, as_json: AsJs
 def optimize_command(
     names: Names = None, declared: Declared = FILE, everything: All = False, as_json: AsJson = False
 ) -> int:
-    """Merge small files of Delta tables. Readers go on meanwhile; the old files stay until `vacuum`.
+    """Merge small files of Delta tables. Readers are not interrupted; the old files stay until `vacuum`.
 
     Examples:
         holdfast pipeline optimize --all
@@ -450,15 +500,21 @@ def export_command(
     return output.OK
 
 
-def _starting(master: str | None, conf: Sequence[str]) -> Callable[[], SparkSession]:
+def _starting(master: str | None, remote: str | None, conf: Sequence[str]) -> Callable[[], SparkSession]:
     """What starts a session as the command line says."""
     settings: dict[str, str] = {}
+    if remote is not None:
+        if master is not None:
+            raise InvalidRequest("a Spark Connect server has its own master: give --remote or --master, not both")
+        if not remote.startswith("sc://"):
+            raise InvalidRequest(f"--remote {remote!r} is not a Spark Connect server: give sc://HOST:PORT")
+        settings["spark.remote"] = remote
     for each in conf:
         name, equals, value = each.partition("=")
         if not equals or not name.startswith("spark."):
             raise InvalidRequest(f"--conf {each!r} is not a setting: give spark.NAME=VALUE, like spark.ui.enabled=true")
         if name == "spark.remote":
-            raise InvalidRequest("pipelines do not run on Spark Connect: give a master instead (--master)")
+            raise InvalidRequest(f"name the Spark Connect server with --remote {value}, not with --conf")
         settings[name] = value
 
     def start() -> SparkSession:
@@ -499,5 +555,5 @@ def _wanted(project: Project, names: list[str] | None, *, everything: bool) -> l
 def _may_forget(project: Project, names: list[str], *, yes: bool, as_json: bool) -> bool:
     gone = ", ".join(output.safe(project.table(name)) for name in names)
     return output.confirmed(
-        f"Remove {gone} and start over?", "holdfast pipeline run --full-refresh", yes=yes, as_json=as_json
+        f"Remove {gone} and start over?", "pipeline run --full-refresh", yes=yes, as_json=as_json, looks=False
     )

@@ -12,15 +12,20 @@ if TYPE_CHECKING:
     from holdfast.spark.pipelines.lake import read_delta
     from holdfast.spark.pipelines.project import Pipeline, run
     from holdfast.spark.pipelines.python import pipeline
-    from holdfast.spark.tables import register_tables
+    from holdfast.spark.ranges import lag
+    from holdfast.spark.tables import read, read_stream, register_tables, table
 
-__all__ = ["Pipeline", "pipeline", "read_delta", "register", "register_tables", "run", "session"]
+__all__ = [
+    "Pipeline", "lag", "pipeline", "read", "read_delta", "read_stream",
+    "register", "register_tables", "run", "session", "table",
+]  # fmt: skip
 
 _LATER = {
     **dict.fromkeys(("Pipeline", "run"), "holdfast.spark.pipelines.project"),
     "pipeline": "holdfast.spark.pipelines.python",
+    "lag": "holdfast.spark.ranges",
     "read_delta": "holdfast.spark.pipelines.lake",
-    "register_tables": "holdfast.spark.tables",
+    **dict.fromkeys(("read", "read_stream", "register_tables", "table"), "holdfast.spark.tables"),
 }
 
 

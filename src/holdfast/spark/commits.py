@@ -372,7 +372,7 @@ def _carry_out(engine: BrokerEngine, staging: Staging, manifest: CommitManifest,
                 if not resumed:
                     raise
                 facts = {"write": manifest.write_id, "batch": manifest.batch, "topic": lane.topic}
-                logger.warning("rows on their way to a topic went with it when it was deleted", extra=facts)
+                logger.warning("rows for a topic were dropped when it was deleted", extra=facts)
                 continue
             partition = topic.partition(lane.partition)
             partitions.append(partition)

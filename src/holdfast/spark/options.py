@@ -9,10 +9,12 @@ from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import wraps
 from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
 from holdfast.api.drafts import instant_ns, parse_duration, parse_instant
+from holdfast.broker.folder.layout import is_store
 from holdfast.broker.streams.queries import LEAST_TTL_MS, MOST_TTL_MS, TTL_MS
 from holdfast.client.opening import is_address, refuse_almost
 from holdfast.delivery.where import Expression
@@ -32,7 +34,7 @@ _SUBSCRIPTIONS: Final = ("topic", "subscribe", "subscribePattern", "assign")
 _WHERE: Final = ("path", "server", "tokenFile", "table", *_SUBSCRIPTIONS)
 _READING: Final = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
                    "startingOffsetsByTimestampStrategy", "minPartitions", "maxRecordsPerPartition", "includeHeaders",
-                   "includeRedriven", "failOnDataLoss", "onCorrupt")  # fmt: skip
+                   "includeMetadata", "includeRedriven", "failOnDataLoss", "onCorrupt")  # fmt: skip
 BATCH: Final = frozenset({*_WHERE, *_READING, "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"})
 STREAM: Final = frozenset({
     *_WHERE, *_READING, "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay",
@@ -80,6 +82,7 @@ class ReadOptions(ReadPolicy, frozen=True, kw_only=True):
     min_partitions: int = 0
     most_records: int | None = None
     include_headers: bool = False
+    include_metadata: bool = False
     max_offsets: int | None = _DEFAULT_OFFSETS
     max_bytes: int | None = _DEFAULT_BYTES
     min_offsets: int = 0
@@ -89,10 +92,10 @@ class ReadOptions(ReadPolicy, frozen=True, kw_only=True):
     pin_ms: int = TTL_MS
 
 
-def check_options(given: Mapping[str, str]) -> None:
+def check_options(given: Mapping[str, str]) -> ReadOptions:
     """Check the options before it is known whether a batch or a stream uses them. The reader checks the rest."""
     refuse_unknown(given, BATCH | STREAM)
-    _Options(given, 0).common(starting="earliest")
+    return _Options(given, 0).common(starting="earliest")
 
 
 def batch_read_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
@@ -152,7 +155,7 @@ def table_options(given: Mapping[str, str], now_ms: int, *, timed: bool) -> Tabl
 
 
 def required_path(given: Mapping[str, str]) -> str:
-    """The data folder, by its absolute path, or the address of a server."""
+    """The data folder, by its absolute path or as the URL of a store, or the address of a server."""
     path, server = given.get("path"), given.get("server")
     if path and server:
         raise InvalidRequest('options "path" and "server" are both given: choose one of them')
@@ -164,6 +167,13 @@ def required_path(given: Mapping[str, str]) -> str:
             'option "path" is missing: name the data folder, .option("path", "/data/shop"), or the address of a server'
         )
     if is_address(path):
+        return path
+    if is_store(path) and not path.startswith("file:"):
+        if urlsplit(path).password is not None:
+            raise InvalidRequest(
+                'option "path" has a password, which would show up in plans and logs: set PGPASSWORD or a password '
+                "file where the driver and the tasks run, and leave it out"
+            )
         return path
     refuse_almost(path)
     return absolute(path.removeprefix("file://").removeprefix("file:"))
@@ -248,6 +258,7 @@ class _Options:
             min_partitions=whole_number(self._given, "minPartitions", 0),
             most_records=whole_number(self._given, "maxRecordsPerPartition", 0) or None,
             include_headers=flag(self._given, "includeHeaders", default=False),
+            include_metadata=flag(self._given, "includeMetadata", default=False),
             include_redriven=flag(self._given, "includeRedriven", default=False),
             fail_on_data_loss=flag(self._given, "failOnDataLoss", default=True),
             skip_corrupt=corrupt == "skip",

@@ -1,4 +1,4 @@
-"""Where Spark reads and writes: a data folder that driver and tasks share, or a server that both of them call.
+"""Where Spark reads and writes: a data folder that driver and tasks share, a server that both call, or a store.
 
 A place answers the driver's questions about topics and offsets, keeps retention from what a query has not read, gives
 tasks the frames of a range as they are stored, and the rows of tables. Readers know no more of it than `SparkPlace`. A
@@ -15,20 +15,24 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Protocol
+from urllib.parse import quote
 
 import msgspec
 
 from holdfast.api.topics import TopicInfo
-from holdfast.broker.folder.layout import check_name
+from holdfast.broker.folder.layout import TOPICS, check_name, is_store
+from holdfast.broker.folder.stored import is_chain, shown_place, snapshot
 from holdfast.broker.streams.queries import QueryLease
 from holdfast.client.calling import Ask, Caller, packed, path_of
 from holdfast.client.network import CA, CERTIFICATE, KEY, ThreadNetwork, context_of, run
 from holdfast.client.opening import TOKEN, is_address, parse_address
 from holdfast.codec.frame import MOST_RAW_BYTES, Frame, frames_in
 from holdfast.env import World, real_world
+from holdfast.env.chain.engines import parse_place
 from holdfast.env.disk import BytesLike
 from holdfast.env.process import environment
-from holdfast.errors import InvalidRequest, Unavailable, UnknownTopic
+from holdfast.errors import InvalidRequest, NotAQueue, Unavailable, UnknownTopic
+from holdfast.local.opening import store_settings
 from holdfast.protocol.media import JSON, RAW
 from holdfast.spark.commits import CommitRequest, StagedFile
 from holdfast.spark.options import required_path, table_options
@@ -97,15 +101,21 @@ def access_of(given: Mapping[str, str]) -> ServerAccess | None:
     return ServerAccess(address.text, token, tls if address.secure else ())
 
 
-def place_of(given: Mapping[str, str]) -> SparkPlace:
-    """The place that the options name."""
-    access = access_of(given)
-    return FolderPlace(required_path(given)) if access is None else ServerPlace(access)
-
-
 def place_at(path: str, access: ServerAccess | None) -> SparkPlace:
-    """The same in a task, which is told by the driver how to reach a server."""
-    return FolderPlace(path) if access is None else ServerPlace(access)
+    """The place that the options name; a task is told by the driver how to reach a server."""
+    if access is not None:
+        return ServerPlace(access)
+    url = stored_at(path)
+    return FolderPlace(path) if url is None else StoredPlace(url)
+
+
+def stored_at(path: str) -> str | None:
+    """The URL of the store that the path names; None if it is a folder in its own right."""
+    if is_store(path):
+        return path
+    disk = real_world().disk
+    chained = any(disk.exists(f"{path}/{part}") for part in ("chain", "checkpoint"))
+    return f"file://{quote(path)}" if chained and not disk.exists(f"{path}/{TOPICS}") else None
 
 
 class FolderPlace:
@@ -133,6 +143,62 @@ class FolderPlace:
         asked = table_options(options, _now_ms(self._folder.world), timed=table_named(table).timed)
         for _, row in rows_of(table, self._folder, opened(self._folder, asked), piece):
             yield row
+
+
+def check_place(path: str) -> None:
+    """Raise if there is no data folder at the path: an error of load(), not of the first action."""
+    url = stored_at(path)
+    if url is None:
+        DataFolder(path)
+    elif not is_chain(parse_place(url)):
+        raise NotAQueue(f'{shown_place(url)} holds no queue: option "path" names what open_broker was given')
+
+
+class StoredRange(Range, frozen=True):
+    """A range of a folder in a store as of a number of its chain."""
+
+    number: int
+
+
+class StoredPlace:
+    """A folder in a store, read without its owner: the driver takes a snapshot, and the tasks read the same one.
+
+    A snapshot has the names and the small files. Segments are fetched by those who read them.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.path = url
+        self._world, self._settings = real_world(), store_settings(None)
+
+    def plan(self, asked: PlanRequest) -> ReadPlan:
+        if asked.step != "batch":
+            raise self._refusal("a stream cannot read it directly, because it must keep retention from unread messages")
+        taken = snapshot(self.path, self._settings, self._world)
+        found = FolderPlace(taken.folder, self._world).plan(asked)
+        ranges: list[Range] = [
+            StoredRange(each.topic, each.partition, each.start, each.stop, taken.number) for each in found.ranges
+        ]
+        return msgspec.structs.replace(found, ranges=ranges)
+
+    def frames(self, wanted: Range, at: int) -> Iterator[Frame]:
+        assert isinstance(wanted, StoredRange)  # as planned above
+        taken = snapshot(self.path, self._settings, self._world, wanted.number)
+        return FolderPlace(taken.folder, self._world).frames(wanted, at)
+
+    def lease(self, group: str, ttl_ms: int) -> QueryLease:
+        raise self._refusal("a stream cannot read it directly")
+
+    def pieces(self, table: str, options: Mapping[str, str]) -> list[Piece]:
+        raise self._refusal("tables cannot be read from it directly")
+
+    def rows(self, table: str, options: Mapping[str, str], piece: Piece) -> Iterator[Row]:
+        raise self._refusal("tables cannot be read from it directly")
+
+    def _refusal(self, why: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"{shown_place(self.path)} is a folder in a store: {why}. Run `holdfast serve` on it, and give the option "
+            '"path" the address of the server'
+        )
 
 
 class TableRequest(msgspec.Struct, frozen=True, kw_only=True):

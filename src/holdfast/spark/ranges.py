@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heapify, heapreplace
@@ -107,8 +108,11 @@ class DataFolder:
         return iter(()) if reader is None else reader.read(at)
 
 
-# A task reads at least about this many bytes, a segment, if there are more.
+# A task reads at least about this many bytes, a segment, if there are more. Starting one costs Spark some 30 ms of CPU
+# time: beyond so many tasks they become larger instead of more, but not so large that a retry hurts.
 _TASK_BYTES: Final = 64 << 20
+_MOST_TASK_BYTES: Final = 256 << 20
+_MANY_TASKS: Final = 16
 
 
 def batch_ranges(folder: DataFolder, options: ReadOptions, say: Callable[[str], None] = logger.warning) -> list[Range]:
@@ -224,7 +228,10 @@ def splits(
     folder: DataFolder, ranges: Sequence[Range], min_partitions: int, most_records: int | None = None
 ) -> list[Range]:
     """The ranges divided among tasks: by segments, and further for `min_partitions` tasks or `most_records` in each."""
-    found = [part for wanted in ranges for part in _by_segments(folder, wanted)]
+    stretches = [(wanted, _stretches(folder, wanted)) for wanted in ranges]
+    total = sum(weight for _, found in stretches for _, weight in found)
+    most = max(_TASK_BYTES, min(_MOST_TASK_BYTES, total // _MANY_TASKS))
+    found = [part for wanted, segments in stretches for part in _by_segments(wanted, segments, most)]
     if most_records is not None:
         found = [piece for part in found for piece in _cut(part, -(-part.messages // most_records))]
     messages = sum(part.messages for part in found)
@@ -239,12 +246,17 @@ def splits(
     return [piece for part, count in zip(found, pieces, strict=True) for piece in _cut(part, count)]
 
 
-def _by_segments(folder: DataFolder, wanted: Range) -> Iterator[Range]:
-    """The range in whole segments, several small ones together."""
+def _stretches(folder: DataFolder, wanted: Range) -> list[tuple[int, int]]:
+    """The first offset and the bytes of each segment of the range."""
     reader = folder.reader(wanted.topic, wanted.partition)
+    return [] if reader is None else list(reader.stretches(wanted.start, wanted.stop))
+
+
+def _by_segments(wanted: Range, segments: Sequence[tuple[int, int]], most: int) -> Iterator[Range]:
+    """The range in whole segments, several small ones together, of at most so many bytes."""
     start, size = wanted.start, 0
-    for first, weight in [] if reader is None else reader.stretches(wanted.start, wanted.stop):
-        if size and size + weight > _TASK_BYTES:
+    for first, weight in segments:
+        if size and size + weight > most:
             yield Range(wanted.topic, wanted.partition, start, first)
             start, size = first, 0
         size += weight
@@ -361,6 +373,29 @@ def from_json(document: Mapping[str, Any]) -> Positions:
         return msgspec.convert({"topics": document.get("topics", {})}, Positions, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"the checkpoint's offsets cannot be used: {error}") from None
+
+
+def lag(progress: Any) -> dict[str, float]:
+    """How many messages a streaming query is behind, by the names of the metrics that Spark's Kafka source has.
+
+    Args:
+        progress: What `query.lastProgress` or a `StreamingQueryListener` tells. Sources of other kinds do not count.
+
+    Returns:
+        `minOffsetsBehindLatest`, `maxOffsetsBehindLatest` and `avgOffsetsBehindLatest` over all partitions, and their
+        sum as `offsetsBehindLatest`; all 0 if there is no partition.
+    """
+    behind = []
+    for source in progress.sources:
+        ends = [json.loads(text) if isinstance(text, str) else text for text in (source.endOffset, source.latestOffset)]
+        if all(isinstance(end, dict) and end.get("version") == _VERSION and "topics" in end for end in ends):
+            end, latest = map(from_json, ends)
+            for topic, number, position in latest.places():
+                known = end.at(topic, number)
+                behind.append(position.offset - (0 if known is None else known.offset))
+    total, count = sum(behind), max(len(behind), 1)
+    names = ("minOffsetsBehindLatest", "maxOffsetsBehindLatest", "avgOffsetsBehindLatest", "offsetsBehindLatest")
+    return dict(zip(names, (min(behind, default=0), max(behind, default=0), total / count, total), strict=True))
 
 
 class StreamPlanner:

@@ -35,6 +35,7 @@ from holdfast.codec.arrow import FrameColumns, from_numpy, repeated
 from holdfast.codec.columns import FLAGS
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import real_world
+from holdfast.env.process import skip_modules_in_collections
 from holdfast.errors import CorruptData, DamagedRange, HoldfastError, InvalidRequest, OffsetOutOfRange, UnknownFormat
 from holdfast.spark.options import (
     ReadOptions,
@@ -85,6 +86,8 @@ _COLUMNS: Final = (
     SparkColumn("headers", (HEADERS,), lambda source: users_headers(source.frames.headers())),
 )
 COLUMNS: Final = {column.name: column for column in _COLUMNS}
+_KAFKA: Final = ("key", "value", "topic", "partition", "offset", "timestamp")
+_METADATA: Final = tuple(name for name in COLUMNS if name not in (*_KAFKA, "headers"))
 # Kafka's word for whose clock it was: 1, the log's. Always the same here, so it is there only for those who name it.
 _TIMESTAMP_TYPE: Final = SparkColumn(
     "timestampType", (IntegerType(),), lambda source: np.ones(source.frames.rows, np.int32)
@@ -92,10 +95,22 @@ _TIMESTAMP_TYPE: Final = SparkColumn(
 _ON_REQUEST: Final = {**COLUMNS, "timestampType": _TIMESTAMP_TYPE}
 
 
-def message_schema(*, headers: bool) -> StructType:
-    """All columns but those that must be named, with or without `headers`."""
-    names = [column.name for column in _COLUMNS if headers or column.name != "headers"]
+def message_schema(*, metadata: bool, headers: bool) -> StructType:
+    """Kafka's columns, and on request the others: Spark does not say which ones a query uses, so all are read."""
+    names = [*_KAFKA, *(_METADATA if metadata else ()), *(("headers",) if headers else ())]
     return StructType([StructField(name, COLUMNS[name].types[0]) for name in names])
+
+
+def named_columns(names: Sequence[str]) -> StructType:
+    """The columns of these names, each with its default type. Raises InvalidRequest if messages have no such column."""
+    for name in names:
+        if name not in _ON_REQUEST:
+            raise _no_column(name)
+    return StructType([StructField(name, _ON_REQUEST[name].types[0]) for name in names])
+
+
+def _no_column(name: str) -> InvalidRequest:
+    return InvalidRequest(f"messages have no column {name!r}: they have {', '.join(_ON_REQUEST)}")
 
 
 def check_schema(schema: StructType) -> None:
@@ -103,7 +118,7 @@ def check_schema(schema: StructType) -> None:
     for field in schema.fields:
         column = _ON_REQUEST.get(field.name)
         if column is None:
-            raise InvalidRequest(f"messages have no column {field.name!r}: they have {', '.join(_ON_REQUEST)}")
+            raise _no_column(field.name)
         if not any(field.dataType == wanted for wanted in column.types):
             types = " or ".join(wanted.simpleString() for wanted in column.types)
             raise InvalidRequest(f"column {field.name!r} is {types}, not {field.dataType.simpleString()}")
@@ -148,8 +163,9 @@ def users_headers(headers: pa.ListArray) -> pa.ListArray:
 logger = logging.getLogger(__name__)
 
 
-# A batch ends at either limit: enough rows to pay for its overhead, and few enough bytes for any executor.
-_MOST_ROWS: Final = 32_768
+# A batch ends at either limit: enough rows to pay for its overhead, few enough to stay in the processor's cache on the
+# way to Spark, and few enough bytes for any executor.
+_MOST_ROWS: Final = 8_192
 _MOST_BYTES: Final = 8 << 20
 
 
@@ -290,6 +306,7 @@ def read_split(
     """The rows of one task. Spark makes up a partition without a range if there is nothing to read."""
     if not isinstance(partition.value, Range):
         return
+    skip_modules_in_collections()
     with plainly():
         yield from record_batches(place_at(options.path, access), partition.value, Maker(schema), options)
 

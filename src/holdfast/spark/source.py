@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -20,23 +21,31 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from holdfast.api.drafts import parse_duration
 from holdfast.broker.engine import BrokerEngine, folder_path
 from holdfast.broker.folder.layout import TOPICS, check_name
+from holdfast.broker.folder.stored import shown_place
 from holdfast.client.opening import is_address
 from holdfast.client.spark_commits import commit_there, is_shared
 from holdfast.config.settings_file import read_settings
 from holdfast.env import World, real_world
-from holdfast.env.process import environment
+from holdfast.env.process import environment, skip_modules_in_collections
 from holdfast.errors import InvalidRequest, NotAQueue, Unavailable
 from holdfast.settings import BrokerSettings
 from holdfast.spark.commits import CommitRequest, FrameFiles, StagedFile, StageDisk, Staging, commit, owning
 from holdfast.spark.incoming import RowRouter, ServerTargets, Targets, check_columns
-from holdfast.spark.options import check_options, flag, in_one_sentence, refuse_unknown, required_path, whole_number
-from holdfast.spark.places import ServerAccess, ServerPlace, UploadDisk, access_of
-from holdfast.spark.ranges import DataFolder
+from holdfast.spark.options import (
+    as_meant,
+    check_options,
+    flag,
+    in_one_sentence,
+    refuse_unknown,
+    required_path,
+    whole_number,
+)
+from holdfast.spark.places import ServerAccess, ServerPlace, UploadDisk, access_of, check_place, stored_at
 from holdfast.storage.files import join, translated
 
 # The data source "holdfast": what Spark asks first, and who answers then.
@@ -51,36 +60,47 @@ class HoldfastSource(DataSource):
 
     @in_one_sentence
     def schema(self) -> StructType:
+        given = options_declared(self.options)
+        if given is None:
+            return self._schema(self.options)
+        return with_options(self._schema(given), given)
+
+    def _schema(self, options: Mapping[str, str]) -> StructType:
         from holdfast.spark.readers import message_schema
 
-        if not is_address(required_path(self.options)):
-            DataFolder(required_path(self.options))  # a wrong path is an error of load(), not of the first action
-        if self._table is None:
-            check_options(self.options)
-            return message_schema(headers=flag(self.options, "includeHeaders", default=False))
+        if not is_address(required_path(options)):
+            check_place(required_path(options))  # a wrong path is an error of load(), not of the first action
+        table = _table_of(options)
+        if table is None:
+            asked = check_options(options)
+            return message_schema(metadata=asked.include_metadata, headers=asked.include_headers)
         from holdfast.spark.tables import table_schema
 
-        return table_schema(self._table)
+        return table_schema(table)
 
     @in_one_sentence
     def reader(self, schema: StructType) -> DataSourceReader:
-        if self._table is None:
+        options = options_within(schema) or self.options
+        table = _table_of(options)
+        if table is None:
             from holdfast.spark.readers import BatchReader
 
-            return BatchReader(self.options, schema)
+            return BatchReader(options, schema)
         from holdfast.spark.tables import table_reader
 
-        return table_reader(self._table, self.options, schema)
+        return table_reader(table, options, schema)
 
     @in_one_sentence
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
-        if self._table is not None:
+        options = options_within(schema) or self.options
+        table = _table_of(options)
+        if table is not None:
             from holdfast.spark.tables import NoStream
 
-            return NoStream(self._table)
+            return NoStream(table)
         from holdfast.spark.readers import MicroBatchReader
 
-        return MicroBatchReader(self.options, schema)
+        return MicroBatchReader(options, schema)
 
     @in_one_sentence
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001  Spark's signature
@@ -92,14 +112,43 @@ class HoldfastSource(DataSource):
 
         return stream_writer(self.options, schema, overwrite)
 
-    @property
-    def _table(self) -> str | None:
-        """The table that was asked for, other than the messages."""
-        table = self.options.get("table", "messages").lower()
-        return None if table == "messages" else table
+
+def _table_of(options: Mapping[str, str]) -> str | None:
+    """The table that was asked for, other than the messages."""
+    table = options.get("table", "messages").lower()
+    return None if table == "messages" else table
 
 
-# The sink: `df.write.format("holdfast")` and `df.writeStream.format("holdfast")`.
+# `CREATE TABLE orders USING holdfast OPTIONS (...)`. Spark asks for the columns with the options, among properties of
+# its own, and keeps the columns. When the table is read, the columns are all it passes on. So the options go with them.
+
+
+_OPTIONS: Final = "holdfast.options"
+_PROPERTY: Final = "option."
+
+
+def options_declared(properties: Mapping[str, str]) -> dict[str, str] | None:
+    """The options of a CREATE TABLE, by the properties that Spark makes of them; None if it is none."""
+    given = {name.removeprefix(_PROPERTY): value for name, value in properties.items() if name.startswith(_PROPERTY)}
+    if not given:
+        return None
+    return as_meant(given if "path" in given or "path" not in properties else {**given, "path": properties["path"]})
+
+
+def with_options(columns: StructType, options: Mapping[str, str]) -> StructType:
+    """The columns of a table, with its options in their metadata."""
+    first, *others = columns.fields
+    metadata = {_OPTIONS: json.dumps(options, sort_keys=True)}
+    return StructType([StructField(first.name, first.dataType, metadata=metadata), *others])
+
+
+def options_within(columns: StructType) -> dict[str, str] | None:
+    """The options in the metadata of the columns, if they are of a table."""
+    for field in columns.fields:
+        if field.metadata and _OPTIONS in field.metadata:
+            found: dict[str, str] = json.loads(field.metadata[_OPTIONS])
+            return found
+    return None
 
 
 # The sink: `df.write.format("holdfast")` and `df.writeStream.format("holdfast")`.
@@ -153,6 +202,7 @@ class HoldfastSink:
 
     def stage(self, batches: Iterator[pa.RecordBatch], write_id: str, batch: int, task: Task) -> StagedRows:
         """Stage the rows of one task. They are durable when this returns."""
+        skip_modules_in_collections()
         world, options = self._world or real_world(), self._options
         disk: StageDisk | None = None
         folder = Staging(world, options.path).batch_folder(write_id, batch)
@@ -303,6 +353,11 @@ def _checked(options: Mapping[str, str], schema: StructType, *, overwrite: bool)
             'messages can only be added: write with mode("append"), and a stream with outputMode("append") or "update"'
         )
     world, path, server = real_world(), required_path(options), access_of(options)
+    if server is None and (url := stored_at(path)) is not None:
+        raise InvalidRequest(
+            f"{shown_place(url)} is a folder in a store, and rows are written through its owner: run `holdfast serve` "
+            'on it, and give the option "path" the address of the server'
+        )
     if server is None:
         path = folder_path(path, 'option "path"')
         if not world.disk.exists(join(path, TOPICS)):

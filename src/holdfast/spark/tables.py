@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Final
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
@@ -22,12 +26,18 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from holdfast.env import real_world
-from holdfast.errors import InvalidRequest
-from holdfast.spark.options import as_meant, in_one_sentence, plainly, table_options
+from holdfast.delivery.where import Expression
+from holdfast.env import World, real_world
+from holdfast.env.disk import LakeDisk
+from holdfast.env.sockets import absolute
+from holdfast.errors import InvalidRequest, Unavailable
+from holdfast.spark.options import as_meant, flag, in_one_sentence, plainly, required_path, table_options
 from holdfast.spark.places import SparkPlace, access_of, place_at
-from holdfast.spark.readers import HEADERS, message_schema
+from holdfast.spark.ranges import PlanRequest, Positions, from_json, to_json
+from holdfast.spark.readers import HEADERS, message_schema, named_columns
 from holdfast.spark.rows import MESSAGES, TABLES, Piece, Row, TableSpec, table_named
+from holdfast.spark.session import session
+from holdfast.storage.files import join, read_file
 
 _TYPES: Final[dict[str, DataType]] = {
     "string": StringType(),
@@ -61,7 +71,7 @@ def schema_of(table: TableSpec) -> StructType:
 
 def table_schema(name: str) -> StructType:
     """All columns of a table."""
-    return message_schema(headers=True) if name == MESSAGES else schema_of(table_named(name))
+    return message_schema(metadata=True, headers=True) if name == MESSAGES else schema_of(table_named(name))
 
 
 def table_reader(name: str, options: Mapping[str, str], schema: StructType) -> DataSourceReader:
@@ -69,20 +79,195 @@ def table_reader(name: str, options: Mapping[str, str], schema: StructType) -> D
     return TableReader(table_named(name), options, schema)
 
 
-def register_tables(spark: SparkSession, path: str, prefix: str = "") -> list[str]:
+# Messages of a topic by a function. It knows the topic, so Spark adds that column by itself, and no Python worker sends
+# the same text for every row; and it is told the columns, which no `select` behind `load()` tells a Python source.
+
+
+def read(
+    topic: str, path: str, *, columns: Sequence[str] | None = None, spark: SparkSession | None = None, **options: Any
+) -> DataFrame:
+    """The messages of a topic, faster than by `spark.read.format("holdfast").load()`: only these columns are read.
+
+    Args:
+        topic: The topic.
+        path: Its data folder, or the address of a server.
+        columns: The names of the columns; by default those of `load()`.
+        spark: The session; by default the running one, or a new one.
+        options: Other options of the source, such as `startingOffsets`.
+    """
+    spark = session() if spark is None else spark
+    return _messages(spark.read, topic, path, columns, options)
+
+
+def read_stream(
+    topic: str, path: str, *, columns: Sequence[str] | None = None, spark: SparkSession | None = None, **options: Any
+) -> DataFrame:
+    """The messages of a topic as a stream; the arguments are those of `read`."""
+    spark = session() if spark is None else spark
+    return _messages(spark.readStream, topic, path, columns, options)
+
+
+def _messages(
+    reader: Any, topic: str, path: str, columns: Sequence[str] | None, options: Mapping[str, Any]
+) -> DataFrame:
+    if columns is None:
+        asked = as_meant({name: str(value) for name, value in options.items()})
+        wanted = message_schema(
+            metadata=flag(asked, "includeMetadata", default=False), headers=flag(asked, "includeHeaders", default=False)
+        )
+    else:
+        wanted = named_columns(columns)
+    constants = {"topic": f.lit(topic), "timestampType": f.lit(1)}
+    others = [field for field in wanted if field.name not in constants]
+    read = StructType(others or named_columns(["offset"]).fields)  # the rows, if nothing else, must come
+    found = reader.format("holdfast").schema(read).options(**{**options, "path": path, "topic": topic}).load()
+    made: DataFrame = found.select(
+        *(constants[name].alias(name) if name in constants else f.col(name) for name in wanted.names)
+    )
+    return made
+
+
+# Messages of a topic: what was landed, from the files of the lake, which Spark reads by itself; the rest, from the log.
+#
+# The ledger of the landing pipeline says which batch was finished last, and at which offsets it ends. A later batch may
+# be in the table already, so rows are taken by the number of their batch. Both parts are settled when the DataFrame is
+# made: the version of the Delta table and the offsets of the log.
+
+
+def table(
+    topic: str,
+    path: str,
+    lake: str,
+    *,
+    pipeline: str | None = None,
+    spark: SparkSession | None = None,
+) -> DataFrame:
+    """The messages of a topic as of now: what was landed in a lake is read from there, and only the rest from the log.
+
+    Spark reads the files of the lake by itself, with filters and columns pushed down. That is faster than reading the
+    log, and the lake also has messages that the topic no longer has.
+
+    Args:
+        topic: The topic.
+        path: Its data folder, or the address of a server.
+        lake: The folder of the lake, with the table of a pipeline of the kind `land`.
+        pipeline: The name of that pipeline, if several land the topic.
+        spark: The session; by default the running one, or a new one.
+    """
+    spark = session() if spark is None else spark
+    world, lake = real_world(), absolute(lake)
+    name = _landed_by(world, lake, topic) if pipeline is None else pipeline
+    landed = _landed(world, lake, name, topic)
+    columns = table_schema(MESSAGES)
+    history = landed.rows(spark).where(f.col("topic") == topic).select(*columns.names)
+    given = {"path": path, "topic": topic, "startingOffsets": "earliest"}
+    place = place_at(required_path(given), access_of(given))
+    end = place.plan(PlanRequest(step="end", options=given)).positions
+    rest = place.plan(PlanRequest(step="ranges", options=given, start=to_json(landed.positions), end=end)).ranges
+    if not rest:
+        return history
+    starts: dict[int, int] = {}
+    stops: dict[int, int] = {}
+    for part in sorted(rest, key=attrgetter("start"), reverse=True):
+        starts[part.partition] = part.start
+        stops.setdefault(part.partition, part.stop)
+    tail = spark.read.format("holdfast").schema(columns).option("path", path)
+    tail = tail.option("assign", json.dumps({topic: sorted(starts)}))
+    tail = tail.options(startingOffsets=json.dumps({topic: starts}), endingOffsets=json.dumps({topic: stops}))
+    return history.unionByName(tail.load())
+
+
+class LandedTable(msgspec.Struct, frozen=True):
+    """A table of landed messages, as of one of its versions: up to which batch it counts, and where that one ends."""
+
+    path: str
+    version: int
+    through: int
+    newer: bool  # whether it has rows of later batches
+    positions: Positions
+
+    def rows(self, spark: SparkSession) -> DataFrame:
+        from holdfast.spark.pipelines.lake import BATCH, read_delta
+
+        found = read_delta(spark, self.path, self.version)
+        return found.where(f"{BATCH} <= {self.through}") if self.newer else found
+
+
+def _landed_by(world: World, lake: str, topic: str) -> str:
+    """The name of the pipeline that lands a topic."""
+    found = [name for name, topics in _landing(world, lake) if topics(topic)]
+    if len(found) != 1:
+        how = f"{', '.join(found)} do: name one with pipeline=..." if found else "run one of the kind land"
+        raise InvalidRequest(f"which pipeline of {lake} lands topic {topic} is not clear: {how}")
+    return found[0]
+
+
+def _landing(world: World, lake: str) -> Iterator[tuple[str, Callable[[str], bool]]]:
+    """The landing pipelines of a lake: the name of each, and which topics it lands."""
+    folder = join(lake, "_checkpoints")
+    for name in sorted(world.disk.names(folder)) if world.disk.exists(folder) else ():
+        made_for = json.loads(read_file(world.disk, join(folder, f"{name}/spec.json")) or b"{}")
+        if made_for.get("kind") == "land":
+            pattern = made_for.get("pattern")
+            yield name, Expression(pattern).matches if pattern else set(made_for["topics"]).__contains__
+
+
+def _landed(world: World, lake: str, name: str, topic: str) -> LandedTable:
+    """The table of a landing pipeline. Raises InvalidRequest if it does not hold all messages of the topic."""
+    from holdfast.spark.pipelines.checkpoint import ID, Ledger
+    from holdfast.spark.pipelines.lake import delta_table, is_delta, live_files
+    from holdfast.spark.pipelines.land import positions_in
+
+    checkpoint = join(lake, f"_checkpoints/{name}")
+    began = read_file(world.disk, join(checkpoint, ID))
+    ledger = Ledger(world, checkpoint)
+    last, totals = ledger.last(), ledger.totals()
+    positions = None if last is None else positions_in(last.offsets)
+    if last is None or positions is None or topic not in positions.topics:
+        raise InvalidRequest(f"{name} has landed nothing of topic {topic} yet: run it once, then read the table")
+    if totals.dropped or totals.quarantined:
+        raise InvalidRequest(
+            f"{name} dropped {totals.dropped:,} rows and quarantined {totals.quarantined:,}, so its table is not the "
+            "whole topic: read it with read_delta, or land the topic without such expectations"
+        )
+    path = join(lake, name)
+    if not is_delta(LakeDisk(), path):
+        raise InvalidRequest(f"{path} is not a Delta table: land the topic without the option format: parquet")
+    delta = delta_table(path)
+    if read_file(world.disk, join(checkpoint, ID)) != began:
+        raise Unavailable(f"{name} is starting over: read the table again when it has run")
+    only = Positions({topic: positions.topics[topic]})
+    return LandedTable(path, delta.version(), last.batch, bool(live_files(delta, after=last.batch)), only)
+
+
+def register_tables(spark: SparkSession, path: str, prefix: str = "", lake: str | None = None) -> list[str]:
     """Make views of the folder's messages and tables for SQL, and return their names.
 
+    With a lake, there is also a view for each topic that is landed there, named after the topic; see `table`.
     The views have the topics and messages of this moment: register again to see later ones.
     """
     views = []
+    for topic in [] if lake is None else _landed_topics(path, lake):
+        table(topic, path, lake or "", spark=spark).createOrReplaceTempView(f"`{prefix}{topic}`")
+        views.append(f"{prefix}{topic}")
     for name in (MESSAGES, *TABLES):
-        table = spark.read.format("holdfast").options(path=path, table=name)
+        reader = spark.read.format("holdfast").options(path=path, table=name)
         if name == MESSAGES:
             # A view is read later: messages that the queue has dropped by then are no error.
-            table = table.options(subscribePattern=".*", includeHeaders="true", failOnDataLoss="false")
-        table.load().createOrReplaceTempView(f"{prefix}{name}")
+            reader = reader.options(subscribePattern=".*", failOnDataLoss="false").schema(table_schema(name))
+        reader.load().createOrReplaceTempView(f"{prefix}{name}")
         views.append(f"{prefix}{name}")
     return views
+
+
+def _landed_topics(path: str, lake: str) -> list[str]:
+    """The topics of a folder that a pipeline lands."""
+    given = {"path": path, "subscribePattern": ".*", "startingOffsets": "earliest"}
+    place = place_at(required_path(given), access_of(given))
+    there = place.plan(PlanRequest(step="end", options=given)).positions or {}
+    landing = list(_landing(real_world(), absolute(lake)))
+    others = {MESSAGES, *TABLES}  # those have views of the same names
+    return [t for t in from_json(there).topics if t not in others and any(topics(t) for _, topics in landing)]
 
 
 class TableReader(DataSourceReader):

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import msgspec
+
 from holdfast.errors import BadSettings, ExpectationFailed, InvalidRequest
 from holdfast.spark.pipelines import f
 from holdfast.spark.pipelines.checkpoint import (
@@ -32,9 +34,12 @@ from holdfast.spark.pipelines.lake import (
     commit,
     finish_pending,
     fitted,
+    plainly,
+    quoted,
     read_table,
     rows_in_files,
     stage,
+    with_missing,
 )
 from holdfast.spark.pipelines.spec import (
     Context,
@@ -56,7 +61,10 @@ if TYPE_CHECKING:
 # A column with the reasons why a row cannot be used at all, whatever is expected of it. A kind may fill it.
 REASONS: Final = "_reasons"
 _FAILED: Final = "_failed"
-OURS: Final = (REASONS, _FAILED)
+# A column of staged rows that change a table: whether the row removes its key.
+_DELETED: Final = "_deleted"
+_IS_DELETED: Final = f"s.{_DELETED}"
+OURS: Final = (REASONS, _FAILED, _DELETED)
 
 
 def names_that(expectations: Iterable[Expectation], *actions: OnFail) -> list[str]:
@@ -154,6 +162,26 @@ def _any_of(names: list[str]) -> Column:
     return f.arrays_overlap(f.col(_FAILED), f.array(*map(f.lit, names)))
 
 
+class Upsert(msgspec.Struct, frozen=True, kw_only=True):
+    """How rows change a table instead of being added to it: a row takes the place of that with the same `keys`.
+
+    Of several, the one with the largest `latest_by` counts, also against the table's. A row for which the SQL `deleted`
+    is true removes its key.
+    """
+
+    keys: tuple[str, ...]
+    latest_by: str | None = None
+    deleted: str | None = None
+
+    @property
+    def newer(self) -> str | None:
+        """SQL that is true if the new row `s` counts, and not the table's `t`."""
+        if self.latest_by is None:
+            return None
+        name = quoted(self.latest_by)
+        return f"t.{name} IS NULL OR s.{name} >= t.{name}"
+
+
 PIPELINE: Final = "_pipeline"
 Change = Callable[["DataFrame"], "DataFrame"]
 
@@ -173,6 +201,7 @@ def write_batch(
     good: Change = _unchanged,
     bad: Change = _unchanged,
     redriven: int | None = None,
+    upsert: Upsert | None = None,
     **facts: Any,
 ) -> LedgerBatch:
     """Write rows as one batch: those that meet the expectations to the table, and others to its quarantine.
@@ -180,6 +209,7 @@ def write_batch(
     If a row does not meet `first`, nothing else is expected of it. `also` is expected beside what the options say.
     `good` and `bad` turn the rows of either sort into those that are written; rows that `good` leaves out count as
     duplicates. If the rows are those of the quarantine (`redriven` is their number), those left take its place.
+    With `upsert`, rows of the table are changed, and the expectations see the rows that change it.
     `facts` are other fields of the ledger's entry, such as how far the source was read, or ones that it knows better.
     """
     expectations = [*also, *context.options.expect]
@@ -188,9 +218,11 @@ def write_batch(
     batch = f.lit(number).cast("long")
     try:
         found = Sorted(kept, expectations, kept=two_outputs, first=first)
-        staged, moves, changes = _added(
-            context, context.table, good(found.good).withColumn(BATCH, batch), partition_by, number
-        )
+        usable = good(found.good).withColumn(BATCH, batch)
+        if upsert is None:
+            staged, moves, changes = _added(context, context.table, usable, partition_by, number)
+        else:
+            staged, moves, changes = _merged(context, usable, partition_by, upsert)
         counts = found.counts(context.name)
         if counts.quarantined or redriven is not None:
             aside = bad(found.bad).withColumn(PIPELINE, f.lit(context.name)).withColumn(BATCH, batch)
@@ -219,12 +251,45 @@ def _added(
     return staged, moves, made
 
 
+def _merged(
+    context: Context, rows: DataFrame, partition_by: Sequence[str], upsert: Upsert
+) -> tuple[str, list[FileMove], list[TableChange]]:
+    """Stage rows that change the table: where they are, and what is done with them."""
+    if upsert.latest_by is not None:
+        whole, keys = f.struct(*map(quoted, rows.columns)), map(quoted, upsert.keys)
+        rows = rows.groupBy(*keys).agg(f.max_by(whole, quoted(upsert.latest_by)).alias("_row")).select("_row.*")
+    rows = with_missing(context, context.table, fitted(context, context.table, rows))
+    deleted = None if upsert.deleted is None else _IS_DELETED
+    if upsert.deleted is not None:
+        rows = rows.withColumn(_DELETED, f.coalesce(f.expr(upsert.deleted), f.lit(False)))
+    staged = stage(context, rows, posixpath.basename(context.table), ())
+    if upsert.latest_by is None:
+        _check_keys(context, staged, upsert)
+    how = {"staged": posixpath.relpath(staged, context.project.lake), "keys": upsert.keys}
+    made = change(context, context.table, rows.drop(_DELETED), partition_by, newer=upsert.newer, deleted=deleted, **how)
+    return staged, [], [made]
+
+
+def _check_keys(context: Context, staged: str, upsert: Upsert) -> None:
+    """Raise InvalidRequest if a batch has two rows of one key: which of them counts would be left to chance."""
+    keys = list(map(quoted, upsert.keys))
+    rows = plainly(context.spark.read).parquet(staged)
+    twice = rows.groupBy(*keys).count().where("count > 1").limit(1).collect()
+    if twice:
+        values = ", ".join(f"{name} {twice[0][name]}" for name in upsert.keys)
+        raise InvalidRequest(
+            f"{context.name}: a batch has several rows with {values}, and the table has one: say which of them counts "
+            "with latest_by, a column that is larger for newer rows"
+        )
+
+
 # From one table to the next: a batch consists of batches that the source has finished and this pipeline has not read.
 
 
 _TRIES: Final = 5
 # The kinds that only add rows to their tables. Only such tables can be read from where the last batch ended.
 ADDED_TO: Final = ("land", "refine", "python")
+_SLOW: Final = "failed to connect back"
 _GONE: Final = ("FILE_NOT_EXIST", "FileNotFoundException", "PATH_NOT_FOUND")
 
 Answer = TypeVar("Answer")
@@ -239,6 +304,11 @@ def retried(action: Callable[[], Answer], tries: int, *words: str) -> Answer:
             if not any(word in str(error) for word in words):
                 raise
     return action()
+
+
+def patiently(action: Callable[[], Answer]) -> Answer:
+    """Call `action`, again if Spark's Python worker took too long to start, before which nothing has happened."""
+    return retried(action, _TRIES, _SLOW)
 
 
 def reading_files(action: Callable[[], Answer]) -> Answer:
@@ -288,21 +358,27 @@ def step_kind(
     """A kind that reads a table of these kinds batch by batch, and writes each with `write`. `note` is for its plan."""
 
     def plan(context: Context) -> Plan:
-        _check_source(context, sources)
+        check_source(context, context.options.source, sources)
         return plan_steps(context, note(context))
 
     def run(context: Context) -> Summary:
-        _check_source(context, sources)
+        check_source(context, context.options.source, sources)
         return run_steps(context, write)
 
     return PipelineKind(options, plan, run, template, identity=identity)
 
 
-def _check_source(context: Context, kinds: Sequence[str]) -> None:
-    source = context.project.spec(context.options.source)
+def check_source(context: Context, name: str, kinds: Sequence[str]) -> None:
+    """Raise BadSettings if a source is of another kind, or if its rows change, so that it cannot be read on."""
+    source = context.project.spec(name)
     if source.kind not in kinds:
         raise BadSettings(
             f"{context.name}: its source {source.name} is of the kind {source.kind}: it must be {' or '.join(kinds)}"
+        )
+    if getattr(source.options, "upsert_by", ()):
+        raise BadSettings(
+            f"{context.name}: its source {source.name} has upsert_by: rows that change cannot be read on. A function "
+            "can have the whole of it: name it in tables"
         )
 
 
@@ -351,14 +427,7 @@ def plan_steps(context: Context, *notes: str) -> Plan:
     """What `run_steps` would read."""
     last = ledger_of(context).last()
     _checked_source_id(context, last)
-    waiting = _waiting(context, last)
-    read = Read(
-        what=f"table {context.options.source}",
-        start=f"batch {_position(last) + 1}",
-        end=f"batch {waiting[-1].batch}" if waiting else "nothing new",
-        rows=sum(batch.rows_out for batch in waiting),
-        bytes=sum(batch.bytes for batch in waiting),
-    )
+    read = Read.of_batches(context.options.source, _position(last), _waiting(context, last))
     return context.plan([read], notes=notes)
 
 
@@ -370,7 +439,7 @@ def _one_batch(context: Context, write: Write, tally: Tally) -> bool:
     if not waiting:
         return False
     number = 0 if previous is None else previous.batch + 1
-    through = _limit(waiting, context.options.max_rows_per_batch)
+    through = last_within(waiting, context.options.max_rows_per_batch)
     rows = read_table(context, context.options.source, after=_position(previous), through=through)
     if rows is None:  # the source quarantined every row
         state = previous.state if previous else {}
@@ -405,8 +474,8 @@ def _waiting(context: Context, last: LedgerBatch | None) -> list[LedgerBatch]:
     return ledger_of(context, context.options.source).after(_position(last))
 
 
-def _limit(waiting: list[LedgerBatch], most_rows: int) -> int:
-    """The last batch of the source to read: as many as have `most_rows` rows together, but at least one."""
+def last_within(waiting: list[LedgerBatch], most_rows: int) -> int:
+    """The last batch of a source to read: as many as have `most_rows` rows together, but at least one."""
     totals = accumulate(batch.rows_out for batch in waiting)
     fitting = [batch.batch for batch, rows in zip(waiting, totals, strict=True) if rows <= most_rows]
     return fitting[-1] if fitting else waiting[0].batch

@@ -6,22 +6,26 @@ _checkpoints/NAME/id           a number that changes when the pipeline starts ov
 _checkpoints/NAME/forgetting   exists only while all of it is being removed
 _checkpoints/NAME/runs.json    the last runs, and how each ended
 _checkpoints/NAME/batches/     the batches that were written (see `Ledger`)
+_checkpoints/NAME/run          the run whose streaming query may write (see `streams`)
+_checkpoints/NAME/writing      locked while a batch of it is written
 _checkpoints/NAME/spark/       Spark's own checkpoint, where the source is a topic
 """
 
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from threading import Event
 from typing import Any, Final, Never
 
 import msgspec
 
 from holdfast.env import World
-from holdfast.env.disk import LakeDisk
+from holdfast.env.disk import FolderLocked, LakeDisk
 from holdfast.errors import CorruptData, HoldfastError, InvalidRequest
 from holdfast.spark.pipelines.spec import Context, Outcome, Project, Spec, Summary, kind_named
 from holdfast.storage.files import LOCK, durable_replace, join, read_file, remove_tree, take_lock
@@ -285,6 +289,55 @@ def runs_of(world: World, project: Project, name: str) -> list[NotedRun]:
         return []  # only figures are lost
 
 
+RUN: Final = "run"
+WRITING: Final = "writing"
+SPARK: Final = "spark"
+_LOOK_S: Final = 0.05
+
+
+@contextmanager
+def writing(world: World, checkpoint: str) -> Iterator[None]:
+    """Let nobody else write a batch, or begin or end a run, during the block. Waits as long as somebody does."""
+    lock = None
+    while lock is None:
+        try:
+            lock = world.disk.lock(join(checkpoint, WRITING), b"")
+        except FolderLocked:
+            world.clock.wait(Event(), _LOOK_S)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def end_run(world: World, checkpoint: str) -> None:
+    """After a batch that is being written now, no query of an earlier run writes any more."""
+    if world.disk.exists(join(checkpoint, RUN)):
+        with writing(world, checkpoint):
+            world.disk.remove(join(checkpoint, RUN))
+
+
+def sync_state(disk: LakeDisk, checkpoint: str, batch: int) -> None:
+    """Sync the state that Spark has after this batch, whose rows are staged: the ledger is about to count on it."""
+    folder = join(checkpoint, f"{SPARK}/state")
+    folders = set()
+    for name in disk.files_below(folder):
+        version = posixpath.basename(name).lstrip(".").partition(".")[0]
+        if not version.isdigit() or int(version) == batch + 1:
+            with suppress(FileNotFoundError):  # of a task that was tried twice
+                disk.sync_file(join(folder, name))
+            folders.add(posixpath.dirname(name))
+    for each in {above for name in folders for above in _and_above(name)}:
+        disk.sync_folder(posixpath.normpath(join(folder, each)))
+
+
+def _and_above(folder: str) -> Iterator[str]:
+    while folder:
+        yield folder
+        folder = posixpath.dirname(folder)
+    yield "."
+
+
 RUNS = "runs.json"
 RUNS_KEPT = 200
 SPEC = "spec.json"
@@ -334,8 +387,8 @@ def checkpoint_id(world: World, project: Project, name: str) -> str | None:
 
 def _is_used(world: World, folder: str) -> bool:
     """Whether a batch was ever begun. Before that, options may change."""
-    others = set(world.disk.names(folder)) - {LOCK, SPEC, ID, RUNS, "schema.json", "spark"}
-    offsets = join(folder, "spark/offsets")
+    others = set(world.disk.names(folder)) - {LOCK, SPEC, ID, RUN, WRITING, RUNS, "schema.json", SPARK}
+    offsets = join(folder, f"{SPARK}/offsets")
     return bool(others) or (world.disk.exists(offsets) and bool(world.disk.names(offsets)))
 
 
@@ -355,7 +408,7 @@ def forget(world: World, project: Project, spec: Spec) -> None:
     ):
         remove_tree(world.disk, folder)
     for name in world.disk.names(checkpoint):
-        if name not in (LOCK, FORGETTING):
+        if name not in (LOCK, WRITING, FORGETTING):
             remove_tree(world.disk, join(checkpoint, name))
     for folder in (project.lake, f"{project.lake}/_staging", checkpoint):
         if world.disk.exists(folder):

@@ -157,7 +157,7 @@ def run(context: Context) -> Summary:
 def _one_batch(context: Context, ranges: list[SealedRange]) -> LedgerBatch:
     last = ledger_of(context).last()
     number = 0 if last is None else last.batch + 1
-    rows = context.reader(includeHeaders="true", **offset_options(ranges)).load()
+    rows = context.reader(includeHeaders="true", includeMetadata="true", **offset_options(ranges)).load()
     facts: dict[str, Any] = {"state": {POSITIONS: _reached(_known(last), ranges)}}
     if context.options.latest:
         facts["changes"] = [_latest_change(context, rows, number)]

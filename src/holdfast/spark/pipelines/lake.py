@@ -24,7 +24,15 @@ import msgspec
 
 from holdfast.env.disk import LakeDisk
 from holdfast.errors import CorruptData, InvalidRequest
-from holdfast.spark.pipelines.checkpoint import FileMove, Ledger, LedgerBatch, TableChange, checkpoint_id, ledger_of
+from holdfast.spark.pipelines.checkpoint import (
+    FileMove,
+    Ledger,
+    LedgerBatch,
+    TableChange,
+    checkpoint_id,
+    ledger_of,
+    sync_state,
+)
 from holdfast.spark.pipelines.spec import Context, Project
 from holdfast.storage.files import read_file, remove_tree
 
@@ -82,21 +90,38 @@ def rows_in_files(disk: LakeDisk, folder: str) -> int:
 def read_table(context: Context, name: str, *, after: int = -1, through: int) -> DataFrame | None:
     """The rows of a pipeline's table in the batches after `after`, up to `through`; None if no file has any."""
     table = context.project.table(name)
-    if is_delta(context.disk, table):
-        delta = delta_table(table)
-        names = live_files(delta, after, through)
-        schema = _spark_schema(delta)
-        for gone in [name for name in names if not context.disk.exists(f"{table}/{name}")]:
-            raise CorruptData(
-                f"{table}/{gone} is missing, and the table needs it: put the file back, or start {name} over with "
-                "--full-refresh"
-            )
-    else:
-        names = files_between(table_files(context.disk, table), after, through)
-        schema = _schema_of_files(context.spark, table, names)
+    names = files_with(context.disk, table, after, through)
     if not names:
         return None
+    schema = _schema_of(context, table, names)
     return _rows_of(context.spark, table, names, schema).where(f"{BATCH} > {after} AND {BATCH} <= {through}")
+
+
+def files_with(disk: LakeDisk, table: str, after: int, through: int) -> list[str]:
+    """The files of a table that may hold rows of these batches. Raises CorruptData if one of them is missing."""
+    if not is_delta(disk, table):
+        return files_between(table_files(disk, table), after, through)
+    names = live_files(delta_table(table), after, through)
+    for gone in [name for name in names if not disk.exists(f"{table}/{name}")]:
+        raise CorruptData(
+            f"{table}/{gone} is missing, and the table needs it: put the file back, or start "
+            f"{posixpath.basename(table)} over with --full-refresh"
+        )
+    return names
+
+
+def table_schema(context: Context, name: str) -> StructType | None:
+    """The columns of a pipeline's table; None if there is no table yet."""
+    table = context.project.table(name)
+    names = [] if is_delta(context.disk, table) else table_files(context.disk, table)
+    return _schema_of(context, table, names) if names or is_delta(context.disk, table) else None
+
+
+def _schema_of(context: Context, table: str, names: Sequence[str]) -> StructType:
+    """The columns of a table: as its log says, or else as these files do."""
+    if is_delta(context.disk, table):
+        return _spark_schema(delta_table(table))
+    return _schema_of_files(context.spark, table, names)
 
 
 def read_delta(spark: SparkSession, path: str, version: int | None = None) -> DataFrame:
@@ -167,7 +192,8 @@ def _is_hidden(path: str) -> bool:
 
 def stage(context: Context, rows: DataFrame, what: str, partition_by: Sequence[str]) -> str:
     """Write rows to a staging folder, and return its path."""
-    folder = f"{context.staging}/{what}"
+    # Its own folder for each run: tasks of an earlier one may write on after its driver died.
+    folder = f"{context.staging}/{context.run}/{what}"
     remove_tree(context.disk, folder)  # of an earlier try: some settings let Spark overwrite only a part of it
     rows.write.partitionBy(*partition_by).parquet(folder)
     return folder
@@ -205,6 +231,8 @@ def commit(context: Context, batch: LedgerBatch) -> LedgerBatch:
         size += disk.size(_path(context, file))
     for folder in _folders_of(files):
         disk.sync_folder(_path(context, folder))
+    if batch.offsets is not None:
+        sync_state(disk, context.checkpoint, batch.batch)
     batch = msgspec.structs.replace(batch, bytes=size, at_ms=context.world.clock.now_ns() // 1_000_000)
     ledger.decide(batch)
     _put_in_place(context, ledger, batch)
@@ -402,9 +430,11 @@ def _merge(delta: DeltaTable, staged: str, change: TableChange, note: CommitProp
     rows = dataset(staged, format="parquet", exclude_invalid_files=False).scanner().to_reader()
     merger = delta.merge(rows, same, source_alias="s", target_alias="t", commit_properties=note)
     if change.deleted is not None:
-        merger = merger.when_matched_delete(f"({change.newer}) AND ({change.deleted})")
-    merger = merger.when_matched_update_all(change.newer)
-    merger.when_not_matched_insert_all(None if change.deleted is None else f"NOT ({change.deleted})").execute()
+        merger = merger.when_matched_delete(f"({change.newer or 'true'}) AND ({change.deleted})")
+    # By name, since the staged rows may have a column that says whether they delete.
+    columns = {quoted(each.name): f"s.{quoted(each.name)}" for each in delta.schema().fields}
+    merger = merger.when_matched_update(columns, change.newer)
+    merger.when_not_matched_insert(columns, None if change.deleted is None else f"NOT ({change.deleted})").execute()
 
 
 def _owner(context: Context) -> str:
@@ -440,10 +470,10 @@ def _add_action(disk: LakeDisk, table: str, name: str) -> AddAction:
     from deltalake.transaction import AddAction
 
     path = f"{table}/{name}"
-    return AddAction(name, disk.size(path), _folder_values(name), 0, True, json.dumps(_statistics(path)))
+    return AddAction(name, disk.size(path), folder_values(name), 0, True, json.dumps(_statistics(path)))
 
 
-def _folder_values(name: str) -> dict[str, str | None]:
+def folder_values(name: str) -> dict[str, str | None]:
     """The columns that a file has by the folders it is in."""
     pairs = [part.partition("=") for part in name.split("/")[:-1]]
     return {unquote(column): None if value == _NULL else unquote(value) for column, _, value in pairs}
@@ -526,7 +556,7 @@ def convert_plain(context: Context, table: str) -> None:
         table,
         Schema.from_json(schema.json()),
         [_add_action(context.disk, table, name) for name in names],
-        partition_by=list(_folder_values(names[0])),
+        partition_by=list(folder_values(names[0])),
         commit_properties=_commit_note(context, None if last is None else last.batch),
     )
     _sync_log(context.disk, table)
@@ -556,6 +586,18 @@ def fitted(context: Context, table: str, rows: DataFrame) -> DataFrame:
             )
     if wider:
         _widen(context, table, wider)
+    return rows
+
+
+def with_missing(context: Context, table: str, rows: DataFrame) -> DataFrame:
+    """The rows with null in the columns that only the table has: a merge writes whole rows."""
+    from pyspark.sql import functions as f
+
+    if not is_delta(context.disk, table):
+        return rows
+    for each in _spark_schema(delta_table(table)).fields:
+        if each.name not in rows.columns:
+            rows = rows.withColumn(each.name, f.lit(None).cast(each.dataType))
     return rows
 
 

@@ -21,7 +21,7 @@ import yaml
 
 from holdfast.env import World, real_world
 from holdfast.errors import BadSettings, HoldfastError, InvalidRequest, PipelineFailed
-from holdfast.spark.pipelines.checkpoint import check_fit, forget, held, is_half_forgotten, note_run
+from holdfast.spark.pipelines.checkpoint import check_fit, end_run, forget, held, is_half_forgotten, note_run
 from holdfast.spark.pipelines.python import marked
 from holdfast.spark.pipelines.spec import (
     Context,
@@ -414,10 +414,11 @@ def in_words(error: Exception, where: str) -> Exception:
         from holdfast import errors
 
         kind = getattr(errors, ours[1], PipelineFailed)
+        words = f"{where}: {ours[2].strip().removeprefix(f'{where}: ')}"
         try:
-            return kind(f"{where}: {ours[2].strip()}")
+            return kind(words)
         except TypeError:  # it has other arguments
-            return PipelineFailed(f"{where}: {ours[2].strip()}")
+            return PipelineFailed(words)
     if isinstance(error, AnalysisException | ParseException):
         return BadSettings(f"{where}: {_STATE.sub('', text).strip().splitlines()[0]}")
     causes = _LAST.findall(text)
@@ -498,6 +499,7 @@ class Runner:
             for spec in specs:
                 locks.enter_context(held(self._world, self._project, spec))
             for spec in specs:
+                end_run(self._world, self._project.checkpoint(spec.name))  # a query that outlived its driver
                 if full_refresh or is_half_forgotten(self._world, self._project, spec):
                     forget(self._world, self._project, spec)
                 check_fit(self._world, self._project, spec)
@@ -509,9 +511,9 @@ class Runner:
     def _one_by_one(self, specs: Sequence[Spec], *, from_quarantine: bool) -> list[Outcome]:
         outcomes: dict[str, Outcome] = {}
         for spec in specs:
-            before = outcomes.get(spec.options.source or "")
-            if before is not None and before.error is not None:
-                error = InvalidRequest(f"{spec.name} was not run: {before.pipeline}, its source, failed")
+            failed = [name for name in spec.options.reads if name in outcomes and outcomes[name].error is not None]
+            if failed:
+                error = InvalidRequest(f"{spec.name} was not run: {failed[0]}, its source, failed")
                 outcomes[spec.name] = Outcome(pipeline=spec.name, error=error)
             elif not self._stopping.is_set():
                 outcomes[spec.name] = _outcome(self._context(spec, from_quarantine=from_quarantine))
@@ -543,6 +545,7 @@ class Runner:
             spec=spec,
             stopping=self._stopping,
             tell=self._tell,
+            run=f"{self._world.ids.random_u32():08x}",
             **how,
         )
 

@@ -199,7 +199,7 @@ def _queue(context: Context, source: Spec, bounds: list[Bounds]) -> DataFrame:
     # Retention may drop messages meanwhile. They are in the lake, which is no fault.
     reader = context.reader(failOnDataLoss="false", **offset_options(readable))
     if drops:
-        reader = reader.option("includeHeaders", "true")
+        reader = reader.options(includeHeaders="true", includeMetadata="true")
     else:
         reader = reader.schema(_ROW + (", key binary, value binary" if context.options.values else ""))
     may_lack = f.size(f.expr(unmet_sql(drops))) > 0 if drops else f.lit(False)

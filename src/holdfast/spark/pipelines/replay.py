@@ -106,7 +106,8 @@ def messages_in(context: Context) -> DataFrame:
 
 def _of_topics(context: Context, options: ReplayOptions) -> DataFrame:
     places = list(DataFolder(context.folder, context.world).partitions(Subscription(names=options.topics)))
-    given: dict[str, str | None] = {"subscribe": ",".join(options.topics), "includeHeaders": "true"}
+    given: dict[str, str | None] = {"subscribe": ",".join(options.topics)}
+    given |= dict.fromkeys(("includeHeaders", "includeMetadata"), "true")
     # The source finds times by its index and offsets as they are, and reads nothing else.
     for name, offsets, moment, other in (
         ("starting", options.starting_offsets, options.since, EARLIEST),

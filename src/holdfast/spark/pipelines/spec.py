@@ -56,6 +56,11 @@ class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     source: str | None = None
     expect: tuple[Expectation, ...] = ()
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The pipelines whose tables are read."""
+        return () if self.source is None else (self.source,)
+
 
 class LakeOptions(PipelineOptions, frozen=True, kw_only=True):
     """Options of the kinds that write a table."""
@@ -99,14 +104,14 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.lake}/{name}{QUARANTINE_SUFFIX}"
 
     def in_order(self, names: Iterable[str]) -> list[Spec]:
-        """These pipelines, each after the one that it reads from."""
+        """These pipelines, each after those that it reads from."""
         wanted = {name: self.spec(name) for name in names}
         found: dict[str, Spec] = {}
 
         def add(spec: Spec) -> None:
-            source = spec.options.source
-            if source in wanted and source not in found:
-                add(wanted[source])
+            for source in spec.options.reads:
+                if source in wanted and source not in found:
+                    add(wanted[source])
             found.setdefault(spec.name, spec)
 
         for spec in wanted.values():
@@ -138,17 +143,26 @@ def check_project(project: Project) -> Project:
         check_name(spec.name, "pipeline")
         if spec.name.startswith("_") or spec.name.endswith(QUARANTINE_SUFFIX):
             raise BadSettings(f"{project.where}: a pipeline cannot be named {spec.name!r}: choose another name")
-        source = spec.options.source
-        if source is not None and source not in project.pipelines:
-            near = meant(source, project.pipelines)
-            raise BadSettings(f"{project.where}: {spec.name}: its source {source!r} is none of the pipelines{near}")
-        seen = {spec.name}
-        while source is not None:
-            if source in seen:
-                raise BadSettings(f"{project.where}: {spec.name} reads, by way of its source, from itself")
-            seen.add(source)
-            source = project.pipelines[source].options.source
+        for source in spec.options.reads:
+            if source not in project.pipelines:
+                near = meant(source, project.pipelines)
+                raise BadSettings(f"{project.where}: {spec.name}: its source {source!r} is none of the pipelines{near}")
+    for spec in project.pipelines.values():
+        if spec.name in _read_by(project, spec):
+            raise BadSettings(f"{project.where}: {spec.name} reads, by way of its source, from itself")
     return project
+
+
+def _read_by(project: Project, spec: Spec) -> set[str]:
+    """The pipelines that it reads from, and those that these read from, and so on."""
+    found: set[str] = set()
+    waiting = list(spec.options.reads)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += project.pipelines[name].options.reads
+    return found
 
 
 def located(project: Project) -> Project:
@@ -228,6 +242,17 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
         rows = sizes.pop("rows", max(stop - start, 0))
         return cls(what=f"{topic}/{partition}", start=str(start), end=str(stop), rows=rows, **sizes)
 
+    @classmethod
+    def of_batches(cls, table: str, after: int, waiting: Sequence[Any]) -> Read:
+        """The batches of a table after this one, as its ledger has them."""
+        return cls(
+            what=f"table {table}",
+            start=f"batch {after + 1}",
+            end=f"batch {waiting[-1].batch}" if waiting else "nothing new",
+            rows=sum(batch.rows_out for batch in waiting),
+            bytes=sum(batch.bytes for batch in waiting),
+        )
+
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A dry run: what would be read, and where it would be written."""
@@ -284,7 +309,7 @@ class Context:
     """One run of one pipeline: its spec, the session that it shares with others, and the event that stops it.
 
     `session` starts the session when it is first called, so that a plan made from files does not wait for a JVM.
-    With `from_quarantine` it reads the rows that it put aside, not its source.
+    With `from_quarantine` it reads the rows that it put aside, not its source. `run` is a name that no other run has.
     """
 
     world: World
@@ -297,6 +322,7 @@ class Context:
     stopping: Event = field(default_factory=Event)
     tell: Callable[[Progress], None] = lambda progress: None
     disk: LakeDisk = field(default_factory=LakeDisk)
+    run: str = "run"
 
     @property
     def spark(self) -> SparkSession:
