@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.broker.messages import Draft, batch_of
@@ -15,13 +15,15 @@ from holdfast.codec.frame import log_prefix, read_single
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import MessageTooLarge
+from holdfast.model import Appended
 from holdfast.settings import TopicSettings
 from holdfast.storage.log import Log
 from tests.crash.histories import FOLDER, small_settings
 
 puts = st.lists(
     st.tuples(
-        st.binary(max_size=1200),
+        st.lists(st.binary(max_size=1200), min_size=1, max_size=4)
+        | st.lists(st.just(b"even"), min_size=2, max_size=300),
         st.sampled_from(["os", "fsync", "interval"]),
         st.integers(min_value=-50, max_value=5_000_000),
     ),
@@ -29,6 +31,7 @@ puts = st.lists(
 )
 
 
+@example([([b"x" * 1000] * 17, "os", 0), ([b""] * 256, "os", 0), ([b"y"] * 257, "os", 0)], True, {})
 @given(puts, st.booleans(), st.sampled_from([{}, {"segment_messages": 3}, {"segment_ms": 3}]))
 def test_fused_and_plain_agree_to_the_byte(history, maps, settings):
     fused, plain = SimulatedDisk(maps=maps), SimulatedDisk(maps=maps)
@@ -36,12 +39,14 @@ def test_fused_and_plain_agree_to_the_byte(history, maps, settings):
     for disk in (fused, plain):
         clock = ManualClock()
         log = Log.open(FOLDER, small_settings(**settings), World(clock=clock, disk=disk, ids=SeededIds(3)))
-        for value, durability, step_ns in history:
+        if disk is plain:
+            log.write_alone = lambda *_: -1
+        for values, durability, step_ns in history:
             clock.step_wall(ns=step_ns)
-            if disk is fused:
-                appended = log.append_one(value, durability)
+            if disk is fused and len(values) == 1:
+                appended = log.append_one(values[0], durability)
             else:
-                appended = log.append([value], durability=durability)
+                appended = log.append(values, durability=durability)
             ends.append((appended, log.end, log.synced_end))
         log.close()
     half = len(ends) // 2
@@ -88,7 +93,7 @@ def test_a_draft_is_published_alone_as_it_is_in_a_list(history, maps, settings):
         world = World(clock=clock, disk=disk, ids=SeededIds(3))
         partition = Partition.open(world, FOLDER, TopicSettings(min_free_bytes=0, **settings), Metrics())
         if not alone:
-            partition.log.write_single = lambda *_: None
+            partition.log.write_alone = lambda *_: -1
         steps = []
         for draft, durability in history:
             clock.advance(ns=1_000_000)
@@ -101,8 +106,10 @@ def test_a_draft_is_published_alone_as_it_is_in_a_list(history, maps, settings):
 
 
 def _published(partition, draft, durability, *, alone):
-    appended = partition.publish_one(draft, durability) if alone else None
-    if appended is not None:
+    chosen = partition.log.chosen(durability)
+    offset = partition.publish_one(msgspec.structs.astuple(draft), chosen) if alone else -1
+    if offset >= 0:
+        appended = Appended(offset, offset + 1, chosen)
         partition.log.wait(appended)
         return appended
     try:

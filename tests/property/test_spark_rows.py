@@ -23,7 +23,7 @@ from holdfast.storage import Log  # noqa: E402
 
 ROOT = "/data"
 FOLDER = f"{ROOT}/topics/orders/0/log"
-SCHEMA = message_schema(headers=True)
+SCHEMA = message_schema(metadata=True, headers=True)
 
 small = st.binary(max_size=20)
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

@@ -32,7 +32,7 @@ from tests.unit.brokers import FOLDER, Place
 
 SETTINGS = BrokerSettings(topic=TopicSettings(min_free_bytes=0, segment_bytes=4096, frame_bytes=1024))
 TTL_MS = 10_000
-SCHEMA = message_schema(headers=False)
+SCHEMA = message_schema(metadata=True, headers=False)
 KEYS = [None, b"a", b"b"]
 
 Where = tuple[str, int]

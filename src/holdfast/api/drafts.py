@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import NoneType
-from typing import Any, BinaryIO, Final, TypeAlias
+from typing import Any, BinaryIO, Final, SupportsIndex, TypeAlias, overload
 
 import msgspec
 from msgspec import structs
@@ -22,6 +22,7 @@ from holdfast.broker.messages import (
     TEXT_KEY,
     TOMBSTONE,
     Draft,
+    DraftFields,
     Place,
 )
 from holdfast.delivery.where import moment_of, seconds_of
@@ -265,6 +266,51 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
         return message_id(self.topic, self.partition, self.offset, self.delayed_id)
 
 
+class StoredRun(Sequence[Stored]):  # noqa: PLW1641  as a list, it has no hash
+    """What `put_many` returns for messages with consecutive offsets: each `Stored` is made when it is looked at.
+
+    It equals a list of the same items.
+    """
+
+    __slots__ = ("_durability", "_offsets", "_partition", "_topic")
+
+    def __init__(self, topic: str, offsets: range, durability: Durability, partition: int) -> None:
+        self._topic = topic
+        self._offsets = offsets
+        self._durability = durability
+        self._partition = partition
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @overload
+    def __getitem__(self, at: SupportsIndex) -> Stored: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Stored]: ...
+    def __getitem__(self, at: SupportsIndex | slice) -> Stored | list[Stored]:
+        if isinstance(at, slice):
+            return list(map(self._stored, self._offsets[at]))
+        return self._stored(self._offsets[at])
+
+    def __iter__(self) -> Iterator[Stored]:
+        return map(self._stored, self._offsets)
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, (list, StoredRun)) else NotImplemented
+
+    def __add__(self, other: Iterable[Stored]) -> list[Stored]:
+        return [*self, *other]
+
+    def __radd__(self, other: Iterable[Stored]) -> list[Stored]:
+        return [*other, *self]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def _stored(self, offset: int) -> Stored:
+        return Stored(self._topic, offset, None, False, self._durability, self._partition)
+
+
 class Drafter:
     """Checks messages against a queue's settings and body type."""
 
@@ -279,11 +325,17 @@ class Drafter:
 
         `stored` is the body if it is encoded already, no matter what the queue's type is.
         """
-        body, key, given, priority, delay, at, ttl, given_id, correlation_id = structs.astuple(message)
+        body, *options = structs.astuple(message)
+        return Draft(*self.fields(body, tuple(options), now_ms, stored))
+
+    def fields(self, body: Any, options: MessageOptions, now_ms: int, stored: Value | None = None) -> DraftFields:
+        """Return the fields of `draft`: for one message that is written at once, an object for them costs too much."""
+        key, given, priority, delay, at, ttl, given_id, correlation_id = options
         flags = 0
+        stored_key = None
         if key is not None:
             flags = TEXT_KEY if isinstance(key, str) else 0
-            key = _text(key, "key")
+            stored_key = _text(key, "key")
         value: Value
         if stored is not None:
             value = stored
@@ -291,7 +343,7 @@ class Drafter:
             value, flags = b"", flags | TOMBSTONE
         else:
             value = self._encode(body)
-        headers: list[tuple[str, bytes]] = []
+        headers: tuple[tuple[str, bytes], ...] = ()
         if given is not None:
             headers, text_headers = _headers(given)
             flags |= TEXT_HEADERS * text_headers
@@ -303,47 +355,42 @@ class Drafter:
         ttl_ms = self._ttl_ms if ttl is None else duration_ms(ttl, "ttl", minimum_ms=1)
         dedup_id = None
         if given_id is not None:
-            dedup_id = _text(given_id, "dedup_id")
-            assert dedup_id is not None
-            _check_id(dedup_id, "dedup_id")
-            headers.append((DEDUP_ID, dedup_id))
+            dedup_id = _id(given_id, "dedup_id")
+            headers += ((DEDUP_ID, dedup_id),)
         if correlation_id is not None:
             if not isinstance(correlation_id, str):
                 raise InvalidRequest(f"correlation_id must be str, not {type(correlation_id).__name__}")
-            content = _text(correlation_id, "correlation_id")
-            assert content is not None
-            _check_id(content, "correlation_id")
-            headers.append((CORRELATION_ID, content))
+            headers += ((CORRELATION_ID, _id(correlation_id, "correlation_id")),)
         # The time to live begins when the message becomes ready, not while it is delayed.
         expires_ms = (due_ms or now_ms) + ttl_ms if ttl_ms else 0
-        return Draft(value, key, tuple(headers), priority, expires_ms, due_ms, dedup_id, flags)
+        return value, stored_key, headers, priority, expires_ms, due_ms, dedup_id, flags
 
 
-def _text(value: object, name: str) -> bytes | None:
-    if value is None or isinstance(value, bytes):
-        return value
+def _text(value: object, name: str) -> bytes:
     if isinstance(value, str):
         try:
             return value.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequest(f"{name}={value!r} cannot be stored as text: {error}. Pass it as bytes") from None
-    raise InvalidRequest(f"{name} must be str or bytes, not {type(value).__name__}")
+    if isinstance(value, bytes):
+        return value
+    raise InvalidRequest(f"{name} must be str or bytes, not {'None' if value is None else type(value).__name__}")
 
 
-def _check_id(value: bytes, name: str) -> None:
+def _id(given: object, name: str) -> bytes:
+    value = given.encode() if type(given) is str and given.isascii() else _text(given, name)
     if not value:
         raise InvalidRequest(f"{name} is empty; leave it out, or give it a value")
     if len(value) > _MOST_ID_BYTES:
         raise InvalidRequest(f"{name} has {len(value)} bytes, and the limit is {_MOST_ID_BYTES}: use a shorter one")
+    return value
 
 
-def _headers(headers: object) -> tuple[list[tuple[str, bytes]], bool]:
+def _headers(headers: object) -> tuple[tuple[tuple[str, bytes], ...], bool]:
     """Return the headers as they are stored, and whether any value was given as text."""
-    if headers is None:
-        return [], False
     stored: list[tuple[str, bytes]] = []
     as_bytes: list[int] = []
-    for i, (name, value) in enumerate(headers.items() if type(headers) is dict else _pairs(headers)):
+    for name, value in headers.items() if type(headers) is dict else _pairs(headers):
         if not isinstance(name, str) or not name:
             raise InvalidRequest(f"a header's name must be text, not {name!r}")
         if not name.isascii():
@@ -352,20 +399,16 @@ def _headers(headers: object) -> tuple[list[tuple[str, bytes]], bool]:
             raise InvalidRequest(
                 f"the header {name!r} cannot be set: names that begin with {PREFIX} are reserved; choose another"
             )
+        if type(value) is str and value.isascii():
+            stored.append((name, value.encode()))
+            continue
         if isinstance(value, bytes):
-            as_bytes.append(i)
-            content: bytes | None = value
-        elif isinstance(value, str) and value.isascii():
-            content = value.encode()
-        else:
-            content = _text(value, f"the header {name!r}")
-        if content is None:
-            raise InvalidRequest(f"the header {name!r} must be str or bytes, not None")
-        stored.append((name, content))
+            as_bytes.append(len(stored))
+        stored.append((name, _text(value, f"the header {name!r}")))
     text = len(as_bytes) < len(stored)
     if text and as_bytes:
         stored.append((BYTES_HEADERS, b",".join(b"%d" % i for i in as_bytes)))
-    return stored, text
+    return tuple(stored), text
 
 
 def _pairs(headers: object) -> list[tuple[object, object]]:

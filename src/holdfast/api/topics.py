@@ -24,7 +24,10 @@ _MOST_LISTED: Final = 100_000
 
 
 class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition at one moment. `problem` says why it has stopped, while the others continue, and what to do."""
+    """One partition at one moment. `bytes` counts `tiered_bytes`, which only the store has.
+
+    `problem` says why it has stopped, while the others continue, and what to do.
+    """
 
     number: int
     start: int
@@ -32,6 +35,7 @@ class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     segments: int
     problem: str = ""
+    tiered_bytes: int = 0
 
 
 class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +136,9 @@ def changes_of(given: Mapping[str, Any]) -> dict[str, Any]:
         if "retention_ms" in changes:
             raise BadSettings("give retention_hours or retention_ms, not both")
         if hours is not None and (type(hours) not in (int, float) or not 0 < hours <= 100 * 365 * 24):
-            raise BadSettings(f"retention_hours={hours!r} cannot be used: give a number of hours, or None for ever")
+            raise BadSettings(
+                f"retention_hours={hours!r} cannot be used: give a number of hours, or None to keep messages forever"
+            )
         changes["retention_ms"] = None if hours is None else max(round(hours * 3_600_000), 1)
     return changes
 

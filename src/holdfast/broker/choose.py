@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from holdfast.broker.folder.layout import DEFAULT_GROUP
+from holdfast.broker.leases import Delivered
 from holdfast.broker.messages import MOVED, is_for, not_for
 from holdfast.codec.columns import FLAGS, PRIORITIES
 from holdfast.delivery.choose import Chosen, PriorityTurns, choose, choose_one
 from holdfast.delivery.decide import EXPIRED, Moment
-from holdfast.delivery.events import Bury, Event, Expired, Phase, runs_of, size
+from holdfast.delivery.events import Bury, Cancelled, Event, Expired, Lost, Phase, Receive, runs_of, size
 from holdfast.delivery.group import Group
 from holdfast.delivery.keys import KeyGate, KeyLimits, KeyPolicy
 from holdfast.errors import DamagedRange, OffsetOutOfRange, Removed
@@ -325,6 +326,38 @@ _STEPS: Final = (4, 16, 64, 256, 1_000)
 _PAUSE_S: Final = 0.0002
 
 
+def load(delivery: Delivery, offsets: Sequence[int], now: Moment) -> list[Record]:
+    """Read messages; those that are expired, lost or not for this group are skipped durably and left out.
+
+    The caller holds the lock.
+    """
+    loaded = delivery.supply.load(offsets, now.wall_ms)
+    if loaded.lost:
+        delivery.metrics.damaged.add(len(loaded.lost))
+        delivery.commit_events([Lost(runs_of(loaded.lost))])
+    if loaded.passed:
+        behind = delivery.supply.removed_from(max(loaded.passed) + 1)
+        delivery.commit_events([Cancelled(runs_of([*loaded.passed, *behind]))])
+    if loaded.expired:
+        pass_expired(delivery, loaded.expired, now)
+    if delivery.tracer is not None:
+        delivery.tracer.loaded(loaded.records)
+    return loaded.records
+
+
+def take(delivery: Delivery, offsets: Sequence[int], lease_ms: int, holder: str, moving_to: int) -> list[Delivered]:
+    """Lease those of these messages that are ready, to move them into another log."""
+    with delivery.lock:
+        group, now = delivery.group, delivery.moment()
+        records = load(delivery, [offset for offset in offsets if group.phase(offset) is Phase.READY], now)
+        if not records:
+            return []
+        taken = [record.offset for record in records]
+        delivery.commit(Receive(taken, group.cursor, lease_ms, holder, group.session, moving_to), now=now)
+        delivery.expect_tick(now.mono_ms + lease_ms)
+        return [Delivered(record, group.leases[record.offset], 1, delivery) for record in records]
+
+
 def look_ahead(delivery: Delivery, now: Moment) -> bool:
     """Skip the next messages that cannot be handed out. The caller holds the lock.
 
@@ -332,7 +365,7 @@ def look_ahead(delivery: Delivery, now: Moment) -> bool:
     """
     for step in _STEPS:
         offsets = delivery.supply.coming(step, now)
-        if not offsets or delivery.load(offsets, now):
+        if not offsets or load(delivery, offsets, now):
             return True
     return False
 
@@ -382,7 +415,7 @@ def _peek(delivery: Delivery, count: int, most_bytes: int | None) -> list[Record
     for offsets in _parts(delivery.supply.choose(count, now, look=True).offsets):
         if not whole:  # some of these may have been skipped along with earlier ones
             offsets = [offset for offset in offsets if delivery.group.phase(offset) is Phase.READY]
-        loaded = delivery.load(offsets, now)
+        loaded = load(delivery, offsets, now)
         if len(loaded) < len(offsets):
             whole = False
             if not loaded and not look_ahead(delivery, now):

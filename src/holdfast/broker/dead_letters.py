@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from holdfast.broker.choose import take
 from holdfast.broker.leases import Delivered
 from holdfast.broker.messages import (
     CORRELATION_ID,
@@ -307,12 +308,8 @@ class DeadLetterLog:
 
     def _take(self, letters: Sequence[LetterPlace]) -> list[Delivered]:
         """Lease those of the letters that still exist, in this order, with the intent to move them."""
-        taken = self.letters.take(
-            [letter.offset for letter in letters],
-            lease_ms=_REDRIVE_LEASE_MS,
-            holder=_REDRIVER,
-            moving_to=self._source.log.written_end,
-        )
+        offsets, end = [letter.offset for letter in letters], self._source.log.written_end
+        taken = take(self.letters, offsets, _REDRIVE_LEASE_MS, _REDRIVER, moving_to=end)
         by_offset = {delivered.record.offset: delivered for delivered in taken}
         return [by_offset[letter.offset] for letter in letters if letter.offset in by_offset]
 
@@ -464,7 +461,7 @@ class GroupDeadLetters:
             for offset in dropped:
                 failures = burials[offset].history.failures
                 logger.warning(
-                    "message %s-%d-%d dropped, for the topic keeps no dead letters: %s: %s",
+                    "message %s-%d-%d dropped because the topic keeps no dead letters: %s: %s",
                     delivery.topic,
                     delivery.number,
                     offset,

@@ -28,11 +28,10 @@ from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Self
 
-from holdfast.broker.choose import Keyed, KeyedGroup, Supply, follow_keys, give_way, look_ahead, pass_expired
+from holdfast.broker.choose import Keyed, KeyedGroup, Supply, follow_keys, give_way, load, look_ahead
 from holdfast.broker.dead_letters import GroupDeadLetters
-from holdfast.broker.floor import Floor
 from holdfast.broker.folder.layout import DEFAULT_GROUP
-from holdfast.broker.journal import Journal, Snapshot
+from holdfast.broker.journal import Floor, Journal, Snapshot
 from holdfast.broker.leases import Delivered, Dropped, Pending, Receipts, Renewals, lease_lost
 from holdfast.broker.messages import MOVED, id_of
 from holdfast.broker.metrics import Metrics
@@ -49,8 +48,6 @@ from holdfast.delivery.events import (
     Event,
     Extend,
     GiveUp,
-    Leased,
-    Lost,
     Nack,
     OpenGroup,
     Phase,
@@ -59,7 +56,6 @@ from holdfast.delivery.events import (
     Released,
     Seek,
     Tick,
-    encode_event,
     runs_of,
     size,
 )
@@ -107,6 +103,7 @@ class Delivery:
         site: Site | None = None,
     ) -> None:
         self.clock = world.clock
+        self._doubted_ms = world.doubted_ms
         self._now_ns, self._mono_ns = world.clock.now_ns, world.clock.monotonic_ns
         self._log = log
         self.journal = journal
@@ -135,7 +132,7 @@ class Delivery:
         self.tracer: GroupTracer | None = None  # must see every event
         self._keyed_group: KeyedGroup | None = None
         # Bound once, for the fused paths.
-        self._write_event, self._journal_log = journal.log.write_one, journal.log
+        self._note_lease, self._note_ack, self._journal_log = journal.scratch.lease, journal.scratch.ack, journal.log
         self._count_delivered, self._count_acked = metrics.delivered.add, metrics.acked.add
         self._observe_wait, self._observe_handle = metrics.wait_seconds.observe_ns, metrics.handle_seconds.observe_ns
 
@@ -212,7 +209,7 @@ class Delivery:
     def end_sessions(self) -> None:
         """Return the messages that earlier sessions held, and finish moves whose dead letter was already written."""
         with self.lock:
-            self.commit(GiveUp())
+            self.commit(GiveUp(self._doubted_ms))
 
     def receive_next(self) -> Delivered | None:
         """Lease the next message with the default lease time; None if the general path is needed (see above)."""
@@ -224,36 +221,59 @@ class Delivery:
 
     def _receive_one(self, lease_ms: int, holder: str, session: int) -> Delivered | None:
         """Fused form of `_receive` for one message; None if the general path is needed."""
-        group, keyed, tracer = self.group, self.supply.keyed, self.tracer
         if self.paused or self._dropped.receipts:
             return None
+        group, supply = self.group, self.supply
         now_ns, until_ms = self._now_ns(), self._mono_ns() // 1_000_000 + lease_ms
         at_ms = now_ns // 1_000_000
-        if keyed is not None:
-            (offset,) = keyed.choose(1, until_ms - lease_ms) or (-1,)
+        if supply.keyed is not None:
+            (offset,) = supply.keyed.choose(1, until_ms - lease_ms) or (-1,)
             cursor = group.cursor
         elif group.lanes.filled or group.ahead:
-            offset, cursor = self.supply.choose_one(at_ms)
+            offset, cursor = supply.choose_one(at_ms)
         else:
             offset, cursor = group.cursor, group.cursor + 1
-        ahead = self.supply.follower.ahead
-        record = ahead.pop() if ahead and ahead[-1].offset == offset else self.supply.record_or_none(offset)
+        ahead = supply.follower.ahead
+        record = ahead.pop() if ahead and ahead[-1].offset == offset else supply.record_or_none(offset)
         if record is None:
             return None
-        if (record.expires_at_ms or record.flags & MOVED) and not self.supply.is_for(record, at_ms):
+        if (record.expires_at_ms or record.flags & MOVED) and not supply.is_for(record, at_ms):
             return None
-        fence = (group.fence + 1) | PROVEN  # as next_fence
-        event = Leased((offset, offset + 1), cursor, fence, session, lease_ms, until_ms, at_ms, holder)
+        lease = Lease((group.fence + 1) | PROVEN, session, lease_ms, until_ms, at_ms, holder)  # as next_fence
+        if self.tracer is None and supply.keyed is None:
+            self._lease_one(offset, cursor, lease, now_ns)
+        else:
+            self._lease_watched(record, cursor, lease, now_ns)
+        if until_ms < self._due_mono_ms:
+            self.expect_tick(until_ms)
+        self._count_delivered()
+        self._observe_wait(now_ns - record.timestamp_ns)
+        attempt = group.attempts(offset) + 1 if group.histories else 1
+        return Delivered(record, lease, attempt, self)
+
+    def _lease_one(self, offset: int, cursor: int, lease: Lease, now_ns: int) -> None:
+        """Journal a lease and apply it."""
+        group, passes = self.group, cursor == offset + 1
+        try:
+            if not ((passes or cursor == group.cursor) and self._note_lease(offset, lease, passes)):
+                self.journal.lease_one(group, offset, cursor, lease, now_ns)
+            if self._journal_log.unsynced_since_ns is None:
+                self._journal_log.note_unsynced()
+            group.lease_one(offset, cursor, lease)
+        except BaseException as error:
+            self._mend(error)
+            raise
+
+    def _lease_watched(self, record: Record, cursor: int, lease: Lease, now_ns: int) -> None:
+        """Like `_lease_one`, where a tracer or the keys must see the event."""
+        offset, keyed, tracer = record.offset, self.supply.keyed, self.tracer
+        event = lease.event(offset, cursor)
         steps = None
         if tracer is not None:
             tracer.loaded([record])
             steps = tracer.steps([event], now_ns)
         try:
-            self._write_event(encode_event(event), now_ns, False)
-            if self._journal_log.unsynced_since_ns is None:
-                self._journal_log.note_unsynced()
-            lease = Lease(fence, session, lease_ms, until_ms, at_ms, holder)
-            group.lease_one(offset, cursor, lease)
+            self._lease_one(offset, cursor, lease, now_ns)
             if keyed is not None:
                 follow_keys(self, keyed, [event])
         except BaseException as error:
@@ -261,12 +281,6 @@ class Delivery:
             raise
         if tracer is not None and steps is not None:
             tracer.written(steps)
-        if until_ms < self._due_mono_ms:
-            self.expect_tick(until_ms)
-        self._count_delivered()
-        self._observe_wait(now_ns - record.timestamp_ns)
-        attempt = group.attempts(offset) + 1 if group.histories else 1
-        return Delivered(record, lease, attempt, self)
 
     def receive(self, count: int, *, lease_ms: int, holder: str, detached: bool = False) -> list[Delivered] | None:
         """Lease up to `count` ready messages to the holder.
@@ -299,7 +313,7 @@ class Delivery:
             chosen = self.supply.choose(count - len(out), now)
             if not chosen.offsets:
                 break
-            records = self.load(chosen.offsets, now)
+            records = load(self, chosen.offsets, now)
             if not records:  # all were expired or lost, and `load` has skipped them
                 if not look_ahead(self, now):
                     return out or None
@@ -316,34 +330,6 @@ class Delivery:
             self._count_delivered(len(records))
             self.metrics.wait_seconds.observe_since(self._now_ns(), list(map(_TIMESTAMP, records)))
         return out
-
-    def take(self, offsets: Sequence[int], *, lease_ms: int, holder: str, moving_to: int) -> list[Delivered]:
-        """Lease those of these messages that are ready, to move them into another log."""
-        with self.lock:
-            now = self.moment()
-            ready = [offset for offset in offsets if self.group.phase(offset) is Phase.READY]
-            records = self.load(ready, now)
-            if not records:
-                return []
-            taken = [record.offset for record in records]
-            self.commit(Receive(taken, self.group.cursor, lease_ms, holder, self.group.session, moving_to), now=now)
-            self.expect_tick(now.mono_ms + lease_ms)
-            return [Delivered(record, self.group.leases[record.offset], 1, self) for record in records]
-
-    def load(self, offsets: Sequence[int], now: Moment) -> list[Record]:
-        """Read messages; those that are expired, lost or not for this group are skipped durably and left out."""
-        loaded = self.supply.load(offsets, now.wall_ms)
-        if loaded.lost:
-            self.metrics.damaged.add(len(loaded.lost))
-            self.commit_events([Lost(runs_of(loaded.lost))])
-        if loaded.passed:
-            behind = self.supply.removed_from(max(loaded.passed) + 1)
-            self.commit_events([Cancelled(runs_of([*loaded.passed, *behind]))])
-        if loaded.expired:
-            pass_expired(self, loaded.expired, now)
-        if self.tracer is not None:
-            self.tracer.loaded(loaded.records)
-        return loaded.records
 
     def ack(self, receipts: Sequence[Receipt], durability: Durability | None = None) -> Pending:
         """Ack the messages whose leases are still valid; `wait` raises LeaseLost for the others."""
@@ -390,15 +376,15 @@ class Delivery:
             lease = group.leases.get(offset)
             if lease is None or lease.fence != fence:
                 return self._lost([Receipt(offset, fence)])
-            event = Acked((offset, offset + 1))
-            steps = None if tracer is None else tracer.steps([event], now_ns)
+            steps = None if tracer is None else tracer.steps([Acked((offset, offset + 1))], now_ns)
             try:
-                self._write_event(encode_event(event), now_ns, False)
+                if not self._note_ack(offset, now_ns // 1_000_000):
+                    self.journal.ack_one(offset, now_ns)
                 if self._journal_log.unsynced_since_ns is None:
                     self._journal_log.note_unsynced()
                 group.ack_one(offset)
                 if keyed is not None:
-                    follow_keys(self, keyed, [event])
+                    follow_keys(self, keyed, [Acked((offset, offset + 1))])
             except BaseException as error:
                 self._mend(error)
                 raise
@@ -515,7 +501,7 @@ class Delivery:
             end, count = self._log.end, self.ready_count() + len(self.group.waiting)
             if count:
                 self._seek(end)
-        self.journal.log.sync()
+        self.sync()
         return count
 
     def ready_count(self) -> int:
@@ -547,7 +533,10 @@ class Delivery:
         if snapshot is not None:
             self.journal.keep(snapshot)
         self.pin()
-        return soonest(due_ms, self.journal.log.tick())
+        next_ms = self.journal.log.tick()
+        if self.journal.scratch.is_noting:  # since the notes were stored; maybe nobody else asks for their sync
+            self.journal.log.note_unsynced()
+        return soonest(due_ms, next_ms)
 
     def _end_leases(self) -> Moment | None:
         """Return dropped messages, renew leases, end up to _END_MOST leases and delays; None if more are due."""
@@ -564,6 +553,8 @@ class Delivery:
 
     def _end_tick(self, now: Moment) -> tuple[int | None, Snapshot | None]:
         """Finish a tick; returns in how many ms more is due, and a snapshot if it is time to write one."""
+        self.journal.store_notes()
+        self.journal.scratch.rest()
         skipped = self._floor.skipped(forced=self.settings.retention_ignores_pins)
         if skipped:
             self.commit_events(skipped)
@@ -582,6 +573,7 @@ class Delivery:
         """Let the log be trimmed up to the floor, as far as the events that raised it are on disk."""
         with self.lock:  # or a floor from before a `seek` could replace the one after it
             if not self.closed:
+                self.journal.store_notes()  # or the mark would be before what raised the floor
                 self._floor.pin()
 
     def compact(self) -> int:
@@ -594,15 +586,22 @@ class Delivery:
 
     def bring_pin(self) -> None:
         """Let the log be trimmed up to the current floor."""
-        self.journal.log.sync()
+        self.sync()
         for _ in range(2):  # the first call applies the previous mark, the second the current one
             self.pin()
 
     def save(self) -> int:
         """Write a snapshot now; returns the number of journal bytes freed."""
         with self.lock:
+            self.journal.store_notes()
             snapshot = self._floor.snapshot()
         return self.journal.keep(snapshot)
+
+    def sync(self) -> None:
+        """Wait until everything that happened so far is on disk."""
+        with self.lock:
+            self.journal.store_notes()
+        self.journal.log.sync()
 
     def close(self) -> None:
         """End this session's leases, write a snapshot, close the journal and wake all waiters.
@@ -614,8 +613,10 @@ class Delivery:
             try:
                 with self.lock:
                     self.closed = True
-                    if self.group.leases and self.journal.log.usable:
-                        self.commit(CloseGroup())
+                    if self.journal.log.usable:
+                        self.journal.store_notes()
+                        if self.group.leases:
+                            self.commit(CloseGroup())
                 if self.journal.events_since_snapshot and self.journal.log.usable:
                     self.save()
             except Unavailable as error:  # the only cost is a longer replay at the next start

@@ -25,8 +25,8 @@ from holdfast.broker.folder.contents import (
 )
 from holdfast.broker.folder.layout import (
     GROUPS,
-    OWNER_SOCKET,
     TOPICS,
+    check_folder,
     check_topic_name,
     is_store,
     store_of,
@@ -43,14 +43,14 @@ from holdfast.broker.streams.queries import Queries
 from holdfast.broker.topic import Topic
 from holdfast.broker.tracing.log import TraceStep, found_by
 from holdfast.broker.tracing.observer import Traces, traced_as
-from holdfast.broker.upkeep import LOCKS, PRODUCERS, Cleaner, Space, Sweep, TopicLocks, Using
+from holdfast.broker.upkeep import LOCKS, PRODUCERS, Cleaner, Space, Sweep, Tiering, TopicLocks, Using
 from holdfast.broker.workers import WorkerRegistry
 from holdfast.env import OpenFiles, World, close_in_children, real_world
 from holdfast.env.process import descriptor_limit
 from holdfast.env.world import checkpoint, still_world
 from holdfast.errors import BadSettings, Closed, HoldfastError, InvalidRequest, NotALog, NotAQueue, UnknownTopic
 from holdfast.settings import BrokerSettings, QueueSettings
-from holdfast.storage.files import LOCK, join, open_error, require_own, take_lock
+from holdfast.storage.files import join, open_error, require_own, take_lock
 from holdfast.storage.keeper import Keeper, soonest
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ class BrokerEngine:
         world.open_files.on_too_many = self._attention
         self.folder = folder
         self.settings = settings
-        self.closed = False
-        self._forked = self.closed_before_fork = False
+        self.tiering = Tiering(self)
+        self.closed = self._forked = self.closed_before_fork = False
         self._observer = observer
         self.on_attention: Callable[[], None] = lambda: None
         self.before_close: Callable[[], None] = lambda: None
@@ -157,7 +157,7 @@ class BrokerEngine:
         folder: str, settings: BrokerSettings, observer: Observer | None, world: World, *, create: bool
     ) -> BrokerEngine:
         try:
-            _check_folder(world, folder, create=create)
+            check_folder(world, folder, create=create)
             world.disk.make_folder(folder)
             require_own(world, folder, trusted=settings.trust_folder)
             return BrokerEngine(world, folder, settings, observer)
@@ -168,9 +168,9 @@ class BrokerEngine:
     def _open_stored(
         url: str, copy: str | None, settings: BrokerSettings, observer: Observer | None, world: World, *, create: bool
     ) -> BrokerEngine:
-        from holdfast.broker.folder.stored import own_stored, parse_place
+        from holdfast.broker.folder.stored import own_stored
 
-        folder, stored, owner, give_up = own_stored(parse_place(url), settings, world, copy)
+        folder, stored, owner, give_up = own_stored(url, settings, world, copy)
         try:
             owner.keep()
             engine = BrokerEngine._open_here(folder, settings, observer, stored, create=create)
@@ -178,6 +178,7 @@ class BrokerEngine:
             give_up()
             raise
         engine.after_close, engine.store = give_up, owner.chain
+        engine.tiering.use_chain(url, owner.disk)
         return engine
 
     def list_parts(self) -> None:
@@ -221,8 +222,10 @@ class BrokerEngine:
             self._clean(topic)
 
     def _clean(self, topic: Topic) -> None:
-        """Start the compaction thread with the first topic that is compacted."""
+        """Start the threads for compaction and tiering with the first topic that needs them."""
         with self._lock:
+            if self._kept and self.tiering.is_wanted(topic):
+                Keeper(self.tiering).start()
             if self._kept and self._cleaner is None and topic.settings.cleanup != "delete":
                 self._cleaner = Cleaner(self)
                 Keeper(self._cleaner).start()
@@ -296,18 +299,33 @@ class BrokerEngine:
 
     def using(self, name: str) -> Using:
         """Context manager that returns the topic and keeps it open."""
-        return Using(self.hold, name)
+        return Using(self.enter_open, self.hold, name)
+
+    def enter_open(self, name: str) -> Topic | None:
+        """Return a topic that is open, with one more in `topic.users`, which the caller takes off again; else None.
+
+        Without the name's lock: partitions may be being added under it, and a task must not wait for that.
+        """
+        topic = self._topics.get(name) if type(name) is str else None
+        if topic is None:
+            return None
+        topic.used_ns = self.world.clock.monotonic_ns()
+        # From here on nothing is called: no signal handler can run before the caller has the topic.
+        topic.users += 1
+        if not (topic.leaving or topic.closed or self.closed):
+            return topic
+        topic.users -= 1
+        return None
 
     def hold(self, name: str, holder: object) -> Topic:
         """Return the topic and keep it open for as long as the holder is alive and in `topic.holders`."""
-        known = self._topics.get(name) if type(name) is str else None
+        known = self.enter_open(name)
         if known is not None:
-            # Without the name's lock: partitions may be being added under it, and a task must not wait for that.
-            known.holders.add(holder)
-            if not (known.leaving or known.closed or self.closed):
-                known.used_ns = self.world.clock.monotonic_ns()
-                return known
-            known.holders.discard(holder)
+            try:
+                known.holders.add(holder)
+            finally:
+                known.users -= 1
+            return known
         name = check_topic_name(name)
         with self._locks_of.of(name):
             topic = self._open_topic(name)
@@ -351,6 +369,7 @@ class BrokerEngine:
             self.check_open()
             base, changes = self.settings.topic, changes or {}
             settings = settings_for(self.world, "", given, {**self.filed(name), **changes}, base)
+            self.tiering.check(settings)
             kept = settings_for(self.world, "", given, {**changes, "partitions": settings.partitions}, base)
             if not self._listed:
                 self.list_parts()
@@ -430,6 +449,7 @@ class BrokerEngine:
                 raise
             with self._lock:
                 self._topics[name] = topic
+            self._attention()  # its first tick is due: without it, leases and delays of an earlier owner would not end
             return topic
 
     def tell(self, topic: Topic) -> None:
@@ -590,6 +610,7 @@ class BrokerEngine:
         self._sweep.before_close()
         self.sampler.before_close()
         self.sampler.close()
+        self.tiering.end()
         if self._cleaner is not None:
             self._cleaner.before_close()
 
@@ -624,22 +645,6 @@ def folder_path(folder: object, what: str = "the folder") -> str:
     return path if is_store(path) else path.rstrip("/") or "/"
 
 
-def _check_folder(world: World, folder: str, *, create: bool) -> None:
-    """Raise NotAQueue unless the folder is new, empty or a data folder: never write among other files."""
-    there = world.disk.exists(folder)
-    names = [name for name in world.disk.names(folder) if name not in (LOCK, OWNER_SOCKET)] if there else []
-    if TOPICS in names:
-        return
-    if not create:
-        raise NotAQueue(
-            f"{folder} {'holds no queue' if there else 'does not exist'}; open it with create=True to make one"
-        )
-    if names:
-        raise NotAQueue(
-            f"{folder} holds other files ({', '.join(names[:3])}, ...) and no queue; choose a new or empty folder"
-        )
-
-
 # Changing a topic in use: settings at once, new partitions step by step.
 
 
@@ -653,10 +658,7 @@ def change_topic(engine: BrokerEngine, name: str, changes: Mapping[str, Any]) ->
     with engine.alone(name), engine.using(name) as topic:
         changes = dict(changes)
         count = len(topic.partitions)
-        wanted = changes.pop(
-            "partitions",
-            count,
-        )
+        wanted = changes.pop("partitions", count)
         if type(wanted) is not int or wanted < count:
             raise BadSettings(
                 f"partitions={wanted!r} cannot be used: {name} has {count}, and partitions cannot be removed; "
@@ -666,6 +668,7 @@ def change_topic(engine: BrokerEngine, name: str, changes: Mapping[str, Any]) ->
         changes["partitions"] = wanted
         kept = settings_for(world, folder, None, changes, base)
         settings = settings_for(world, folder, None, {**engine.filed(name), **changes}, base)
+        engine.tiering.check(settings)
         keep_settings(world, folder, kept, base)
         topic.list_parts()
         topic.alter(msgspec.structs.replace(settings, partitions=count))

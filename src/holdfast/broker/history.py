@@ -19,8 +19,8 @@ from typing import Any, ClassVar, Final
 from holdfast.broker.dead_letters import DeadLetter, note_of
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.folder.layout import DEAD_SUFFIX, message_id
-from holdfast.broker.journal import Happened
 from holdfast.broker.messages import REDRIVEN_FROM, DeadNote, mark, moved_records
+from holdfast.broker.past import Happened
 from holdfast.broker.tracing import log
 from holdfast.delivery import events
 from holdfast.model import Record
@@ -170,6 +170,7 @@ def _life(delivery: Delivery, offset: int) -> _MessageLife:
     record = _record(delivery.partition.log, offset)
     name = message_id(delivery.topic, delivery.number, offset, None) if record is None else delivery.id_of(record)
     life = _MessageLife(delivery, offset, name)
+    delivery.sync()  # unsynced events cannot be read
     life.read(delivery.journal.past.of(offset))
     if record is not None:
         life.steps.insert(0, _published(delivery, record, name))
@@ -202,6 +203,7 @@ def _follow_letter(delivery: Delivery, life: _MessageLife, offset: int) -> None:
         return
     name = message_id(delivery.topic + DEAD_SUFFIX, delivery.number, letter, None)
     fate = _MessageLife(delivery, letter, name)
+    graves.letters.sync()
     fate.read(graves.letters.journal.past.of(letter))
     last = fate.steps[-1] if fate.steps else None
     if last is not None and last.step == log.CANCELLED:

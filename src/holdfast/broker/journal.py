@@ -21,55 +21,36 @@ What must hold:
     Replay applies the same events with the same code as live operation, so both arrive at the same state. An event
     that does not fit the state means corruption, except after a damaged range: there, events are known to be missing.
 
-This module has four parts: the snapshot files, the events that were trimmed from a group's journal (kept to answer
-questions about single messages), the journal itself, and an index of which messages its events are about.
+This module has three parts: the snapshot files, the journal itself, and the floor of a group, up to which its messages
+need not be kept. `past` keeps what is trimmed from a group's journal, `scratch` takes notes of what comes into it.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from struct import Struct
-from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
+from typing import ClassVar, Final, Generic, TypeVar
 
 import msgspec
 
+from holdfast.broker.past import PastEvents
+from holdfast.broker.scratch import GroupReplay, Scratch, scratch_words
 from holdfast.checksum import crc32c
-from holdfast.codec.columns import plain_values
-from holdfast.codec.frame import HEADER_BYTES, MAGIC, Codec, Frame, FrameHeader, Kind, frame_bytes
-from holdfast.delivery.events import (
-    Acked,
-    Buried,
-    BuriedReady,
-    Cancelled,
-    DeadStored,
-    Event,
-    Expired,
-    Extended,
-    Leased,
-    Lost,
-    Released,
-    Returned,
-    Saved,
-    decode_event,
-    encode_event,
-)
-from holdfast.delivery.group import FAR, Group, IllegalMove
+from holdfast.codec.frame import Kind
+from holdfast.delivery.events import Acked, Event, Skipped, encode_event
+from holdfast.delivery.group import FAR, Group, IllegalMove, Lease
 from holdfast.delivery.image import GroupImage, group_of, image_of
 from holdfast.env import World
 from holdfast.errors import CorruptData, DamagedRange, DiskFull, HoldfastError, Unavailable
-from holdfast.later import pattern
-from holdfast.model import Appended, Durability
+from holdfast.model import Appended, Durability, count_of
 from holdfast.settings import LogSettings
-from holdfast.storage.files import FULL_DISK, advice, durable_replace, join, read_file, segment_name, with_space
-from holdfast.storage.frames import FrameRules, first_log_id, walk
+from holdfast.storage.files import FULL_DISK, advice, durable_replace, join, read_file, with_space
 from holdfast.storage.log import Log
-from holdfast.storage.retention import SegmentFacts
 
 # A snapshot file:
 #
@@ -129,7 +110,7 @@ class SnapshotFiles:
             except Exception as error:  # whatever is wrong with it, the previous one may be intact
                 logger.debug("snapshot unreadable", extra={"error": repr(error)})
             self._current_is_whole = False
-            logger.error("snapshot damaged: going on from the one before", extra={"folder": self._folder, "file": name})
+            logger.error("snapshot damaged: using the previous one", extra={"folder": self._folder, "file": name})
         return None, ""
 
     def keep(self, payload: bytes) -> None:
@@ -156,172 +137,6 @@ def _not_written(folder: str, error: OSError) -> HoldfastError:
     """The error for a failed write. It is harmless: without a new snapshot the journal just keeps growing."""
     kind = DiskFull if error.errno in FULL_DISK else Unavailable
     return kind(f"no snapshot could be written in {folder}: {advice(error)}. The journal has everything")
-
-
-# Past events: segments trimmed from a group's journal, kept to show what happened to a message.
-#
-# Before a segment is trimmed, it is compressed as it is into one file, which is kept for as long as the log holds a
-# message that it may be about. Its events are decoded only when a history is requested.
-#
-# The file name says what it contains, so that looking up one message opens few files:
-#
-#     <base>-<lowest>-<end>.past     events from `base` on, about messages from `lowest` up to, not including, `end`
-#
-# at   size  field
-# 0    4     magic    "HFP" and the version, 1
-# 4    4     check    CRC32C of the rest
-# 8    n     payload  the segment's bytes, compressed with zlib
-
-
-_NAME: Final = pattern(r"(\d{20})-(\d{20})-(\d{20})\.past")
-
-_MAGIC_EVENTS: Final = b"HFP\x01"
-_FAST: Final = 1  # zlib level: a journal is repetitive, so a higher one would save little
-_MOST_RAW_BYTES: Final = LogSettings().max_raw_bytes
-
-
-class Happened(NamedTuple):
-    """An event, and the time at which it was journaled."""
-
-    at_ns: int
-    event: Event
-
-
-class Past(NamedTuple):
-    """One file: events from `base` on, about messages from `lowest` up to `end`."""
-
-    base: int
-    lowest: int
-    end: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.base:020d}-{self.lowest:020d}-{self.end:020d}.past"
-
-
-def is_past(name: str) -> bool:
-    """Whether this is the name of a file of past events."""
-    return _NAME.fullmatch(name) is not None
-
-
-def damaged_pasts(world: World, folder: str) -> Iterator[str]:
-    """Describe the damaged files of past events in a journal's folder."""
-    for name in filter(is_past, world.disk.names(folder)):
-        path = join(folder, name)
-        try:
-            content = read_file(world.disk, path)
-            if content is not None:
-                _unpack(content)
-        except FileNotFoundError:
-            continue  # removed by the owner meanwhile
-        except (CorruptData, OSError) as error:
-            yield f"{path} cannot be read: {error}; the history of some settled messages is lost, and nothing else"
-
-
-class PastEvents:
-    """The past events of one journal. `keep` and `forget` are called by one thread at a time."""
-
-    def __init__(self, world: World, log: Log) -> None:
-        self._world = world
-        self._log = log
-        self._extents = EventExtents(world, log)
-        self._lock = threading.Lock()
-        self._floors: list[tuple[int, int]] = []  # (position, floor): later events are about messages >= floor
-
-    def note_floor(self, position: int, floor: int) -> None:
-        """Note that all events from `position` on are about messages from `floor` on, unless a seek goes back."""
-        with self._lock:
-            self._floors.append((position, floor))
-
-    def sought(self, to: int) -> None:
-        """Note that a seek may deliver messages from `to` on again."""
-        with self._lock:
-            self._floors[:] = [(position, min(floor, to)) for position, floor in self._floors]
-
-    def keep(self, before: int, *, end: int, pack: bool) -> None:
-        """Compress the segments below `before`, if `pack`; `end` is the end of the message log.
-
-        A failure is only logged: losing some history is better than letting the journal grow.
-        """
-        segments = self._log.segments()
-        if not segments:
-            return  # the journal was lost, and has no event yet
-        going = [facts.base_offset for facts in segments[:-1] if facts.next_offset <= before]
-        first_left = segments[len(going)].base_offset
-        try:
-            there = {past.base for past in self._files()} if going else set()
-            for base in going:
-                if pack and base not in there:
-                    self._pack(Past(base, self._lowest(base), end))
-        except (OSError, HoldfastError) as error:
-            facts = {"folder": self._log.folder, "why": str(error)}
-            logger.warning("what became of settled messages is forgotten", extra=facts)
-        with self._lock:
-            passed = sum(position <= first_left for position, _ in self._floors)
-            del self._floors[: max(passed - 1, 0)]  # the last of them applies to the next segment
-
-    def forget(self, start: int) -> None:
-        """Remove the files that are only about messages below `start`, which the log has dropped."""
-        with suppress(OSError):  # the next call tries again
-            for past in self._files():
-                if past.end <= start:
-                    self._world.disk.remove(join(self._log.folder, past.name))
-
-    def of(self, offset: int) -> Iterator[Happened]:
-        """Events that may be about the message, oldest first: the past ones, then those still in the journal."""
-        journal_start = self._log.start
-        for past in self._files():
-            if past.base < journal_start and past.lowest <= offset < past.end:
-                yield from self._unpacked(past)
-        self._log.sync()  # unsynced events cannot be read
-        for start, end in self._extents.of(offset):
-            for record in self._log.records(max(start, self._log.start), on_damage="skip"):
-                if record.offset >= end:
-                    break
-                yield Happened(record.timestamp_ns, decode_event(bytes(record.value)))
-
-    def _lowest(self, base: int) -> int:
-        with self._lock:
-            return max((floor for position, floor in self._floors if position <= base), default=0)
-
-    def _files(self) -> list[Past]:
-        found = map(_NAME.fullmatch, self._world.disk.names(self._log.folder))
-        return sorted(Past(*map(int, match.groups())) for match in found if match)
-
-    def _pack(self, past: Past) -> None:
-        content = read_file(self._world.disk, join(self._log.folder, segment_name(past.base)))
-        if content is not None:
-            payload = zlib.compress(content, _FAST)
-            durable_replace(
-                self._world.disk, self._log.folder, past.name, _HEADER.pack(_MAGIC_EVENTS, crc32c(payload)) + payload
-            )
-
-    def _unpacked(self, past: Past) -> Iterator[Happened]:
-        """The events of a file; none if it is damaged."""
-        try:
-            data = memoryview(_unpack(read_file(self._world.disk, join(self._log.folder, past.name)) or b""))
-        except (CorruptData, OSError) as error:
-            logger.warning("past events cannot be read", extra={"file": past.name, "why": str(error)})
-            return
-        for found in walk(data, FrameRules(first_log_id(data) or 0, past.base)):
-            if isinstance(found, FrameHeader):
-                start = found.position + HEADER_BYTES
-                frame = Frame(found, data[start : start + found.body_bytes], max_raw_bytes=_MOST_RAW_BYTES)
-                for record in frame.records():
-                    yield Happened(record.timestamp_ns, decode_event(bytes(record.value)))
-
-
-def _unpack(content: bytes) -> bytes:
-    if len(content) < _HEADER.size:
-        raise CorruptData("the file has no header")
-    magic, crc = _HEADER.unpack_from(content)
-    payload = memoryview(content)[_HEADER.size :]
-    if magic != _MAGIC_EVENTS or crc != crc32c(payload):
-        raise CorruptData("its bytes are not those that were written")
-    try:
-        return zlib.decompress(payload)
-    except zlib.error as error:
-        raise CorruptData(str(error)) from None
 
 
 # The journal, for any kind of state: see the top of this module.
@@ -387,11 +202,15 @@ class StateJournal(ABC, Generic[_State, _Image]):
                 self._snapshot_at = self.log.written_end
                 self.snapshot(state)
             self._replay(state, self._snapshot_at)
+            self.log.fold = partial(self._fold, state)
+            self._replayed()
         except BaseException:
             self.log.close()
             raise
-        self.log.fold = partial(self._fold, state)
         return state
+
+    def _replayed(self) -> None:
+        """The state is complete: journal what replay has found elsewhere."""
 
     def _fold(self, state: _State, urgent: bool) -> bool:  # noqa: FBT001  a callback of the log
         """The disk is full: replace all events by a snapshot; returns whether that freed anything.
@@ -459,6 +278,7 @@ class StateJournal(ABC, Generic[_State, _Image]):
             fresh, at = self._from_snapshot()
             self._replay(fresh, at)
         vars(state).update(vars(fresh))
+        self._replayed()
 
     def _from_snapshot(self) -> tuple[_State, int]:
         """The state of the newest intact snapshot and its position; without one, a new state and 0."""
@@ -527,11 +347,18 @@ class Journal(StateJournal[Group, GroupImage]):
     def __init__(self, world: World, folder: str, settings: LogSettings, start: int) -> None:
         super().__init__(world, folder, settings)
         self._start = start  # where a new group begins
+        self.scratch = Scratch(world, self.log)
+        self._noted = 0  # events in notes, since the last snapshot
         self.past = PastEvents(world, self.log)
         self.kept: Callable[[], tuple[int, int]] = lambda: (0, FAR)  # start and end of the message log
 
+    @property
+    def events_since_snapshot(self) -> int:
+        return super().events_since_snapshot + self._noted
+
     def _keep(self, snapshot: StateSnapshot[GroupImage]) -> int:
         self.past.note_floor(snapshot.position, snapshot.image.floor)
+        self._noted = 0
         return super()._keep(snapshot)
 
     def _trim(self, before: int) -> int:
@@ -545,13 +372,63 @@ class Journal(StateJournal[Group, GroupImage]):
     def open(world: World, folder: str, settings: LogSettings, start: int) -> tuple[Journal, Group]:
         """Open the journal in the folder and replay its group; a new group begins at `start`."""
         journal = Journal(world, folder, settings, start)
-        return journal, journal.load()
+        group = journal.load()
+        journal.scratch.erase()
+        return journal, group
 
     def append(self, events: Sequence[Event], durability: Durability | None = None) -> Appended:
         """Write the events as one batch; pass the result to `log.wait`."""
+        if self.scratch.is_noting:
+            self.store_notes()
+        self.scratch.interrupt()
         values = [encode_event(event) for event in events]
         one = self.log.write_single(values[0], durability) if len(values) == 1 else None
         return self.log.write(values, durability=durability) if one is None else one
+
+    def lease_one(self, group: Group, offset: int, cursor: int, lease: Lease, now_ns: int) -> None:
+        """Write the event of one lease that could not be noted; if that is worth it, the next ones can be."""
+        scratch = self.scratch
+        if scratch.is_noting:
+            self.store_notes()
+        passes = cursor == offset + 1
+        if scratch.is_steady(lease) and (passes or cursor == group.cursor):
+            head = scratch.head(group, lease)
+            if head is not None and self._write(head, now_ns) == head.begun:
+                scratch.begin(head)
+                if scratch.lease(offset, lease, passes):
+                    return
+        self._write(lease.event(offset, cursor), now_ns)
+
+    def ack_one(self, offset: int, now_ns: int) -> None:
+        """Write the event of one ack that could not be noted."""
+        if self.scratch.is_noting:
+            self.store_notes()
+        self._write(Acked((offset, offset + 1)), now_ns)
+
+    def _write(self, event: Event, now_ns: int) -> int:
+        """Write one event; returns its position."""
+        return self.log.write_one(encode_event(event), now_ns, False)
+
+    def store_notes(self) -> None:
+        """Write the notes of the current run into the journal. The caller holds the group's lock."""
+        noted = self.scratch.end()
+        if noted is not None:
+            self.log.write_single(encode_event(noted), None)
+            self.scratch.pending = None
+            self._noted += len(noted.words) // 8
+
+    def close(self) -> None:
+        self.scratch.close()
+        super().close()
+
+    def _replay(self, state: Group, at: int) -> None:
+        self._events, self._noted = GroupReplay(state, at), 0
+        super()._replay(state, at)
+        words = partial(scratch_words, self._world, self._folder)
+        self.scratch.found(self._events.take_in(words, self.log.end))
+
+    def _replayed(self) -> None:
+        self.store_notes()
 
     def _new(self) -> Group:
         return Group(self._start)
@@ -566,7 +443,9 @@ class Journal(StateJournal[Group, GroupImage]):
         return _decode(payload)
 
     def _apply_value(self, state: Group, value: bytes) -> None:
-        state.apply(decode_event(value))
+        noted = self._events.apply(value)
+        if noted is not None:
+            self._noted += len(noted.words) // 8
 
 
 def newest_snapshot(world: World, folder: str) -> tuple[Snapshot | None, str]:
@@ -574,126 +453,88 @@ def newest_snapshot(world: World, folder: str) -> tuple[Snapshot | None, str]:
     return SnapshotFiles(world, folder).newest(_decode)
 
 
-# Which messages the events of a journal are about, so that a lookup of one message reads few events.
-#
-# A journal may hold a hundred thousand events, and reading all of them takes seconds. So the lowest and highest message
-# are noted for each stretch of some hundred events: in memory, on the first lookup, extended by later ones. Publishing,
-# receiving and acking do no work for this.
-#
-# The index is a hint. Building it checks no checksums, but events are always read from the log with all checks. If a
-# frame looks wrong, its stretch counts as being about every message.
+# The floor of a group: it is done with every message below, so the log may be trimmed up to there.
 
 
-_STRETCH_EVENTS: Final = 500
-# Of a frame's header: magic, log_id, body_bytes, raw_bytes, count, kind, codec, columns, base_offset.
-_HEADER_EXTENTS: Final = Struct("<4sI4xIIIBB2xIQ")
-_ENDS_OF_ONE: Final = 8  # bytes before the value in a body that holds only one
-_ANY: Final = (0, FAR)
-_OF_RUNS: Final = (Leased, Acked, Released, Extended, DeadStored, Expired, Cancelled, Lost, BuriedReady)
-_OF_ONE: Final = (Returned, Saved, Buried)
+# A backlog that nobody reads causes no events. Without a snapshot after this many messages, opening would have to scan
+# the whole backlog for priorities.
+_SCAN_MOST: Final = 500_000
 
 
-class EventExtent(NamedTuple):
-    """Events from `start` up to `end`, about messages from `lowest` up to, not including, `highest`."""
+class Floor:
+    """What a group still needs of its partition's log and of its journal. Callers hold the delivery's lock."""
 
-    start: int
-    end: int
-    lowest: int
-    highest: int
-
-
-class EventExtents:
-    """The stretches of one journal. Thread-safe."""
-
-    def __init__(self, world: World, log: Log) -> None:
-        self._disk = world.disk
+    def __init__(self, log: Log, journal: Journal, group: Group, name: str) -> None:
         self._log = log
-        self._lock = threading.Lock()
-        self._stretches: list[EventExtent] = []
-        self._base, self._position = 0, 0  # segment and position of the end of the last stretch; -1: unknown
+        self._journal = journal
+        self._group = group
+        self._name = name
+        self._mark = (0, 0)  # an end of the journal, and the floor at that point
+        self._scanned_at = log.written_end
+        self._skipped_to = 0
+        journal.on_folded = self._pin_folded
 
-    def of(self, offset: int) -> list[tuple[int, int]]:
-        """Ranges of events that may be about a message, oldest first; covers all events that can be read."""
-        with self._lock:
-            self._extend()
-            found: list[tuple[int, int]] = []
-            for start, end, lowest, highest in self._stretches:
-                if lowest <= offset < highest:
-                    if found and found[-1][1] == start:
-                        start = found.pop()[0]
-                    found.append((start, end))
-            return found
+    def pin(self) -> None:
+        """Let the log be trimmed up to the floor, as far as the events that raised it are on disk.
 
-    def _extend(self) -> None:
-        """Index the events added since the last call."""
-        start, end = self._log.start, self._log.end
-        self._stretches = [stretch for stretch in self._stretches if stretch.end > start]
-        for segment in self._log.segments():
-            at = self._stretches[-1].end if self._stretches else start
-            stop = min(segment.next_offset, end)
-            if at < stop:
-                self._look_at(segment, at, stop)
+        Beyond that point, a power cut could undo those events, and the group would need messages already removed.
+        """
+        marked_at, floor = self._mark
+        if self._journal.log.synced_end >= marked_at:
+            self._log.pin(self._journal.log.folder, floor)
+            self._mark = (self._journal.log.written_end, self._group.floor)
 
-    def _look_at(self, segment: SegmentFacts, at: int, stop: int) -> None:
-        """Index the events of a segment from `at` up to `stop`."""
-        if segment.base_offset != self._base or not self._stretches:
-            self._base, self._position = segment.base_offset, 0 if at == segment.base_offset else -1
-        if self._position >= 0:
-            file = self._disk.open(join(self._log.folder, segment_name(self._base)))
-            data = file.view(0, file.size())  # stays valid after the file is closed
-            file.close()
-            for stretch, position in self._quick_look(data, at, stop):
-                self._add(stretch)
-                at, self._position = stretch.end, position
-        if at < stop:
-            self._position = -1
-            self._add(EventExtent(at, stop, *_ANY))
+    def _pin_folded(self) -> None:
+        """Let the log be trimmed up to the current floor: all events are in a snapshot on disk."""
+        for _ in range(2):  # the first call applies the previous mark, the second the current one
+            self.pin()
 
-    def _quick_look(self, data: memoryview, at: int, stop: int) -> Iterator[tuple[EventExtent, int]]:
-        """Stretches and the position at which each ends; stops at the first frame that looks wrong."""
-        position, log_id, unpack_from = self._position, self._log.log_id, _HEADER_EXTENTS.unpack_from
-        start, lowest, highest = at, FAR, 0
-        while at < stop and position + HEADER_BYTES <= len(data):
-            magic, of_log, body_bytes, raw_bytes, count, kind, codec, columns, first = unpack_from(data, position)
-            end = position + frame_bytes(body_bytes)
-            if magic != MAGIC or of_log != log_id or first != at or not count or end > len(data):
-                break
-            plain = kind < Kind.GAP and codec == Codec.NONE and not columns and raw_bytes == body_bytes
-            body_at = position + HEADER_BYTES
-            low, high = _extent(data[body_at : body_at + body_bytes], count) if plain else _ANY
-            if low < lowest:
-                lowest = low
-            if high > highest:
-                highest = high
-            position, at = end, at + count
-            if at - start >= _STRETCH_EVENTS:
-                yield EventExtent(start, at, lowest, highest), position
-                start, lowest, highest = at, FAR, 0
-        if at > start:
-            yield EventExtent(start, at, lowest, highest), position
+    def hold(self) -> None:
+        """Pin the log at the floor at once, after a seek has lowered it."""
+        self._mark = (self._journal.log.written_end, self._group.floor)
+        self._log.pin(self._journal.log.folder, self._group.floor)
 
-    def _add(self, stretch: EventExtent) -> None:
-        last = self._stretches[-1] if self._stretches else None
-        if last is not None and last.end == stretch.start and last.end - last.start < _STRETCH_EVENTS:
-            lowest, highest = min(last.lowest, stretch.lowest), max(last.highest, stretch.highest)
-            self._stretches[-1] = EventExtent(last.start, stretch.end, lowest, highest)
-        else:
-            self._stretches.append(stretch)
+    def snapshot(self) -> Snapshot:
+        """A snapshot of the group as it is now."""
+        return Snapshot(self._journal.log.written_end, image_of(self._group))
 
+    def snapshot_if_due(self, after_events: int) -> Snapshot | None:
+        """A snapshot if replay would take too long without one, else None."""
+        group = self._group
+        state = len(group.leases) + len(group.waiting) + len(group.histories)
+        # A large state is written less often, or writing it would cost more than the replay it saves.
+        many = self._journal.events_since_snapshot >= max(after_events, state)
+        written = self._log.written_end
+        if not many and written - self._scanned_at < _SCAN_MOST:
+            return None
+        group.lanes.scanned = self._scanned_at = written  # the group learns priorities as messages are written
+        return self.snapshot()
 
-def _extent(body: memoryview, count: int) -> tuple[int, int]:
-    """The range of messages that the events in a frame's body are about."""
-    try:
-        if count == 1:  # nearly all of them, where messages are acked one by one
-            return _about(decode_event(body[_ENDS_OF_ONE:]))
-        extents = [_about(decode_event(value)) for value in plain_values(body, count)]
-    except (CorruptData, msgspec.MsgspecError):
-        return _ANY
-    return min(extents)[0], max([highest for _, highest in extents])
+    def skipped(self, *, forced: bool) -> Sequence[Event]:
+        """The event that skips messages removed before the group was done with them; empty if there are none.
 
-
-def _about(event: Event) -> tuple[int, int]:
-    if isinstance(event, _OF_RUNS):
-        runs = event.runs
-        return (runs[0], runs[1]) if len(runs) == 2 else (min(runs, default=FAR), max(runs, default=0))
-    return (event.offset, event.offset + 1) if isinstance(event, _OF_ONE) else _ANY
+        `forced` says whether the retention settings allow that; otherwise it is logged as an error.
+        """
+        start, stop = self._group.floor, self._log.start
+        if stop <= start or stop <= self._skipped_to:
+            return ()
+        self._skipped_to = stop
+        count = stop - start - self._group.done.range_cardinality(start, stop)
+        logger.log(
+            logging.WARNING if forced else logging.ERROR,
+            "%s %s that the group %s was not done with: offsets %d to %d of %s",
+            "retention dropped" if forced else "somebody removed",
+            count_of(count, "message"),
+            self._name,
+            start,
+            stop - 1,
+            self._log.folder,
+            extra={
+                "folder": self._log.folder,
+                "group": self._name,
+                "messages": count,
+                "first_offset": start,
+                "next_offset": stop,
+            },
+        )
+        return [Skipped(stop)]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _UNHANDLED: Final = (
-    "message %d of %s was dropped without ack or nack, and comes back; use `with message:` (this is said only once)"
+    "message %d of %s was dropped without ack or nack, and returns to the queue; use `with message:` (logged only once)"
 )
 
 
@@ -167,7 +167,7 @@ class FolderKey:
         if key is not None:
             return key
         logger.error(
-            "the key of receipts is damaged; another one is made, and receipts that are out are refused",
+            "the key that signs receipts is damaged; a new one was created, and outstanding receipts are refused",
             extra={"path": path},
         )
         return None
@@ -219,6 +219,8 @@ TOKEN_CHARACTERS: Final = 32
 _MAC_BYTES: Final = 11
 _HEAD: Final = struct.Struct(">BQI")
 _TIME: Final = 0xFFFF_FFFF
+_MOST_GIVEN: Final = 128  # texts that are kept for one group on one partition, twice
+_NEVER_GIVEN: Final = (-1, -1, "")
 
 assert _HEAD.size == 13  # keeps the table above and the code in step
 assert (_HEAD.size + _MAC_BYTES) * 4 == TOKEN_CHARACTERS * 3  # no padding: one text for each value
@@ -282,6 +284,10 @@ class Receipts:
         self._number = number
         self._group = group
         self._new_prover = prover
+        # The last texts that were given out, by offset: most come back before many others do.
+        # When these are many, they become the earlier ones: so the latest are never all forgotten at once.
+        self._given: dict[int, tuple[int, int, str]] = {}
+        self._given_earlier: dict[int, tuple[int, int, str]] = {}
 
     @cached_property
     def _prover(self) -> Prover:
@@ -289,17 +295,25 @@ class Receipts:
 
     def text(self, offset: int, lease: Lease) -> str:
         """The receipt of a message under this lease. Only its holder may see it."""
-        return self._prover.text(message_id(self._topic, self._number, offset, None), lease.fence, lease.at_ms)
+        name, fence, at_ms = message_id(self._topic, self._number, offset, None), lease.fence, lease.at_ms
+        text = self._prover.text(name, fence, at_ms)
+        if len(self._given) >= _MOST_GIVEN:
+            self._given_earlier, self._given = self._given, {}
+        self._given[offset] = fence, at_ms, text
+        return text
 
     def current(self, text: str, offset: int) -> Receipt | None:
         """The receipt, if the text is exactly the one given out for the message's lease; else see `proof`.
 
         That saves parsing the text: it is written once more, and compared.
         """
-        lease, name = self._group.leases.get(offset), message_id(self._topic, self._number, offset, None)
-        if lease is None or text[: -TOKEN_CHARACTERS - 1] != name:
+        lease = self._group.leases.get(offset)
+        if lease is None:
             return None
-        given_out = self._prover.text(name, lease.fence, lease.at_ms)
+        fence, at_ms, given_out = self._given.get(offset) or self._given_earlier.get(offset, _NEVER_GIVEN)
+        if (fence, at_ms) != (lease.fence, lease.at_ms):
+            name = message_id(self._topic, self._number, offset, None)
+            given_out = self._prover.text(name, lease.fence, lease.at_ms)
         if not hmac.compare_digest(given_out.encode(), text.encode()):
             return None
         return Receipt(offset, lease.fence)

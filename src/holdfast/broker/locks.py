@@ -242,7 +242,7 @@ class FolderLocks:
                     raise
                 if self._waiting >= _MOST_WAITERS:
                     raise TooManyWaiters(
-                        f"{self._waiting} others wait for locks already; try again later, without waiting"
+                        f"{self._waiting} others are waiting for locks already; try again later, without waiting"
                     ) from None
                 self._lines.setdefault(wanted.name, deque()).append(ticket)
                 self._waiting += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -191,6 +191,10 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
     due_at_ms: int = 0
     dedup_id: bytes | None = None
     flags: int = 0
+
+
+# The same as a tuple, in the same order.
+DraftFields: TypeAlias = tuple[Value, bytes | None, HeaderPairs, int, int, int, bytes | None, int]
 
 
 class Manner(NamedTuple):

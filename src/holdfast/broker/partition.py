@@ -30,6 +30,7 @@ from holdfast.broker.delayed import Delayed, DelayStore
 from holdfast.broker.messages import (
     DELAYED_ID,
     Draft,
+    DraftFields,
     Manner,
     Place,
     Publication,
@@ -73,7 +74,7 @@ _HELP_FROM_MS: Final = 10
 _SOON_MS: Final = 1_000  # a message due sooner may be due by the time it is written
 STREAM_PIN: Final = "stream:"  # prefix of the pins of groups in stream mode
 
-_Written = TypeVar("_Written", Appended, Appended | None)
+_Written = TypeVar("_Written", bound=Appended | int)  # the int is an offset, or -1 if nothing was written
 
 
 class Site(NamedTuple):
@@ -109,6 +110,7 @@ class Partition:
         self.delayed: DelayStore | None = None
         self.lost_delays: CorruptData | None = None  # why its delayed messages cannot be used
         self.publish_unseen: Callable[[Sequence[Draft], Manner], Publication] = self.store  # or the dedup check
+        self.publish_one_unseen: Callable[[DraftFields, Durability, int], int] = self.store_one
         self._needed_for_dedup: Covered | None = None
         self.sequences: Sequences | None = None
         self._lock = threading.Lock()  # guards the opening of `sequences`
@@ -171,30 +173,38 @@ class Partition:
             return self.publish_unseen(drafts, manner)
         return self.store(drafts, manner)
 
-    def publish_one(self, draft: Draft, durability: Durability | None) -> Appended | None:
-        """Fused form of `publish` for one message; None if only `publish` can write it. Call `log.wait` afterwards.
+    def publish_one(self, fields: DraftFields, chosen: Durability, time_ns: int = 0) -> int:
+        """Fused form of `publish` for the fields of one draft; -1 if only `publish` can write it.
 
-        That is so with a delay or a dedup id, and for messages that are large or to be compressed.
+        That is so for duplicates, and for messages that are large or to be compressed. Returns the offset, or the
+        delayed id if there is a due time. Unless it is to be synced, nothing has to be waited for.
         """
-        if draft.due_at_ms or draft.dedup_id is not None:
-            return None
-        return self._write_one(draft, durability) if self.tracer is None else self._write_traced(draft, durability)
+        if fields[6] is None:
+            return self.store_one(fields, chosen, time_ns)
+        return self.publish_one_unseen(fields, chosen, time_ns)
 
-    def _write_traced(self, draft: Draft, durability: Durability | None) -> Appended | None:
-        """Fused form of `_write` for one message; None if only that can write it."""
+    def store_one(self, fields: DraftFields, chosen: Durability, time_ns: int = 0) -> int:
+        """Fused form of `store` for one message; -1 if only that can write it."""
+        value, key, headers, priority, expires_at_ms, due_at_ms, _, flags = fields
+        head, columns = single_head(len(value), key, headers, priority, expires_at_ms, due_at_ms, flags)
         tracer = self.tracer
-        at_ns = 0 if tracer is None else tracer.now_ns()
-        appended = self._write_one(draft, durability)
-        if tracer is not None and appended is not None:
-            tracer.published([draft.headers], appended.offset, 1, at_ns)
-        return appended
-
-    def _write_one(self, draft: Draft, durability: Durability | None) -> Appended | None:
-        value, key, headers, priority, expires_at_ms, _, _, flags = structs.astuple(draft)
-        head, columns = single_head(len(value), key, headers, priority, expires_at_ms, 0, flags)
-        if not priority:
-            return self.log.write_single(value, durability, head, columns)
-        return self.telling_groups(lambda: self.log.write_single(value, durability, head, columns), bytes([priority]))
+        if tracer is None and not due_at_ms and not priority:
+            return self.log.write_alone(value, chosen, head, columns, time_ns)
+        at_ns = 0 if tracer is None else time_ns or tracer.now_ns()  # before the write: it may be received at once
+        if due_at_ms:
+            place = self._open_delayed().write_one(fields, head, columns, chosen, time_ns)
+        elif priority:
+            place = self.telling_groups(
+                lambda: self.log.write_alone(value, chosen, head, columns, time_ns), bytes([priority])
+            )
+        else:
+            place = self.log.write_alone(value, chosen, head, columns, time_ns)
+        if tracer is not None and place >= 0:
+            if due_at_ms:
+                tracer.delayed([headers], place, [due_at_ms], at_ns)
+            else:
+                tracer.published([headers], place, 1, at_ns)
+        return place
 
     def append(
         self,
@@ -481,14 +491,20 @@ class Partition:
 
     def store(self, drafts: Sequence[Draft], manner: Manner) -> Publication:
         """Write messages without checking their dedup ids."""
-        if any(draft.due_at_ms for draft in drafts):
-            return self._publish_delayed(drafts, manner)
-        durability, codec, any_size = manner
-        appended = None
+        chosen, codec, any_size = self.log.chosen(manner.durability), manner.codec, manner.any_size
+        delayed = any(draft.due_at_ms for draft in drafts)
         if len(drafts) == 1 and codec is None and not any_size:
-            appended = self._write_traced(drafts[0], durability)
-        if appended is None:
-            appended = self._write(batch_of(drafts), durability, codec, any_size=any_size)
+            now_ms = self.world.clock.now_ns() // 1_000_000
+            at = self.store_one(structs.astuple(drafts[0]), chosen)
+            if at >= 0:
+                one = Appended(at, at + 1, chosen)
+                if delayed:
+                    due_now = drafts[0].due_at_ms <= now_ms
+                    return Publication([Place(None, at)], chosen, in_delayed=one, due_now=due_now)
+                return Publication([Place(at)], chosen, in_log=one)
+        if delayed:
+            return self._publish_delayed(drafts, Manner(chosen, codec, any_size))
+        appended = self._write(batch_of(drafts), chosen, codec, any_size=any_size)
         places = [Place(offset) for offset in range(appended.offset, appended.next_offset)]
         return Publication(places, appended.durability, in_log=appended)
 
@@ -543,11 +559,12 @@ class Partition:
                 return self._write_and_tell(write, priorities)
 
     def _write_and_tell(self, write: Callable[[], _Written], priorities: bytes) -> _Written:
-        appended = write()
-        if appended is not None:
+        written = write()
+        first = written.offset if isinstance(written, Appended) else written
+        if first >= 0:
             for delivery in self.deliveries:
-                delivery.group.arrive(appended.offset, priorities)
-        return appended
+                delivery.group.arrive(first, priorities)
+        return written
 
     def _tell(self, publication: Publication) -> None:
         if publication.in_log is not None and publication.durability != "fsync":
@@ -561,9 +578,9 @@ class Partition:
         """Whether the publisher must help because releases are late: otherwise it could outrun them forever."""
         return publication.in_delayed is not None and self._late_ms() >= _HELP_FROM_MS
 
-    def delays_at_once(self, due_at_ms: int) -> bool:
+    def delays_at_once(self, due_at_ms: int, now_ms: int) -> bool:
         """Whether a message due then can be published without opening the store and without releasing anything."""
-        store, now_ms = self.delayed, self.world.clock.now_ns() // 1_000_000
+        store = self.delayed
         return store is not None and due_at_ms > now_ms + _SOON_MS and store.late_ms(now_ms) < _HELP_FROM_MS
 
     def _open_delayed(self) -> DelayStore:
@@ -633,7 +650,7 @@ class LostPartition(Partition):
     def _write(self, *_: object, **__: object) -> NoReturn:
         raise self.lost
 
-    def _write_traced(self, *_: object) -> NoReturn:
+    def store_one(self, *_: object) -> NoReturn:
         raise self.lost
 
     def _open_delayed(self) -> NoReturn:

@@ -295,15 +295,15 @@ def check_samples(world: World, folder: str) -> str | None:
         problem = samples.file_problem(file.read(0, samples.HEADER_BYTES))
         if problem is not None:
             return f"{path} cannot be used: {problem}; opening the folder starts a new one. Only charts lose data"
-        spoiled = slots = 0
+        damaged = slots = 0
         for content in _blocks_in(file, MOST_SERIES):
             if samples.parse_series(content) is None:
-                spoiled += 1
+                damaged += 1
             else:
                 slots += samples.damaged_slots(content)
-    if not spoiled and not slots:
+    if not damaged and not slots:
         return None
-    return f"{path} is damaged: {spoiled} series and {slots} samples are left out. Only charts lose data"
+    return f"{path} is damaged: {damaged} series and {slots} samples are left out. Only charts lose data"
 
 
 def _blocks_in(file: File, most: int) -> Iterator[bytearray]:

@@ -91,8 +91,7 @@ class Topic:
         self._world = world
         self.root = root
         self.name = name
-        self.id = facts.id
-        self.created_ms = facts.created_ms
+        self.id, self.created_ms = facts.id, facts.created_ms
         self.settings = settings
         self._observer = observer
         self._queries = queries or Queries(world, root)
@@ -101,9 +100,9 @@ class Topic:
         self.holder = holder
         self._check_owner = check_owner
         self.logged_error = ""  # what the last upkeep failed with
-        self.closed = self.deleted = False
+        self.closed = self.deleted = self.leaving = False  # leaving: see `may_leave`
         self.holders: WeakSet[object] = WeakSet()  # while any is alive, the topic stays open
-        self.leaving = False  # about to be closed as idle, unless it turns out to be in use
+        self.users = 0  # those that use it for a moment, and keep it open meanwhile: see `Using`
         self.used_ns = world.clock.monotonic_ns()
         self.due_ns: int | None = 0  # when upkeep is due; None: not before `_attend` is called
         self.on_attention = on_attention
@@ -267,6 +266,7 @@ class Topic:
             delivery.recover(dead=self._world.disk.exists(topic_folder(self.root, self.name + DEAD_SUFFIX)))
             # Only now: a thread moving its dead letters may wait for our lock while we wait for that move.
             group.add(delivery)
+            self._attend()
             unless_done.pop_all()
 
     def _prover(self, group: str) -> Prover:
@@ -385,7 +385,7 @@ class Topic:
         """Warn if a new group's name looks like a misspelling of another: the new one gets every message."""
         if difflib.get_close_matches(name, self.groups, n=1, cutoff=_ALIKE):
             logger.warning(
-                "the group %s of topic %s is new: it gets all messages that are kept. If another was meant, there are "
+                "the group %s of topic %s is new and gets all stored messages. If you meant another group, there are "
                 "%s; delete this one with `holdfast group delete`",
                 name,
                 self.name,
@@ -548,11 +548,11 @@ class Topic:
 
     @property
     def busy(self) -> bool:
-        """Whether it has holders, leased messages or waiting consumers, and must stay open."""
-        return bool(self.holders) or any(
-            group.waiters or any(delivery.group.leases for delivery in group.deliveries)
-            for group in self.groups.values()
+        """Whether it has users, holders, leased messages or waiting consumers, and must stay open."""
+        working = (
+            group.waiters or any(each.group.leases for each in group.deliveries) for group in self.groups.values()
         )
+        return self.users > 0 or bool(self.holders) or any(working)
 
     def may_leave(self) -> bool:
         """Whether it is idle. If so, it is marked as leaving, and new users wait for the engine's lock."""
@@ -646,7 +646,7 @@ class Topic:
         for partition in self._with_dead():
             partition.sync()
             for delivery in partition.deliveries:
-                delivery.journal.log.sync()
+                delivery.sync()
 
     def _with_dead(self) -> list[Partition]:
         """All partitions, including those of the dead letters."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate, chain, groupby, pairwise
 from operator import add
 from struct import Struct
@@ -99,19 +100,41 @@ def encode_batch(batch: Batch, now_ns: int, *, packing: Packing, cap_bytes: int,
     return [encode_body(part, now_ns, packing, kind) for part in _split(batch, cap_bytes)]
 
 
-def encode_values(
-    values: Sequence[bytes], ends: list[int], now_ns: int, *, packing: Packing, kind: Kind = Kind.DATA
-) -> Body:
+def encode_values(values: Sequence[bytes], now_ns: int, *, packing: Packing, kind: Kind = Kind.DATA) -> Body:
     """Encode messages that consist only of values as one body: a fast path for the most common batch."""
-    count = len(values)
-    head = _ENDS[count](*ends) if count < len(_ENDS) else array("i", ends).tobytes()
-    body = b"".join([head, padding(len(head)), *values])
-    if len(body) != ends[-1] + len(head) + -len(head) % 8:
+    head, joined = plain_parts(values)
+    return _pack(head + joined, len(values), 0, now_ns, packing, kind)
+
+
+def plain_parts(values: Sequence[bytes]) -> tuple[bytes, bytes]:
+    """Return the ends of some values, padded, and the values joined: the body of messages that have nothing else."""
+    sizes, joined = [*map(len, values)], b"".join(values)
+    count = len(sizes)
+    if sizes.count(sizes[0]) == count < len(_ENDS):
+        head = _even_ends(sizes[0], count)
+    else:
+        packed = _ends(accumulate(sizes), count)
+        head = packed + padding(len(packed))
+    if len(joined) != sum(sizes):
         raise TypeError("a value's length is not its number of bytes")
-    return _pack(body, count, 0, now_ns, packing, kind)
+    return head, joined
+
+
+@lru_cache(64)
+def _even_ends(size: int, count: int) -> bytes:
+    packed = _ENDS[count](*range(0, size * count + 1, size)) if size else bytes(4 * count + 4)
+    return packed + padding(len(packed))
+
+
+def _ends(ends: Iterable[int], count: int) -> bytes:
+    """Pack the ends of so many items; the first is at 0."""
+    return _ENDS[count](0, *ends) if count < len(_ENDS) else array("i", [0, *ends]).tobytes()
 
 
 _PAIR: Final = Struct("<ii").pack
+_SMALL: Final = 1024
+_PAIRS: Final = [_PAIR(0, length) for length in range(_SMALL)]
+_TWO_ENDS: Final = Struct("<iii4x").pack
 _WIDE: Final = Struct("<q").pack
 _BYTE_PADDED: Final = [bytes([number]) + bytes(7) for number in range(256)]
 _PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
@@ -130,16 +153,16 @@ def single_head(
 
     A fused form of `encode_head` for a batch of one; a property test checks one against the other.
     """
-    head = _PAIR(0, value_bytes)
+    head = _PAIRS[value_bytes] if value_bytes < _SMALL else _PAIR(0, value_bytes)
     columns = 0
     if key is not None:
         columns = KEYS
         length = len(key)
-        head += _PAIR(0, length) + key + _PADDING[length & 7]
+        head += (_PAIRS[length] if length < _SMALL else _PAIR(0, length)) + key + _PADDING[length & 7]
     if headers:
         columns |= HEADERS
-        names, values = zip(*headers, strict=True)
-        head += _PAIR(0, len(names)) + _names(names) + _items(values)
+        names, values = zip(*headers)  # noqa: B905  pairs: they cannot differ in length
+        head += (_KNOWN_NAMES.get(names) or _names(names)) + _items(values)
     if level:
         columns |= PRIORITIES
         head += _BYTE_PADDED[level]
@@ -157,12 +180,17 @@ def single_head(
 
 def _items(items: Sequence[bytes]) -> bytes:
     """Encode some items: their ends and their bytes, both padded."""
-    joined = b"".join(items)
     count = len(items)
     if count == 1:
-        return _PAIR(0, len(joined)) + joined + _PADDING[len(joined) & 7]
-    ends = accumulate(map(len, items), initial=0)
-    packed = _ENDS[count](*ends) if count < len(_ENDS) else array("i", ends).tobytes()
+        (item,) = items
+        length = len(item)
+        return (_PAIRS[length] if length < _SMALL else _PAIR(0, length)) + item + _PADDING[length & 7]
+    if count == 2:
+        first, second = items
+        length = len(first) + len(second)
+        return _TWO_ENDS(0, len(first), length) + first + second + _PADDING[length & 7]
+    packed = _ends(accumulate(map(len, items)), count)
+    joined = b"".join(items)
     return packed + _PADDING[len(packed) & 7] + joined + _PADDING[len(joined) & 7]
 
 
@@ -172,13 +200,11 @@ _MOST_KNOWN_BYTES: Final = 512
 
 
 def _names(names: tuple[str, ...]) -> bytes:
-    """Encode the names of headers. Messages of a program tend to have the same few, so short ones are remembered."""
-    known = _KNOWN_NAMES.get(names)
-    if known is None:
-        known = _items([name.encode() for name in names])
-        if len(known) <= _MOST_KNOWN_BYTES and len(_KNOWN_NAMES) < _MOST_KNOWN:
-            _KNOWN_NAMES[names] = known
-    return known
+    """Encode the number and the names of headers. A program's messages have the same few, so these are remembered."""
+    encoded = _PAIR(0, len(names)) + _items([name.encode() for name in names])
+    if len(encoded) <= _MOST_KNOWN_BYTES and len(_KNOWN_NAMES) < _MOST_KNOWN:
+        _KNOWN_NAMES[names] = encoded
+    return encoded
 
 
 def message_sizes(batch: Batch) -> list[int]:

@@ -616,7 +616,7 @@ def frames_in(content: memoryview, *, max_raw_bytes: int) -> Iterator[Frame]:
     at = 0
     while at < len(content):
         if len(content) - at < HEADER_BYTES:
-            raise ChecksumMismatch(f"the last {len(content) - at} bytes are no frame")
+            raise ChecksumMismatch(f"the last {len(content) - at} bytes are not a frame")
         position = FrameHeader(*_HEADER.unpack_from(content, at)).position
         frame = read_frame(content, at, position, max_raw_bytes=max_raw_bytes)
         yield frame

@@ -273,9 +273,10 @@ def _(command: CloseGroup, group: Group, policy: QueueSettings, now: Moment) -> 
 @_events.register
 def _(command: GiveUp, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
     for offset, lease in sorted(group.leases.items()):
-        if lease.session not in (NO_SESSION, group.session):
-            # A move that did not happen was nobody's attempt.
-            counted = lease.moving_to < 0
+        # A move that did not happen was nobody's attempt.
+        counted = lease.moving_to < 0
+        doubted = counted and lease.at_ms <= command.doubted_ms
+        if lease.session not in (NO_SESSION, group.session) and not doubted:
             yield from _give_back(group, offset, policy, now, 0, HOLDER_GONE, "", counted=counted)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
+from struct import Struct
 from typing import Final, TypeAlias
 
 import msgspec
@@ -161,7 +162,12 @@ class CloseGroup(msgspec.Struct, frozen=True, gc=False):
 
 
 class GiveUp(msgspec.Struct, frozen=True, gc=False):
-    """The holders of all earlier sessions are gone: what they held is returned at once."""
+    """The holders of all earlier sessions are gone: what they held is returned at once.
+
+    Those who received a message at `doubted_ms` or before may still be at work: their leases run on.
+    """
+
+    doubted_ms: int = 0
 
 
 Command: TypeAlias = (
@@ -320,9 +326,87 @@ class BuriedReady(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=15
     dead_from: int
 
 
+# Notes: leases and acks of single messages, each in one 64-bit word, which takes a single store to write.
+#
+#     word      payload * NOTE_PRIME + mark
+#     payload   from the lowest bit on:
+#         1     acked      1 for an ack, 0 for a lease
+#         1     passes     whether the lease moves the cursor past the message; otherwise it stays where it is
+#         2     more_ms    of a lease: added to `ahead_ms`, because the two clocks do not tick at the same moment
+#         24    offset     from `base` on
+#         16    at_ms      from `since_ms` on
+#
+# The remainder of a word is its check: one or two flipped bits always change it. Every run of notes has a mark of its
+# own, so words of another run do not count. No mark is 0, so neither do zeros.
+
+NOTE_PRIME: Final = 1_048_573
+PLACES: Final = 1 << 24
+SPAN_MS: Final = 1 << 16
+_PAYLOADS: Final = 1 << 44
+_WORD: Final = Struct("<Q")
+assert _PAYLOADS * NOTE_PRIME + NOTE_PRIME <= 1 << 64  # keeps the table above and the code in step
+
+
+class Noted(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=16):
+    """A run of notes that began at event `begun`; the event there has no words: they follow in the scratch file.
+
+    All leases of a run have the same holder, length and session. `fence` is the last one before them; each takes the
+    next. A lease ends `ahead_ms` after its time by the wall clock, on the monotonic one.
+    """
+
+    begun: int
+    base: int
+    since_ms: int
+    holder: str
+    session: int
+    lease_ms: int
+    ahead_ms: int
+    fence: int
+    words: bytes = b""
+
+    @property
+    def mark(self) -> int:
+        """The remainder of all words of this run."""
+        return 1 + self.begun % (NOTE_PRIME - 1)
+
+    def with_words(self, words: bytes) -> Noted:
+        """The same run with these words."""
+        return msgspec.structs.replace(self, words=words)
+
+    def intact(self, words: bytes) -> bytes:
+        """Return the words of this run at the beginning, up to the first that is none."""
+        count, mark = 0, self.mark
+        for (word,) in _WORD.iter_unpack(words[: len(words) & -8]):
+            payload, rest = divmod(word, NOTE_PRIME)
+            if rest != mark or payload >= _PAYLOADS:
+                break
+            count += 1
+        return words[: count * 8]
+
+    def places(self) -> tuple[int, int]:
+        """The range of messages that the words are about."""
+        places = [word // NOTE_PRIME >> 4 & PLACES - 1 for (word,) in _WORD.iter_unpack(self.words)]
+        return self.base + min(places, default=0), self.base + max(places, default=-1) + 1
+
+    def events(self) -> Iterator[tuple[int, Leased | Acked]]:
+        """Yield the time of each note in ms, and the event that it stands for."""
+        fence = self.fence
+        for (word,) in _WORD.iter_unpack(self.words):
+            payload = word // NOTE_PRIME
+            offset, at_ms = self.base + (payload >> 4 & PLACES - 1), self.since_ms + (payload >> 28)
+            if payload & 1:
+                yield at_ms, Acked((offset, offset + 1))
+                continue
+            fence = next_fence(fence)
+            until_ms = at_ms + self.ahead_ms + (payload >> 2 & 3)
+            cursor = offset + 1 if payload & 2 else 0  # an event cannot move it back
+            runs = (offset, offset + 1)
+            yield at_ms, Leased(runs, cursor, fence, self.session, self.lease_ms, until_ms, at_ms, self.holder)
+
+
 Event: TypeAlias = (
     Leased | Acked | Returned | Released | Extended | Saved | Buried | DeadStored | Expired | Cancelled | Lost
-    | Skipped | Replayed | Opened | BuriedReady
+    | Skipped | Replayed | Opened | BuriedReady | Noted
 )  # fmt: skip
 
 MOVES: Final[dict[tuple[Phase, type[msgspec.Struct]], Phase]] = {

@@ -172,6 +172,11 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
     holder: str
     moving_to: int = -1
 
+    def event(self, offset: int, cursor: int) -> Leased:
+        """Return the event that gives this lease to one message."""
+        runs, times = (offset, offset + 1), (self.lease_ms, self.until_ms, self.at_ms)
+        return Leased(runs, cursor, self.fence, self.session, *times, self.holder, self.moving_to)
+
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
     """How one delivery ended without an ack."""

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.api.arguments import Question, moment_ns
 from holdfast.api.contents import Contents, PartitionHome
-from holdfast.api.drafts import Bodies, NewMessage, kind_of, moment_at
+from holdfast.api.drafts import Bodies, MessageOptions, NewMessage, Stored, kind_of, moment_at
 from holdfast.api.topics import GroupInfo, PartitionInfo, QueueRequest, TopicInfo, changes_to
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
@@ -40,9 +40,10 @@ from holdfast.errors import (
     UnknownTopic,
 )
 from holdfast.local.publisher import Publisher
-from holdfast.model import Retained, extra_bytes
+from holdfast.model import Durability, Retained, extra_bytes
 from holdfast.settings import BrokerSettings, TopicSettings
 from holdfast.storage.compaction import KeysCompacted
+from holdfast.storage.retention import tiered_bytes
 from holdfast.storage.view import OnDamage
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def partition_info(number: int, partition: Partition) -> PartitionInfo:
         end=partition.log.end,
         bytes=sum(segment.bytes for segment in segments),
         segments=len(segments),
+        tiered_bytes=tiered_bytes(segments),
         problem="" if partition.lost is None else str(partition.lost),
     )
 
@@ -298,7 +300,7 @@ class LocalBroker:
         with self.engine.using(name) as topic:
             if topic.settings.cleanup == "delete":
                 raise InvalidRequest(
-                    f"topic {name} is not one to be compacted: that would take away messages. "
+                    f"topic {name} is not compacted by key, because that would remove messages. "
                     'Use alter_topic(cleanup="compact") if only the last message of each key is wanted'
                 )
             self.engine.streams.bring_pins(topic)
@@ -350,6 +352,18 @@ class LocalBroker:
             self._publishers = {other: each for other, each in list(self._publishers.items()) if not each.topic.closed}
             publisher = self._publishers[topic.name] = Publisher(topic, self.bodies, self.engine.world.clock)
         return publisher
+
+    def publish_now(
+        self, topic: str, body: Any, partition: int | None, durability: Durability | None, given: MessageOptions | None
+    ) -> Stored | None:
+        """Store plain bytes, or a body with options, if that needs no waiting; otherwise return None."""
+        used = self.engine.enter_open(topic)
+        if used is None:
+            return None
+        try:
+            return self.publisher(used).put_now(body, durability, given, partition)
+        finally:
+            used.users -= 1
 
     def read_now(
         self,
@@ -496,7 +510,7 @@ class LocalBroker:
         if group not in streams and any(query.group == group for query, _ in self.engine.queries.on(topic)):
             raise InvalidRequest(
                 f"{group} is a query that reads {topic.name} from another process, and keeps its positions itself: "
-                "let it begin elsewhere by its own options"
+                "use its own options to start it elsewhere"
             )
 
 

@@ -406,7 +406,12 @@ class LocalGroup:
     @cached_property
     def put_now(self) -> Callable[..., Stored | None]:
         """Store plain bytes, or a message, if that needs no waiting; otherwise it returns None."""
-        return _nothing if self.view_closed else self.publisher.put_now
+        if self.view_closed:
+            return _nothing
+        store, put_now = self.engine.store, self.publisher.put_now
+        if store is None:
+            return put_now
+        return lambda *given: put_now(*given) if store.is_ready() else None
 
 
 def _nothing(*_: object) -> None:

@@ -336,7 +336,7 @@ class StreamMember:
 
     def _put_out(self, error: Fenced) -> Iterator[tuple[Listener, list[TopicPartition]]]:
         """Join again after the group has removed this member, unless a newer one has replaced it."""
-        logger.warning("put out of the group", extra={"group": self.request.group, "why": str(error)})
+        logger.warning("removed from the group", extra={"group": self.request.group, "why": str(error)})
         lost = sorted(self.partitions)
         self.member_id = None
         self._drop(lost)
@@ -410,7 +410,9 @@ class StreamMember:
             try:
                 self.stream_group.leave(member, self.epoch)
             except Closed as error:  # put out already, or the broker is closed
-                logger.debug("left without saying so", extra={"group": self.request.group, "why": str(error)})
+                logger.debug(
+                    "leaving the group was not reported", extra={"group": self.request.group, "why": str(error)}
+                )
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000

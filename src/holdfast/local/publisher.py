@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
 import msgspec
 
 from holdfast.api.drafts import (
+    NO_OPTIONS,
     Bodies,
     Drafter,
+    MessageOptions,
     NewMessage,
     Stored,
+    StoredRun,
     StreamRequest,
     check_size_hint,
     is_read_once,
@@ -30,7 +33,7 @@ from holdfast.env.process import asyncio
 from holdfast.errors import HoldfastError, InvalidRequest, MessageTooLarge
 from holdfast.large import Value
 from holdfast.model import NO_PRODUCER, Appended, Batch, CodecName, Durability, Producer
-from holdfast.storage.batches import Spool
+from holdfast.storage.batches import Spool, most_plain_bytes
 from holdfast.storage.log import Log
 
 if TYPE_CHECKING:
@@ -121,8 +124,7 @@ class Publisher:
     def __init__(self, topic: Topic, bodies: Bodies, clock: Clock) -> None:
         self.topic = topic
         self._bodies = bodies
-        self._clock = clock
-        self.mono_ns = clock.monotonic_ns
+        self.mono_ns, self._now_ns = clock.monotonic_ns, clock.now_ns
         self.partitions = topic.partitions
         self._turns = RoundRobin()
         metrics = topic.metrics
@@ -134,63 +136,67 @@ class Publisher:
     def _look(self) -> None:
         settings = self.topic.settings
         self._drafter = Drafter(self._bodies, settings)
-        self._takes_plain = self._drafter.plain
+        self._most_single = most_plain_bytes(settings)
+        self._most_plain = self._most_single if self._drafter.plain else -1
+        self._never_waits = settings.durability == "os"
         self._settings = settings  # last: a thread that sees these settings must find the new drafter
 
     def put_now(
-        self, body: bytes, durability: Durability | None, message: NewMessage | None = None, number: int | None = None
+        self, body: Any, durability: Durability | None, options: MessageOptions | None = None, chosen: object = None
     ) -> Stored | None:
-        """Store plain bytes, or a message, without waiting: the fused form of `put`; None if only that can do it.
+        """Store one message without waiting: the fused form of `publish`; None if only that can do it.
 
-        `number` is the partition for plain bytes, if there are several.
+        Without options, the body is plain bytes. `chosen` is the partition, if the caller has chosen one.
         """
-        topic, partitions = self.topic, self.partitions
+        topic, partitions, published = self.topic, self.partitions, self._published
         if self._settings is not topic.settings:
             self._look()
-        if topic.closed or (number is None and len(partitions) != 1):
+        if topic.closed or (durability != "os" and (durability is not None or not self._never_waits)):
             return None
-        partition, published, published_bytes = partitions[number or 0], self._published, self._published_bytes
         began_ns = 0 if published.value & _TIMED else self.mono_ns()
-        if message is None:
-            offset, size = (partition.log.append_now(body, durability) if self._takes_plain else -1), len(body)
-        elif (message.delay, message.at, message.dedup_id) != _AT_ONCE:
-            return self._publish_now(partition, durability, message)
+        if options is None and len(body) <= self._most_plain:
+            number = 0 if chosen is None and len(partitions) == 1 else self.turn(chosen)
+            partition, delayed_id, size = partitions[number], None, len(body)
+            offset: int | None = partition.log.write_one(body, self._now_ns(), False)
         else:
-            offset, size = self._write_now(partition, durability, message)
-        if offset < 0:
-            return None
+            written = self._write_now(body, NO_OPTIONS if options is None else options, chosen)
+            if written is None:
+                return None
+            number, partition, offset, delayed_id, size = written
         if began_ns:
             self._put_seconds.observe_ns(self.mono_ns() - began_ns)
-        for line in [*partition.lines]:  # as in `Partition.wake`
-            if line.standing:
-                line.wake()
+        if delayed_id is None:
+            for line in [*partition.lines]:  # as in `Partition.wake`
+                if line.standing:
+                    line.wake()
         if published.relay is None:
             published.value += 1
-            published_bytes.value += size
+            self._published_bytes.value += size
         else:
             published.add()
-            published_bytes.add(size)
-        return Stored(topic.name, offset, None, False, "os", number or 0)
+            self._published_bytes.add(size)
+        return Stored(topic.name, offset, delayed_id, False, "os", number)
 
-    def _write_now(self, partition: Partition, durability: Durability | None, message: NewMessage) -> tuple[int, int]:
-        """Write a message for `put_now`; returns its offset and size, or -1 if it cannot be written that way."""
-        if _may_wait(partition, durability, message):
-            return -1, 0
-        draft = self._drafter.draft(message, self._clock.now_ns() // 1_000_000)
-        appended = partition.publish_one(draft, "os")
-        return (-1, 0) if appended is None else (appended.offset, len(draft.value))
-
-    def _publish_now(self, partition: Partition, durability: Durability | None, message: NewMessage) -> Stored | None:
-        """Publish a message with a delay or a dedup id for `put_now`; None if that may have to wait."""
-        if _may_wait(partition, durability, message):
+    def _write_now(
+        self, body: Any, options: MessageOptions, chosen: object
+    ) -> tuple[int, Partition, int | None, int | None, int] | None:
+        """Write a message for `put_now`; returns where it is, and its size. None if it may wait, or be read once."""
+        if self._most_single < 0 or (options[1] is not None and is_read_once(options[1])):
             return None
-        began_ns = self.mono_ns()
-        draft = self._drafter.draft(message, self._clock.now_ns() // 1_000_000)
-        if draft.due_at_ms and not partition.delays_at_once(draft.due_at_ms):
+        now_ns = self._now_ns()
+        fields = self._drafter.fields(body, options, now_ns // 1_000_000)
+        number = 0 if chosen is None and len(self.partitions) == 1 else self._route(fields[1], fields[6], chosen)
+        partition, due_at_ms = self.partitions[number], fields[5]
+        if due_at_ms and not partition.delays_at_once(due_at_ms, now_ns // 1_000_000):
             return None
-        parts = [self._write(0, [draft], range(1), "os", None)]
-        self.wait(parts)
-        return self.stored(parts, began_ns)[0]
+        at = partition.publish_one(fields, "os", now_ns)
+        if at < 0:
+            return None
+        return (
+            (number, partition, None, at, len(fields[0]))
+            if due_at_ms
+            else (number, partition, at, None, len(fields[0]))
+        )
 
     def plain_since(self) -> int:
         """Return the monotonic time at which a plain put begins; 0 if plain bytes cannot take the fast path."""
@@ -237,17 +243,13 @@ class Publisher:
         plain = isinstance(messages, list) and set(map(type, messages)) == {bytes} and codec is None
         return plain and self._is_current() and self._drafter.plain and not self.topic.closed
 
-    def plain_many(self, number: int, bodies: Any, appended: Appended, began_ns: int) -> list[Stored]:
+    def plain_many(self, number: int, bodies: Any, appended: Appended, began_ns: int) -> StoredRun:
         """Return the results for messages that took the fast path."""
         self._put_seconds.observe_ns(self.mono_ns() - began_ns)
         self.count(bodies)
         if appended.durability != "fsync":
             self.partitions[number].wake(len(bodies))
-        topic, durability = self.topic.name, appended.durability
-        return [
-            Stored(topic, offset, None, False, durability, number)
-            for offset in range(appended.offset, appended.next_offset)
-        ]
+        return StoredRun(self.topic.name, range(appended.offset, appended.next_offset), appended.durability, number)
 
     def write_single(
         self, messages: object, durability: Durability | None, codec: object, partition: object = None
@@ -265,8 +267,12 @@ class Publisher:
             return None
         draft = self.draft(message)
         number = self.route(draft, partition)
-        appended = self.partitions[number].publish_one(draft, durability)
-        return None if appended is None else Single(number, draft.value, appended, appended.durability == "fsync")
+        partition = self.partitions[number]
+        applied = partition.log.chosen(durability)
+        offset = partition.publish_one(msgspec.structs.astuple(draft), applied)
+        if offset < 0:
+            return None
+        return Single(number, draft.value, Appended(offset, offset + 1, applied), applied == "fsync")
 
     def batch(self, messages: Any, codec: CodecName | None) -> list[bytes] | Batch:
         """Return messages without a delay and a dedup id as a partition appends them."""
@@ -362,18 +368,17 @@ class Publisher:
         """Return one message as it will be stored; `stored` is its body if that is encoded already."""
         self._is_current()
         new = message if isinstance(message, NewMessage) else NewMessage(body=message)
-        return self._drafter.draft(new, self._clock.now_ns() // 1_000_000, stored)
+        return self._drafter.draft(new, self._now_ns() // 1_000_000, stored)
 
     def route(self, draft: Draft, partition: object) -> int:
         """Return the partition that a message goes to."""
-        if partition is not None:
-            return self.topic.usable(partition)
+        return self._route(draft.key, draft.dedup_id, partition)
+
+    def _route(self, key: bytes | None, dedup_id: bytes | None, partition: object) -> int:
         count, lost = len(self.partitions), self.topic.lost
-        if count == 1:
-            return 0
-        number = _by_key(draft, count, lost)
+        number = None if partition is not None or count == 1 else _by_key(key, dedup_id, count, lost)
         if number is None:
-            return self._turns.take(count, lost)
+            return self.turn(partition)
         return self.topic.usable(number) if lost else number
 
     def write_one(self, number: int, draft: Draft, durability: Durability | None) -> list[PartitionShare]:
@@ -389,7 +394,7 @@ class Publisher:
         in_turn: int | None = None
         lost = self.topic.lost
         for i, draft in enumerate(drafts):
-            number = _by_key(draft, count, lost)
+            number = _by_key(draft.key, draft.dedup_id, count, lost)
             if number is None:
                 # Messages of one call stay together: they are stored in one write.
                 number = in_turn = self._turns.take(count, lost) if in_turn is None else in_turn
@@ -424,20 +429,14 @@ class Publisher:
         return answers
 
 
-def _may_wait(partition: Partition, durability: Durability | None, message: NewMessage) -> bool:
-    """Return whether `put_now` must leave the message alone: it may wait for the disk, or can be read only once."""
-    chosen = partition.log.settings.durability if durability is None else durability
-    return chosen != "os" or is_read_once(message.headers)
-
-
-def _by_key(draft: Draft, count: int, lost: Container[int]) -> int | None:
+def _by_key(key: bytes | None, dedup_id: bytes | None, count: int, lost: Container[int]) -> int | None:
     """Return the partition of a message's key or dedup id; None if it is to take its turn."""
-    if draft.key is not None:
-        return partition_for(draft.key, count)
-    if draft.dedup_id is None:
+    if key is not None:
+        return partition_for(key, count)
+    if dedup_id is None:
         return None
     # A dedup id is valid for the whole topic, so the partition does not matter; for a key it does.
-    number = partition_for(draft.dedup_id, count)
+    number = partition_for(dedup_id, count)
     return None if number in lost else number
 
 

@@ -11,11 +11,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
 from typing import Any, Final, TypeVar
 
 from holdfast.checksum import crc32c
-from holdfast.codec.encode import Body, Packing, encode_batch, encode_values, message_sizes
+from holdfast.codec.encode import Body, Packing, encode_batch, encode_values, message_sizes, plain_parts
 from holdfast.codec.frame import HEADER_BYTES, Kind
 from holdfast.env import File, World
 from holdfast.env.disk import BytesLike, write_fully
@@ -25,6 +24,8 @@ from holdfast.model import NO_PRODUCER, Batch, CodecName, Producer
 from holdfast.settings import LogSettings
 from holdfast.storage.files import FULL_DISK, join, ran_out, room, shortage
 
+_STORED_AT_ONCE: Final = 16 * 1024  # a larger body is written rather than stored into a map
+
 
 class Encoder:
     """Checks and encodes batches according to a log's settings."""
@@ -32,6 +33,9 @@ class Encoder:
     def __init__(self, settings: LogSettings) -> None:
         self._settings = settings
         self._small_enough = min(settings.max_message_bytes, settings.max_batch_bytes)
+        self._most_plain = min(self._small_enough, settings.frame_bytes, _STORED_AT_ONCE)
+        if settings.codec != "none":
+            self._most_plain = -1
         self._packings: dict[str, Packing] = {}
 
     def encode(
@@ -78,15 +82,25 @@ class Encoder:
         self._check_batch(sum(body.raw_bytes - 4 * body.count for body in bodies))
         return bodies
 
+    def plain(self, values: object) -> tuple[bytes, bytes, int] | None:
+        """Return the body of plain values in two parts, and their number, if one store is enough for it; else None."""
+        if self._most_plain < 0 or type(values) is not list or not values:
+            return None
+        try:
+            head, joined = plain_parts(values)
+        except TypeError:
+            return None  # the general path says what is wrong
+        return (head, joined, len(values)) if len(head) + len(joined) <= self._most_plain else None
+
     def _encode_values(self, values: Sequence[bytes], now_ns: int, packing: Packing, kind: Kind) -> Body | None:
         """Fast path for plain values that fit in one frame; None if it does not apply."""
         try:
-            ends = list(accumulate(map(len, values), initial=0))
-            if not values or ends[-1] + 4 * len(ends) > self._settings.frame_bytes:
+            sizes = [*map(len, values)]
+            if not values or sum(sizes) + 4 * len(sizes) + 4 > self._settings.frame_bytes:
                 return None
-            if ends[-1] > self._small_enough:
-                self._check_sizes([end - start for start, end in pairwise(ends)])
-            return encode_values(values, ends, now_ns, packing=packing, kind=kind)
+            if sum(sizes) > self._small_enough:
+                self._check_sizes(sizes)
+            return encode_values(values, now_ns, packing=packing, kind=kind)
         except TypeError:
             return None  # the general path says what is wrong
 

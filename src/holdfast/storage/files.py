@@ -238,7 +238,7 @@ def is_of_its_files(error: HoldfastError) -> bool:
     """Whether a log cannot be opened because of what its files are, and not because something ran out or is in use."""
     cause = error.__cause__
     if isinstance(cause, OSError):
-        return cause.errno not in FULL_DISK and not ran_out(cause)
+        return cause.errno not in (*FULL_DISK, errno.EREMOTEIO) and not ran_out(cause)
     return isinstance(error, (CorruptData, NotALog))
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from pyroaring import BitMap64
 
-from holdfast.codec.encode import Body, single_head
+from holdfast.codec.encode import Body
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import FolderLock, World, close_in_children, real_world
 from holdfast.errors import Closed, DamagedRange, InvalidRequest, OffsetOutOfRange
@@ -31,6 +31,7 @@ from holdfast.storage.gate import SyncGate
 from holdfast.storage.log_files import LogFiles
 from holdfast.storage.recovery import OpenReport, Recovered, SegmentLimits, recover
 from holdfast.storage.retention import SegmentFacts, done_segments, expired, remove_head, seal_after_ms, truncate_tail
+from holdfast.storage.segment import Segment
 from holdfast.storage.state import Identity
 from holdfast.storage.view import Follower, LogView, OnDamage
 from holdfast.storage.writer import Writer
@@ -172,6 +173,14 @@ class Log:
         self._default_durability = settings.durability
         self._most_plain_bytes = most_plain_bytes(settings)
 
+    def chosen(self, asked: object) -> Durability:
+        """Return the durability that applies: the one asked for, or that of the settings. Raises InvalidRequest."""
+        if asked is None:
+            return self._default_durability
+        if not isinstance(asked, str) or asked not in _DURABILITIES:
+            raise InvalidRequest(f"durability={asked!r} is not known; use one of {', '.join(get_args(Durability))}")
+        return cast("Durability", asked)
+
     def segments(self) -> list[SegmentFacts]:
         """Return the segments, oldest first; the last one is active."""
         with suppress(FileNotFoundError):
@@ -198,7 +207,7 @@ class Log:
 
     def append_one(self, value: bytes, durability: Durability | None = None) -> Appended:
         """Same as `append([value])`, but faster: used for a single put."""
-        chosen = self._default_durability if durability is None else self._durability(durability)
+        chosen = self.chosen(durability)
         if type(value) is not bytes or len(value) > self._most_plain_bytes:
             return self.append([value], durability=chosen)
         if chosen == "os":
@@ -211,48 +220,30 @@ class Log:
                 self.note_unsynced()
         return Appended(offset, offset + 1, chosen)
 
-    def append_now(self, value: bytes, durability: Durability | None) -> int:
-        """Same as `append_one` for a call that waits for nothing: returns the offset; -1 if only that can store it."""
-        if (self._default_durability if durability is None else durability) != "os":
-            return -1
-        return self._write_one(value, self._now_ns(), False) if len(value) <= self._most_plain_bytes else -1
+    def write_single(self, value: object, durability: Durability | None) -> Appended | None:
+        """Same as `write([value])`, but faster; None if only `write` can store it."""
+        chosen = self.chosen(durability)
+        offset = self.write_alone(value, chosen)
+        return None if offset < 0 else Appended(offset, offset + 1, chosen)
 
-    def write_single(
-        self, value: object, durability: Durability | None, head: bytes = b"", columns: int = 0, time_ns: int = 0
-    ) -> Appended | None:
-        """Same as `write` of a batch of one message, but faster; None if only `write` can store it.
+    def write_alone(
+        self, value: object, chosen: Durability, head: bytes = b"", columns: int = 0, time_ns: int = 0, count: int = 1
+    ) -> int:
+        """Write one message and return its offset: a faster `write` of a batch of one; -1 if only that can store it.
 
-        `head` and `columns` are those of `single_head`, if it is not plain bytes; the message's time is the current one
-        unless it is given.
+        `head`, `columns` and `count` are those of `Writer.append_one`, the durability is what `chosen` returns. The
+        message's time is the current one unless it is given.
         """
-        chosen = self._default_durability if durability is None else self._durability(durability)
         if type(value) is not bytes or len(head) + len(value) > self._most_plain_bytes:
-            return None
-        offset = self._write_one(value, time_ns or self._now_ns(), chosen == "fsync", head, columns)
+            return -1
+        offset = self._write_one(value, time_ns or self._now_ns(), chosen == "fsync", head, columns, count)
         if chosen == "interval":
             self.note_unsynced()
-        return Appended(offset, offset + 1, chosen)
-
-    def write_alone(self, batch: Batch, durability: Durability | None, time_ns: int = 0) -> Appended | None:
-        """Same as `write` of a batch whose columns were checked, if it has one message; None if only `write` can."""
-        if len(batch.values) != 1 or batch.times_ns is not None:
-            return None
-        keys, headers, priorities, flags = batch.keys, batch.headers, batch.priorities, batch.flags
-        expires_at_ms, due_at_ms = batch.expires_at_ms, batch.due_at_ms
-        head, columns = single_head(
-            len(batch.values[0]),
-            None if keys is None else keys[0],
-            () if headers is None else headers[0],
-            0 if priorities is None else priorities[0],
-            0 if expires_at_ms is None else expires_at_ms[0],
-            0 if due_at_ms is None else due_at_ms[0],
-            0 if flags is None else flags[0],
-        )
-        return self.write_single(batch.values[0], durability, head, columns, time_ns)
+        return offset
 
     async def append_one_async(self, value: bytes, durability: Durability | None = None) -> Appended:
         """Async version of `append_one`."""
-        chosen = self._default_durability if durability is None else self._durability(durability)
+        chosen = self.chosen(durability)
         if type(value) is not bytes or len(value) > self._most_plain_bytes:
             return await self.append_async([value], durability=chosen)
         offset = self._write_one(value, self._now_ns(), chosen == "fsync")
@@ -293,10 +284,17 @@ class Log:
 
         The messages' time is the current one unless it is given.
         """
-        chosen = self._durability(durability)
+        chosen = self.chosen(durability)
         kind = self._kind if kind is None else kind
         check_origin(kind, producer)
         now_ns = time_ns or self._now_ns()
+        if codec is None and kind is self._kind and producer is NO_PRODUCER:
+            plain = self._encoder.plain(messages)
+            if plain is not None:
+                head, joined, count = plain
+                offset = self.write_alone(joined, chosen, head, 0, now_ns, count)
+                if offset >= 0:
+                    return Appended(offset, offset + count, chosen)
         bodies = self._encoder.encode(messages, now_ns, codec=codec, kind=kind, any_size=any_size)
         return self._write(bodies, now_ns, chosen, producer)
 
@@ -316,7 +314,7 @@ class Log:
 
     def append_arrow(self, values: pa.Array[Any], *, durability: Durability | None = None) -> Appended:
         """Append an Arrow array of binary or text values as one batch, without creating objects for messages."""
-        chosen = self._durability(durability)
+        chosen = self.chosen(durability)
         now_ns = self._now_ns()
         bodies = self._encoder.encode_arrow(values, now_ns)
         appended = self._write(bodies, now_ns, chosen, NO_PRODUCER)
@@ -364,6 +362,10 @@ class Log:
     def find_time(self, time_ns: int) -> int:
         """Return the offset of the first message with this timestamp or a later one; the end if there is none."""
         return self._open_view().find_time(time_ns)
+
+    def away_latest_ns(self, offset: int) -> int | None:
+        """Return the latest time in the segment that holds the offset, if only a store has it; otherwise None."""
+        return self._open_view().away_latest_ns(offset)
 
     def position(self, offset: int) -> LogPosition:
         """Return the offset with its epoch, to be stored outside the log."""
@@ -428,6 +430,28 @@ class Log:
         active, done_before = self._writer.active, self._done_before()
         held = active is not None and active.position > 0
         return held and done_before is not None and done_before >= self._writer.end
+
+    def sealed(self, base_offset: int) -> Segment | None:
+        """Return a sealed segment, which is synced and has its index on disk; None if it is not there."""
+        self.sync()
+        segment = next((each for each in self._writer.segments if each.base_offset == base_offset), None)
+        if segment is None or segment.is_active:
+            return None
+        if not self._world.disk.exists(segment.index_path):
+            segment.save_index()
+        return segment
+
+    def keeping(self, segment: Segment, rewrites: int, step: Callable[[str], None]) -> bool:
+        """Call `step` with the path of a sealed segment; nobody replaces or removes the file meanwhile.
+
+        Returns False if the segment is gone, or was rewritten in between. Readers open the file anew afterwards.
+        """
+        with self._writer.lock:
+            if segment not in self._writer.segments or segment.rewrites != rewrites:
+                return False
+            step(segment.path)
+            segment.close_files()
+        return True
 
     def compact_keys(
         self,
@@ -533,13 +557,6 @@ class Log:
         if self._lock is None:
             raise Closed(f"the log in {self.folder} is closed; open it again to use it")
         return self._view
-
-    def _durability(self, asked: object) -> Durability:
-        if asked is None:
-            return self.settings.durability
-        if not isinstance(asked, str) or asked not in _DURABILITIES:
-            raise InvalidRequest(f"durability={asked!r} is not known; use one of {', '.join(get_args(Durability))}")
-        return cast("Durability", asked)
 
     def _call_attention(self) -> None:
         self.on_attention()
@@ -653,6 +670,6 @@ class Log:
             if error.errno not in FULL_DISK:
                 raise writer.fail("closing failed", error) from error
             logger.warning(
-                "orderly end not noted: the next opening looks for the end again",
+                "clean shutdown not recorded: the next open will search for the end",
                 extra={"folder": self.folder, "error": str(error)},
             )

@@ -192,7 +192,7 @@ class Arrivals:
         self._refused = True
         self.close()
         logger.warning(
-            "watching refused: polling instead",
+            "files cannot be watched: polling instead",
             extra={"error": str(error), "poll_interval_ms": self._settings.poll_interval_ms},
         )
 

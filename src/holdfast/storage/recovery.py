@@ -127,7 +127,7 @@ def _take_over(
         _log_findings(folder, findings)
         _quarantine(world, folder, findings)
         epoch = findings.last_epoch + 1
-        # A lost table starts anew: an invented entry for an older epoch would make the frames before it void.
+        # A lost table starts empty: an invented entry for an older epoch would make the frames before it void.
         epochs = findings.epochs.begin(epoch, findings.end)
         epochs.save(world.disk, folder, log_id)
         _remove_cut(world, folder, findings)

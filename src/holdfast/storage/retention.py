@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
 from holdfast.env import World
 from holdfast.errors import CorruptData, InvalidRequest, Unavailable
 from holdfast.model import Trimmed
-from holdfast.settings import LogSettings
+from holdfast.settings import LogSettings, QueueSettings
 from holdfast.storage.files import advice, durable_replace, index_name, join, ran_out, segment_name, shortage
 from holdfast.storage.frames import Damage, FrameRules, SegmentIndex, walk
 from holdfast.storage.recovery import SegmentLimits, open_segment
 from holdfast.storage.segment import Segment
 from holdfast.storage.state import Identity
 from holdfast.storage.writer import Writer
+
+MOST_TIERED_BYTES: Final = 512 * 1024 * 1024  # it is sent in one piece, and no store need take more
 
 
 def remove_head(world: World, writer: Writer, folder: str, bases: Iterable[int]) -> Trimmed:
@@ -38,7 +41,7 @@ def remove_head(world: World, writer: Writer, folder: str, bases: Iterable[int])
             except OSError as error:
                 raise Unavailable(
                     f"{segment.path} could not be removed: {advice(error)}. {removed} segments before it are gone; it "
-                    "stays as it was, and goes with the next try"
+                    "stays as it was, and is removed by the next attempt"
                 ) from error
             # In memory first: readers that look now no longer start in a file that is about to go.
             writer.replace(writer.segments[1:], writer.active)
@@ -140,6 +143,7 @@ class SegmentFacts(msgspec.Struct, frozen=True, gc=False):
     next_offset: int
     bytes: int
     max_time_ns: int
+    is_away: bool = False  # only a store has it
 
 
 def seal_after_ms(settings: LogSettings) -> int | None:
@@ -180,6 +184,26 @@ def expired(
         done = max(done - segment.bytes, 0)
         count += 1
     return count
+
+
+def to_tier(segments: Sequence[SegmentFacts], settings: QueueSettings, *, now_ns: int) -> list[SegmentFacts]:
+    """Return the sealed segments that are to leave the disk, oldest first. The last segment given is the active one."""
+    local = [segment for segment in segments if not segment.is_away]
+    left = sum(segment.bytes for segment in local)
+    found = []
+    for segment in local[:-1]:
+        age_ns = now_ns - segment.max_time_ns
+        too_old = settings.tier_after_ms is not None and age_ns > settings.tier_after_ms * 1_000_000
+        too_much = settings.tier_after_bytes is not None and left > settings.tier_after_bytes
+        if (too_old or too_much) and segment.bytes <= MOST_TIERED_BYTES:
+            found.append(segment)
+            left -= segment.bytes
+    return found
+
+
+def tiered_bytes(segments: Iterable[SegmentFacts]) -> int:
+    """Return how many bytes of the segments only a store has."""
+    return sum(segment.bytes for segment in segments if segment.is_away)
 
 
 def done_segments(segments: Sequence[SegmentFacts], done_before: int | None) -> list[SegmentFacts]:

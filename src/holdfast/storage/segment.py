@@ -20,6 +20,7 @@ from typing import Final
 from holdfast.codec.frame import FrameHeader
 from holdfast.env import close_in_children
 from holdfast.env.disk import BytesLike, Disk, File, WritableMap, write_fully
+from holdfast.env.tier import TieredFile
 from holdfast.errors import Unavailable
 from holdfast.storage.files import (
     FULL_DISK,
@@ -148,6 +149,7 @@ class Segment:
         # Its bytes up to an offset, if they could not be mapped: (file, offset, bytes).
         self._copy: tuple[File, int, memoryview] | None = None
         self.held_bytes = 0  # of this segment in memory, mapped or copied
+        self.rewrites = 0  # how often another file took its place
 
     @property
     def file(self) -> File:
@@ -206,13 +208,17 @@ class Segment:
         return join(self.folder, index_name(self.base_offset))
 
     def size(self) -> int:
-        """Return its size on disk. Does not keep the file open."""
+        """Return the size of its file. Does not keep the file open."""
+        return self.measured()[0]
+
+    def measured(self) -> tuple[int, bool]:
+        """Return the size of its file, and whether only a store has it. Does not keep the file open."""
         with self._reading():
             file = self._file
             if file is not None:
-                return file.size()
+                return file.size(), isinstance(file, TieredFile)
             with closing(self._disk.open(self.path)) as file:
-                return file.size()
+                return file.size(), isinstance(file, TieredFile)
 
     def data(self) -> memoryview:
         """Return all its bytes."""
@@ -257,6 +263,7 @@ class Segment:
         self.close_files()
         self._index = index
         self.latest = None
+        self.rewrites += 1
 
     def save_index(self) -> None:
         """Write the index next to the segment. It is a cache: a failure costs time later, nothing else."""

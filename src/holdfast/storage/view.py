@@ -180,10 +180,22 @@ class LogView:
         """Return facts about the segments, oldest first."""
         end = self._readable_end()
         segments = self._segments()
-        return [
-            SegmentFacts(s.base_offset, next_offset, s.size(), self._latest_ns(s, next_offset))
-            for s, next_offset in zip(segments, _ends(segments, end), strict=True)
-        ]
+        return [self._facts(s, next_offset) for s, next_offset in zip(segments, _ends(segments, end), strict=True)]
+
+    def _facts(self, segment: Segment, next_offset: int) -> SegmentFacts:
+        size, is_away = segment.measured()
+        latest_ns = self._latest_ns(segment, next_offset)
+        return SegmentFacts(segment.base_offset, next_offset, size, latest_ns, is_away)
+
+    @_past_trims
+    def away_latest_ns(self, offset: int) -> int | None:
+        """Return the latest time in the segment that holds the offset, if only a store has it; otherwise None."""
+        end = self._readable_end()
+        for segment, _, last in self._stretches(offset, min(offset + 1, end)):
+            next_offset = next((s.base_offset for s in self._segments() if s.base_offset >= last), end)
+            facts = self._facts(segment, next_offset)
+            return facts.max_time_ns if facts.is_away else None
+        return None
 
     def _latest_ns(self, segment: Segment, next_offset: int) -> int:
         """Return the latest time in the segment. Cached: otherwise counting bytes would open every segment."""

@@ -56,15 +56,15 @@ _MOST_TRIES: Final = 5  # to find room on a full disk: others may take what was 
 _APART_BYTES: Final = 16 << 20
 
 # The header of a frame with a single message; its constant fields are packed together.
-_ONE_STRUCT: Final = Struct("<8sIII12sQqQ24sI")
+_ONE_STRUCT: Final = Struct("<8sI20sQqQ24sI")
 _ONE_COUNT: Final = Struct("<IBBHI")
 _NO_PRODUCER: Final = bytes(16)
 assert _ONE_STRUCT.size == HEADER_BYTES - 4
 
 _ONE_HEADER: Final = _ONE_STRUCT.pack
 _ONE_VALUE: Final = Struct("<ii").pack
+_SIZES: Final = Struct("<II12s").pack
 _SMALL: Final = 1024
-_ENDS: Final = [_ONE_VALUE(0, length) for length in range(_SMALL)]
 _CRC: Final = Struct("<I").pack
 _PADDING: Final = tuple(bytes(-n % 8) for n in range(8))
 
@@ -75,13 +75,22 @@ def one_with(kind: Kind) -> list[bytes]:
     return [_ONE_COUNT.pack(1, kind, Codec.NONE, 0, columns) for columns in range(KNOWN_COLUMNS + 1)]
 
 
+@cache
+def plain_fields(kind: Kind) -> list[tuple[bytes, bytes, bytes]]:
+    """Return what the length of a small value without columns decides: what precedes it, its sizes, its padding."""
+    return [
+        (_ONE_VALUE(0, length), _SIZES(length + 8, length + 8, one_with(kind)[0]), _PADDING[length & 7])
+        for length in range(_SMALL)
+    ]
+
+
 class Writer:
     """Appends for one log. Every method may be called from any thread."""
 
     # What every append needs: a slot takes half the time of an entry in a dict.
     __slots__ = (
         "__dict__", "__weakref__", "_epoch_field", "_fast_until", "_held_from", "_log_prefix",
-        "_one_with", "_words", "active", "end", "lock", "readable_end", "synced_end",
+        "_one_with", "_plain", "_words", "active", "end", "lock", "readable_end", "synced_end",
     )  # fmt: skip
 
     def __init__(
@@ -122,7 +131,8 @@ class Writer:
         self._held_since_sync: int | None = None  # the first such message appended since the last sync began
         self._fast_until = 0  # position up to which a single message can be stored without checking any limit
         self._is_journal = kind is Kind.JOURNAL
-        self._one_with = one_with(kind)
+        self._kind = kind
+        self._one_with, self._plain = one_with(kind), plain_fields(kind)
         self._log_prefix = MAGIC + self.log_id.to_bytes(4, "little")
         self._epoch_field = self.epoch.to_bytes(8, "little") + _NO_PRODUCER
         if self.active is not None:
@@ -135,16 +145,24 @@ class Writer:
         hold: bool,  # noqa: FBT001  a keyword costs time here
         head: bytes = b"",
         columns: int = 0,
+        count: int = 1,
     ) -> int:
         """Append one message and return its offset: a fast version of `append` for the most common case.
 
-        `head` is what precedes the value in the body if the message has `columns`, as `single_head` returns them. It
-        fuses encoding, placing, storing and indexing; a property test checks it against the plain version.
+        `head` is what precedes the value in the body if the message has `columns`, as `single_head` returns them; or
+        the ends of `count` values, as `plain_parts` returns them with the values joined. It fuses encoding, placing,
+        storing and indexing; a property test checks it against the plain version.
         """
         length = len(value)
-        head = head or (_ENDS[length] if length < _SMALL else _ONE_VALUE(0, length))
-        body = head + value + _PADDING[length & 7]
-        body_bytes, total, crc = len(head) + length, HEADER_BYTES + len(body), crc32c(body)
+        if head or length >= _SMALL:
+            head = head or _ONE_VALUE(0, length)
+            body_bytes = len(head) + length
+            constant = self._one_with[columns] if count == 1 else _ONE_COUNT.pack(count, self._kind, 0, 0, 0)
+            sizes, padding = _SIZES(body_bytes, body_bytes, constant), _PADDING[length & 7]
+        else:
+            head, sizes, padding = self._plain[length]
+        body = head + value + padding
+        total, crc = HEADER_BYTES + len(body), crc32c(body)
         lock = self.lock
         if lock.locked():
             self._stand_back()
@@ -158,20 +176,15 @@ class Writer:
                 mapped = segment.map if stop <= self._fast_until else None
             offset = self.end
             checked = _ONE_HEADER(
-                self._log_prefix, position, body_bytes, body_bytes, self._one_with[columns], offset, now_ns,
-                self.synced_end, self._epoch_field, crc,
-            )  # fmt: skip
+                self._log_prefix, position, sizes, offset, now_ns, self.synced_end, self._epoch_field, crc
+            )
             if mapped is not None:
                 # Nothing is called between this store and the new end, so no signal handler can run between them.
                 mapped[position:stop] = checked + _CRC(crc32c(checked)) + body
                 segment.position = stop
             else:
-                try:
-                    self._store(segment, (checked, _CRC(crc32c(checked)), body), total)
-                except BaseException:
-                    segment.forget(position)
-                    raise
-            segment.next_offset = self.end = end = offset + 1
+                self._store_whole(segment, (checked, _CRC(crc32c(checked)), body), total)
+            segment.next_offset = self.end = end = offset + count
             index = segment.index
             if position >= index.next_entry_at:
                 index.add_entry(position, offset)
@@ -594,6 +607,14 @@ class Writer:
         except OSError as error:
             self._fast_until = 0
             raise self._refusal("a write failed", error) from error
+
+    def _store_whole(self, segment: ActiveSegment, parts: Sequence[bytes], length: int) -> None:
+        position = segment.position
+        try:
+            self._store(segment, parts, length)
+        except BaseException:  # a signal, too, as in `append`
+            segment.forget(position)
+            raise
 
     def _add_to_index(self, segment: ActiveSegment, bodies: Sequence[Body], position: int, offset: int) -> None:
         for body in bodies:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -240,8 +240,11 @@ class AsyncBroker(Face):
             DiskFull: The disk has no room for it.
         """
         options = (key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
-        if type(body) is bytes and options == NO_OPTIONS and type(priority) is int and codec is None:
-            stored = await self._port.publish_plain(topic, body, partition, durability)
+        if codec is None:
+            plain = type(body) is bytes and options == NO_OPTIONS and type(priority) is int
+            stored = self._port.publish_now(topic, body, partition, durability, None if plain else options)
+            if stored is None and plain:
+                stored = await self._port.publish_plain(topic, body, partition, durability)
             if stored is not None:
                 return stored
         message = message_of(body, options)
@@ -255,7 +258,7 @@ class AsyncBroker(Face):
         partition: int | None = None,
         durability: Durability | None = None,
         codec: CodecName | None = None,
-    ) -> list[Stored]:
+    ) -> Sequence[Stored]:
         """Store several messages in one call. Of those that go to the same partition, all are stored or none.
 
         Args:

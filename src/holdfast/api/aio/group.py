@@ -122,8 +122,8 @@ class AsyncGroup(Face, Generic[Body]):
         wanted = wanted_of(1, waiting(block, timeout), lease, holder, renew=renew, detached=detached)
         taken = await self._port.take(wanted)
         if not taken:
-            within = "now" if not wanted.timeout_s else f"within {wanted.timeout_s:g} s"
-            raise Empty(f"no message is ready {within} {self._port.where}")
+            ready = f"became ready within {wanted.timeout_s:g} s" if wanted.timeout_s else "is ready"
+            raise Empty(f"no message {ready} {self._port.where}")
         return AsyncMessage(self._port, taken[0])
 
     async def receive_nowait(self, *, lease: Seconds | None = None) -> AsyncMessage[Body]:
@@ -550,12 +550,12 @@ class AsyncQueue(AsyncGroup[Body], Generic[Body]):
                 stored = await self._port.put_plain(plain, durability)
             if stored is not None:
                 return stored
-        message = message_of(body, (key, headers, priority, delay, at, ttl, dedup_id, correlation_id))
+        options = (key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
         if codec is None:
-            stored = self._port.put_now(b"", durability, message)
+            stored = self._port.put_now(body, durability, options)
             if stored is not None:
                 return stored
-        return (await self._port.put([message], durability, codec))[0]
+        return (await self._port.put([message_of(body, options)], durability, codec))[0]
 
     async def put_many(
         self,
@@ -563,7 +563,7 @@ class AsyncQueue(AsyncGroup[Body], Generic[Body]):
         *,
         durability: Durability | None = None,
         codec: CodecName | None = None,
-    ) -> list[Stored]:
+    ) -> Sequence[Stored]:
         """Store several messages in one call.
 
         All of them are stored or none; on a topic with several partitions, this holds for each partition.

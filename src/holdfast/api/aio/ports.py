@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.api.arguments import MessageOutcome, Question, ReceiveRequest
 from holdfast.api.contents import Contents, Taken
-from holdfast.api.drafts import Bodies, NewMessage, PublishRequest, Stored, StreamRequest
+from holdfast.api.drafts import Bodies, MessageOptions, NewMessage, PublishRequest, Stored, StreamRequest
 from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Listed, Redriven, Where
 from holdfast.api.locks import Document, KeptLock, Lock, LockInfo, LockRequest
 from holdfast.api.topics import (
@@ -115,12 +115,23 @@ class AsyncBrokerPort(Protocol):
     async def unfit(self, topic: str, messages: Sequence[NewMessage]) -> int | None:
         """Return the index of the first message that cannot be stored; None if that is unknown."""
 
+    def publish_now(
+        self,
+        topic: str,
+        body: Any,
+        partition: int | None,
+        durability: Durability | None,
+        options: MessageOptions | None,
+        /,
+    ) -> Stored | None:
+        """Store plain bytes, or a body with options, if that needs no waiting; otherwise return None."""
+
     async def publish_plain(
         self, topic: str, body: bytes, partition: int | None, durability: Durability | None
     ) -> Stored | None:
         """Store a message without options on the fast path; returns None if that is not possible."""
 
-    async def publish(self, topic: str, request: PublishRequest) -> list[Stored]:
+    async def publish(self, topic: str, request: PublishRequest) -> Sequence[Stored]:
         """Store bodies or NewMessages. Of those that go to one partition, all are stored or none."""
 
     async def upload(self, topic: str, request: StreamRequest) -> Stored:
@@ -430,15 +441,17 @@ class AsyncGroupPort(Protocol):
 
     # Publishing
 
-    def put_now(self, body: Any, durability: Durability | None, message: NewMessage | None = None, /) -> Stored | None:
-        """Store plain bytes, or else the message, if that needs no waiting; otherwise return None."""
+    def put_now(
+        self, body: Any, durability: Durability | None, options: MessageOptions | None = None, /
+    ) -> Stored | None:
+        """Store plain bytes, or a body with options, if that needs no waiting; otherwise return None."""
 
     async def put_plain(self, body: bytes, durability: Durability | None) -> Stored | None:
         """Store a message without options on the fast path; returns None if that is not possible."""
 
     async def put(
         self, messages: Iterable[Any], durability: Durability | None, codec: CodecName | None
-    ) -> list[Stored]:
+    ) -> Sequence[Stored]:
         """Store bodies or NewMessages. Of those that go to one partition, all are stored or none."""
 
     async def upload(self, request: StreamRequest) -> Stored:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.api.arguments import MessageOutcome, Question, ReceiveRequest
 from holdfast.api.contents import Contents, Taken
-from holdfast.api.drafts import Bodies, NewMessage, PublishRequest, Stored, StreamRequest
+from holdfast.api.drafts import Bodies, MessageOptions, NewMessage, PublishRequest, Stored, StreamRequest
 from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Listed, Redriven, Where
 from holdfast.api.locks import Document, KeptLock, Lock, LockInfo, LockRequest
 from holdfast.api.topics import (
@@ -113,12 +113,23 @@ class BrokerPort(Protocol):
     def unfit(self, topic: str, messages: Sequence[NewMessage]) -> int | None:
         """Return the index of the first message that cannot be stored; None if that is unknown."""
 
+    def publish_now(
+        self,
+        topic: str,
+        body: Any,
+        partition: int | None,
+        durability: Durability | None,
+        options: MessageOptions | None,
+        /,
+    ) -> Stored | None:
+        """Store plain bytes, or a body with options, if that needs no waiting; otherwise return None."""
+
     def publish_plain(
         self, topic: str, body: bytes, partition: int | None, durability: Durability | None
     ) -> Stored | None:
         """Store a message without options on the fast path; returns None if that is not possible."""
 
-    def publish(self, topic: str, request: PublishRequest) -> list[Stored]:
+    def publish(self, topic: str, request: PublishRequest) -> Sequence[Stored]:
         """Store bodies or NewMessages. Of those that go to one partition, all are stored or none."""
 
     def upload(self, topic: str, request: StreamRequest) -> Stored:
@@ -424,13 +435,15 @@ class GroupPort(Protocol):
 
     # Publishing
 
-    def put_now(self, body: Any, durability: Durability | None, message: NewMessage | None = None, /) -> Stored | None:
-        """Store plain bytes, or else the message, if that needs no waiting; otherwise return None."""
+    def put_now(
+        self, body: Any, durability: Durability | None, options: MessageOptions | None = None, /
+    ) -> Stored | None:
+        """Store plain bytes, or a body with options, if that needs no waiting; otherwise return None."""
 
     def put_plain(self, body: bytes, durability: Durability | None) -> Stored | None:
         """Store a message without options on the fast path; returns None if that is not possible."""
 
-    def put(self, messages: Iterable[Any], durability: Durability | None, codec: CodecName | None) -> list[Stored]:
+    def put(self, messages: Iterable[Any], durability: Durability | None, codec: CodecName | None) -> Sequence[Stored]:
         """Store bodies or NewMessages. Of those that go to one partition, all are stored or none."""
 
     def upload(self, request: StreamRequest) -> Stored:

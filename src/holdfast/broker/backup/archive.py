@@ -19,10 +19,18 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from holdfast.broker.folder.stored import StorePlace, has_ended, open_store, parse_place, process_facts
+from holdfast.broker.folder.stored import has_ended, process_facts
 from holdfast.checksum import crc32c
 from holdfast.env import World
-from holdfast.env.chain.engines import FolderStore, Store, StoreRefused, StoreUnreachable
+from holdfast.env.chain.engines import (
+    FolderStore,
+    Store,
+    StorePlace,
+    StoreRefused,
+    StoreUnreachable,
+    open_store,
+    parse_place,
+)
 from holdfast.env.chain.format import BadObject, check_path
 from holdfast.errors import CorruptData, InvalidRequest, NotFound, Unavailable
 
@@ -122,14 +130,14 @@ class Archive:
             return self.read(number)
         numbers = self.numbers()
         if not numbers:
-            raise NotFound(f"{self.shown} holds no backup")
+            raise NotFound(f"{self.shown} holds no backup; take one with `holdfast backup`")
         found: list[BackupList] = []
         for each in reversed(numbers):
             listed = self.read(each)
             if until_ns is None or listed.time_ns // 1000 <= until_ns // 1000:  # as people see it
                 found.append(listed)
         if not found:
-            raise NotFound(f"{self.shown} has no backup of that time or before; `holdfast backup ls` lists them")
+            raise NotFound(f"{self.shown} has no backup from that time or before; `holdfast backup ls` lists them")
         sources = sorted({each.source for each in found})
         if len(sources) > 1:
             raise InvalidRequest(
@@ -173,7 +181,9 @@ class Archive:
             return b""
         content = self._patiently(lambda: self._store.read(self._content_key(digest)))
         if content is None:
-            raise CorruptData(f"{self.shown} lacks {self._content_key(digest)}, which this backup needs")
+            raise CorruptData(
+                f"{self.shown} lacks {self._content_key(digest)}, which this backup needs. Use another backup"
+            )
         if len(content) > most or hashlib.sha256(content).digest() != digest:
             raise CorruptData(
                 f"{self._content_key(digest)} in {self.shown} is damaged. Remove this object: if the folder still has "

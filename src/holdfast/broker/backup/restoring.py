@@ -20,9 +20,9 @@ from holdfast.broker.backup.taking import Progress, Source, SourceFile, captured
 from holdfast.broker.check import FolderReport, check_folder
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import OWNER_SOCKET, RESERVE, TOPICS
-from holdfast.broker.folder.stored import StorePlace, follow_into, open_store, own_stored
+from holdfast.broker.folder.stored import follow_into, own_stored
 from holdfast.env import World, real_world
-from holdfast.env.chain.engines import StoreRefused, StoreUnreachable
+from holdfast.env.chain.engines import StorePlace, StoreRefused, StoreUnreachable, open_store
 from holdfast.env.disk import write_fully
 from holdfast.errors import DiskFull, HoldfastError, InvalidRequest, Unavailable
 from holdfast.model import count_of
@@ -86,7 +86,7 @@ def restore_store(
     store, root = open_store(place)
     with closing(store):
         store.create(f"{root}{_RESTORING}", b"")
-        folder, stored, owner, give_up = own_stored(place, settings, world)
+        folder, stored, owner, give_up = own_stored(place.url, settings, world)
         try:
             owner.keep()
             with translated(place.shown):
@@ -135,7 +135,10 @@ def _write(source: Source, world: World, folder: str, total: int, progress: Prog
             remove_tree(disk, join(folder, name))
     free = disk.free_bytes(folder)
     if free < total:
-        raise DiskFull(f"{folder} has room for {free:,} bytes, and {total:,} are needed: nothing was restored")
+        raise DiskFull(
+            f"{folder} has room for {free:,} bytes, and {total:,} are needed: nothing was restored. Free some "
+            "space, or choose another folder"
+        )
     inside = join(folder, _RESTORING)
     try:
         disk.make_folder(inside)

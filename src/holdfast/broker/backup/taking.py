@@ -11,9 +11,11 @@ from typing import Final, Protocol, TypeAlias
 import msgspec
 
 from holdfast.broker.backup.archive import INLINE_BYTES, PIECE_BYTES, Archive, ArchivedFile, BackupList, kept_numbers
-from holdfast.broker.folder.layout import OWNER_SOCKET, RESERVE, TOPICS
-from holdfast.broker.folder.stored import StorePlace, cache_folder, follow_into, open_store
+from holdfast.broker.folder.layout import OWNER_SOCKET, RESERVE, TIER, TOPICS
+from holdfast.broker.folder.stored import cache_folder, follow_into
+from holdfast.broker.scratch import SCRATCH
 from holdfast.env import World
+from holdfast.env.chain.engines import StorePlace, open_store
 from holdfast.env.standstill import FolderCapture
 from holdfast.env.threads import DaemonThreads
 from holdfast.errors import Busy, CorruptData, InvalidRequest, NotAQueue, Unavailable
@@ -59,12 +61,12 @@ class CapturedSource:
 def is_skipped(path: str) -> bool:
     """Whether a file means something to one process on one machine only, or was never completed."""
     name = posixpath.basename(path)
-    return name == LOCK or name.endswith(".tmp") or path in (OWNER_SOCKET, RESERVE)
+    return name == LOCK or name.endswith(".tmp") or path in (OWNER_SOCKET, RESERVE) or path.startswith(f"{TIER}/")
 
 
 def is_in_place(path: str) -> bool:
     """Whether a file is written in place, and so has to be read before anything changes again."""
-    return posixpath.basename(path) == STATE
+    return posixpath.basename(path) in (STATE, SCRATCH)
 
 
 def capture_owned(world: World, folder: str) -> FolderCapture:

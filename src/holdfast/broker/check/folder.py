@@ -17,11 +17,13 @@ from holdfast.broker.dedup.runs import damaged_dedup
 from holdfast.broker.delayed.runs import load_manifest, open_run
 from holdfast.broker.folder import contents, layout
 from holdfast.broker.inspect.status import CommitState, commits_of, folders_in, holds_log, replayed_group
-from holdfast.broker.journal import BEFORE, SNAPSHOT, damaged_pasts, is_past
+from holdfast.broker.journal import BEFORE, SNAPSHOT
 from holdfast.broker.leases import KEY_FILE, key_is_whole
 from holdfast.broker.locks import replayed_locks
+from holdfast.broker.past import damaged_pasts, is_past
 from holdfast.broker.producers import Producers, load_snapshot
 from holdfast.broker.samples import check_samples
+from holdfast.broker.scratch import SCRATCH
 from holdfast.broker.streams.offsets import CommittedOffset
 from holdfast.broker.streams.queries import list_queries
 from holdfast.delivery.image import check as check_group
@@ -156,7 +158,7 @@ _MOST_WRONG: Final = 20
 
 def is_of_journal(name: str) -> bool:
     """Whether a journal's folder has a file of this name besides its log."""
-    return name in (SNAPSHOT, BEFORE) or is_past(name)
+    return name in (SNAPSHOT, BEFORE, SCRATCH) or is_past(name)
 
 
 class FolderPart(msgspec.Struct, frozen=True):

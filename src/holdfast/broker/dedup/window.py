@@ -48,14 +48,14 @@ from holdfast.broker.dedup.runs import (
     prefix_of,
     run_name,
 )
-from holdfast.broker.messages import Draft, Manner, Place, Publication, first_place, with_dedup_ids
+from holdfast.broker.messages import Draft, DraftFields, Manner, Place, Publication, first_place, with_dedup_ids
 from holdfast.broker.messages import reference_of as place_reference_of
 from holdfast.broker.metrics import Metrics
 from holdfast.broker.partition import Partition
 from holdfast.env import Disk, World
 from holdfast.errors import Closed, CorruptData, DamagedRange, DiskFailed, DiskFull, HoldfastError
 from holdfast.later import hashlib
-from holdfast.model import Appended
+from holdfast.model import Appended, Durability
 from holdfast.storage.files import FULL_DISK, join, open_error, ran_out, remove_tree, shortage
 from holdfast.storage.log import Log
 
@@ -107,16 +107,17 @@ class DedupIndex:
         """
         self._last_id = dedup_id
         self._last_digest = digest = _digest(dedup_id)
-        prefix = prefix_of(digest)
-        # Ask every run: if the clock was set back, the latest entry need not be the last one added.
-        found = [entry for find in self._run_finds if (entry := find(digest, prefix)) is not None]
-        if (entry := self._recent.get(digest)) is not None:
-            found.append(entry)
-        if self._saving is not None and (entry := self._saving.recent.get(digest)) is not None:
-            found.append(entry)
+        found = self._recent.get(digest, b"")
+        if self._saving is not None:
+            found = max(found, self._saving.recent.get(digest, b""))
+        if self._run_finds:
+            prefix = prefix_of(digest)
+            # Ask every run: if the clock was set back, the latest entry need not be the last one added.
+            for find in self._run_finds:
+                found = max(found, find(digest, prefix) or b"")
         if not found:
             return None
-        at_ms, reference = _ENTRY.unpack(max(found))
+        at_ms, reference = _ENTRY.unpack(found)
         return reference if at_ms > now_ms - (self._window_ms if window_ms is None else window_ms) else None
 
     def add(self, dedup_id: bytes, reference: int, at_ms: int) -> None:
@@ -272,7 +273,7 @@ class Saving(msgspec.Struct):
             note_newest(self.disk, self.folder, self.facts.sequence)
         except OSError as error:  # the run is in place; without the note, its loss would merely go unnoticed
             facts = {"folder": self.folder, "error": str(error)}
-            logger.warning("not noted which run of dedup ids is the last", extra=facts)
+            logger.warning("the newest run of dedup ids was not recorded", extra=facts)
         for path in self.stale:
             _remove(self.disk, path)
         self.run = run
@@ -402,6 +403,7 @@ class Duplicates:
                 partition.keep_for_dedup(Covered())
             self._partitions[number] = partition
         partition.publish_unseen = partial(self.publish, number, partition)
+        partition.publish_one_unseen = partial(self.publish_one, number, partition)
 
     def unfollow(self, number: int) -> None:
         """Unregister a partition."""
@@ -460,6 +462,23 @@ class Duplicates:
             self._metrics.duplicates.add(len(known))
             self._add_duplicates(publication, known, number, len(drafts))
         return publication
+
+    def publish_one(
+        self, number: int, partition: Partition, fields: DraftFields, chosen: Durability, time_ns: int
+    ) -> int:
+        """Fused form of `publish` for one message; -1 if only that can write it, or if its id is known."""
+        now_ms = (time_ns or self._world.clock.now_ns()) // 1_000_000
+        due_at_ms, dedup_id = fields[5], fields[6]
+        assert dedup_id is not None
+        with self._lock:
+            index = self._open()
+            if index.find(dedup_id, now_ms) is not None:
+                return -1
+            at = partition.store_one(fields, chosen, time_ns)
+            if at >= 0:
+                place = Place(None, at) if due_at_ms else Place(at)
+                index.add(dedup_id, place_reference_of(place, number), now_ms)
+            return at
 
     def _add_duplicates(self, publication: Publication, known: dict[int, int], number: int, count: int) -> None:
         fresh = publication.places

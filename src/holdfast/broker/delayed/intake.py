@@ -56,6 +56,15 @@ _SHED: Final = 1024
 _DROP_MOST: Final = 4096  # entries examined in one step
 
 
+def _far_key(due_at_ms: int, edge_ms: int) -> tuple[int, int]:
+    """Return the start and the width of the bucket for a time that is not soon."""
+    for least_ms, width_ms in _WIDTHS:
+        if due_at_ms - edge_ms >= least_ms:
+            # Never before the edge, or a bucket that was just split would be split again.
+            return max(due_at_ms - due_at_ms % width_ms, edge_ms), width_ms
+    raise AssertionError("due before the edge")
+
+
 class _Bucket:
     """The entries of a period of time, unsorted, and the earliest of them."""
 
@@ -100,14 +109,14 @@ class DelayedTimers:
             if due_at_ms < soon_ms:  # most of them, where many arrive
                 key = (due_at_ms - due_at_ms % _TENTH_MS, _TENTH_MS)
             else:
-                width_ms = next(width for least, width in _WIDTHS if due_at_ms - edge_ms >= least)
-                # Never before the edge, or a bucket that was just split would be split again.
-                key = (max(due_at_ms - due_at_ms % width_ms, edge_ms), width_ms)
-            bucket = buckets.get(key)
-            if bucket is None:
-                bucket = buckets[key] = _Bucket()
-                heappush(self._starts, key)
+                key = _far_key(due_at_ms, edge_ms)
+            bucket = buckets.get(key) or self._new_bucket(key)
             bucket.add(due_at_ms, message_id)
+
+    def _new_bucket(self, key: tuple[int, int]) -> _Bucket:
+        bucket = self._buckets[key] = _Bucket()
+        heappush(self._starts, key)
+        return bucket
 
     @property
     def edge_ms(self) -> int:

@@ -15,9 +15,10 @@ from typing import Final
 import msgspec
 from pyroaring import BitMap64
 
-from holdfast.broker.delayed.intake import DelayedIntake
+from holdfast.broker.delayed.intake import SOON_MS, DelayedIntake
 from holdfast.broker.delayed.runs import NEVER_MS, DelayedRun, DelaySettings, Entry, load
 from holdfast.broker.delayed.upkeep import DelayedState, DelayedUpkeep
+from holdfast.broker.messages import Draft, DraftFields, batch_of
 from holdfast.env import World
 from holdfast.errors import CorruptData, InvalidRequest
 from holdfast.model import Appended, Batch, CodecName, Durability, Record
@@ -138,11 +139,7 @@ class DelayStore:
         state = self._state
         with state.lock:  # otherwise a spill could see them in the log before the state knows them
             time_ns = self._now_ns()
-            appended = None if codec or any_size else self._log.write_alone(batch, durability, time_ns)
-            if appended is None:
-                appended = self._log.write(
-                    batch, durability=durability, codec=codec, any_size=any_size, time_ns=time_ns
-                )
+            appended = self._log.write(batch, durability=durability, codec=codec, any_size=any_size, time_ns=time_ns)
             state.intake.present.add_range(appended.offset, appended.next_offset)
             state.intake.keep_new(batch, appended.offset, time_ns, state.timers.edge_ms)
             state.timers.add(dues_ms, appended.offset)
@@ -153,6 +150,27 @@ class DelayStore:
         if sooner or appended.offset // _LOOK_EVERY != appended.next_offset // _LOOK_EVERY:
             self.on_attention()
         return appended
+
+    def write_one(self, fields: DraftFields, head: bytes, columns: int, chosen: Durability, time_ns: int = 0) -> int:
+        """Fused form of `write` for one draft, with its `single_head`; returns its id, or -1 if only `write` can."""
+        value, due_at_ms = fields[0], fields[5]
+        state = self._state
+        with state.lock:
+            time_ns = time_ns or self._now_ns()
+            message_id = self._log.write_alone(value, chosen, head, columns, time_ns)
+            if message_id < 0:
+                return -1
+            state.intake.present.add(message_id)
+            if due_at_ms <= state.timers.edge_ms + SOON_MS:
+                batch = msgspec.structs.replace(batch_of([Draft(*fields)]), due_at_ms=[due_at_ms])
+                state.intake.keep_new(batch, message_id, time_ns, state.timers.edge_ms)
+            state.timers.add_pairs(((due_at_ms, message_id),))
+            sooner = due_at_ms < state.not_before_ms
+            if sooner:
+                state.not_before_ms = due_at_ms
+        if sooner or not (message_id + 1) % _LOOK_EVERY:
+            self.on_attention()
+        return message_id
 
     def wait(self, appended: Appended) -> None:
         """Return once what was written is as durable as requested."""

@@ -17,7 +17,7 @@ from holdfast.broker.folder.layout import DEAD_SUFFIX, DEFAULT_GROUP, group_fold
 from holdfast.broker.inspect.status import holds_log, replayed_group
 from holdfast.broker.messages import DELAYED_ID, DeadNote, mark, moved_records
 from holdfast.codec.frame import Frame, Kind
-from holdfast.delivery.events import Acked, Cancelled, Opened, Phase, decode_event, pairs
+from holdfast.delivery.events import Acked, Cancelled, Noted, Opened, Phase, decode_event, pairs
 from holdfast.delivery.events import Replayed as Rewound
 from holdfast.delivery.group import Group
 from holdfast.env import World
@@ -164,7 +164,11 @@ def _settled(world: World, folder: str) -> tuple[BitMap64, BitMap64]:
     reader = LogReader(folder, world=world)
     for record in records_beside(reader, reader.start, reader.end):
         event = decode_event(bytes(record.value))
-        if isinstance(event, Acked | Cancelled):
+        if isinstance(event, Noted):
+            for _, noted in event.events():
+                if isinstance(noted, Acked):
+                    acked.add(noted.runs[0])
+        elif isinstance(event, Acked | Cancelled):
             chosen = acked if isinstance(event, Acked) else cancelled
             for start, stop in pairs(event.runs):
                 chosen.add_range(start, stop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -31,9 +32,9 @@ from holdfast.broker.folder.layout import (
     topics,
 )
 from holdfast.broker.journal import SNAPSHOT, Journal, SnapshotFiles, damaged_snapshot, newest_snapshot
+from holdfast.broker.scratch import GroupReplay, scratch_words
 from holdfast.broker.streams.offsets import CommitTable, CommittedOffset, decode_event, decode_image
 from holdfast.broker.streams.queries import list_queries
-from holdfast.delivery.events import decode_event as decode_delivery_event
 from holdfast.delivery.group import Group, IllegalMove
 from holdfast.delivery.image import group_of
 from holdfast.env import World
@@ -41,6 +42,7 @@ from holdfast.errors import CorruptData, DamagedRange, HoldfastError, OffsetOutO
 from holdfast.model import Pause
 from holdfast.storage import LogReader
 from holdfast.storage.files import is_log, join
+from holdfast.storage.retention import tiered_bytes
 
 # An owner may take a snapshot and drop old events while we read: retry, but not forever.
 TRIES: Final = 3
@@ -101,13 +103,17 @@ def _replayed(world: World, folder: str, end: int | None) -> CommitState:
 
 
 class PartitionStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of one partition. `problem` says why it has stopped, while the others continue, and what to do."""
+    """The content of one partition. `bytes` counts `tiered_bytes`, which only the store has.
+
+    `problem` says why it has stopped, while the others continue, and what to do.
+    """
 
     number: int
     start: int = 0
     end: int = 0
     bytes: int = 0
     segments: int = 0
+    tiered_bytes: int = 0
     problem: str = ""
 
 
@@ -186,6 +192,10 @@ class TopicStanding(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def bytes(self) -> int:
         return sum(each.bytes for each in self.partitions)
+
+    @property
+    def tiered_bytes(self) -> int:
+        return sum(each.tiered_bytes for each in self.partitions)
 
 
 class FolderStatus:
@@ -414,6 +424,7 @@ def _partition(number: int, reader: LogReader) -> PartitionStanding:
         end=reader.end,
         bytes=sum(segment.bytes for segment in segments),
         segments=len(segments),
+        tiered_bytes=tiered_bytes(segments),
     )
 
 
@@ -451,8 +462,11 @@ def _replayed_journal(world: World, folder: str, start: int, end: int | None) ->
     snapshot, name = newest_snapshot(world, folder)
     group = Group(start) if snapshot is None else group_of(snapshot.image)
     at = 0 if snapshot is None else snapshot.position
-    means = Journal.damage_means
-    wrong = replay_beside(world, folder, at, name, lambda value: group.apply(decode_delivery_event(value)), means, end)
+    events = GroupReplay(group, at)
+    wrong = replay_beside(world, folder, at, name, events.apply, Journal.damage_means, end)
+    if not wrong:
+        # Beside a living owner these are the notes of this moment, or none if it has stored them in the meantime.
+        events.take_in(partial(scratch_words, world, folder))
     return ReplayedJournal(group, known=snapshot is not None, wrong=wrong)
 
 
@@ -461,7 +475,7 @@ def replay_beside(
     folder: str,
     at: int,
     snapshot: str,
-    apply: Callable[[bytes], None],
+    apply: Callable[[bytes], object],
     damage_means: str,
     end: int | None = None,
 ) -> list[str]:

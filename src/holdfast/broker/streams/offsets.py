@@ -372,7 +372,7 @@ def usable_offset(log: Log, committed: CommittedOffset) -> int:
         log.check_position(committed.position)
     except TailLost as lost:
         # The offsets of the lost messages, which the group had read, are reused for other messages.
-        logger.warning("a tail was lost that had been read", extra={**facts, "go_on": lost.epoch_end})
+        logger.warning("messages that had been read were lost from the end", extra={**facts, "go_on": lost.epoch_end})
         return max(lost.epoch_end, log.start)
     if committed.offset < log.start:
         logger.warning("messages were trimmed before they were read", extra={**facts, "go_on": log.start})
@@ -409,9 +409,15 @@ def lag_of(log: Log, place: TopicPartition, offset: int, now_ns: int) -> Partiti
 
 
 def _time_ns(log: Log, at: int, now_ns: int) -> int:
-    """Return when the first message from the offset on was published; `now_ns` if there is none."""
+    """Return when the first message from the offset on was published; `now_ns` if there is none.
+
+    Of a segment that only a store has, the latest time must do: it is not fetched to tell an age.
+    """
     while at < log.end:
         try:
+            away_ns = log.away_latest_ns(at)
+            if away_ns is not None:
+                return away_ns
             return next((record.timestamp_ns for record in log.records(at, whole=False)), now_ns)
         except DamagedRange as damage:
             at = damage.next_offset

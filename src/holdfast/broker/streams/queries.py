@@ -539,14 +539,14 @@ class Queries:
                 return False
             self._world.disk.remove(path)
             self._removed.add(file)
-            logger.info("a query has ended without a word", extra={"file": path})
+            logger.info("a query stopped renewing its hold", extra={"file": path})
         return True
 
     def _tell(self, file: str, what: str) -> None:
         if file not in self._warned:  # log it once, not at every look
             self._warned.add(file)
             facts = {"file": join(self._folder, file).rstrip("/"), "error": what}
-            logger.warning("a query's file cannot be read: no old message is removed meanwhile", extra=facts)
+            logger.warning("a query's file cannot be read: until it can, no old message is removed", extra=facts)
 
 
 def query_gauges(queries: Queries, topic: Topic) -> dict[str, float]:

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from struct import Struct
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
@@ -82,6 +83,8 @@ STEPS: Final = (
 TRACE: Final = PREFIX + "trace"
 
 _MASK: Final = 2**64 - 1
+_ONE_NUMBER: Final = Struct(">Q").pack
+_TWO_NUMBERS: Final = Struct(">QQ").pack
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -150,6 +153,7 @@ class Sampler:
         self.partition = partition
         self._name = f"{topic_id}/{topic}/{partition}"
         self._below = round(rate * 2**64)
+        self._all = rate >= 1  # then nothing has to be computed to choose
         self._choice, self._trace_high, self._trace_low, self._span = _seeds(self._name, 4)
 
     def group_seed(self, group: str) -> int:
@@ -174,7 +178,7 @@ class Sampler:
             elif len(name) == len(TRACESTATE) and name.lower() == TRACESTATE:
                 state = value
         number = _number(offset, delayed_id)
-        if ours is None and (sent is None or not sent.sampled) and not self.chosen(number):
+        if not self._all and ours is None and (sent is None or not sent.sampled) and not self.chosen(number):
             return None
         context = ours or sent
         return Traced(
@@ -190,7 +194,7 @@ class Sampler:
         return _mixed(self._choice, number) < self._below
 
     def _trace_id(self, number: int) -> str:
-        return f"{_mixed(self._trace_high, number) or 1:016x}{_mixed(self._trace_low, number):016x}"
+        return _TWO_NUMBERS(_mixed(self._trace_high, number) or 1, _mixed(self._trace_low, number)).hex()
 
 
 class PartitionTracer:
@@ -204,11 +208,12 @@ class PartitionTracer:
     def published(self, headers: Sequence[HeaderPairs] | None, first: int, count: int, at_ns: int) -> None:
         """Messages were written from `first` on. `at_ns` was taken before that, or a lease might seem earlier."""
         try:
-            found = [
-                (offset, self.sampler.message(() if headers is None else headers[offset - first], offset))
-                for offset in range(first, first + count)
-            ]
-            self._sink.record([self._step(PUBLISHED, traced, offset, at_ns) for offset, traced in found if traced])
+            steps: list[TraceStep] = []
+            for offset in range(first, first + count):
+                traced = self.sampler.message(() if headers is None else headers[offset - first], offset)
+                if traced is not None:
+                    steps.append(self._step(PUBLISHED, traced, offset, at_ns))
+            self._sink.record(steps)
         except Exception as error:  # a failing trace must not affect the message
             self._sink.failed(error)
 
@@ -314,7 +319,7 @@ def _number(offset: int | None, delayed_id: int | None) -> int:
 
 
 def _span_id(seed: int, number: int) -> str:
-    return f"{_mixed(seed, number) or 1:016x}"
+    return _ONE_NUMBER(_mixed(seed, number) or 1).hex()
 
 
 def _mixed(seed: int, number: int) -> int:
@@ -400,10 +405,12 @@ class TraceLog:
 
     def record(self, steps: Sequence[TraceStep]) -> None:
         """Write the steps. A failure is counted, and logged once."""
-        for listener in self.listeners if steps else ():
+        if not steps:
+            return
+        for listener in self.listeners:
             listener(steps)
         for first in range(0, len(steps), _WRITE_MOST):
-            some = steps[first : first + _WRITE_MOST]
+            some = steps if len(steps) <= _WRITE_MOST else steps[first : first + _WRITE_MOST]
             try:
                 if len(some) > 1 or not self._write_one(some[0]):
                     self.log.write(_batch(some), durability="os")
@@ -414,7 +421,7 @@ class TraceLog:
         """Write a step on the fast path; returns False if that is not possible."""
         value = encode_step(step)
         head, columns = single_head(len(value), step.id.encode(), (), 0, 0, 0, 0)
-        return self.log.write_single(value, "os", head, columns, step.at_ns) is not None
+        return self.log.write_alone(value, "os", head, columns, step.at_ns) >= 0
 
     def failed(self, error: BaseException, steps: int = 1) -> None:
         """Report that this many steps were lost, and why."""

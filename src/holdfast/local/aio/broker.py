@@ -69,7 +69,9 @@ class AsyncLocalBrokerPort(LocalBroker):
 
     # async only
     async def _opened(self, topic: str) -> None:
-        """See to it that the topic is open: that reads files, and may take a while."""
+        """See to it that the topic is open, and a store has room: both may take a while."""
+        if self.engine.store is not None:
+            await self.engine.store.ready()
         if not self.engine.is_open(topic):
             await self.at(topic).aside(self.engine.topic, topic)
 
@@ -186,13 +188,10 @@ class AsyncLocalBrokerPort(LocalBroker):
             if not began_ns:
                 return None
             number = publisher.turn(partition)
-            stored = publisher.put_now(body, durability, None, number)
-            if stored is not None:
-                return stored
             appended = await publisher.log(number).append_one_async(body, durability)
             return publisher.plain_stored(number, body, appended, began_ns)
 
-    async def publish(self, topic: str, request: PublishRequest) -> list[Stored]:
+    async def publish(self, topic: str, request: PublishRequest) -> Sequence[Stored]:
         """Store bodies or NewMessages. Of those that go to one partition, all are stored or none."""
         began_ns = self.mono_ns()
         await self._opened(topic)  # async only

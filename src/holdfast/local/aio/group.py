@@ -47,6 +47,8 @@ class AsyncLocalGroupPort(LocalGroup):
 
     async def take_waiting(self, wanted: ReceiveRequest) -> list[tuple[Delivery, list[Delivered]]]:
         """Lease ready messages, by partition."""
+        if self.engine.store is not None:  # async only
+            await self.engine.store.ready()
         found = self.take_ready(wanted)
         if found is None:
             found = await self.take_to_end(wanted)
@@ -77,6 +79,8 @@ class AsyncLocalGroupPort(LocalGroup):
                 if found or (left_s is not None and left_s <= 0):
                     return found
                 await waiter.wait(left_s)
+                if self.engine.store is not None:  # async only
+                    await self.engine.store.ready()
                 group.waiters.stand(waiter)
 
     async def resume(self, receipt: str) -> Delivered:
@@ -273,6 +277,8 @@ class AsyncLocalGroupPort(LocalGroup):
         """Store a message without options on the fast path; returns None if that is not possible."""
         if self.view_closed:
             self.check_open()
+        if self.engine.store is not None:  # async only
+            await self.engine.store.ready()
         publisher = self.publisher
         began_ns = publisher.plain_since()
         if not began_ns:
@@ -283,8 +289,10 @@ class AsyncLocalGroupPort(LocalGroup):
 
     async def put(
         self, messages: Iterable[Any], durability: Durability | None, codec: CodecName | None
-    ) -> list[Stored]:
+    ) -> Sequence[Stored]:
         """Store bodies or NewMessages. Of those that go to one partition, all are stored or none."""
+        if self.engine.store is not None:  # async only
+            await self.engine.store.ready()
         publisher = self.publisher
         began_ns = publisher.mono_ns()
         if self.view_closed:

@@ -141,13 +141,10 @@ class LocalBrokerPort(LocalBroker):
             if not began_ns:
                 return None
             number = publisher.turn(partition)
-            stored = publisher.put_now(body, durability, None, number)
-            if stored is not None:
-                return stored
             appended = publisher.log(number).append_one(body, durability)
             return publisher.plain_stored(number, body, appended, began_ns)
 
-    def publish(self, topic: str, request: PublishRequest) -> list[Stored]:
+    def publish(self, topic: str, request: PublishRequest) -> Sequence[Stored]:
         """Store bodies or NewMessages. Of those that go to one partition, all are stored or none."""
         began_ns = self.mono_ns()
         with self.engine.using(topic) as used:

@@ -277,7 +277,7 @@ class LocalGroupPort(LocalGroup):
         appended = publisher.partitions[number].log.append_one(body, durability)
         return publisher.plain_stored(number, body, appended, began_ns)
 
-    def put(self, messages: Iterable[Any], durability: Durability | None, codec: CodecName | None) -> list[Stored]:
+    def put(self, messages: Iterable[Any], durability: Durability | None, codec: CodecName | None) -> Sequence[Stored]:
         """Store bodies or NewMessages. Of those that go to one partition, all are stored or none."""
         publisher = self.publisher
         began_ns = publisher.mono_ns()
