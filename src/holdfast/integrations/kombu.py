@@ -1,0 +1,534 @@
+"""The kombu transport: Celery, and whatever else speaks kombu, on a folder, a server or a store.
+
+    broker_url = "holdfast:///var/lib/app/jobs"          a folder, shared by all processes of this machine
+    broker_url = "holdfast+http://:TOKEN@host:7700"      a server
+    broker_url = "holdfast+s3://bucket/jobs"             a folder in a store
+
+A kombu queue is a Holdfast queue of the same name, and an unacked message is a lease that is renewed for as long as the
+process holds it. So nothing depends on kombu's own table of unacked messages, and there is no visibility timeout to
+choose: a task may run for hours, and if its worker dies, the message returns once the lease has ended.
+
+Every consumer has a thread that waits for messages: no polling. A thread waits only while the channel has room for
+another message (`prefetch_count`). Several threads may wait for the last place; one gets it, and the others put back
+what they took, which costs the message nothing: it is ready again at once, at its old place, with the same count of
+attempts. A channel therefore never holds more messages than it was allowed.
+
+What kombu keeps in memory, which queue is bound to which exchange, has to be known to all processes here. It is stored
+as one document for each exchange. A queue that is deleted with its consumer (`auto_delete`: replies, events, remote
+control) is held by a lock while its consumer lives; whoever publishes to the exchange removes the queue once that lock
+is gone, so a killed process leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue as queues
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import msgspec
+from kombu.transport import virtual
+from kombu.utils.uuid import uuid
+
+import holdfast
+from holdfast.env import real_world
+from holdfast.env.process import close_in_children, end_at_exit
+from holdfast.errors import Closed, Conflict, HoldfastError, LeaseLost, LockHeld, Unavailable, UnknownTopic
+from holdfast.integrations import register_transport
+
+logger = logging.getLogger(__name__)
+register_transport()
+
+ENVELOPE: Final = "kombu"  # the header with everything that kombu keeps beside the body
+
+# Retries are counted by Celery, as new messages. An attempt here is a delivery that ended badly: the worker died, or
+# asked for the message to be delivered again. As with RabbitMQ's quorum queues, 20 of them are enough.
+_QUEUE_SETTINGS: Final = {"max_attempts": 20}
+
+_BINDINGS: Final = "kombu.bindings."
+_QUEUE_LOCK: Final = "kombu.queue."
+_UNLIMITED: Final = 100  # how many messages a thread takes at a time where kombu sets no limit
+_LOOK_AGAIN_S: Final = 30.0
+_LONGEST_WAIT_S: Final = 1.0  # how long a consumer's thread waits for messages before it looks whether it was stopped
+_PAUSES_S: Final = (0.1, 5.0)  # the first and the longest pause after an error that may pass
+
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]|_(?=x[0-9A-F]{2})|^[.-]")
+_json = msgspec.json.Encoder()
+
+
+def topic_name(name: str) -> str:
+    """The topic of a kombu queue. Characters that no topic may have are escaped: `celery_x40host` for `celery@host`."""
+    return _UNSAFE.sub(lambda found: f"_x{ord(found.group()):02X}", name)
+
+
+def place_of(url: str) -> tuple[str, str | None]:
+    """Split a broker's URL into the place that `holdfast.open_broker` takes, and the token for a server."""
+    place = url.removeprefix("holdfast+").removeprefix("holdfast://")
+    parts = urlsplit(place)
+    if parts.scheme not in {"http", "https"} or "@" not in parts.netloc:
+        return place, None
+    credentials, _, host = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=host)), unquote(credentials.rpartition(":")[2]) or None
+
+
+def shown_url(url: str, mask: str | None = "**") -> str:
+    """The URL as users write it, with a mask in place of the token; None leaves the token."""
+    url = url if url.startswith("holdfast:") else f"holdfast+{url}"
+    return url if mask is None else re.sub(r"(://[^/@]*:|://)[^/:@]+@", rf"\1{mask}@", url)
+
+
+class Places:
+    """The brokers that this process has opened, by place: one for each, whatever the number of connections.
+
+    They stay open until the process ends. Celery opens and closes connections all the time, and a folder that is closed
+    between two of them would have to be opened, and perhaps taken over, for every task that is sent.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._opened: dict[tuple[str, str | None], Shared] = {}
+        close_in_children(self)
+        end_at_exit(self)
+
+    def at(self, url: str, options: dict[str, Any]) -> Shared:
+        """The broker at this URL."""
+        place, token = place_of(url)
+        with self._lock:
+            shared = self._opened.get((place, token))
+            if shared is None or shared.broker.closed:
+                broker = holdfast.open_broker(place, token=token, **options)
+                shared = self._opened[place, token] = Shared(broker)
+            return shared
+
+    def disown(self) -> None:
+        """Forget everything in a forked child, which has none of the threads that it would need."""
+        self._lock = threading.Lock()
+        self._opened = {}
+
+    def end(self) -> None:
+        """Close everything when the process ends."""
+        for shared in self._opened.values():
+            with suppress(HoldfastError):
+                shared.broker.close()
+
+
+class Shared:
+    """The broker of one place, and the queues that connections have used."""
+
+    def __init__(self, broker: holdfast.Broker) -> None:
+        self.broker = broker
+        self._queues: dict[str, holdfast.Queue[bytes]] = {}
+
+    def queue(self, name: str, settings: dict[str, Any]) -> holdfast.Queue[bytes]:
+        """The queue with this kombu name, created if there is none."""
+        found = self._queues.get(name)
+        if found is None:
+            found = self._queues[name] = self.open_queue(name, settings)
+        return found
+
+    def open_queue(self, name: str, settings: dict[str, Any]) -> holdfast.Queue[bytes]:
+        """An object of its own for this queue, which can be closed without harm to others."""
+        topic = topic_name(name)
+        self.broker.create_topic(topic, exist_ok=True, **settings)
+        return self.broker.queue(topic)
+
+    def forget(self, name: str) -> None:
+        self._queues.pop(name, None)
+
+    def change(self, document: str, changed: Callable[[list[Any]], list[Any]]) -> None:
+        """Change a list that is stored as a document, whoever else changes it at the same time."""
+        while True:
+            found = self.broker.documents.get(document)
+            before = found.value if found else []
+            after = changed(before)
+            if after == before:
+                return
+            with suppress(Conflict):
+                self.broker.documents.update(document, after, version=found.version if found else 0)
+                return
+
+
+places = Places()
+
+
+class HeldMessage(virtual.Message):
+    """A delivered message, which knows its lease."""
+
+    def __init__(self, payload: dict[str, Any], channel: Any = None, **kwargs: Any) -> None:
+        self.lease: holdfast.Message[bytes] | None = payload.get("lease")
+        super().__init__(payload, channel=channel, **kwargs)
+
+
+class QoS(virtual.QoS):
+    """The unacked messages of a channel. Acks may come from any thread."""
+
+    def can_consume(self) -> bool:
+        return bool(self.channel.room())
+
+    def append(self, message: HeldMessage, delivery_tag: str) -> None:
+        self._delivered[delivery_tag] = message
+
+    def ack(self, delivery_tag: str) -> None:
+        self._settle(delivery_tag, lambda lease: lease.ack())
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  kombu's signature
+        """Deliver it again at once, which counts as an attempt, or make it a dead letter."""
+        if requeue:
+            self._settle(delivery_tag, lambda lease: lease.nack(delay=0, error="the consumer asked for a redelivery"))
+        else:
+            self._settle(delivery_tag, lambda lease: lease.reject("the consumer rejected the message"))
+
+    def restore_unacked(self) -> list[tuple[BaseException, HeldMessage]]:
+        """Give everything back that was not acked; no attempt is counted."""
+        for tag in list(self._delivered):
+            with suppress(HoldfastError):  # it returns when its lease ends
+                self._settle(tag, lambda lease: lease.defer())
+        return []
+
+    def restore_unacked_once(self, stderr: Any = None) -> None:
+        del stderr  # kombu prints what it failed to restore; here nothing is lost by that
+        self._on_collect.cancel()
+        self.restore_unacked()
+
+    def _settle(self, delivery_tag: str, act: Callable[[holdfast.Message[bytes]], None]) -> None:
+        message = self._delivered.pop(delivery_tag, None)
+        if message is None:
+            return
+        try:
+            act(message.lease)
+        except LeaseLost as error:
+            logger.warning("a message was handled, but its lease was lost, so it may be delivered again: %s", error)
+        finally:
+            self.channel.release()
+
+
+class Channel(virtual.Channel):
+    """Queues, exchanges and consumers of one connection."""
+
+    Message = HeldMessage
+    QoS = QoS
+    supports_fanout = True
+    body_encoding = None  # bodies are stored as they are, so that the console and `holdfast show` can read them
+
+    lease: float | None = None
+    durability: str | None = None
+    queue_settings: dict[str, Any] = _QUEUE_SETTINGS
+    from_transport_options = (
+        *virtual.Channel.from_transport_options,
+        "durability",
+        "lease",
+        "queue_settings",
+        "visibility_timeout",
+    )
+
+    def __init__(self, connection: HoldfastTransport, **kwargs: Any) -> None:
+        self._changed = threading.Condition()
+        self._held = 0  # messages on their way to the consumer, or not settled by it yet
+        self._consuming: dict[str, Consuming] = {}
+        self._temporary: dict[str, Any] = {}  # queues that end with this channel, and the locks that keep them
+        self._looked_at: dict[str, float] = {}
+        self._clock = real_world().clock
+        super().__init__(connection, **kwargs)
+        self.shared = connection.shared
+
+    @property
+    def visibility_timeout(self) -> float | None:
+        """The name that users of Redis and SQS know for `lease`; it is renewed while a message is held."""
+        return self.lease
+
+    @visibility_timeout.setter
+    def visibility_timeout(self, seconds: float) -> None:
+        self.lease = seconds
+
+    # Queues
+
+    def _new_queue(self, queue: str, auto_delete: bool = False, **kwargs: Any) -> None:  # noqa: FBT001, FBT002
+        self._queue(queue)
+        if auto_delete and queue not in self._temporary:
+            with suppress(LockHeld):  # another consumer of the queue keeps it
+                hold = self.shared.broker.locks.hold(_QUEUE_LOCK + topic_name(queue), wait=0)
+                hold.__enter__()
+                self._temporary[queue] = hold
+
+    def _queue(self, name: str) -> holdfast.Queue[bytes]:
+        return self.shared.queue(name, self.queue_settings)
+
+    def _has_queue(self, queue: str, **kwargs: Any) -> bool:
+        return topic_name(queue) in self.shared.broker.topics()
+
+    def _size(self, queue: str) -> int:
+        return self._queue(queue).qsize() if self._has_queue(queue) else 0
+
+    def _purge(self, queue: str) -> int:
+        return self._queue(queue).purge() if self._has_queue(queue) else 0
+
+    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> None:  # noqa: FBT001, FBT002
+        """Delete the queue with its messages and bindings."""
+        if if_empty and self._size(queue):
+            return
+        for exchange in list(self._exchanges()):
+            self.shared.change(_BINDINGS + topic_name(exchange), lambda rows: [row for row in rows if row[2] != queue])
+        self.state.queue_bindings_delete(queue)
+        self.shared.forget(queue)
+        with suppress(UnknownTopic):
+            self.shared.broker.delete_topic(topic_name(queue))
+
+    # Exchanges
+
+    def _exchanges(self) -> Iterator[str]:
+        for name in self.shared.broker.documents.list():
+            if name.startswith(_BINDINGS):
+                yield name.removeprefix(_BINDINGS)
+
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+        row = [routing_key or "", pattern or "", queue or "", queue in self._temporary]
+        self.shared.change(_BINDINGS + topic_name(exchange), lambda rows: rows if row in rows else [*rows, row])
+
+    def queue_unbind(self, queue: str, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any) -> None:
+        self.state.binding_delete(queue, exchange, routing_key)
+        key = [routing_key or "", queue]
+        self.shared.change(
+            _BINDINGS + topic_name(exchange), lambda rows: [row for row in rows if [row[0], row[2]] != key]
+        )
+
+    def get_table(self, exchange: str) -> list[tuple[str, str, str]]:
+        """The bindings of an exchange, in all processes."""
+        found = self.shared.broker.documents.get(_BINDINGS + topic_name(exchange))
+        rows = found.value if found else []
+        return [
+            (key, pattern, queue) for key, pattern, queue, temporary in rows if not (temporary and self._gone(queue))
+        ]
+
+    def _gone(self, queue: str) -> bool:
+        """Whether nobody keeps a temporary queue any more; it is deleted then."""
+        now_s = self._clock.monotonic_ns() / 1e9
+        if queue in self._temporary or now_s - self._looked_at.get(queue, -_LOOK_AGAIN_S) < _LOOK_AGAIN_S:
+            return False
+        if self.shared.broker.locks.describe(_QUEUE_LOCK + topic_name(queue)).held:
+            self._looked_at[queue] = now_s
+            return False
+        self.queue_delete(queue)
+        return True
+
+    # Publishing
+
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        body = message["body"]
+        rest = {name: value for name, value in message.items() if name != "body"}
+        headers, properties = message.get("headers") or {}, message["properties"]
+        options: dict[str, Any] = {}
+        if eta := headers.get("eta"):
+            at = datetime.fromisoformat(eta)
+            options["at"] = at if at.tzinfo else at.replace(tzinfo=UTC)
+        if expiration := properties.get("expiration"):
+            options["ttl"] = int(expiration) / 1000
+        names = {name: str(headers[name]) for name in ("task", "id") if headers.get(name)}
+        put = {
+            "priority": self._get_message_priority(message),
+            "headers": {**names, ENVELOPE: _json.encode(rest).decode()},
+            "correlation_id": properties.get("correlation_id"),
+            "durability": self.durability,
+            **options,
+        }
+        encoded = body.encode() if isinstance(body, str) else bytes(body)
+        try:
+            self._queue(queue).put(encoded, **put)
+        except (UnknownTopic, Closed):
+            if self.shared.broker.closed:
+                raise
+            self.shared.forget(queue)  # it was deleted by another process since we opened it
+            self._queue(queue).put(encoded, **put)
+
+    def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
+        for _, _, queue in self.get_table(exchange):
+            self._put(queue, message)
+
+    # Consuming
+
+    def payload(self, lease: holdfast.Message[bytes]) -> dict[str, Any]:
+        """The message as kombu expects it."""
+        envelope = lease.headers.get(ENVELOPE)
+        payload = msgspec.json.decode(envelope) if envelope else {"headers": dict(lease.headers), "properties": {}}
+        properties = payload["properties"]
+        properties["delivery_tag"] = uuid()
+        properties.setdefault("delivery_info", {"exchange": "", "routing_key": lease.topic})
+        properties["delivery_info"]["redelivered"] = lease.attempt > 1
+        payload["body"] = lease.raw
+        payload["lease"] = lease
+        return payload
+
+    def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
+        lease = self._queue(queue).receive(timeout=timeout or 0, lease=self.lease, renew=True)
+        self.hold(1)
+        return self.payload(lease)
+
+    def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any) -> None:  # noqa: FBT001
+        super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
+        deliver = self.connection._callbacks[queue]  # noqa: SLF001  kombu's own way from channel to transport
+
+        def settled(payload: dict[str, Any]) -> Any:
+            self.settle_now(payload["lease"].ack)
+            return deliver(payload)
+
+        if no_ack:
+            self.connection._callbacks[queue] = settled  # noqa: SLF001
+        self._consuming[consumer_tag] = Consuming(self, queue)
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        consuming = self._consuming.pop(consumer_tag, None)
+        if consuming is not None:
+            consuming.stop()
+        super().basic_cancel(consumer_tag)
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002
+        message = super().basic_get(queue, no_ack=no_ack, **kwargs)
+        if message is not None and no_ack:
+            self.settle_now(message.lease.ack)
+        return message
+
+    def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:  # noqa: FBT001, FBT002
+        super().basic_qos(prefetch_size, prefetch_count, apply_global)
+        self.wake()
+
+    def settle_now(self, act: Callable[[], None]) -> None:
+        """Settle a message that the consumer never will."""
+        try:
+            with suppress(LeaseLost):
+                act()
+        finally:
+            self.release()
+
+    def room(self) -> int:
+        """How many more messages the consumer may be given."""
+        most = self.qos.prefetch_count
+        return max(0, most - self._held) if most else _UNLIMITED
+
+    def hold(self, count: int) -> int:
+        """Take up to `count` places for messages that are going to be delivered; returns how many were free."""
+        with self._changed:
+            count = min(count, self.room())
+            self._held += count
+            return count
+
+    def release(self) -> None:
+        """Give a place back."""
+        with self._changed:
+            self._held -= 1
+            self._changed.notify_all()
+
+    def wait_for_room(self, consuming: Consuming) -> int:
+        """Wait until another message may be delivered. Returns how many, 0 if the consumer has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: consuming.stopped or self.room())
+            return 0 if consuming.stopped else self.room()
+
+    def wait_for_stop(self, consuming: Consuming, timeout_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: consuming.stopped, timeout_s)
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        temporary, self._temporary = self._temporary, {}
+        super().close()
+        for queue, hold in temporary.items():
+            with suppress(HoldfastError):
+                self.queue_delete(queue)
+            with suppress(HoldfastError):
+                hold.__exit__(None, None, None)
+
+
+class Consuming:
+    """The thread that waits for the messages of one consumer."""
+
+    def __init__(self, channel: Channel, queue: str) -> None:
+        self._channel = channel
+        self._name = queue
+        self._transport = channel.connection
+        self._queue = channel.shared.open_queue(queue, channel.queue_settings)
+        self.stopped = False
+        self._thread = threading.Thread(target=self._run, name=f"holdfast-kombu-{queue}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread. Returns when it has put back what it had taken and not delivered."""
+        self.stopped = True
+        self._channel.wake()
+        self._thread.join(5 * _LONGEST_WAIT_S)
+
+    def _run(self) -> None:
+        pause_s, longest_s = _PAUSES_S
+        while count := self._channel.wait_for_room(self):
+            try:
+                leases = self._queue.receive_many(count, timeout=_LONGEST_WAIT_S, lease=self._channel.lease, renew=True)
+            except Unavailable as error:
+                # The server restarts, or the folder changes hands. What was delivered is still held, and the client
+                # renews it, so there is no reason to tell the worker, which would cancel its consumers.
+                logger.warning("cannot take messages of the queue %s, trying again: %s", self._name, error)
+                self._channel.wait_for_stop(self, pause_s)
+                pause_s = min(2 * pause_s, longest_s)
+            except HoldfastError as error:
+                if not self.stopped:
+                    self._transport.arrived.put((self._channel, self._name, error))
+                return
+            else:
+                pause_s = _PAUSES_S[0]
+                self._hand_over(leases)
+
+    def _hand_over(self, leases: list[holdfast.Message[bytes]]) -> None:
+        taken = 0 if self.stopped else self._channel.hold(len(leases))
+        for lease in leases[:taken]:
+            self._transport.arrived.put((self._channel, self._name, lease))
+        for lease in leases[taken:]:
+            with suppress(HoldfastError):  # it returns when its lease ends
+                lease.defer()
+
+
+class HoldfastTransport(virtual.Transport):
+    """Connections of kombu to Holdfast."""
+
+    Channel = Channel
+    can_parse_url = True
+    driver_type = "holdfast"
+    driver_name = "holdfast"
+    connection_errors = (*virtual.Transport.connection_errors, OSError, Unavailable, Closed)
+    channel_errors = (*virtual.Transport.channel_errors, HoldfastError)
+    implements = virtual.Transport.implements.extend(exchange_type=frozenset({"direct", "topic", "fanout"}))
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        self.arrived: queues.SimpleQueue[tuple[Channel, str, holdfast.Message[bytes] | HoldfastError]]
+        self.arrived = queues.SimpleQueue()
+
+    @property
+    def shared(self) -> Shared:
+        options = self.client.transport_options
+        return places.at(self.client.hostname, {name: options[name] for name in ("tls",) if name in options})
+
+    def driver_version(self) -> str:
+        return holdfast.__version__
+
+    def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:  # noqa: FBT001, FBT002
+        return shown_url(uri, None if include_password else mask)
+
+    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+        """Deliver one message, and wait for it if need be."""
+        try:
+            channel, queue, arrived = self.arrived.get(timeout=timeout) if timeout != 0 else self.arrived.get_nowait()
+        except queues.Empty:
+            raise TimeoutError from None
+        if isinstance(arrived, HoldfastError):
+            raise arrived
+        if channel.closed or queue not in self._callbacks:
+            channel.settle_now(arrived.defer)
+        else:
+            self._deliver(channel.payload(arrived), queue)

@@ -1,0 +1,281 @@
+"""Celery on a folder and on a server, with its real worker program: tasks, results, remote control, kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from tests.integration.process_gear import server_process
+
+pytest.importorskip("celery")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+PATIENCE_S = 90  # only what hangs takes so long
+PROGRAM = """
+import os
+import time
+
+from celery import Celery, Task
+from celery.exceptions import Reject
+
+PLACE = os.environ["PLACE"]
+app = Celery("program", broker=PLACE, backend=PLACE)
+app.conf.update(
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    worker_prefetch_multiplier=1,
+    worker_hijack_root_logger=False,
+    broker_transport_options={"lease": float(os.environ.get("LEASE", "30"))},
+)
+
+
+def note(*words):
+    line = " ".join(map(str, words)) + "\\n"
+    descriptor = os.open(os.environ["NOTES"], os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o600)
+    os.write(descriptor, line.encode())
+    os.close(descriptor)
+
+
+@app.task
+def add(x, y):
+    return x + y
+
+
+@app.task
+def total(numbers):
+    return sum(numbers)
+
+
+@app.task
+def count(number):
+    note("ran", number)
+
+
+@app.task(bind=True)
+def sleep(self, seconds, name):
+    note("began", name, os.getpid(), self.request.delivery_info.get("redelivered"))
+    time.sleep(seconds)
+    note("ended", name)
+    return name
+
+
+@app.task
+def refuse():
+    raise Reject("it cannot be handled", requeue=False)
+
+
+@app.task(bind=True, max_retries=2, default_retry_delay=0)
+def fail_twice(self):
+    if self.request.retries < 2:
+        raise self.retry(countdown=0.2)
+    return self.request.retries
+"""
+
+
+class Site:
+    """A folder with the program, its notes, and the place that it uses."""
+
+    def __init__(self, folder: Path, place: str, url: str) -> None:
+        self.folder = folder
+        self.place = place
+        self.url = url
+        self.notes_file = folder / "notes"
+        self.environment = os.environ | {"PLACE": place, "NOTES": str(self.notes_file), "PYTHONPATH": str(folder)}
+        (folder / "program.py").write_text(PROGRAM)
+
+    def broker(self) -> holdfast.Broker:
+        return holdfast.open_broker(self.url)
+
+    def notes(self) -> list[list[str]]:
+        return [line.split() for line in self.notes_file.read_text().splitlines()] if self.notes_file.exists() else []
+
+    def run(self, code: str) -> str:
+        """Run a program that uses the app, as users would; returns what it printed."""
+        done = subprocess.run(
+            [sys.executable, "-c", f"from program import *\n{code}"],
+            env=self.environment, capture_output=True, text=True, timeout=PATIENCE_S,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+        """Start a worker."""
+        with (self.folder / "worker.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "celery", "-A", "program", "worker", "-l", "INFO", *arguments],
+                env=self.environment | environment, cwd=self.folder, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    @contextmanager
+    def worker(self, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+        process = self.start(*arguments, **environment)
+        try:
+            yield process
+        finally:
+            kill(process)
+
+    def log(self) -> str:
+        return (self.folder / "worker.log").read_text()
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """kill -9 of a worker and all its children."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    end = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < end, f"this did not happen: {what}"
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture(params=["folder", "server"])
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    if request.param == "folder":
+        yield Site(tmp_path, f"holdfast://{tmp_path}/data", f"{tmp_path}/data")
+        return
+    with server_process(tmp_path / "data", "--no-console") as server:
+        yield Site(tmp_path, f"holdfast+{server.url}", server.url)
+
+
+def test_tasks_results_chords_retries_and_dead_letters(site: Site):
+    with site.worker("-P", "prefork", "-c", "2"):
+        printed = site.run(
+            "from celery import chord\n"
+            "print(add.delay(2, 3).get(timeout=60))\n"
+            "print(chord([add.s(n, n) for n in range(4)])(total.s()).get(timeout=60))\n"
+            "print(fail_twice.delay().get(timeout=60))\n"
+            "refuse.delay()\n"
+            "print(app.control.ping(timeout=20, limit=1)[0])\n"
+            "print(*app.control.inspect(timeout=20, limit=1).registered())\n"
+        ).splitlines()
+        assert printed[:3] == ["5", "12", "2"]
+        assert "pong" in printed[3]
+        assert printed[4] == printed[3].split("'")[1]
+        with site.broker() as broker, broker.queue("celery") as queue:
+            letter = until(queue.dead.list, "a rejected task becomes a dead letter")[0]
+            assert letter.headers["task"] == "program.refuse"
+
+
+def test_a_worker_killed_in_the_middle_of_a_task_leaves_it_to_another(site: Site):
+    with site.worker("-P", "prefork", "-c", "1", "-n", "one@%h", LEASE="2") as first:
+        site.run("sleep.delay(5, 'a')")
+        until(lambda: ["began", "a"] in [note[:2] for note in site.notes()], "the task begins")
+        kill(first)
+    with site.worker("-P", "solo", "-n", "two@%h", LEASE="2"):
+        until(lambda: ["ended", "a"] in site.notes(), "another worker runs the task")
+        began = [note for note in site.notes() if note[0] == "began"]
+        assert [note[3] for note in began] == ["False", "True"]
+        with site.broker() as broker, broker.queue("celery") as queue:
+            until(lambda: queue.stats().floor == 1, "the task is acked")
+
+
+def test_a_task_longer_than_its_lease_runs_once(site: Site):
+    with site.worker("-P", "threads", "-c", "2", LEASE="1"):
+        site.run("print(sleep.delay(4, 'long').get(timeout=60))")
+    assert [note[:2] for note in site.notes()] == [["began", "long"], ["ended", "long"]]
+
+
+def test_an_eta_outlives_the_worker_and_is_not_held_in_its_memory(site: Site):
+    site.run("add.delay(1, 1); count.apply_async((7,), countdown=6)")
+    with site.worker("-P", "solo"), site.broker() as broker, broker.queue("celery") as queue:
+        until(lambda: queue.stats().floor == 1, "the worker has received what was ready")
+        assert queue.stats().delayed == 1
+        assert queue.stats().leased == 0
+    with site.worker("-P", "solo"):
+        until(lambda: site.notes() == [["ran", "7"]], "the task runs when it is due")
+
+
+def test_a_warm_shutdown_finishes_the_task_and_gives_back_the_rest(site: Site):
+    with site.worker("-P", "prefork", "-c", "1") as worker:
+        site.run("sleep.delay(8, 'a'); sleep.delay(0, 'b')")
+        until(site.notes, "the first task begins")
+        worker.terminate()
+        assert worker.wait(PATIENCE_S) == 0
+    assert ["ended", "a"] in site.notes()
+    with site.broker() as broker, broker.queue("celery") as queue:
+        stats = queue.stats()
+        assert (stats.leased, stats.dead) == (0, 0)
+        assert stats.ready == 1
+        assert queue.peek()[0].headers["task"] == "program.sleep"
+
+
+def test_a_worker_takes_no_more_than_its_prefetch_allows(site: Site):
+    site.run("for queue in ('x', 'y', 'z'):\n    for n in range(3): sleep.apply_async((8, queue), queue=queue)")
+    with site.worker("-P", "solo", "-Q", "x,y,z"), site.broker() as broker:
+        until(site.notes, "the first task begins")
+        end = time.monotonic() + 2
+        queues = [broker.queue(name) for name in "xyz"]
+        while time.monotonic() < end:
+            # A message that found no room is leased for the moment that it takes to put it back.
+            until(lambda: sum(queue.stats().leased for queue in queues) <= 1, "only one message is held")
+            time.sleep(0.1)
+
+
+def test_every_task_of_four_processes_runs_though_server_and_workers_are_killed(tmp_path: Path, scale):
+    each = scale(150, 2_500)
+    with server_process(tmp_path / "data", "--no-console") as server:
+        site = Site(tmp_path, f"holdfast+{server.url}", server.url)
+        code = f"import sys\nfrom program import *\nfor n in range({each}): count.delay(f'{{sys.argv[1]}}-{{n}}')"
+        senders = [
+            subprocess.Popen([sys.executable, "-c", code, str(number)], env=site.environment) for number in range(4)
+        ]
+        with site.worker("-P", "threads", "-c", "4", LEASE="2") as first:
+            until(lambda: len(site.notes()) > each, "some tasks have run")
+            kill(first)
+            server.kill()
+            server.start()
+            with site.worker("-P", "threads", "-c", "4", LEASE="2"):
+                for sender in senders:
+                    assert sender.wait(PATIENCE_S) == 0
+                wanted = {f"{sender}-{n}" for sender in range(4) for n in range(each)}
+                until(lambda: {note[1] for note in site.notes()} >= wanted, "every task has run")
+                ran = Counter(note[1] for note in site.notes())
+                assert sum(ran.values()) - len(ran) <= 8, "only what was in flight at a kill may run twice"
+
+
+def test_an_idle_worker_waits_without_polling(tmp_path: Path):
+    site = Site(tmp_path, f"holdfast://{tmp_path}/data", f"{tmp_path}/data")
+    with site.worker("-P", "solo") as worker:
+        site.run("print(add.delay(1, 2).get(timeout=60))")
+        before, began = cpu_seconds(worker.pid), time.monotonic()
+        time.sleep(3)
+        assert cpu_seconds(worker.pid) - before < 0.1 * (time.monotonic() - began)
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_expired_results_are_absent_and_cleaned_up(tmp_path: Path):
+    site = Site(tmp_path, f"holdfast://{tmp_path}/data", f"{tmp_path}/data")
+    printed = site.run(
+        "app.conf.result_expires = 1\n"
+        "backend = app.backend\n"
+        "backend.store_result('one', 5, 'SUCCESS')\n"
+        "print(backend.get_result('one'))\n"
+        "backend._cache.clear()\n"
+        "time.sleep(1.2)\n"
+        "print(backend.get_result('one'))\n"
+        "backend.cleanup()\n"
+        "import holdfast.integrations.kombu as transport\n"
+        "print(transport.places.at(PLACE, {}).broker.documents.list())\n"
+    )
+    assert printed.splitlines() == ["5", "None", "[]"]
