@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import time
+from pathlib import Path
+from typing import Any
+
 from tests.integration.http_gear import Serving
 
 
@@ -48,3 +53,28 @@ def live_a_day(server: Serving) -> None:
     assert server.post("/v1/groups/default/reset", reset).status == 200
     assert server.post("/v1/locks/nightly-report/acquire", {"owner": "cron-1", "lease": 600}).status == 200
     assert server.request("PUT", "/v1/state/last-export", {"value": {"until": "2026-01-01", "rows": 1200}}).status < 300
+
+
+RUNS = 30
+
+
+def run_pipelines(lake: Path) -> None:
+    """The notes of pipelines that ran every ten minutes: one lands, one refines and fails at times, one proves."""
+    now_ms = time.time_ns() // 1_000_000
+    for name, kind in (("orders-land", "land"), ("orders-silver", "refine"), ("orders-proof", "reconcile")):
+        runs: list[dict[str, Any]] = []
+        for number in range(RUNS):
+            rows = 20_000 + 9_000 * (number % 7)
+            run = {"at_ms": now_ms - (RUNS - number) * 600_000, "ok": True, "seconds": 4.0 + number % 5, "batches": 2}
+            run |= {"rows_in": rows, "rows_out": rows - 40 * (number % 3), "lag": 1_000 * (number % 4)}
+            if kind == "refine":
+                run |= {"quarantined": 40 * (number % 3), "expectations": {"has_id": 12, "late": number % 6}}
+                if number % 11 == 10:
+                    run |= {"ok": False, "error": "orders-silver: there is no column amount in the rows of its source"}
+            runs.append(run)
+        if kind == "reconcile":
+            runs[-1]["ok"] = False
+        checkpoint = lake / "_checkpoints" / name
+        checkpoint.mkdir(parents=True)
+        checkpoint.joinpath("spec.json").write_text(json.dumps({"kind": kind}), "utf-8")
+        checkpoint.joinpath("runs.json").write_text(json.dumps(runs), "utf-8")

@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 PATIENCE_S = 120
@@ -67,14 +67,26 @@ def get(url: str, method: str = "GET") -> None:
 
 @contextmanager
 def seaweedfs(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    with ExitStack() as ending:
+        for attempt in range(3):  # its gRPC ports are among those that outgoing connections take at any time
+            try:
+                address = ending.enter_context(_weed(folder / f"weed-{attempt}"))
+                break
+            except (AssertionError, subprocess.TimeoutExpired):
+                if attempt == 2:
+                    raise
+        yield "s3://holdfast/jobs", {"AWS_ENDPOINT_URL": address, **KEYS, "AWS_SKIP_SIGNATURE": "true"}
+
+
+@contextmanager
+def _weed(data: Path) -> Iterator[str]:
     master, volume, filer, s3 = free_port(4)
     weed = str(Path(sys.executable).parent / "weed")
-    data = folder / "weed"
     data.mkdir()
     command = [
         weed, "server", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3",
         f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}", f"-s3.port={s3}",
-        "-master.volumeSizeLimitMB=64", "-volume.max=20",
+        "-master.volumeSizeLimitMB=64", "-volume.max=20", "-s3.port.iceberg=0", "-s3.port.lance=0",
     ]  # fmt: skip
     address = f"http://127.0.0.1:{s3}"
     shell = [weed, "shell", f"-master=127.0.0.1:{master}", f"-filer=127.0.0.1:{filer}"]
@@ -86,9 +98,9 @@ def seaweedfs(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
         if b"error" in done.stderr.lower():
             raise OSError(done.stderr)
 
-    with running(command, folder / "weed.log") as process:
+    with running(command, data.with_suffix(".log")) as process:
         wait_for(ready, process)
-        yield "s3://holdfast/jobs", {"AWS_ENDPOINT_URL": address, **KEYS, "AWS_SKIP_SIGNATURE": "true"}
+        yield address
 
 
 def postgres_program(name: str) -> str | None:

@@ -89,10 +89,11 @@ def restored(place, folder) -> tuple[set[bytes], list[bytes]]:
         until = time.monotonic() + 30
         queue.dead.redrive()
         while time.monotonic() < until:
+            delayed = queue.stats().delayed  # before the get: they may be released right after it
             try:
                 message = queue.get(timeout=0.5)
             except holdfast.Empty:
-                if queue.stats().delayed:
+                if delayed:
                     continue  # they are due, and about to be released
                 break
             got.append(message.body)

@@ -64,6 +64,7 @@ PAGES = [
     "/ui/queues/orders/charts",
     "/ui/queues/orders/dead",
     "/ui/queues/orders/tail",
+    "/ui/queues/orders/settings?all=true",
     "/ui/queues/orders/send",
     "/ui/queues/orders/messages/orders-0-0",
     "/ui/groups",
@@ -189,11 +190,11 @@ def test_a_message_shows_its_body_in_three_ways(day: Serving):
 
 def test_the_life_of_a_message_is_told(day: Serving):
     traced = page(day, "/ui/queues/orders/messages/orders-0-0").text
-    for words in ("published", "leased", "to worker-1", "buried", "was declined"):
+    for words in ("published", "leased", "to worker-1", "moved to the dead letters", "was declined"):
         assert words in traced
     letter = page(day, "/ui/queues/orders/messages/orders.dlq-0-0").text
     assert "orders-0-0" in letter
-    assert "MAX_ATTEMPTS" in letter
+    assert "attempt 1, out of attempts" in letter
 
 
 def test_without_a_trace_the_life_is_what_is_kept_with_the_message(server: Serving):
@@ -203,7 +204,14 @@ def test_without_a_trace_the_life_is_what_is_kept_with_the_message(server: Servi
     assert "first failure" in page(server, "/ui/queues/jobs/messages/jobs-0-0").text
     failed(server, ["second failure"], queue="jobs")
     letter = page(server, "/ui/queues/jobs/messages/jobs.dlq-0-0").text
-    for words in ("published", "first failure", "second failure", "buried", "attempt 2", "steps in the journal"):
+    for words in (
+        "published",
+        "first failure",
+        "second failure",
+        "moved to the dead letters",
+        "attempt 2",
+        "steps in the journal",
+    ):
         assert words in letter
     original = page(server, "/ui/queues/jobs/messages/jobs-0-0").text
     assert "jobs.dlq-0-0" in original
@@ -213,7 +221,7 @@ def test_without_a_trace_the_life_is_what_is_kept_with_the_message(server: Servi
     server.post("/v1/queues/jobs/ack", {"receipts": [again["receipt"]]})
     for name in ("jobs-0-0", "jobs-0-1"):
         life = page(server, f"/ui/queues/jobs/messages/{name}").text
-        for words in ("first failure", "buried", "redriven", "jobs-0-1", "worker-9", "acked"):
+        for words in ("first failure", "moved to the dead letters", "redriven", "jobs-0-1", "worker-9", "acked"):
             assert words in life
     assert "Last holder worker-9" in life
 
@@ -327,7 +335,9 @@ def test_a_server_that_only_shows_offers_no_acts_and_refuses_them(tmp_path: Path
     with serving(tmp_path / "data", whole=True) as writing:
         live_a_day(writing)
     with serving(tmp_path / "data", whole=True, read_only=True) as server:
-        for path in ("/ui", "/ui/queues/orders", "/ui/queues/orders/dead", "/ui/groups", "/ui/groups/default"):
+        queue = "/ui/queues/orders"
+        pages = [queue, f"{queue}?tab=leased", f"{queue}/dead", f"{queue}/settings", "/ui/groups/default"]
+        for path in ("/ui", *pages, "/ui/groups"):
             found = page(server, path)
             assert "read-only" in found.text
             assert not [

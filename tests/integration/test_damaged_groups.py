@@ -100,7 +100,7 @@ def test_the_command_line_lists_spoiled_groups(data, run):
         shown = run("group", "show", data, name, "--topic", "orders")
         assert shown.code == 0
         assert f"groups/{name}" in shown.err
-    wrong = {each["name"]: each["wrong"] for each in run("group", "ls", data, "--json").document["groups"]}
+    wrong = {each["name"]: each["wrong"] for each in run("group", "ls", data, "--json").lines}
     assert wrong["billing"]
     assert wrong["reports"]
     assert not wrong["shipping"]

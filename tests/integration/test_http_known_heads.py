@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,7 +27,7 @@ from tests.integration.process_gear import until
 from tests.unit.certificates import Issuer
 
 QUEUE = "/v1/queues/orders"
-_TIMES = 3  # the first two are parsed
+_TIMES = 4  # the first two are parsed, the third is cut; the others are found by their whole heads
 
 
 @pytest.fixture
@@ -74,8 +76,11 @@ class Line:
 
 
 def is_known(server: Serving, request: bytes) -> bool:
-    found = cut(request)
-    return found is not None and server.server.app.heads.get(found.key) is not None
+    """Whether its head is, and whether it is with its length, unless it has a sequence number."""
+    found, heads = cut(request), server.server.app.heads
+    if found is None or heads.get(found.key) is None:
+        return False
+    return found.sequence is not None or heads.get_whole(request[: len(request) - len(found.body)]) is not None
 
 
 def enqueue(body: bytes = b"abc", token: str | None = None, host: str = "127.0.0.1") -> bytes:
@@ -270,7 +275,7 @@ def test_calls_with_known_heads_are_counted_and_named(server: Serving):
     said = server.get("/metrics").body
     text = said.decode() if isinstance(said, bytes) else str(said)
     route = 'method="POST",route="/v1/queues/{queue}/enqueue"'
-    assert f'holdfast_http_requests_total{{{route},status="201"}} 13.0' in text
+    assert f'holdfast_http_requests_total{{{route},status="201"}} {_TIMES + 10}.0' in text
     line.socket.sendall(enqueue())
     assert b"\r\nx-correlation-id: " in line.socket.recv(4096)
     line.close()
@@ -340,3 +345,35 @@ def test_a_large_answer_to_a_known_head_leaves_its_callers_room_when_it_is_sent(
         assert len(line.call(take)[1]) > 500_000
         until(lambda: server.server.service.answers.used("ops") == 0, "the room is given back")
         line.close()
+
+
+def test_a_known_head_with_its_length_is_not_taken_for_one_with_more_or_less_behind_it(server: Serving):
+    line = Line(server)
+    line.learn(enqueue(b"abc"))
+    for sent in (
+        (enqueue(b"one") + enqueue(b"two"),),
+        (enqueue(b"thr")[:-1], b"r"),
+        (enqueue(b"four"), b""),
+        (enqueue(b"fiv") + enqueue(b"six")[:20], enqueue(b"six")[20:]),
+    ):
+        for part in sent:
+            line.socket.sendall(part)
+            time.sleep(0.05)  # so that the parts arrive apart, as a rule
+    content = b""
+    while content.count(b"HTTP/1.1 201") < 6 or not content.endswith(b"}"):
+        content += line._more()
+    assert content.count(b"HTTP/1.1 ") == 6
+    taken = server.post(f"{QUEUE}/dequeue", {"count": 100}).body["messages"]
+    bodies = [base64.b64decode(each["body"]) for each in taken]
+    assert bodies == [b"abc"] * _TIMES + [b"one", b"two", b"thr", b"four", b"fiv", b"six"]
+    line.close()
+
+
+def test_whole_heads_are_few_however_many_lengths_there_are(server: Serving):
+    line, heads = Line(server), server.server.app.heads
+    line.learn(enqueue())
+    for size in range(2 * heads._most):
+        assert line.call(enqueue(bytes(size)))[0] == 201
+    assert len(heads._whole) <= heads._most
+    assert is_known(server, enqueue(bytes(2 * heads._most - 1)))
+    line.close()

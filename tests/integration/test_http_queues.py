@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.broker.journal import PastEvents
+from holdfast.broker.past import PastEvents
 from holdfast.protocol.media import FRAMES, MSGPACK, Unframer
 from tests.integration.http_gear import Answer, Serving, serving
 

@@ -11,9 +11,8 @@ import textwrap
 import pytest
 
 import holdfast
-from holdfast.broker.folder.stored import open_store, parse_place
 from holdfast.env.chain import services
-from holdfast.env.chain.engines import StoreRefused, StoreUnreachable, probe
+from holdfast.env.chain.engines import StoreRefused, StoreUnreachable, open_store, parse_place, probe
 from tests.integration.store_servers import postgres, postgres_program, seaweedfs
 
 pytestmark = [pytest.mark.slow, pytest.mark.serial]

@@ -25,7 +25,7 @@ from holdfast.spark.readers import BatchReader, MicroBatchReader, message_schema
 from tests.spark.owner import Owner, make_folder
 
 SCHEMA = StructType(
-    [field for field in message_schema(headers=False) if field.name in ("value", "partition", "offset")]
+    [field for field in message_schema(metadata=False, headers=False) if field.name in ("value", "partition", "offset")]
 )
 
 
@@ -115,7 +115,7 @@ def test_a_small_batch_waits_for_more_messages_or_for_the_time_that_was_given(tm
 WITHOUT_PANDAS = """
 import sys
 from holdfast.spark.readers import BatchReader, message_schema
-reader = BatchReader({"path": sys.argv[1], "topic": "orders"}, message_schema(headers=False))
+reader = BatchReader({"path": sys.argv[1], "topic": "orders"}, message_schema(metadata=False, headers=False))
 print(sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part)), "pandas" in sys.modules)
 """
 

@@ -207,7 +207,7 @@ def test_what_does_not_finish_in_time_is_given_back_with_the_reason(place: Place
     worker.send_signal(signal.SIGINT)
     code, log = ended(worker)
     assert code == 1, log
-    assert "handler did not end in time" in log
+    assert "handler did not finish in time" in log
     with place.queue() as queue:
         (listed,) = queue.messages("ready")
         assert (listed.attempts, listed.error.partition(":")[0]) == (1, "shutdown")

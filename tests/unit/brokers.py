@@ -9,7 +9,9 @@ from typing import Any
 import holdfast
 from holdfast.api import AsyncOpening
 from holdfast.env import ManualClock, SeededIds, World
+from holdfast.env.chain.engines import MemoryStore
 from holdfast.env.sim.disk import SimulatedDisk
+from holdfast.env.tier import TieredDisk
 from holdfast.settings import BrokerSettings, TopicSettings
 
 FOLDER = "/data/broker"
@@ -54,6 +56,7 @@ class Place:
 
     def __init__(self, *, tasks: bool = False, settings: BrokerSettings = SETTINGS) -> None:
         self.disk = SimulatedDisk()
+        self.cold = MemoryStore("s3://cold/jobs")  # where segments may go
         self.clock = ManualClock()
         self.ids = SeededIds(1)
         self.settings = settings
@@ -62,7 +65,8 @@ class Place:
 
     @property
     def world(self) -> World:
-        return World(clock=self.clock, disk=self.disk, ids=self.ids)
+        tier = TieredDisk(self.disk, lambda _: (self.cold, ""))
+        return World(clock=self.clock, disk=tier, ids=self.ids, tier=tier)
 
     def open(self, **options: Any) -> Any:
         arguments = {"world": self.world, "settings": self.settings, **options}

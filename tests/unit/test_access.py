@@ -284,7 +284,7 @@ def test_a_changed_file_counts_within_a_second_and_a_broken_one_does_not(
         place.clock.advance(seconds=1)
         assert access.identify("Bearer t2").name == "ops"
     assert len(caplog.records) == 4
-    assert all("what it said before still holds" in record.message for record in caplog.records)
+    assert all("its previous content stays in effect" in record.message for record in caplog.records)
     place.write()
     place.clock.advance(seconds=1)
     refusal(access, "Bearer t2")

@@ -465,7 +465,7 @@ def test_bad_input(jobs, place, tmp_path, run):
     holdfast.backup(jobs, place)
     with pytest.raises(NotFound, match="no backup 7"):
         holdfast.restore(place, tmp_path / "restored", at=7)
-    with pytest.raises(NotFound, match="of that time"):
+    with pytest.raises(NotFound, match="from that time"):
         holdfast.restore(place, tmp_path / "restored", at=datetime(2000, 1, 1, tzinfo=UTC))
     with pytest.raises(InvalidRequest, match="at='x'"):
         holdfast.restore(place, tmp_path / "restored", at="x")
@@ -552,7 +552,7 @@ def test_a_folder_in_a_store_and_back_to_any_number(place, tmp_path, monkeypatch
 
 
 def test_a_number_that_was_cleaned_up_is_told(tmp_path, monkeypatch):
-    from holdfast.broker.folder.stored import open_store, parse_place
+    from holdfast.env.chain.engines import open_store, parse_place
 
     monkeypatch.setenv("HOLDFAST_BROKER_STORE_CACHE_DIR", str(tmp_path / "cache"))
     url = "memory://cleaned/jobs"
@@ -563,7 +563,7 @@ def test_a_number_that_was_cleaned_up_is_told(tmp_path, monkeypatch):
     from holdfast.settings import BrokerSettings
 
     settings = BrokerSettings(store_cache_dir=str(tmp_path / "cache"))
-    _, _, owner, give_up = own_stored(parse_place(url), settings, real_world())
+    _, _, owner, give_up = own_stored(url, settings, real_world())
     owner.checkpoint()
     give_up()
     store, root = open_store(parse_place(url))

@@ -152,6 +152,33 @@ def test_whoever_comes_when_a_topic_is_about_to_be_let_go_finds_it_open():
     assert not found[0].closed
 
 
+def test_a_topic_stays_open_while_a_call_uses_it_and_no_longer():
+    place = Place(settings=BrokerSettings(open_partitions=1, topic=TopicSettings(min_free_bytes=0)))
+    for name in ("orders", "mails"):
+        place.broker.create_topic(name)
+    with place.engine.using("orders") as first, place.engine.using("orders") as orders:
+        assert (first, orders.users) == (orders, 2)
+        mails = place.engine.topic("mails")
+        place.engine.close_idle(mails)
+        assert not orders.closed
+    assert orders.users == 0
+    place.broker.publish("orders", b"x", durability="os")
+    assert orders.users == 0
+    place.engine.close_idle(mails)
+    assert orders.closed
+
+
+def test_a_call_that_is_interrupted_before_it_lets_go_of_a_topic_does_not_keep_it_open():
+    place = Place()
+    place.broker.create_topic("orders")
+    using = place.engine.using("orders")
+    orders = using.__enter__()
+    assert orders.users == 1
+    del using  # as when a signal handler raises where the exit would begin
+    assert orders.users == 0
+    assert not orders.busy
+
+
 class _Holder:
     pass
 
@@ -468,7 +495,7 @@ def test_a_disk_that_fails_when_producers_are_first_named_is_told_as_our_own_err
     def fail(path: str) -> None:
         raise OSError(5, "the disk is gone")
 
-    simple.disk.make_folder = fail
+    simple.engine.world.disk.make_folder = fail
     with pytest.raises(HoldfastError, match="the disk is gone"):
         simple.engine.producers()
 

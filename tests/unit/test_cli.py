@@ -269,7 +269,7 @@ def test_dump_names_damaged_messages_and_goes_on_behind_them(run, folder):
 def test_check_of_a_whole_log(run, folder):
     done = run("check", folder)
     assert (done.code, done.err) == (0, "")
-    assert done.out.splitlines()[-1] == "ok: 120 messages whole"
+    assert done.out.splitlines()[-1] == "ok: 120 messages intact"
 
 
 def test_check_as_json(run, folder):

@@ -201,9 +201,10 @@ def test_styles_are_for_terminals(monkeypatch, capsys):
     [
         (["--help"], {"holdfast.broker.engine", "holdfast.cli.places", "asyncio"}),
         (["help", "places"], {"holdfast.broker.engine"}),
+        (["backup", "--help"], {"holdfast.client.backups", "asyncio"}),
         (["put", "jobs", "x"], {"holdfast.cli.serve", "holdfast.cli.look.stats", "holdfast.server.server"}),
     ],
-    ids=["help", "topic", "put"],
+    ids=["help", "topic", "backup", "put"],
 )
 def test_a_command_loads_no_other_and_no_framework(tmp_path, words, absent):
     code = "import sys; from holdfast.cli.main import main\ntry: main(sys.argv[1:])\nfinally: print(*sys.modules)"

@@ -36,7 +36,7 @@ def test_a_lock_is_taken_shown_kept_alive_and_released(run: Run, folder: Path):
     )
     assert run("lock", "release", folder, lock["lease_id"]).out == f"released {lock['lease_id']}\n"
     assert run("lock", "show", folder, "report").out == "report is free\n"
-    assert run("lock", "ls", folder, "--json").document["locks"] == []
+    assert run("lock", "ls", folder, "--json").lines == []
     assert run("lock", "ls", folder).err.startswith("no locks are held")
 
 
@@ -86,7 +86,7 @@ def test_a_document_is_put_got_and_removed(run: Run, folder: Path):
     done = run("state", "put", folder, "plan", "3", "--version", 1, "--json")
     assert (done.code, done.error["code"]) == (2, "conflict")
     assert "plan" in run("state", "ls", folder).out
-    assert [each["name"] for each in run("state", "ls", folder, "--json").document["documents"]] == ["plan"]
+    assert [each["name"] for each in run("state", "ls", folder, "--json").lines] == ["plan"]
     assert run("state", "rm", folder, "plan", "--version", 2).code == 0
     assert run("state", "rm", folder, "plan").code == 3
     assert run("state", "get", folder, "plan").code == 3

@@ -80,15 +80,15 @@ def test_an_unknown_topic_or_group_is_answered_with_those_there_are(run, data):
     assert "say which with --group: billing" in run("list", data, "--topic", "orders", "--group", "bling").err
     assert "say which with --group: billing" in run("get", data, "--topic", "orders").err
     assert "`holdfast get` makes it" in run("stats", data, "--topic", "other").err
-    assert run("group", "ls", data, "--json").document["groups"][0]["name"] == "billing"
+    assert run("group", "ls", data, "--json").lines[0]["name"] == "billing"
 
 
 def test_put_goes_to_the_topic_and_makes_no_group(run, data):
     assert run("put", data, "x", "--topic", "other").out == "other-0-0\n"
     assert run("put", data, "y", "--topic", "third").out == "third-0-0\n"
     assert "there is no topic fourth" in run("put", data, "z", "--topic", "fourth", "--no-create").err
-    document = run("topic", "ls", data, "--json").document
-    assert {topic["name"]: [group["name"] for group in topic["groups"]] for topic in document["topics"]} == {
+    topics = run("topic", "ls", data, "--json").lines
+    assert {topic["name"]: [group["name"] for group in topic["groups"]] for topic in topics} == {
         "orders": ["billing"],
         "other": [],
         "third": ["default"],  # a queue like any other
@@ -129,7 +129,7 @@ def test_messages_are_taken_and_settled_in_every_partition(run, data):
 def test_a_receipt_finds_the_group_that_has_the_message(run, data, monkeypatch):
     billing = taken(run, data, "--group", "billing")["receipt"]
     assert run("ack", data, billing).code == 0
-    (group,) = run("group", "ls", data, "--json").document["groups"]
+    (group,) = run("group", "ls", data, "--json").lines
     assert (group["name"], group["lag"]) == ("billing", 5)
     exported = run("get", data, "--topic", "orders", "--group", "billing", "--export").out
     assert "export HOLDFAST_TOPIC=orders\nexport HOLDFAST_GROUP=billing\n" in exported
@@ -147,7 +147,7 @@ def test_a_receipt_finds_its_own_group_and_settles_nothing_of_another(run, data)
     for receipt in (second["receipt"], first["receipt"]):
         assert run("ack", data, receipt).code == 0
         assert run("ack", data, receipt).code == 2
-    assert [group["lag"] for group in run("group", "ls", data, "--topic", "other", "--json").document["groups"]] == [
+    assert [group["lag"] for group in run("group", "ls", data, "--topic", "other", "--json").lines] == [
         0,
         0,
     ]

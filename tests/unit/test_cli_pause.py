@@ -76,4 +76,4 @@ def test_stats_top_and_the_lists_show_it(run, jobs):
     assert "default 2 (paused)" in run("topic", "ls", jobs).out
     assert "queue, paused" in run("group", "ls", jobs).out
     assert "paused since" in run("group", "show", jobs, "default").out
-    assert run("group", "ls", jobs, "--json").document["groups"][0]["paused"]["reason"] == "tonight"
+    assert run("group", "ls", jobs, "--json").lines[0]["paused"]["reason"] == "tonight"

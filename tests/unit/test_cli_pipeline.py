@@ -111,6 +111,29 @@ def test_plan_and_status_are_right_before_and_after_a_reconcile_has_run(run, tmp
     assert "never" in shown["silver"]
 
 
+def test_a_pipeline_that_cannot_run_does_not_hide_the_plans_of_others(run, tmp_path):
+    declared = tmp_path / "pipelines.yaml"
+    text = declared.read_text("utf-8")
+    other = "  gone: {kind: land, topics: [no-such-topic]}\n"
+    declared.write_text(f"{text.rstrip()}\n{other}", "utf-8")
+    done = run("pipeline", "plan", "--all", "--json")
+    assert done.code == 2
+    assert {plan["pipeline"]: plan["rows"] for plan in done.document["plans"]} == {"land": 5, "silver": 0}
+    assert "there is no topic no-such-topic" in done.err
+    status = {each["pipeline"]: each["lag"] for each in run("pipeline", "status", "--json").document["pipelines"]}
+    assert status == {"land": 5, "silver": 0, "gone": None}
+    # The source of silver starts over, so that silver cannot go on.
+    project = read_project(declared)
+    for name, batch in (("land", LedgerBatch(batch=0)), ("silver", LedgerBatch(batch=0, through=0, source_id="one"))):
+        ledger = Ledger(real_world(), project.checkpoint(name))
+        ledger.decide(batch)
+        ledger.finish(batch)
+    done = run("pipeline", "plan", "--all")
+    assert done.code == 2
+    assert "silver: its source land was started over" in done.err
+    assert run("pipeline", "status").code == 0
+
+
 def test_new_writes_a_file_that_can_be_read_and_never_writes_over_one(run, tmp_path):
     (tmp_path / "pipelines.yaml").unlink()
     assert run("pipeline", "new", "mine").code == 0
@@ -135,7 +158,9 @@ def test_new_writes_a_file_that_can_be_read_and_never_writes_over_one(run, tmp_p
         (("run", "land", "--follow", "--every", "1ms"), "every 100 ms at most"),
         (("run", "land", "--full-refresh"), "asks before it changes anything"),
         (("run", "land", "--conf", "ui.enabled=true"), "is not a setting: give spark.NAME=VALUE"),
-        (("run", "land", "--conf", "spark.remote=sc://host"), "do not run on Spark Connect"),
+        (("run", "land", "--conf", "spark.remote=sc://host"), "with --remote sc://host, not with --conf"),
+        (("run", "land", "--remote", "sc://host", "--master", "local[2]"), "give --remote or --master, not both"),
+        (("run", "land", "--remote", "http://host"), "give sc://HOST:PORT"),
         (("new", "x", "--kind", "lnd"), "did you mean 'land'?"),
         (("new", "../x"), "cannot be used"),
     ],
@@ -206,3 +231,22 @@ def test_outcomes_are_told_in_a_table_and_in_one_document(capsys):
     document = pipeline_view.outcomes_document(outcomes)["pipelines"]
     assert (document[0]["rows_in"], document[0]["error"]) == (9, None)
     assert document[1] == {"pipeline": "s", "error": {"code": "expectation_failed", "message": "no"}}
+
+
+def test_status_draws_the_last_runs_of_each_pipeline(run, tmp_path):
+    project = read_project("pipelines.yaml")
+    for number in range(4):
+        late = {"late": 3 * number}
+        done = Summary(
+            pipeline="land", kind="land", rows_in=100 * number, rows_out=1, lag=9 - 3 * number, seconds=2.0,
+            quarantined=number, expectations=late,
+        )  # fmt: skip
+        (tmp_path / "lake/_checkpoints/land").mkdir(parents=True, exist_ok=True)
+        note_run(real_world(), project, Outcome(pipeline="land", summary=done))
+    note_run(real_world(), project, Outcome(pipeline="land", error=InvalidRequest("no")))
+    done = run("pipeline", "status")
+    [line] = [line for line in done.out.splitlines() if "▁" in line]
+    assert line.split() == ["land", "5", "1", "▁▃▆█", "150", "█▆▃▁", "0", "▁▃▆█▁", "0", "▁▃▆█▁", "0"]
+    [land, silver] = run("pipeline", "status", "--json").document["pipelines"]
+    assert [each["ok"] for each in land["runs"]] == [True] * 4 + [False]
+    assert silver["runs"] == []

@@ -141,7 +141,7 @@ def test_an_argument_that_is_needed_for_something_else_is_not_the_place(run, job
     assert run("topic", "create", "mails").code == 0
     assert not (tmp_path / "mails").exists()
     assert run("lock", "acquire", "nightly").code == 0
-    assert [each["name"] for each in run("topic", "ls", "--json").document["topics"]] == ["jobs", "mails"]
+    assert [each["name"] for each in run("topic", "ls", "--json").lines] == ["jobs", "mails"]
     for place in ("./jobs", "http://127.0.0.1:1", "@"):  # which can be nothing but a place
         assert "missing argument TOPIC" in run("topic", "create", place).err
 
@@ -167,10 +167,10 @@ def test_a_profile_is_a_place_with_a_name(run, jobs):
     assert run("peek").code == 2
     assert run("profile", "use", "here").code == 0
     assert bodies(run, "peek") == ["one"]
-    (found,) = run("profile", "ls", "--json").document["profiles"]
+    (found,) = run("profile", "ls", "--json").lines
     assert (found["place"], found["queue"], found["in_use"]) == (str(jobs), "jobs", True)
     assert run("profile", "rm", "here").code == 0
-    assert run("profile", "ls", "--json").document == {"file": str(Path(places.path())), "use": None, "profiles": []}
+    assert run("profile", "ls", "--json").lines == []
     done = run("peek", "--profile", "here")
     assert (done.code, "there is no profile here" in done.err) == (2, True)
 

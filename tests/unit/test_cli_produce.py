@@ -154,7 +154,7 @@ def test_reading_without_a_group_needs_no_lock_and_changes_nothing(run, data):
         assert run("consume", data, "orders", "--raw", "--from", "-1h", "-n", 1).out == "0\n"
         assert run("tail", data, "--topic", "orders", "--raw").out == "0\n1\n2\n3\n4\n5\n"
         assert run("tail", data, "--topic", "orders", "--raw", "--limit", 2).out == "4\n5\n"
-    assert run("group", "ls", data, "--json").document["groups"] == []
+    assert run("group", "ls", data, "--json").lines == []
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_mistake_in_the_call_makes_no_group(run, data, arguments):
     assert (done.code, done.out) == (2, "")
     assert "error" in done.err
     assert done.err.count("\n") == 1
-    assert run("group", "ls", data, "--json").document["groups"] == []
+    assert run("group", "ls", data, "--json").lines == []
 
 
 def test_keys_are_printed_as_they_are_read(run, data):
@@ -210,7 +210,7 @@ def test_a_group_goes_on_where_it_was(run, data, mode):
     run("produce", data, "single", "-m", "6")
     assert run(*take, "--json").code == 2
     assert run(*take).out == "6\n"
-    (group,) = run("group", "ls", data, "--json").document["groups"]
+    (group,) = run("group", "ls", data, "--json").lines
     assert (group["mode"], group["lag"]) == (mode, 0)
 
 
@@ -256,7 +256,7 @@ def test_what_nobody_could_read_is_not_handled(run, data, mode):
         taking.stdout.read(1)
         taking.stdout.close()
         assert taking.wait(timeout=60) == 141
-    (group,) = run("group", "ls", data, "--json").document["groups"]
+    (group,) = run("group", "ls", data, "--json").lines
     assert (group["lag"], group["leased"]) == (1, 0)
 
 

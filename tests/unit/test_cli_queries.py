@@ -62,7 +62,7 @@ def test_a_query_is_listed_with_its_lag_and_when_it_was_renewed(run, data, lease
     assert head.split() == ["group", "topic", "mode", "behind", "oldest", "in", "flight", "renewed", "timeout"]
     assert [row.split()[:4] for row in rows] == [["billing", "mails", "queue", "0"], ["report", "orders", "query", "1"]]
     assert rows[1].split()[-3:] == ["ago", "5.0", "min"]
-    groups = run("group", "ls", data, "--json").document["groups"]
+    groups = run("group", "ls", data, "--json").lines
     assert [group["query"] is None for group in groups] == [True, False]
     query = groups[1]["query"]
     assert (query["kind"], query["timeout_seconds"], query["stale"]) == ("spark", 300.0, False)
@@ -99,7 +99,7 @@ def test_an_unreadable_file_is_told_of_by_group_ls_check_and_doctor(run, data):
     assert listed.code == 0
     assert listed.err.startswith("unreadable: ")
     assert "queries/report@0000000a.json" in listed.err
-    assert run("group", "ls", data, "--json").document["unreadable"][0]["file"] == "queries/report@0000000a.json"
+    assert "queries/report@0000000a.json" in run("group", "ls", data, "--json").err
     checked = run("check", data, "--json")
     assert checked.code == 0
     assert [note for note in checked.document["notes"] if "report@0000000a.json" in note]

@@ -259,7 +259,7 @@ def test_get_several_and_ack_at_once(run, jobs):
 def test_nothing_there_is_exit_code_3_and_a_line_on_stderr(run, jobs):
     run("put", jobs, "one", "--delay", "1h")
     for options in ([], ["--json"], ["--raw"]):
-        assert run("get", jobs, *options) == Done(3, "", f"no message is ready now in {jobs}\n")
+        assert run("get", jobs, *options) == Done(3, "", f"no message is ready in {jobs}\n")
     assert run("get", jobs, "--timeout", "10ms").code == 3
 
 
@@ -942,7 +942,7 @@ def test_check_of_a_queue_looks_at_every_log(run, full):
     before = everything(full)
     done = run("check", full)
     assert (done.code, done.err) == (0, "")
-    assert done.out.splitlines()[-1] == "ok: 4 messages whole"
+    assert done.out.splitlines()[-1] == "ok: 4 messages intact"
     document = run("check", full, "--json").document
     assert {log["name"]: log["kind"] for log in document["logs"]} == {
         "topics/jobs/0/log": "messages",

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.serve import announcement
+from holdfast.cli.serve import _served, announcement
+from holdfast.config.settings_file import read_settings
+from holdfast.env import real_world
+from holdfast.errors import InvalidRequest
 from holdfast.settings import ServerSettings
 from tests.unit.commands import runner
 
@@ -43,3 +46,17 @@ def test_a_server_without_what_its_pages_need_does_not_start(
     assert done.code == 2
     assert f"({package}); run: pip install 'holdfast[server]'" in done.err
     assert not (tmp_path / "data").exists()
+
+
+def test_the_place_to_serve_is_given_once():
+    assert _served(None, "s3://bucket/jobs") == "s3://bucket/jobs"
+    assert _served("s3://bucket/jobs/", "s3://bucket/jobs") == "s3://bucket/jobs"
+    assert _served("./data", None) == "./data"
+    with pytest.raises(InvalidRequest, match=r"two places to serve, \./data and --store postgresql://host/db/jobs"):
+        _served("./data", "postgresql://u:sesame@host/db/jobs")
+    with pytest.raises(InvalidRequest, match=r"--store \./data is no store"):
+        _served(None, "./data")
+
+
+def test_the_environment_can_name_a_store_to_serve():
+    assert read_settings(real_world(), {"HOLDFAST_BROKER_DATA_DIR": "s3://bucket/jobs"}).data_dir == "s3://bucket/jobs"

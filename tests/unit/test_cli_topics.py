@@ -90,7 +90,7 @@ def test_topics_are_listed_with_what_their_groups_are_behind(run, data):
     assert "billing 6" in orders
     assert "analytics 7" in orders
     assert profiles.split()[:3] == ["profiles", "1", "0"]
-    topics = run("topic", "ls", data, "--json").document["topics"]
+    topics = run("topic", "ls", data, "--json").lines
     assert {topic["name"]: topic["messages"] for topic in topics} == {"orders": 10, "profiles": 0}
 
 
@@ -100,7 +100,7 @@ def test_looking_at_topics_and_groups_needs_no_lock_and_changes_nothing(run, dat
         before = everything(data)
         topic = run("topic", "show", data, "orders", "--json").document
         assert topic["partitions"][0]["end"] == 6
-        groups = run("group", "ls", data, "--json").document["groups"]
+        groups = run("group", "ls", data, "--json").lines
         assert {group["name"]: group["lag"] for group in groups} == {"billing": 7, "analytics": 8}
         assert run("group", "show", data, "billing").code == 0
         assert run("stats", data).code == 0
@@ -112,7 +112,7 @@ def test_the_dead_letters_of_a_topic_are_counted(run, data):
         workers = broker.group("orders", "billing")
         for message in workers.receive_many(2, timeout=0):
             message.reject("no")
-        assert run("topic", "ls", data, "--json").document["topics"][0]["dead"] == 2
+        assert run("topic", "ls", data, "--json").lines[0]["dead"] == 2
     assert "dead letters  2" in run("topic", "show", data, "orders").out
 
 
@@ -160,7 +160,7 @@ def test_deleting_a_topic_says_what_goes_and_asks(run, data, monkeypatch):
     monkeypatch.setattr(ask_module, "somebody_answers", lambda: True)
     assert run("topic", "delete", data, "orders", stdin=b"\n").code == 2
     assert run("topic", "delete", data, "orders", stdin=b"yes\n").code == 0
-    assert [topic["name"] for topic in run("topic", "ls", data, "--json").document["topics"]] == ["profiles"]
+    assert [topic["name"] for topic in run("topic", "ls", data, "--json").lines] == ["profiles"]
 
 
 @pytest.mark.parametrize("verb", ["show", "alter", "partitions", "compact", "delete"])
@@ -295,3 +295,11 @@ def test_without_a_verb_there_is_help(run, group):
     done = run(group)
     assert done.code == 2
     assert "Usage" in done.out
+
+
+def test_without_a_terminal_a_command_names_only_options_that_it_has(run, data):
+    run("topic", "create", data, "orders")
+    assert "--dry-run, then run it again with --yes" in run("topic", "delete", data, "orders").err
+    asked = run("topic", "partitions", data, "orders", "--add", "1").err
+    assert "run it again with --yes" in asked
+    assert "--dry-run" not in asked

@@ -34,9 +34,9 @@ def worker_on(jobs: Path, **options: Any) -> Worker:
 
 
 def test_workers_are_listed_drained_resumed_and_stopped(run, jobs):
-    assert (run("workers", jobs).code, run("workers", jobs, "--json").document) == (0, {"workers": []})
+    assert (run("workers", jobs).code, run("workers", jobs, "--json").lines) == (0, [])
     with worker_on(jobs, concurrency=4) as worker:
-        eventually(lambda: [w["handled"] for w in run("workers", jobs, "--json").document["workers"]] == [1])
+        eventually(lambda: [w["handled"] for w in run("workers", jobs, "--json").lines] == [1])
         shown = run("workers", jobs).out
         assert "mailer" in shown
         assert "running" in shown
@@ -49,7 +49,7 @@ def test_workers_are_listed_drained_resumed_and_stopped(run, jobs):
         eventually(lambda: worker.health().status == "running")
         assert run("workers", jobs, "stop", told["workers"]["mailer"][0]).code == 0
         assert worker.wait(PATIENCE_S) == 0
-    assert run("workers", jobs, "--json").document["workers"][0]["state"] == "stopped"
+    assert run("workers", jobs, "--json").lines[0]["state"] == "stopped"
 
 
 def test_what_cannot_be_told_is_refused(run, jobs):
@@ -61,5 +61,5 @@ def test_what_cannot_be_told_is_refused(run, jobs):
 
 
 def test_at_names_the_place_instead_of_the_first_argument(run, jobs):
-    assert run("workers", "--at", jobs, "--json").document == {"workers": []}
+    assert run("workers", "--at", jobs, "--json").lines == []
     assert run("workers", "--at", jobs, "drain", "nobody", "--json").error["code"] == "not_found"

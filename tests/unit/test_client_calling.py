@@ -64,6 +64,33 @@ def test_a_connection_can_be_closed_whose_other_end_hung_up_before_it_had_read_a
     asyncio.run(hung_up_on())
 
 
+def test_each_call_of_a_task_has_its_own_time_though_they_share_an_alarm():
+    async def calls() -> None:
+        ended = asyncio.Event()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while asked := await reader.read(100):
+                await asyncio.sleep(float(asked))
+                writer.write(b"answer")
+            writer.close()
+            ended.set()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            address = parse_address(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            wire = await TaskNetwork(ManualClock()).connect(address, 60, None)
+            for _ in range(2):
+                assert await wire.exchange(b"0", 60) == b"answer"  # sets an alarm that is much later than the next
+                with pytest.raises(TimeoutError):
+                    await wire.exchange(b"0.2", 0.02)
+                assert await wire.receive(60) == b"answer"
+                assert await wire.exchange(b"0", 0.05) == b"answer"
+                assert await wire.exchange(b"0.2", 60) == b"answer"  # the alarm of the call before rings meanwhile
+            wire.close()
+            await ended.wait()
+
+    asyncio.run(calls())
+
+
 @pytest.fixture
 def ends() -> Iterator[tuple[PlainThreadTransport, socket.socket]]:
     """A connection for threads, and its other end."""
@@ -88,9 +115,8 @@ def test_a_call_sends_once_and_receives_once_and_asks_the_system_for_nothing_els
         assert ours.gettimeout() is None  # or each call would wait until the connection is ready before it uses it
         counted.calls.clear()
         for timeout_s in (30, 45.5, 29.9, 600):
-            run(wire.send(b"ask", timeout_s))
             theirs.send(b"answer")
-            assert run(wire.receive(timeout_s)) == b"answer"
+            assert run(wire.exchange(b"ask", timeout_s)) == b"answer"
         assert counted.calls == ["send", "recv"] * 4
 
 

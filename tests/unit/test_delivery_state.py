@@ -21,6 +21,7 @@ from holdfast.delivery.events import (
     Leased,
     Lost,
     Nack,
+    Noted,
     Opened,
     Phase,
     Reject,
@@ -56,6 +57,8 @@ EVENTS: list[tuple[Event, str]] = [
     (Opened(2, 8, 3, 6), "950e02080306"),
     (BuriedReady((1, 2), "EXPIRED", "", 77, 40), "960f920102a745585049524544a04d28"),
 ]
+# Notes are not applied themselves: the events that they stand for are.
+NOTED = (Noted(7, 1, 77, "ann", 3, 50, 500, 8, b"\1\2"), "9a1007014da3616e6e0332cd01f408c4020102")
 OF_ONE_MESSAGE = [event for event, _ in EVENTS if not isinstance(event, Skipped | Replayed | Opened)]
 
 
@@ -76,7 +79,7 @@ def story_with(phase: Phase) -> Story:
     return story
 
 
-@pytest.mark.parametrize(("event", "stored"), EVENTS, ids=lambda part: type(part).__name__)
+@pytest.mark.parametrize(("event", "stored"), [*EVENTS, NOTED], ids=lambda part: type(part).__name__)
 def test_an_event_has_the_same_bytes_for_ever(event, stored):
     assert encode_event(event).hex() == stored
     assert decode_event(bytes.fromhex(stored)) == event

@@ -224,7 +224,7 @@ def test_a_watch_that_fails_is_logged_once_and_looking_takes_its_place(at_once, 
     with caplog.at_level(logging.WARNING, "holdfast"):
         arrivals.wait([reader], no_news, timeout_s=60)
         arrivals.wait([reader], no_news, timeout_s=60)
-    assert [record.message for record in caplog.records] == ["watching refused: polling instead"]
+    assert [record.message for record in caplog.records] == ["files cannot be watched: polling instead"]
     assert not arrivals.watching
     assert arrivals.looks > 30
     assert all(watch.closed for watch in place.watches)

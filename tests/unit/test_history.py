@@ -13,7 +13,7 @@ import pytest
 from holdfast import NewMessage, NotFound
 from holdfast.broker.check import check_folder
 from holdfast.broker.history import _MessageLife
-from holdfast.broker.journal import PastEvents, is_past
+from holdfast.broker.past import PastEvents, is_past
 from holdfast.broker.tracing.log import TraceStep
 from holdfast.checksum import crc32c
 from holdfast.delivery.events import decode_event
@@ -165,7 +165,7 @@ def test_a_look_for_one_message_opens_few_of_the_files(monkeypatch: pytest.Monke
     past = place.q._port.deliveries[0].journal.past
     opened: list[object] = []
     unpacked = type(past)._unpacked
-    monkeypatch.setattr(type(past), "_unpacked", lambda self, each: opened.append(each) or unpacked(self, each))
+    monkeypatch.setattr(type(past), "_unpacked", lambda self, *of: opened.append(of) or unpacked(self, *of))
     place.q.history(f"{place.q.name}-0-400")
     assert 1 <= len(opened) <= 4 < len(pasts(place))
 
@@ -211,7 +211,9 @@ def check_looks(place: Place) -> None:
     packed = [past for past in journal.past._files() if past.base < start]
     whole = [decode_event(bytes(record.value)) for record in journal.log.records(start, on_damage="skip")]
     for offset in range(0, delivery.partition.log.end, 37):
-        before = sum(len(list(journal.past._unpacked(past))) for past in packed if past.lowest <= offset < past.end)
+        before = sum(
+            len(list(journal.past._unpacked(past, offset))) for past in packed if past.lowest <= offset < past.end
+        )
         found = [event for _, event in journal.past.of(offset)][before:]
         is_meant = _MessageLife(delivery, offset, "")._is_meant
         assert list(filter(is_meant, found)) == list(filter(is_meant, whole))
@@ -344,7 +346,7 @@ def test_a_journal_is_trimmed_though_its_past_cannot_be_kept(
     place = Place(segment_bytes=4096, snapshot_events=100)
     worked_through(place, 200)
     assert place.q._port.deliveries[0].journal.log.start > 0
-    assert "what became of settled messages is forgotten" in caplog.text
+    assert "history of settled messages dropped" in caplog.text
     assert names(place.q.history(f"{place.q.name}-0-0")) == ["published"]
 
 
@@ -376,11 +378,11 @@ def test_what_a_seek_brought_back_is_told_though_its_journal_began_behind_those_
         place.tick()
     segments = len(journal.log.segments())
     while len(journal.log.segments()) == segments:
-        place.q.get().ack()
+        place.q.get().ack(durability="interval")  # not a note: those fill no segments
     begun = journal.log.segments()[-1].base_offset
     place.q.seek("start")
     while journal.log.start <= begun:
-        place.q.get().ack()
+        place.q.get().ack(durability="interval")
         place.tick()
     assert names(place.q.history(f"{place.q.name}-0-0"))[-3:] == ["replayed", "leased", "acked"]
 

@@ -334,7 +334,7 @@ def test_two_partitions_never_both_give_the_last_that_a_limit_allows(monkeypatch
     append(group, 0, "x:1")
     append(group, 1, "x:2")
     first, second = group.deliveries[0], group.deliveries[1]
-    load, record, others = first.load, first.supply.record_or_none, []
+    load, record, others = first.supply.load, first.supply.record_or_none, []
 
     def meanwhile() -> None:
         others.extend(second.receive(1, lease_ms=1_000, holder="bob"))
@@ -347,7 +347,7 @@ def test_two_partitions_never_both_give_the_last_that_a_limit_allows(monkeypatch
         thread.join(0.1)
         return read(*what)
 
-    monkeypatch.setattr(first, "load", partial(slowly, load))  # the general path
+    monkeypatch.setattr(first.supply, "load", partial(slowly, load))  # the general path
     monkeypatch.setattr(first.supply, "record_or_none", partial(slowly, record))  # that of one message
     taken = first.receive(count, lease_ms=1_000, holder="ann")
     thread.join()

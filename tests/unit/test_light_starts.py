@@ -129,6 +129,19 @@ def test_settling_by_receipt_loads_only_what_it_needs(request: pytest.FixtureReq
     assert not run("ack", place, receipt) & NEVER
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["status", "workers", "waiters", "audit"])
+def test_a_look_at_a_server_loads_no_server(server: str, name: str):
+    url = server.removesuffix("/jobs")
+    assert not run(name, url) & (NEVER - {"random", "pathlib"} | NO_ENGINE | {"holdfast.server"})
+
+
+@pytest.mark.slow
+def test_tokens_and_pipelines_load_no_event_loop():
+    assert not run("token", "--help") & {"asyncio", "ssl", "holdfast.server.server"}
+    assert not run("pipeline", "--help") & {"asyncio", "ssl", "holdfast.broker.check", "holdfast.cli.look.stats"}
+
+
 def test_the_list_of_commands_loads_no_queue():
     found = run("--help")
     assert not found & (NEVER | NO_CLIENT | NO_ENGINE | {"holdfast.env", "holdfast.broker", "holdfast.settings"})

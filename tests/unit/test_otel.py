@@ -21,7 +21,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 import holdfast.otel
 from holdfast.broker.tracing.log import TraceStep
 from holdfast.otel import SpanMaker
-from holdfast.server.server import start_export
+from holdfast.server.metrics import start_export
 from tests.unit import queues
 from tests.unit.brokers import Place
 

@@ -227,6 +227,35 @@ def test_a_receipt_proves_the_same_whether_it_is_compared_or_parsed(alone, spell
         assert compared in (None, expected)
 
 
+def test_the_receipts_that_are_kept_are_few_and_of_no_use_without_their_lease(alone):
+    group = orders(alone, count=600)
+    messages = group.receive_many(600, timeout=0)
+    texts = [message.receipt for message in messages]
+    receipts = group._port.queue_group.deliveries[0].receipts
+    assert 0 < len(receipts._given) + len(receipts._given_earlier) <= 256
+    last = len(texts) - 1
+    kept = receipts._given[last]
+    assert receipts.current(texts[last], last) is not None
+    assert receipts.current(texts[0], 0) is not None  # not kept any more, and the same
+    messages[last].nack(delay=0)
+    again = group.receive(timeout=0)
+    receipts._given[last] = kept  # as if the new text had not been asked for
+    assert receipts.current(texts[last], last) is None
+    assert receipts.current(again.receipt, last) is not None
+
+
+def test_the_last_hundred_receipts_are_compared_without_being_written_again(alone, monkeypatch):
+    group = orders(alone, count=300)
+    group.receive_many(300, timeout=0)
+    delivery = group._port.queue_group.deliveries[0]
+    receipts, leases, texts = delivery.receipts, delivery.group.leases, []
+    for offset in range(300):
+        texts.append(receipts.text(offset, leases[offset]))
+        with monkeypatch.context() as patch:
+            patch.setattr(Prover, "text", None)
+            assert all(receipts.current(texts[i], i) is not None for i in range(max(offset - 99, 0), offset + 1))
+
+
 # The key
 
 
@@ -286,7 +315,7 @@ def test_without_the_key_receipts_are_refused_and_messages_come_back_when_the_le
             orders(alone).resume(receipt)
         with pytest.raises(LeaseLost, match="was not given here"):
             alone.broker.locks.release(lock)
-    assert ("the key of receipts is damaged" in caplog.text) == (damage != "lost")
+    assert ("the key that signs receipts is damaged" in caplog.text) == (damage != "lost")
     assert alone.broker.locks.describe("report").held
     alone.after(seconds=60)
     alone.after(seconds=1)  # and its backoff

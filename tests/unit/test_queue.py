@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
+import pickle
 import queue
 import threading
 import time
@@ -14,7 +16,7 @@ import msgspec
 import pytest
 
 import holdfast
-from holdfast import BadBody, Conflict, Empty, LeaseLost, NewMessage, OffsetOutOfRange
+from holdfast import BadBody, Conflict, Empty, LeaseLost, NewMessage, OffsetOutOfRange, Stored
 from holdfast.settings import TopicSettings
 from tests.unit.queues import FOLDER, Place, bodies
 
@@ -1013,7 +1015,7 @@ def test_compact_frees_the_journal():
     place = Place()
     for n in range(2_000):
         place.q.put(b"%d" % n, durability="os")
-        place.q.get(timeout=0).ack()
+        place.q.get(timeout=0).ack(durability="interval")  # not a note
     journal = place.q._port.deliveries[0].journal.log
     before = sum(segment.bytes for segment in journal.segments())
     freed = place.q.compact().journal_bytes
@@ -1141,11 +1143,38 @@ def test_a_put_that_waits_for_nothing_stores_delayed_and_deduplicated_messages_a
         for queue in (now, plain):
             queue.put(b"first", delay=3600)  # opens the store of delayed messages
         monkeypatch.setattr(plain._port, "put_now", lambda *_: None)
-        monkeypatch.setattr(now._port, "put", lambda *_: pytest.fail("it took the long way"))
+        long_way, put = [], now._port.put
+        monkeypatch.setattr(now._port, "put", lambda *args: long_way.append(args) or put(*args))
         for options in SPECIAL:
             one, other = now.put(b"x", **options), plain.put(b"x", **options)
             assert msgspec.structs.replace(one, topic="") == msgspec.structs.replace(other, topic=""), options
+            assert len(long_way) == one.duplicate, options  # what is stored never takes it
+            long_way.clear()
         assert published(now) == published(plain)
+
+
+@pytest.mark.parametrize("count", [1, 2, 100, 300])
+def test_what_put_many_returns_behaves_as_a_list_of_what_put_returns(tmp_path, count):
+    with holdfast.open(tmp_path / "jobs", durability="os") as queue:
+        queue.put(b"before")
+        stored = queue.put_many([b"x"] * count)
+        expected = [Stored("jobs", offset, None, False, "os") for offset in range(1, count + 1)]
+        assert stored == expected
+        assert expected == stored
+        assert stored != expected[1:]
+        assert stored != tuple(expected)
+        assert list(stored) == expected
+        assert list(reversed(stored)) == expected[::-1]
+        assert (len(stored), bool(stored), repr(stored)) == (count, True, repr(expected))
+        assert (stored[0], stored[-1], stored[1:]) == (expected[0], expected[-1], expected[1:])
+        assert expected[-1] in stored
+        assert stored.index(expected[-1]) == count - 1
+        assert stored + expected == expected + stored == [*expected, *expected]
+        assert pickle.loads(pickle.dumps(stored)) == copy.copy(stored) == expected
+        with pytest.raises(IndexError):
+            stored[count]
+        with pytest.raises(TypeError, match="unhashable"):
+            hash(stored)
 
 
 def published(queue):

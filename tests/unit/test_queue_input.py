@@ -366,6 +366,7 @@ def test_a_receipt_of_the_queue_beside_is_refused():
     for each in (first, second):
         each.q.put(b"x")
     foreign, mine = second.q.get(timeout=0), first.q.get(timeout=0)
+    assert mine.receipt != foreign.receipt  # which also makes the key that receipts are signed with
     refused(first, lambda: first.q.resume(foreign.receipt), "others")
     assert not mine.lost
 
@@ -808,8 +809,8 @@ def test_a_body_that_does_not_fit_its_type_is_refused():
 
 
 def test_empty_says_how_long_it_waited_and_where(place):
-    with pytest.raises(Empty, match=f"now in {FOLDER}"):
+    with pytest.raises(Empty, match=f"no message is ready in {FOLDER}"):
         place.q.get_nowait()
-    with pytest.raises(Empty, match=f"within 2.5 s in {FOLDER}"):
+    with pytest.raises(Empty, match=f"became ready within 2.5 s in {FOLDER}"):
         place.q.get(timeout=2.5)
     assert PLAIN["backoff_ms"] == 100

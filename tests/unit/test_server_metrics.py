@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Final
 
+import msgspec
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,6 +20,8 @@ from holdfast.broker.metrics import Metrics
 from holdfast.broker.streams.queries import QueryLease
 from holdfast.broker.workers import WorkerReport
 from holdfast.env import SeededIds, World
+from holdfast.env.chain.chain import Chain, Position, Standby
+from holdfast.env.chain.engines import MemoryStore
 from holdfast.errors import LeaseLost, NotInstalled
 from holdfast.server.metrics import (
     OF_GROUP,
@@ -214,7 +217,7 @@ def export_too_much(stage: Stage) -> None:
 
 
 def call(stage: Stage) -> None:
-    stage.metrics.request_done("/v1/queues/{queue}/ack", "POST", 200, 0.004, 17, 34)
+    stage.metrics.request_done("/v1/queues/{queue}/ack", "POST", 200, 4_000_000, 17, 34)
 
 
 def stream(stage: Stage) -> None:
@@ -233,8 +236,35 @@ def report_a_worker(stage: Stage) -> None:
     stage.engine.workers.report("", "orders", "billing", WorkerReport(id="w1", name="mailer"))
 
 
+def live_in_a_store(stage: Stage) -> None:
+    """Have the folder in a store, with something unsent, and a standby."""
+    chain = Chain.take_over(MemoryStore(), "", stage.clock, at=Position(), writer=b"w" * 16)
+    assert chain is not None
+    chain.batch.make("folder")
+    standby = Standby(process="process 7 on host", number=1, lag_objects=1, lag_seconds=2.0)
+    chain.standbys = lambda: [standby]
+    stage.clock.advance(seconds=5)
+    stage.metrics._engine._engine.store = chain
+
+
 def shrink(stage: Stage) -> None:
     stage.disk._capacity_bytes = 5_000_000
+
+
+def move(stage: Stage) -> None:
+    """Seal the segment, and move it to a store."""
+    stage.settings = msgspec.structs.replace(stage.settings, tier="s3://cold/jobs")
+    stage.reopen()
+    stage.metrics = ServerMetrics(stage.engine)
+    stage.put()
+    stage.broker.alter_topic("orders", tier_after_bytes=0)
+    stage.engine.open_topic("orders").partitions[0].log.roll()
+    stage.engine.tiering.tick()
+
+
+def fetch(stage: Stage) -> None:
+    move(stage)
+    assert list(stage.engine.open_topic("orders").partitions[0].log.records(0))
 
 
 def upgrade(stage: Stage) -> None:
@@ -274,6 +304,7 @@ MOVES: Final[dict[str, tuple[Callable[[Stage], object], dict[str, str], float | 
     "partitions": (lambda stage: stage.broker.add_partitions("orders", 2), TOPIC, 3),
     "log_bytes": (Stage.put, TOPIC, None),
     "log_segments": (Stage.put, TOPIC, 1),
+    "log_tiered_bytes": (move, TOPIC, None),
     "log_damaged_messages": (damage, TOPIC, 1),
     "dead_messages": (reject_one, TOPIC, 1),
     "queries": (read_by_a_query, TOPIC, 1),
@@ -294,6 +325,13 @@ MOVES: Final[dict[str, tuple[Callable[[Stage], object], dict[str, str], float | 
     "metrics_left_out_groups": (lambda stage: setattr(stage.metrics._engine, "_most_groups", 0), {}, 1),
     "metrics_failed_topics": (fail_to_read, {}, 1),
     "disk_free_bytes": (shrink, {}, None),
+    "store_epoch": (live_in_a_store, {}, 1),
+    "store_silent_seconds": (live_in_a_store, {}, 5),
+    "store_unsent_bytes": (live_in_a_store, {}, None),
+    "store_standbys": (live_in_a_store, {}, 1),
+    "store_standby_lag_seconds": (live_in_a_store, {"process": "process 7 on host"}, 2),
+    "tier_moved_bytes": (move, {}, None),
+    "tier_fetched_bytes": (fetch, {}, None),
     "trace_steps_lost": (lose_a_step, {}, 1),
     "trace_spans": (export, {"outcome": "exported"}, 1),
     "trace_steps_dropped": (export_too_much, {}, 1),
@@ -437,7 +475,7 @@ def test_a_topic_that_fails_does_not_hide_the_others(stage: Stage):
 
 def test_the_buckets_of_a_histogram_add_up(stage: Stage):
     for seconds in (0.00005, 0.004, 0.004, 0.3, 100.0):
-        stage.metrics.request_done("/x", "GET", 200, seconds, 0, 0)
+        stage.metrics.request_done("/x", "GET", 200, round(seconds * 1e9), 0, 0)
     buckets = {
         dict(labels)["le"]: value
         for (name, labels), value in stage.samples("http_request_seconds").items()
@@ -477,8 +515,8 @@ def test_the_bytes_of_a_stream_are_counted_and_it_ends_where_it_is_closed(stage:
 
 def test_clients_cannot_invent_labels():
     metrics = HttpMetrics()
-    metrics.request_done(None, "BREW", 404, 0.001, 0, 0)
-    metrics.request_done(None, "PROPFIND", 404, 0.001, 0, 0)
+    metrics.request_done(None, "BREW", 404, 1_000_000, 0, 0)
+    metrics.request_done(None, "PROPFIND", 404, 1_000_000, 0, 0)
     (requests,) = (family for family in metrics.collect() if family.name == "holdfast_http_requests")
     (sample,) = requests.samples
     assert sample.labels == {"route": "unknown", "method": "other", "status": "404"}
@@ -486,7 +524,7 @@ def test_clients_cannot_invent_labels():
 
 
 def test_a_topic_name_with_quotes_cannot_break_the_page(stage: Stage):
-    stage.metrics.request_done('/x"\n}', "GET", 200, 0.001, 0, 0)
+    stage.metrics.request_done('/x"\n}', "GET", 200, 1_000_000, 0, 0)
     labels = {"route": '/x"\n}', "method": "GET", "status": "200"}
     assert stage.value("http_requests", **labels) == 1
 

@@ -470,12 +470,12 @@ def test_what_stands_outside_of_the_sections_is_refused():
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[queue]\nlease_ms 5\n", "line 2, column 10: this is no TOML: Expected '=' after a key in a key/value pair"),
-        ("[queue]\nlease_ms =", "line 2, column 11: this is no TOML: Invalid value"),
-        ("[queue]\na = '''x\n\n", "line 4, column 1: this is no TOML: Expected"),
-        ("[queue]\r\na = 1\r\na = 2\r\n", "line 3, column 6: this is no TOML: Cannot overwrite a value"),
+        ("[queue]\nlease_ms 5\n", "line 2, column 10: this is not TOML: Expected '=' after a key in a key/value pair"),
+        ("[queue]\nlease_ms =", "line 2, column 11: this is not TOML: Invalid value"),
+        ("[queue]\na = '''x\n\n", "line 4, column 1: this is not TOML: Expected"),
+        ("[queue]\r\na = 1\r\na = 2\r\n", "line 3, column 6: this is not TOML: Cannot overwrite a value"),
         ("[queue]\na = " + "[" * 100_000, "line 2: this is nested too deeply"),
-        ("[queue]\n\na = [\n" + "9" * 5_000 + "\n]\n", "line 3: this is no TOML: Exceeds the limit"),
+        ("[queue]\n\na = [\n" + "9" * 5_000 + "\n]\n", "line 3: this is not TOML: Exceeds the limit"),
     ],
 )
 def test_what_is_no_toml_is_told_with_its_place_beside_the_mistakes_in_variables(text: str, problem: str):

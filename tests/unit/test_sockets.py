@@ -10,7 +10,8 @@ import pytest
 
 from holdfast.env.sockets import listen_unix
 from holdfast.server.http.listening import HttpServer
-from holdfast.server.server import event_loop, limits_of
+from holdfast.server.limits import limits_of
+from holdfast.server.server import event_loop
 from holdfast.settings import ServerSettings
 
 

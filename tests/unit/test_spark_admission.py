@@ -362,6 +362,20 @@ def test_tasks_follow_segments_and_more_are_cut_where_asked(monkeypatch: pytest.
         assert (found[0].start, found[-1].stop) == (0, 100)
 
 
+def test_tasks_become_larger_where_there_would_be_many_but_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = place_with()
+    fill(place, 400, size=500)
+    folder, whole = DataFolder(FOLDER, place.world), [Range("orders", 0, 0, 400)]
+    segments = len(place.broker._port.engine.topic("orders").partition(0).log.segments())
+    monkeypatch.setattr("holdfast.spark.ranges._TASK_BYTES", 1)
+    monkeypatch.setattr("holdfast.spark.ranges._MANY_TASKS", 4)
+    parts = splits(folder, whole, 0)
+    assert 4 <= len(parts) <= segments // 2
+    assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
+    monkeypatch.setattr("holdfast.spark.ranges._MOST_TASK_BYTES", 1)
+    assert len(splits(folder, whole, 0)) == segments
+
+
 def test_the_head_of_a_new_partition_that_is_gone_before_it_was_read_is_a_loss() -> None:
     place = place_with()
     stream = Stream(place)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -29,7 +31,7 @@ def test_reading_a_large_segment_holds_about_a_batch(tmp_path: Path, codec: Code
         broker.create_topic("orders")
         for _ in range(MESSAGES // 1000):
             broker.publish_many("orders", [bytes(SIZE)] * 1000, codec=codec)
-    maker = Maker(message_schema(headers=True))
+    maker = Maker(message_schema(metadata=True, headers=True))
     list(
         record_batches(DataFolder(folder), Range("orders", 0, 0, 1), maker, ReadPolicy())
     )  # what is loaded at first use
@@ -44,3 +46,17 @@ def test_reading_a_large_segment_holds_about_a_batch(tmp_path: Path, codec: Code
         tracemalloc.stop()
     assert rows == MESSAGES
     assert most + python_peak < 2.5 * _MOST_BYTES, (most, python_peak)
+
+
+def test_what_is_loaded_is_taken_out_of_collections_once() -> None:
+    script = (
+        "import gc\n"
+        "from holdfast.env.process import skip_modules_in_collections as skip\n"
+        "skip()\n"
+        "before = gc.get_freeze_count()\n"
+        "kept = [[number] for number in range(1000)]\n"
+        "skip()\n"
+        "print(before > 1000, gc.get_freeze_count() <= before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True"]

@@ -57,7 +57,7 @@ def test_a_log_closes_on_a_full_disk_and_the_next_opening_finds_its_end(
     fill_up(logged.disk)
     with caplog.at_level(logging.WARNING):
         log.close()
-    assert "orderly end not noted: the next opening looks for the end again" in caplog.messages
+    assert "clean shutdown not recorded: the next open will search for the end" in caplog.messages
     with pytest.raises(DiskFull, match="Free some space"):
         logged.open()
     logged.disk.faults.clear()

@@ -10,7 +10,8 @@ import pytest
 
 import holdfast
 from holdfast import HoldfastError, InvalidRequest
-from holdfast.broker.folder.stored import cache_folder, open_store, parse_place
+from holdfast.broker.folder.stored import cache_folder
+from holdfast.env.chain.engines import open_store, parse_place
 from holdfast.settings import BrokerSettings
 
 SETTINGS = BrokerSettings(store_cache_dir="/cache")

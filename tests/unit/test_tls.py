@@ -143,7 +143,7 @@ def test_new_connections_have_the_new_certificate_and_a_broken_one_is_not_used(
             place.clock.advance(seconds=1)
             with caplog.at_level(logging.ERROR):
                 assert await greeted(port, place.trusting(OTHERS)) == "hello"
-            assert "what it said before still holds" in caplog.text
+            assert "its previous content stays in effect" in caplog.text
             place.replace(OURS)
             place.clock.advance(seconds=1)
             assert await greeted(port, place.trusting(OURS)) == "hello"

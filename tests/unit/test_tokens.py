@@ -265,7 +265,7 @@ def test_names_and_the_right_to_make_groups_are_given_with_a_token(run: Run, tmp
     assert "and use the groups a.*, shared and be the producers payments and create groups." in done.err
     (entry,) = read_tokens(real_world(), str(path)).entries
     assert (entry.groups, entry.producers, entry.create_groups) == (("a.*", "shared"), ("payments",), True)
-    (document,) = run("token", "ls", "--file", path, "--json").document
+    (document,) = run("token", "ls", "--file", path, "--json").lines
     assert {name: document[name] for name in ("groups", "producers", "locks", "create_groups")} == {
         "groups": ["a.*", "shared"],
         "producers": ["payments"],
@@ -304,7 +304,7 @@ def test_tokens_are_listed_without_what_they_could_be_told_by(run: Run, tmp_path
     assert "publish on topics orders.*" in listed.out
     assert "certificate ops.example" in listed.out
     assert SHOP.sha256 not in listed.out
-    document = run("token", "ls", "--file", path, "--json").document
+    document = run("token", "ls", "--file", path, "--json").lines
     assert [each["name"] for each in document] == ["shop", "ops"]
     assert SHOP.sha256 not in json.dumps(document)
     assert document[1]["expires"] == "2030-01-01T00:00:00+00:00"

@@ -41,12 +41,13 @@ from holdfast.broker.backup.taking import (
 )
 from holdfast.broker.engine import folder_path
 from holdfast.broker.folder.layout import is_store, store_of
-from holdfast.broker.folder.stored import is_chain, parse_place
+from holdfast.broker.folder.stored import is_chain
 from holdfast.client.calling import Ask, Caller, packed, path_of
 from holdfast.client.network import ThreadNetwork, run
 from holdfast.client.opening import Address, is_address
 from holdfast.client.shared_folder import socket_of
 from holdfast.env import World, real_world
+from holdfast.env.chain.engines import parse_place
 from holdfast.env.sockets import absolute, answers_at
 from holdfast.env.standstill import FolderCapture
 from holdfast.errors import Busy, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable

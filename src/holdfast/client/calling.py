@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -128,7 +128,9 @@ class Caller:
         self._tls = tls
         self._mono_ns = world.clock.monotonic_ns
         self.common = common_headers(address.authority, token, {})
+        self._behind_path = _behind_path(self.common, MSGPACK)
         self._idle: deque[PooledConnection] = deque()
+        self._waiting: set[PooledConnection] = set()  # of calls that wait for something to happen, such as a message
 
     def check_open(self) -> None:
         if self.closed:
@@ -139,12 +141,14 @@ class Caller:
 
         An error that comes after an earlier attempt whose fate is unknown has `repeated` set.
         """
-        content = request_bytes(ask, self.common)
-
-        async def attempt(left_s: float) -> Answer:
-            return await self._attempt(content, left_s, careful=not ask.again)
-
+        attempt = partial(self._attempt, request_bytes(ask, self.common), careful=not ask.again)
+        if ask.wait_s and ask.again:
+            attempt = partial(attempt, waits=True)
         return self.value_of(await self.answered(ask, attempt), ask.answers)
+
+    def post_head(self, path: str, more: int | str = "") -> bytes:
+        """Return the head of a POST to this path, up to the digits of its length: for calls that are made often."""
+        return b"POST %b%b" % (f"{path}{more}".encode("latin-1"), self._behind_path)
 
     def value_of(self, answer: Answer, kind: Any) -> Any:
         """Decode an answer; reports one that is not from a Holdfast server."""
@@ -197,18 +201,25 @@ class Caller:
             if pause_s:
                 await self.ways.pause(pause_s)
 
-    async def _attempt(self, content: bytes, timeout_s: float, *, careful: bool) -> Answer:
+    async def _attempt(self, content: bytes, timeout_s: float, *, careful: bool, waits: bool = False) -> Answer:
         connection = self._rested(careful=careful) or await self.connection(timeout_s, careful=careful)
         done = False
         try:
+            if waits:
+                self._waiting.add(connection)
+                self.check_open()  # only now: `close` interrupts those that it finds
             try:
-                await connection.wire.send(content, timeout_s)
-                answer = await self.answer_of(connection, timeout_s)
+                received = await connection.wire.exchange(content, timeout_s)
+                answer = connection.reader.feed(received) if received else None
+                if answer is None:
+                    answer = await self.answer_of(connection, timeout_s)
             except (OSError, TimeoutError, EOFError, BROKEN) as error:
                 refusal = tls_refusal(self.address, error)  # of our certificate: TLS 1.3 says so behind the greeting
                 raise refusal or AnswerLost(failure_text(self.address, error, fresh=connection.fresh)) from error
             done = True
         finally:
+            if waits:
+                self._waiting.discard(connection)
             if not done:  # the rest of the answer may still arrive: the next call would take it for its own
                 connection.wire.close()
         self.give_back(connection, answer)
@@ -225,18 +236,17 @@ class Caller:
 
     async def answer_of(self, connection: PooledConnection, timeout_s: float) -> Answer:
         wire, feed = connection.wire, connection.reader.feed
-        until_ns = 0
+        until_ns = self._mono_ns() + round(timeout_s * 1e9)
         while True:
             content = await wire.receive(timeout_s)
             if not content:
-                raise EOFError("the server closed the connection before it had answered")
+                raise EOFError("the server closed the connection without answering")
             answer = feed(content)
             if answer is not None:
                 return answer
-            until_ns = until_ns or self._mono_ns() + round(timeout_s * 1e9)
             timeout_s = (until_ns - self._mono_ns()) / 1e9
             if timeout_s <= 0:
-                raise TimeoutError("the answer did not come to its end in time")
+                raise TimeoutError("the answer was not complete in time")
 
     async def connection(self, timeout_s: float, *, careful: bool) -> PooledConnection:
         """Return an idle connection if it is usable, otherwise a new one."""
@@ -278,15 +288,18 @@ class Caller:
                 return
 
     def forget_idle(self) -> None:
-        """In a child after a fork: what rests is the parent's to use; here it is let go of without a word."""
+        """In a child after a fork: what rests is the parent's to use; here it is dropped silently."""
         idle, self._idle = self._idle, deque()
+        self._waiting = set()
         for connection in idle:
             connection.wire.forget()
 
     def close(self) -> None:
-        """Close. Closing twice is fine."""
+        """Close: calls that wait raise Closed at once, others are answered. Closing twice is fine."""
         self.closed = True
         self.drop_idle()
+        for connection in tuple(self._waiting):
+            connection.wire.interrupt()
 
     def __del__(self) -> None:
         self.drop_idle()
@@ -363,6 +376,7 @@ class Ask(msgspec.Struct, kw_only=True):
     again: bool = True
     wait_s: float = 0.0  # how much longer than usual the server may take
     headers: tuple[tuple[str, str], ...] = ()
+    head: bytes = b""  # its head, if it was made before: see `Caller.post_head`
 
 
 class Answer:
@@ -516,15 +530,17 @@ def common_headers(authority: str, token: str | None, more: Mapping[str, str]) -
 
 def request_bytes(ask: Ask, common: bytes) -> bytes:
     """Return the request as bytes."""
-    if ask.method == "POST" and not ask.headers:
-        # The length comes last, so that nothing else in the head of a call differs from the one before.
-        media = ask.media.encode()
-        return b"POST %b HTTP/1.1\r\n%bcontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (
-            ask.path.encode("latin-1"), common, media, len(ask.body), ask.body,
-        )  # fmt: skip
+    if ask.head or (ask.method == "POST" and not ask.headers):
+        head = ask.head or b"POST %b%b" % (ask.path.encode("latin-1"), _behind_path(common, ask.media))
+        return b"%b%d\r\n\r\n%b" % (head, len(ask.body), ask.body)
     head = f"{ask.method} {ask.path} HTTP/1.1\r\n".encode("latin-1") + common
     for name, value in ask.headers:
         head += f"{name}: {value}\r\n".encode("latin-1")
     if ask.body or ask.method not in ("GET", "DELETE"):
         head += b"content-type: %b\r\ncontent-length: %d\r\n" % (ask.media.encode(), len(ask.body))
     return head + b"\r\n" + ask.body
+
+
+def _behind_path(common: bytes, media: str) -> bytes:
+    """What follows the path of a POST. The length comes last, so that the rest of a head is the same in each call."""
+    return b" HTTP/1.1\r\n%bcontent-type: %b\r\ncontent-length: " % (common, media.encode())

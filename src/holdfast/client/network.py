@@ -16,6 +16,7 @@ from holdfast.env.sockets import (
     connect_tcp,
     connect_unix,
     has_ended,
+    interrupt,
     limit_receives,
     sent_now,
     short_name,
@@ -42,6 +43,9 @@ class Transport(Protocol):
     async def receive(self, timeout_s: float) -> bytes:
         """Return the bytes that arrived; empty at the end."""
 
+    async def exchange(self, content: bytes, timeout_s: float) -> bytes:
+        """The same as `send` and `receive`: mostly a whole request, and a whole answer."""
+
     def is_ours(self) -> bool:
         """Return whether the caller can use it: a connection belongs to one event loop."""
 
@@ -50,6 +54,9 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Close it at once, without a goodbye."""
+
+    def interrupt(self) -> None:
+        """End the receive that another thread or task is waiting in."""
 
     def forget(self) -> None:
         """Drop it in a child after a fork; the parent keeps using it."""
@@ -86,11 +93,24 @@ class ThreadTransport:
         self._size = _USUAL_BYTES
 
     async def send(self, content: bytes, timeout_s: float) -> None:
+        self._send(content, timeout_s)
+
+    async def receive(self, timeout_s: float) -> bytes:
+        return self._receive(timeout_s)
+
+    async def exchange(self, content: bytes, timeout_s: float) -> bytes:
+        self._send(content, timeout_s)
+        return self._receive(timeout_s)
+
+    def _send(self, content: bytes, timeout_s: float) -> None:
         self._limit(timeout_s)
         self._connection.sendall(content)
 
-    async def receive(self, timeout_s: float) -> bytes:
+    def _receive(self, timeout_s: float) -> bytes:
         self._limit(timeout_s)
+        return self._received()
+
+    def _received(self) -> bytes:
         content: bytes = self._connection.recv(self._size)
         self._size = _RECEIVE_BYTES if len(content) == self._size else _USUAL_BYTES
         return content
@@ -112,6 +132,9 @@ class ThreadTransport:
 
     forget = close
 
+    def interrupt(self) -> None:
+        interrupt(self._connection)
+
 
 class PlainThreadTransport(ThreadTransport):
     """A connection without TLS, whose calls block. One call to the system sends a request, one receives its answer.
@@ -125,14 +148,14 @@ class PlainThreadTransport(ThreadTransport):
         self._slice_s = min(timeout_s, _SLICE_S)
         limit_receives(connection, self._slice_s)
 
-    async def send(self, content: bytes, timeout_s: float) -> None:
+    def _send(self, content: bytes, timeout_s: float) -> None:
         sent = sent_now(self._connection, content)
         if sent < len(content):
             self._connection.settimeout(timeout_s)
             self._connection.sendall(memoryview(content)[sent:])
             self._connection.settimeout(None)
 
-    async def receive(self, timeout_s: float) -> bytes:
+    def _receive(self, timeout_s: float) -> bytes:
         left_s = timeout_s
         while left_s > 0:
             slice_s = min(left_s, _SLICE_S)
@@ -140,13 +163,10 @@ class PlainThreadTransport(ThreadTransport):
                 limit_receives(self._connection, slice_s)
                 self._slice_s = slice_s
             try:
-                content: bytes = self._connection.recv(self._size)
+                return self._received()
             except BlockingIOError:
                 left_s -= slice_s
-                continue
-            self._size = _RECEIVE_BYTES if len(content) == self._size else _USUAL_BYTES
-            return content
-        raise TimeoutError("no answer came in time")
+        raise TimeoutError("no answer arrived in time")
 
 
 class ThreadNetwork:
@@ -180,8 +200,10 @@ class TaskTransport(_Protocol):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport: Any = None
-        self._content = bytearray()
+        self._content: list[bytes] = []
         self._waiting: asyncio.Future[None] | None = None
+        self._until = 0.0  # how long the one that waits does so
+        self._alarm: asyncio.TimerHandle | None = None
         self._writable: asyncio.Future[None] | None = None
         self._over = False
         self._error: Exception | None = None
@@ -190,7 +212,7 @@ class TaskTransport(_Protocol):
         self._transport = transport
 
     def data_received(self, content: bytes) -> None:
-        self._content += content
+        self._content.append(content)
         self._wake(self._waiting)
 
     def eof_received(self) -> None:
@@ -199,6 +221,8 @@ class TaskTransport(_Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._over = True
         self._error = error
+        if self._alarm is not None:
+            self._alarm.cancel()
         self._wake(self._waiting)
         self._wake(self._writable)
 
@@ -225,19 +249,38 @@ class TaskTransport(_Protocol):
     async def receive(self, timeout_s: float) -> bytes:
         if not self._content and not self._over:
             self._waiting = waiting = self._loop.create_future()
-            timer = self._loop.call_later(timeout_s, self._wake, waiting)
+            self._until = self._loop.time() + timeout_s
+            if self._alarm is None or self._alarm.when() > self._until:
+                self._set_alarm()
             try:
                 await waiting
             finally:
-                timer.cancel()
                 self._waiting = None
         if not self._content and not self._over:
-            raise TimeoutError("no answer came in time")
+            raise TimeoutError("no answer arrived in time")
         if not self._content and self._error is not None:
             raise self._error
-        content = bytes(self._content)
+        content = self._content[0] if len(self._content) == 1 else b"".join(self._content)
         self._content.clear()
         return content
+
+    async def exchange(self, content: bytes, timeout_s: float) -> bytes:
+        await self.send(content, timeout_s)
+        return await self.receive(timeout_s)
+
+    def _set_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = self._loop.call_at(self._until, self._ring)
+
+    def _ring(self) -> None:
+        """Wake one whose time is up. Most have long been answered: an alarm for each would cost more than that."""
+        self._alarm = None
+        if self._waiting is not None:
+            if self._loop.time() >= self._until:
+                self._wake(self._waiting)
+            else:
+                self._set_alarm()
 
     def is_ours(self) -> bool:
         return self._loop is _loop()
@@ -251,6 +294,8 @@ class TaskTransport(_Protocol):
         elif not self._loop.is_closed():  # called by a thread, or a finalizer in one
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._abort)
+
+    interrupt = close
 
     def _abort(self) -> None:
         if not self._over:  # a transport that has said so is let go of by its loop, and cannot be aborted any more
@@ -346,7 +391,7 @@ def _show(context: ssl.SSLContext, certificate: str, key: str | None, said: str)
 
 
 def _refuse_passphrase() -> str:
-    raise ValueError("the key has a passphrase, which nobody is asked for; take it off")
+    raise ValueError("the key has a passphrase, and there is nobody to ask for it: remove the passphrase")
 
 
 # Ends of a TLS connection that do not trust each other: to try again would change nothing.

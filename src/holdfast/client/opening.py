@@ -201,7 +201,7 @@ def client_of(
         raise InvalidRequest("the token cannot be used: give the text that `holdfast token new` printed")
     context = context_of(tls, environment()) if address.secure else None
     if tls is not None and not address.secure:
-        raise InvalidRequest(f"{url} is not a secure address, so tls=... says nothing: use https://")
+        raise InvalidRequest(f"{url} is not a secure address, so tls=... has no effect: use https://")
     return Client(world or real_world(), address, for_tasks=for_tasks, token=token, tls=context, timeout_s=timeout_s)
 
 

@@ -200,7 +200,7 @@ def _wait(reference: weakref.ref[BrokerEngine], listening: Any, serving: _Servin
         if called and engine is not None and not serving.over:
             serving.run(engine, listening)
     except Exception:  # whatever it was: the owner goes on alone
-        logger.exception("the folder cannot be shared any more")
+        logger.exception("the folder can no longer be shared")
     finally:
         listening.close()
 
@@ -344,7 +344,8 @@ def local_folder(place: Any, settings: BrokerSettings | None) -> str:
     """Return the folder of this machine where the owner's socket is: for a store, that of its copy."""
     if not is_store(place):
         return folder_path(place)
-    from holdfast.broker.folder.stored import cache_folder, parse_place
+    from holdfast.broker.folder.stored import cache_folder
+    from holdfast.env.chain.engines import parse_place
 
     return cache_folder(parse_place(place), store_settings(settings))
 

@@ -65,6 +65,9 @@ class RemoteBroker:
         """Return this port: the client opens connections of its own in a child."""
         return self
 
+    def publish_now(self, *_: object) -> None:
+        """Return None: to publish is a call to the server."""
+
     def _searched(self, question: Question) -> dict[str, Any]:
         """Encode a search; a timedelta means that long before now."""
         asked: dict[str, Any] = {
@@ -138,7 +141,7 @@ class Heartbeats:
             try:
                 run(self._caller.call(Ask(method="POST", path=self._path, answers=Beat)))
             except HoldfastError as error:  # its next poll will tell
-                logger.debug("heartbeat not taken", extra={"path": self._path, "why": str(error)})
+                logger.debug("heartbeat not accepted", extra={"path": self._path, "why": str(error)})
         return now_ns + self._every_ns
 
 

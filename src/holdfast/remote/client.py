@@ -351,8 +351,8 @@ _NS: Final = 1_000_000
 _AT_ONCE: Final = 1_000
 _SOON_NS: Final = 250 * _NS
 _UNHANDLED: Final = (
-    "a message of %s was dropped without ack or nack, and comes back as after a failed attempt; use `with message:` "
-    "(this is said only once)"
+    "a message of %s was dropped without ack or nack, and returns to the queue as after a failed attempt; use "
+    "`with message:` (logged only once)"
 )
 
 
@@ -548,7 +548,7 @@ class _LeaseWork:
             except LeaseLost:
                 continue  # it was settled, or had ended by itself
             except HoldfastError as error:
-                logger.warning("dropped messages come back when their leases end", extra={"why": str(error)})
+                logger.warning("dropped messages return when their leases expire", extra={"why": str(error)})
 
     def _ask(self, topic: str, verb: str, body: Any) -> None:
         run(

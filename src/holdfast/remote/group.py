@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from holdfast.api.arguments import MessageOutcome, ReceiveRequest
 from holdfast.api.drafts import Bodies
 from holdfast.api.listing import Listed, Where, warn_of_damage
-from holdfast.client.calling import Ask, path_of
+from holdfast.client.calling import Ask, packed, path_of
 from holdfast.delivery.where import compile_where
 from holdfast.errors import Closed, InvalidRequest, LeaseLost
 from holdfast.model import BodyKind, Durability, Record
@@ -32,7 +32,7 @@ _MOST_PEEKED: Final = 10_000
 _MOST_UNANSWERED: Final = 100
 _PAGE: Final = 1_000
 _DONE: Final = "it is done"
-_USUAL: Final = frozenset({"dequeue", "ack", "nack", "extend"})  # verbs whose paths are made once
+_USUAL: Final = frozenset({"dequeue", "ack", "nack", "extend"})  # verbs whose heads are made once
 
 
 class RemoteTaken(msgspec.Struct, frozen=True, gc=False):
@@ -72,7 +72,7 @@ class RemoteGroup:
         self.ack_durability = ack_durability  # default for acks
         self._alone = alone  # whether the client is closed with it
         self._view_closed = closed
-        self._paths: dict[str, str] = {}
+        self._heads: dict[str, tuple[str, bytes]] = {}  # by verb, of the calls that are made often
 
     @property
     def place(self) -> str:
@@ -124,20 +124,29 @@ class RemoteGroup:
             f"observer={observer!r} cannot be used here: the server counts and measures; ask its /metrics, or stats()"
         )
 
-    def _request(self, method: str, verb: str, answers: Any, body: Any = None, **query: Any) -> Ask:
+    def _request(
+        self,
+        method: str,
+        verb: str,
+        answers: Any,
+        body: Any = None,
+        *,
+        wait_s: float = 0.0,
+        again: bool = True,
+        **query: Any,
+    ) -> Ask:
         """Return a request about this queue."""
         self.check_open()
-        wait_s, again = query.pop("wait_s", 0.0), query.pop("again", True)
-        path = self._path_of(verb) if not query else path_of("queues", self.topic, *verb.split("/"), **query)
-        return ask_of(method, path, answers, body, wait_s=wait_s, again=again)
+        if verb not in _USUAL:
+            path = path_of("queues", self.topic, *verb.split("/"), **query)
+            return ask_of(method, path, answers, body, wait_s=wait_s, again=again)
+        path, head = self._heads.get(verb) or self._head_of(verb)
+        return Ask(method=method, path=path, body=packed(body), answers=answers, wait_s=wait_s, again=again, head=head)
 
-    def _path_of(self, verb: str) -> str:
-        path = self._paths.get(verb)
-        if path is None:
-            path = path_of("queues", self.topic, *verb.split("/"))
-            if verb in _USUAL:
-                self._paths[verb] = path
-        return path
+    def _head_of(self, verb: str) -> tuple[str, bytes]:
+        path = path_of("queues", self.topic, verb)
+        self._heads[verb] = path, self.client.caller.post_head(path)
+        return self._heads[verb]
 
     # Receiving
 
@@ -334,7 +343,8 @@ def is_repeated(error: Exception) -> bool:
     return bool(getattr(error, "repeated", False))
 
 
-def parts(all_: Sequence[_Part]) -> Iterator[Sequence[_Part]]:
+def parts(all_: Sequence[_Part]) -> Sequence[Sequence[_Part]]:
     """Split receipts into batches of the size that one call may have."""
-    for i in range(0, len(all_), MOST_AT_ONCE):
-        yield all_[i : i + MOST_AT_ONCE]
+    if len(all_) <= MOST_AT_ONCE:
+        return (all_,) if all_ else ()
+    return [all_[i : i + MOST_AT_ONCE] for i in range(0, len(all_), MOST_AT_ONCE)]

@@ -37,7 +37,7 @@ class ProducerIdentity:
         self.id = begun.id
         self.epoch = begun.epoch
         self.sequences: dict[tuple[str, int], int] = {}
-        self.paths: dict[tuple[str, int, Durability | None, CodecName | None], str] = {}  # without the sequence
+        self.paths: dict[tuple[str, int, Durability | None, CodecName | None], str] = {}  # up to the sequence
 
 
 class ProducerIdentities:
@@ -60,11 +60,15 @@ class ProducerIdentities:
         codec: CodecName | None,
     ) -> Written:
         """Store the messages in the partition, exactly once."""
-        count, body = len(batch.messages) or len(batch.bodies), packed(batch)
-        lane = await self._lane()
+        count, body, place = len(batch.messages) or len(batch.bodies), packed(batch), (topic, number)
+        lane = self._free.pop() if self._free else await self._begin()
         for attempt in (1, 2):
+            path = lane.paths.get((topic, number, durability, codec)) or _path(lane, topic, number, durability, codec)
+            head = self._caller.post_head(path, lane.sequences.get(place, 0))
             try:
-                written = await self._append(lane, topic, number, body, durability, codec)
+                written: Written = await self._caller.call(
+                    Ask(method="POST", path=path, body=body, answers=Written, head=head)
+                )
             except (OutOfSequence, Fenced):
                 # Nothing of this was stored, or the server would know it. It has forgotten the lane,
                 # or lost earlier messages of the lane in a power cut. The lane is abandoned.
@@ -76,50 +80,26 @@ class ProducerIdentities:
                 if not getattr(error, "repeated", False):
                     self._free.append(lane)  # refused and not stored: the numbers are free
                 raise
-            place = topic, number
             lane.sequences[place] = (lane.sequences.get(place, 0) + count) % _NUMBERS
             self._free.append(lane)
             return written
         raise AssertionError
-
-    async def _append(
-        self,
-        lane: ProducerIdentity,
-        topic: str,
-        number: int,
-        body: bytes,
-        durability: Durability | None,
-        codec: CodecName | None,
-    ) -> Written:
-        way = topic, number, durability, codec
-        path = lane.paths.get(way)
-        if path is None:
-            path = lane.paths[way] = path_of(
-                "topics",
-                topic,
-                "partitions",
-                number,
-                "append",
-                producer=lane.id,
-                epoch=lane.epoch,
-                durability=durability,
-                codec=codec,
-            )
-        path = f"{path}&sequence={lane.sequences.get((topic, number), 0)}"
-        written: Written = await self._caller.call(Ask(method="POST", path=path, body=body, answers=Written))
-        return written
-
-    async def _lane(self) -> ProducerIdentity:
-        try:
-            return self._free.pop()
-        except IndexError:
-            return await self._begin()
 
     async def _begin(self) -> ProducerIdentity:
         begun: ProducerBegun = await self._caller.call(
             Ask(method="POST", path=path_of("producers"), body=packed(BeginProducer()), answers=ProducerBegun)
         )
         return ProducerIdentity(begun)
+
+
+def _path(
+    lane: ProducerIdentity, topic: str, number: int, durability: Durability | None, codec: CodecName | None
+) -> str:
+    """Return where a lane's messages go, up to their sequence number, and keep it for the next ones."""
+    query = {"producer": lane.id, "epoch": lane.epoch, "durability": durability, "codec": codec}
+    path = f"{path_of('topics', topic, 'partitions', number, 'append', **query)}&sequence="
+    lane.paths[topic, number, durability, codec] = path
+    return path
 
 
 # Publishing through a server: encodes messages, and chooses partitions as an embedded broker does.

@@ -163,7 +163,7 @@ class _Fetching:
         try:
             content = await connection.wire.receive(self._caller.timeout_s)
             if not content:
-                raise EOFError("the server closed the connection before it had answered")
+                raise EOFError("the server closed the connection without answering")
             return connection.reader.feed(content)
         except (OSError, EOFError, BROKEN) as error:
             raise AnswerLost(failure_text(self._caller.address, error, fresh=connection.fresh)) from error
@@ -569,7 +569,7 @@ class StreamUpload:
             while answer is None and not connection.reader.continued:
                 content = await connection.wire.receive(timeout_s)
                 if not content:
-                    raise EOFError("the server closed the connection before it had answered")
+                    raise EOFError("the server closed the connection without answering")
                 answer = connection.reader.feed(content)
         except (OSError, EOFError, BROKEN) as error:
             raise Unsent(failure_text(self._caller.address, error, fresh=connection.fresh)) from error

@@ -21,6 +21,7 @@ from holdfast.broker.folder.layout import TOPICS
 from holdfast.env import World
 from holdfast.env.disk import File, write_fully
 from holdfast.errors import BadSettings, DiskFull, Forbidden, HoldfastError, Unauthenticated, Unavailable
+from holdfast.protocol.topics import BEGUN, Act
 from holdfast.server.service import Call
 from holdfast.settings import ServerSettings
 from holdfast.storage.files import join, read_file
@@ -105,28 +106,11 @@ class AuditFile:
 
 # Lines of the log: their size is bounded, and secrets are left out.
 
-BEGUN: Final = "begun"
 DONE: Final = "done"
 
 MOST_TEXT: Final = 500
 _MOST_PARAMETERS: Final = 8 * 1024
 _SECRETS: Final = ("token", "secret", "password", "authorization", "sha256", "cookie", "private")
-
-
-class Act(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the log. `count` is the number of messages, or other things, that were affected."""
-
-    time: datetime
-    id: str
-    principal: str
-    peer: str
-    action: str
-    route: str
-    target: str
-    parameters: dict[str, Any]
-    correlation_id: str
-    outcome: str = BEGUN
-    count: int | None = None
 
 
 def act_of(
@@ -273,7 +257,7 @@ class Audit:
             kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else Unavailable
             raise kind(
                 f"nothing was done: {act.route} would change things, and cannot be written to the audit log "
-                f"{self._file.path}: {error.strerror or error}. Mend that, then try again"
+                f"{self._file.path}: {error.strerror or error}. Fix that, then try again"
             ) from error
         return act
 

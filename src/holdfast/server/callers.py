@@ -178,17 +178,20 @@ class Access:
 
     def principal(self, request: Request) -> Principal:
         """The caller of a request. Raises Forbidden or Unauthenticated if it is refused."""
-        headers = request.headers
+        return self.caller(request.headers, request.peer, request.certificate)
+
+    def caller(self, headers: Mapping[str, str], peer: str, certificate: Mapping[str, Any] | None) -> Principal:
+        """The caller with these headers, on the connection of this peer. Raises Forbidden or Unauthenticated."""
         host = headers.get("host", "")
         if headers.get("origin"):
             check_origin(headers["origin"], host)
-        if request.peer == LOCAL:
+        if peer == LOCAL:
             return self._local
         if self._checks_host:
             self._check_host(host)
         if self.is_open:
             return self._local
-        return self.identify(headers.get("authorization", ""), names_in(request.certificate))
+        return self.identify(headers.get("authorization", ""), names_in(certificate))
 
     def identify(self, authorization: str, certificate_names: Sequence[str] = ()) -> Principal:
         """The caller with this token or, without one, this certificate. Raises Unauthenticated if it is unknown."""
@@ -394,11 +397,13 @@ class Reloaded(Generic[_T]):
             self._value = self._load()
         except HoldfastError as error:
             if str(error) != self.problem:  # logged once
-                _log.error("a changed file cannot be used; what it said before still holds: %s", error, extra=facts)
+                _log.error(
+                    "a changed file cannot be used; its previous content stays in effect: %s", error, extra=facts
+                )
             self.problem = str(error)
         else:
             self.problem = ""
-            _log.info("%s were read again", self._what, extra=facts)
+            _log.info("%s reloaded", self._what, extra=facts)
 
 
 def tls_context(settings: ServerSettings, clock: Clock) -> ssl.SSLContext | None:
@@ -456,7 +461,7 @@ def _context(settings: ServerSettings) -> ssl.SSLContext:
 
 
 def _refuse_passphrase() -> str:
-    raise ValueError("the key has a passphrase; the server has nobody to ask for it, so take it off")
+    raise ValueError("the key has a passphrase, and the server has nobody to ask for it: remove the passphrase")
 
 
 def _named(settings: ServerSettings) -> str:

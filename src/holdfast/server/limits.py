@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter, deque
 from collections.abc import Iterable
 from enum import Enum
@@ -13,7 +12,9 @@ import msgspec
 
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.topic import Topic
+from holdfast.env.process import asyncio
 from holdfast.errors import BadSettings, InvalidRequest, TooManyWaiters
+from holdfast.settings import ServerSettings
 from holdfast.storage.segment import DESCRIPTORS_EACH, USUAL_MOST
 
 # Connections: the limit in all, the limit for one address, and the reserve.
@@ -55,6 +56,21 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _OF_THESE: Final = 64  # one in this many idle connections is closed at a time
+
+
+def limits_of(settings: ServerSettings) -> ConnectionLimits:
+    """The limits of a connection."""
+    return ConnectionLimits(
+        header_bytes=settings.max_header_bytes,
+        body_bytes=settings.max_request_bytes,
+        header_s=settings.header_timeout_ms / 1000,
+        body_grace_s=settings.body_timeout_ms / 1000,
+        body_bytes_per_s=settings.min_body_bytes_per_s,
+        idle_s=settings.idle_timeout_ms / 1000,
+        write_s=settings.write_timeout_ms / 1000,
+        connections=settings.max_connections,
+        connections_per_address=settings.max_connections_per_address,
+    )
 
 
 class Admitted(Enum):
@@ -176,8 +192,9 @@ class Room:
             return size
         if self.waiting(caller) >= MOST_WAITING:
             raise TooManyWaiters(
-                f"large requests of {caller} fill {self.each_bytes} bytes of memory, and {MOST_WAITING} more wait, "
-                "which is the limit for one caller; nothing was done. Try again in a second, with fewer at a time"
+                f"large requests of {caller} fill {self.each_bytes} bytes of memory, and {MOST_WAITING} more are "
+                "waiting, which is the limit for one caller; nothing was done. Try again in a second, with fewer at a "
+                "time"
             )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lines.setdefault(caller, deque()).append((turn, size))

@@ -277,7 +277,7 @@ class ServedMembers:
             loop.call_later(member.session_s if member.busy else left_s, self._expect, group, member)
             return
         del self._members[group, member.id]
-        logger.warning("a member was not heard of for too long", extra={"group": group, "member": member.id})
+        logger.warning("a member timed out", extra={"group": group, "member": member.id})
         self._end(member, session_over=True)
 
     def _end(self, member: ServedMember, *, session_over: bool = False) -> asyncio.Task[None]:
@@ -297,7 +297,7 @@ async def _ended(member: ServedMember, *, session_over: bool) -> None:
                 # Otherwise a static member would keep its place for another session.
                 await port.leave(for_good=session_over)
     except HoldfastError as error:
-        logger.debug("ended without saying so", extra={"group": port.request.group, "why": str(error)})
+        logger.debug("the end was not reported", extra={"group": port.request.group, "why": str(error)})
 
 
 async def _unwanted(joining: Awaitable[AsyncLocalConsumerPort]) -> None:
@@ -305,7 +305,7 @@ async def _unwanted(joining: Awaitable[AsyncLocalConsumerPort]) -> None:
     try:
         await (await joining).leave()
     except HoldfastError as error:
-        logger.debug("nobody joined after all", extra={"why": str(error)})
+        logger.debug("the member did not join", extra={"why": str(error)})
 
 
 def _with_heartbeat(settings: dict[str, Any]) -> dict[str, Any]:

@@ -22,10 +22,11 @@ from holdfast.broker.metrics import Counter, Histogram, Metrics, Times, edge
 from holdfast.broker.sampler import Ages
 from holdfast.broker.streams.queries import query_gauges
 from holdfast.broker.topic import Topic
-from holdfast.errors import HoldfastError, NotInstalled
-from holdfast.otel import TraceExport
+from holdfast.errors import BadSettings, HoldfastError, NotInstalled
+from holdfast.otel import ENDPOINT, TRACES_ENDPOINT, TraceExport, export
 from holdfast.server.http.messages import Meter, close_chunks
 from holdfast.storage.log import Log
+from holdfast.storage.retention import tiered_bytes
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -136,6 +137,7 @@ GAUGES: Final = {
     "partitions": ("Partitions of the topic.", "topic"),
     "log_bytes": ("Bytes of the files of the topic's logs.", "topic"),
     "log_segments": ("Files of the topic's logs.", "topic"),
+    "log_tiered_bytes": ("Bytes of them that only the store has.", "topic"),
     "log_damaged_messages": ("Messages in them that are known to be damaged.", "topic"),
     "dead_messages": ("Dead letters of the topic.", "topic"),
     "queries": ("Queries of other processes that read the topic.", "topic"),
@@ -156,6 +158,11 @@ GAUGES: Final = {
     "metrics_left_out_groups": ("Open groups that are not shown here, to keep this short.",),
     "metrics_failed_topics": ("Open topics whose numbers could not be read just now.",),
     "disk_free_bytes": ("Bytes free on the disk of the data folder.",),
+    "store_epoch": ("How many owners the folder in the store has had.",),
+    "store_silent_seconds": ("Time since the last object that the store has was sent.",),
+    "store_unsent_bytes": ("Bytes that the store does not have yet.",),
+    "store_standbys": ("Processes that wait to take the folder over.",),
+    "store_standby_lag_seconds": ("Age of the oldest object that a standby may lack.", "process"),
 }
 
 
@@ -221,7 +228,15 @@ class EngineMetrics:
             families.set([state], workers=count)
         with suppress(OSError):
             families.set([], disk_free_bytes=engine.world.disk.free_bytes(engine.folder))
+        if (chain := engine.store) is not None:
+            families.set([], store_epoch=chain.epoch, store_silent_seconds=chain.silent_s)
+            families.set([], store_unsent_bytes=chain.unsent_bytes, store_standbys=len(chain.standbys()))
+            for process, lag_s in {each.process: each.lag_seconds for each in chain.standbys()}.items():
+                families.set([process], store_standby_lag_seconds=lag_s)
         yield from families
+        fetched = 0 if engine.world.tier is None else engine.world.tier.fetched_bytes
+        yield _filled(counter("tier_moved_bytes", "Bytes of segments moved to the store."), engine.tiering.moved_bytes)
+        yield _filled(counter("tier_fetched_bytes", "Bytes of segments fetched from it."), fetched)
         yield _filled(
             counter("trace_steps_lost", "Steps of traces that could not be written down."), engine.traces.log.lost
         )
@@ -249,6 +264,7 @@ class EngineMetrics:
             partitions=len(topic.partitions),
             log_bytes=sum(segment.bytes for segment in segments),
             log_segments=len(segments),
+            log_tiered_bytes=tiered_bytes(segments),
             log_damaged_messages=sum(len(each.log.damaged()) for each in topic.partitions),
             dead_messages=topic.dead_count(),
             queries=queries["queries"],
@@ -352,7 +368,7 @@ class HttpMetrics(Meter):
         self._streams: collections.Counter[str] = collections.Counter()
 
     def request_done(
-        self, route: str | None, method: str, status: int, seconds: float, bytes_in: int, bytes_out: int
+        self, route: str | None, method: str, status: int, took_ns: int, bytes_in: int, bytes_out: int
     ) -> None:
         """Count an answered call. `route` is its pattern, never its path; None if no route matched."""
         answered = self._answered.get((route or UNKNOWN_ROUTE, method, status))  # as it is said, for nearly all calls
@@ -364,7 +380,7 @@ class HttpMetrics(Meter):
         answered.count += 1
         answered.received += bytes_in
         answered.sent += bytes_out
-        answered.seconds.observe_ns(int(seconds * 1e9))
+        answered.seconds.observe_ns(took_ns)
 
     def connection_opened(self) -> None:
         self._opened += 1
@@ -660,3 +676,24 @@ def _quoted(value: object) -> str:
 def _indented(text: str) -> str:
     """The text indented, so that none of its lines looks like a log line."""
     return "\n".join("  " + line.translate(_ESCAPES) for line in text.split("\n"))
+
+
+_DISABLED: Final = "OTEL_SDK_DISABLED"
+
+
+def start_export(engine: BrokerEngine, endpoint: str | None, environment: Mapping[str, str]) -> TraceExport | None:
+    """Export traces to the endpoint in the settings or in OpenTelemetry's environment variables; None without one.
+
+    A setting that cannot be used is an error. For a variable there is only a warning: it may be meant for another
+    program on the machine.
+    """
+    if endpoint is not None:
+        return export(engine, endpoint=endpoint)
+    asked = environment.get(ENDPOINT) or environment.get(TRACES_ENDPOINT)
+    if not asked or environment.get(_DISABLED, "").strip().lower() == "true":
+        return None
+    try:
+        return export(engine)
+    except BadSettings as error:
+        logger.warning("traces are not exported", extra={"error": str(error)})
+        return None

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from holdfast import errors
 from holdfast.errors import HoldfastError, NotFound
 from holdfast.protocol.media import KINDS
-from holdfast.server.http.messages import Refused
+from holdfast.server.http.messages import DeferredAnswer, Refused, Undelivered
 
 if TYPE_CHECKING:
-    from holdfast.server.service import Call
+    from holdfast.server.http.heads import KnownHead
+    from holdfast.server.service import Call, Service
+    from holdfast.server.tokens import Principal
 
 
 # The HTTP status of each error. Status numbers are defined only here.
@@ -76,14 +77,21 @@ Action: TypeAlias = Literal["open", "publish", "consume", "read", "admin", "lock
 Handler: TypeAlias = Callable[["Call"], Awaitable[Any]]
 
 
-class Shortcut(Enum):
-    """What is left to the handler of a call that one step cannot answer."""
+class Prepared(NamedTuple):
+    """Answers the calls with one known head, each in one step.
 
-    SYNCS = "syncs"  # it waits for the disk, and for nothing else
+    `decode` turns the body of a request into what `answer` gets, beside the caller and the sequence number in the
+    query. `answer` returns the body of the answer; for messages that were taken also their correlation id, and what
+    gives them back. None if one step is not enough and nothing was done: the handler can do it.
+    """
+
+    decode: Callable[[bytes], Any]
+    answer: Callable[[Principal, Any, int | None], PreparedAnswer | DeferredAnswer | None]
 
 
-# Answers a call in one step. None if that is not possible, and nothing was done: the handler can do it. SYNCS likewise.
-AtOnce: TypeAlias = Callable[["Call"], Any]
+PreparedAnswer: TypeAlias = "bytes | tuple[bytes, str, Undelivered]"
+# Prepares answers to requests with this head, if there are any that one step can answer.
+Prepare: TypeAlias = "Callable[[Service, KnownHead], Prepared | None]"
 Check: TypeAlias = Callable[["Call"], Awaitable[None]]
 
 Scope: TypeAlias = Literal["any", "all"]
@@ -127,7 +135,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     tag: str = ""
     hidden: bool = False  # not in the OpenAPI document: a page of the console
     also: Action | None = None  # another action that the caller must have a right to, on any topic
-    at_once: AtOnce | None = None
+    prepare: Prepare | None = None
     named: str | None = None  # the variable of the path whose value the caller must have rights to
 
 

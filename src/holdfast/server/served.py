@@ -29,7 +29,6 @@ from holdfast.local.publisher import Publisher
 from holdfast.model import Appended, CodecName, Durability, Producer, Record, extra_bytes
 from holdfast.protocol.messages import Delivery, Header, Said, State
 from holdfast.server.http.messages import ANSWER_BYTES
-from holdfast.server.routing import Shortcut
 from holdfast.server.turns import Job, Pool, other_turns
 from holdfast.settings import TopicSettings
 
@@ -159,7 +158,11 @@ class ServedGroup:
         """A leased message as it is sent."""
         record, lease = delivered.record, delivered.lease
         receipt = delivery.receipts.text(record.offset, lease)
-        if type(record.value) is bytes and not state and _has_only_a_body(record):
+        if (
+            type(record.value) is bytes
+            and _has_only_a_body(record)
+            and not (state and record.offset in delivery.group.documents)
+        ):
             name = receipt[: -TOKEN_CHARACTERS - 1]  # what stands before the token is the message's id
             # No more than 15 arguments by keyword: with more, Python makes a dictionary of them first.
             return Delivery(
@@ -176,6 +179,7 @@ class ServedGroup:
                 attempt=delivered.attempt,
                 holder=lease.holder,
                 lease_ms=lease.lease_ms,
+                state=_NO_STATE if state else None,
             )
         contents: Contents[bytes] = Contents(delivery, self.port.bodies, record)
         return Delivery(
@@ -328,12 +332,12 @@ class ServedPublishing:
         codec: CodecName | None,
     ) -> list[Stored]:
         """Store messages. Those of one partition are stored together or not at all."""
-        if topic not in self._busy and not is_large(messages):
+        if not self.takes_a_thread(topic, messages):
             if len(messages) == 1 and codec is None and type(messages[0]) is bytes:
                 stored = await self._port.publish_plain(topic, messages[0], partition, durability)
                 if stored is not None:
                     return [stored]
-            return await self._port.publish(topic, PublishRequest(messages, partition, durability, codec))
+            return list(await self._port.publish(topic, PublishRequest(messages, partition, durability, codec)))
 
         async def store() -> list[Stored]:
             began_ns = self._port.mono_ns()
@@ -347,7 +351,7 @@ class ServedPublishing:
                     log = publisher.log(number)
                     appended = await self._aside(lambda: log.write(messages, durability=durability))
                     await log.wait_async(appended)
-                    return await self._aside(lambda: publisher.plain_many(number, messages, appended, began_ns))
+                    return await self._aside(lambda: list(publisher.plain_many(number, messages, appended, began_ns)))
                 parts = await self._aside(
                     lambda: publisher.publish(messages, durability, codec, partition, verb="publish_many")
                 )
@@ -359,39 +363,34 @@ class ServedPublishing:
     def publish_now(
         self, topic: str, body: bytes, partition: int | None, durability: Durability | None
     ) -> Stored | int | None:
-        """Store one plain message in one step. None if a large call is in progress, or it cannot be stored plainly.
+        """Store one plain message in one step. None if that takes more: a large call, a topic to open, a long message.
 
         If it must be synced, nothing is stored: returns the partition whose turn it is.
         """
         if topic in self._busy:
             return None
-        with self._port.engine.using(topic) as used:
+        used = self._port.engine.enter_open(topic)
+        if used is None:
+            return None
+        try:
             publisher = self._port.publisher(used)
+            number = publisher.turn(partition)
+            stored = publisher.put_now(body, durability, None, number)
+            if stored is not None:
+                return stored
             began_ns = publisher.plain_since()
             if not began_ns:
                 return None
-            number = publisher.turn(partition)
             log = publisher.log(number)
             if (durability or log.settings.durability) == "fsync":
                 return number
             return publisher.plain_stored(number, body, log.append_one(body, durability), began_ns)
+        finally:
+            used.users -= 1
 
-    def append_now(
-        self,
-        topic: str,
-        partition: Partition,
-        publisher: Publisher,
-        messages: list[Any],
-        producer: Producer,
-        durability: Durability | None,
-        codec: CodecName | None,
-    ) -> tuple[Appended, KnownBatch | None] | Shortcut | None:
-        """Same as `append`, in one step. None if that takes a thread, or a large call is in progress."""
-        if topic in self._busy or is_large(messages):
-            return None
-        if (durability or partition.log.settings.durability) == "fsync":
-            return Shortcut.SYNCS
-        return _append(partition, publisher, messages, producer, durability, codec)
+    def takes_a_thread(self, topic: str, messages: list[Any]) -> bool:
+        """Whether these messages are stored on a thread: they are many, or a large call is in progress."""
+        return topic in self._busy or is_large(messages)
 
     async def append(
         self,
@@ -406,7 +405,7 @@ class ServedPublishing:
         """Store a producer's messages in a partition. Returns the known batch if they were stored before."""
 
         def write() -> tuple[Appended, KnownBatch | None]:
-            return _append(partition, publisher, messages, producer, durability, codec)
+            return append_to(partition, publisher, messages, producer, durability, codec)
 
         async def store() -> tuple[Appended, KnownBatch | None]:
             with self._on_its_way(topic):
@@ -414,7 +413,7 @@ class ServedPublishing:
             await partition.log.wait_async(appended)
             return appended, known
 
-        if topic in self._busy or is_large(messages):
+        if self.takes_a_thread(topic, messages):
             return await self._to_its_end(store())
         appended, known = write()
         await partition.log.wait_async(appended)
@@ -454,7 +453,7 @@ class ServedPublishing:
             task.exception()  # marks it as retrieved: the caller got it, or is gone
 
 
-def _append(
+def append_to(
     partition: Partition,
     publisher: Publisher,
     messages: list[Any],
@@ -462,6 +461,7 @@ def _append(
     durability: Durability | None,
     codec: CodecName | None,
 ) -> tuple[Appended, KnownBatch | None]:
+    """Append a producer's messages. Returns the known batch if they were stored before."""
     batch = publisher.batch(messages, codec)
     appended, known = partition.append(batch, producer, durability=durability, codec=codec)
     if known is None:

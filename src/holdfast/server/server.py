@@ -6,11 +6,10 @@ That is routing, authentication, decoding, the handler, the answer, audit and me
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import re
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -20,12 +19,10 @@ from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.tracing import TraceContext, parse_traceparent
 from holdfast.config.settings_file import Effective
 from holdfast.env import World
-from holdfast.env.disk import replaceable
 from holdfast.env.process import environment
-from holdfast.env.sockets import listen_unix
 from holdfast.errors import (
-    BadSettings,
     Closed,
+    DiskFailed,
     HoldfastError,
     TooManyWaiters,
     Unauthenticated,
@@ -34,7 +31,6 @@ from holdfast.errors import (
     UnknownTopic,
 )
 from holdfast.local.aio.broker import AsyncLocalBrokerPort, open_broker_port_async
-from holdfast.otel import ENDPOINT, TRACES_ENDPOINT, TraceExport, export
 from holdfast.protocol.media import JSON, MSGPACK, SMALL_BYTES, ErrorAnswer, Fault, encode, fault_of
 from holdfast.server.api import admin, dead, enqueue, groups, locks, queues, takes, topics
 from holdfast.server.api.admin import audit_routes, description_routes, metrics_routes
@@ -44,22 +40,25 @@ from holdfast.server.console import console_routes
 from holdfast.server.console.rendering import error_page
 from holdfast.server.http.connection import Answer
 from holdfast.server.http.heads import KnownHead, KnownHeads
-from holdfast.server.http.listening import HttpServer
+from holdfast.server.http.listening import HttpServer, not_there, socket_at
 from holdfast.server.http.messages import (
     DeferredAnswer,
     Meter,
     Refused,
+    RenderedAnswer,
     Request,
     Response,
     StreamResponse,
+    Undelivered,
     close_chunks,
     header_text,
     no_room,
+    whole_answer,
 )
-from holdfast.server.limits import ConnectionLimits
-from holdfast.server.metrics import ServerMetrics
-from holdfast.server.routing import Route, Routes, RouteTable, Shortcut, retry_after_of, status_of
-from holdfast.server.service import Call, Service, check_group, check_right
+from holdfast.server.limits import limits_of
+from holdfast.server.metrics import ServerMetrics, start_export
+from holdfast.server.routing import PreparedAnswer, Route, Routes, RouteTable, retry_after_of, status_of
+from holdfast.server.service import Call, Service, check_group, check_right, lost_folder
 from holdfast.server.tokens import Principal
 from holdfast.server.turns import CALLER, CallTurns, FairThreads
 from holdfast.settings import BrokerSettings, ServerSettings
@@ -124,11 +123,11 @@ class Server:
         try:
             addresses = await self.http.listen(self.settings.host, self.settings.port, tls)
         except OSError as error:
-            raise _not_there(self.settings, error) from None
+            raise not_there(self.settings, error) from None
         for host, port in addresses:
             found.append(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
         if self.settings.socket is not None:
-            await self.http.listen_on(_socket_at(self.settings.socket))
+            await self.http.listen_on(socket_at(self.settings.socket))
             found.append(f"unix:{self.settings.socket}")
         return found
 
@@ -146,47 +145,6 @@ class Server:
         await self.service.scans.close()
         await self.port.close()
         return finished
-
-
-def _socket_at(path: str) -> object:
-    """Open a Unix socket at the path. Raises BadSettings if that fails, or if another user could replace it."""
-    try:
-        why = replaceable(path)
-        if why is None:
-            return listen_unix(path)
-    except OSError as error:
-        why = error.strerror or str(error)
-    raise BadSettings(
-        f"the server cannot listen at {path}: {why}. Choose another place for the socket, such as a folder of its own"
-    )
-
-
-def _not_there(settings: ServerSettings, error: OSError) -> HoldfastError:
-    """The error for an address that cannot be listened on, worded the same for all event loops."""
-    place = f"{settings.host}:{settings.port}"
-    if error.errno == errno.EADDRINUSE:
-        return Unavailable(
-            f"the server cannot listen at {place}: another program does already. Stop that one, or choose another "
-            "port with --port, or port in [server]; 0 is any that is free"
-        )
-    if error.errno == errno.EACCES:
-        return BadSettings(f"the server cannot listen at {place}: ports below 1024 are for root. Choose a higher one")
-    return BadSettings(f"the server cannot listen at {place}: {error.strerror or error}. Check the setting host")
-
-
-def limits_of(settings: ServerSettings) -> ConnectionLimits:
-    """The limits of a connection."""
-    return ConnectionLimits(
-        header_bytes=settings.max_header_bytes,
-        body_bytes=settings.max_request_bytes,
-        header_s=settings.header_timeout_ms / 1000,
-        body_grace_s=settings.body_timeout_ms / 1000,
-        body_bytes_per_s=settings.min_body_bytes_per_s,
-        idle_s=settings.idle_timeout_ms / 1000,
-        write_s=settings.write_timeout_ms / 1000,
-        connections=settings.max_connections,
-        connections_per_address=settings.max_connections_per_address,
-    )
 
 
 def event_loop() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -231,14 +189,27 @@ async def serve(
         await port.close()
         raise
     ready(addresses)
+    stopped: asyncio.Future[Any] = asyncio.ensure_future(stop_asked)
+    lost = lost_folder(port.engine.store)
     try:
-        await stop_asked
+        await asyncio.wait([stopped, lost], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
         logger.info(
-            "going", extra={"connections": len(server.http.connections), "waiting": server.service.waits.waiting}
+            "shutting down",
+            extra={"connections": len(server.http.connections), "waiting": server.service.waits.waiting},
         )
         finished = await server.drain()
     finally:
-        await port.close()
+        if lost.done():
+            with suppress(HoldfastError):  # the same once more: why the folder was lost is said below
+                await port.close()
+        else:
+            lost.cancel()
+            await port.close()
+    if lost.done() and not lost.cancelled():
+        raise DiskFailed(
+            f"this server no longer owns its folder: {lost.result()}. Start it again: it waits until the owner ends"
+        )
     if not finished:
         logger.warning("calls were cut off", extra={"drain_ms": settings.drain_ms})
     return finished
@@ -285,32 +256,12 @@ def make_server(
     return server
 
 
-_DISABLED: Final = "OTEL_SDK_DISABLED"
-
-
-def start_export(engine: BrokerEngine, endpoint: str | None, environment: Mapping[str, str]) -> TraceExport | None:
-    """Export traces to the endpoint in the settings or in OpenTelemetry's environment variables; None without one.
-
-    A setting that cannot be used is an error. For a variable there is only a warning: it may be meant for another
-    program on the machine.
-    """
-    if endpoint is not None:
-        return export(engine, endpoint=endpoint)
-    asked = environment.get(ENDPOINT) or environment.get(TRACES_ENDPOINT)
-    if not asked or environment.get(_DISABLED, "").strip().lower() == "true":
-        return None
-    try:
-        return export(engine)
-    except BadSettings as error:
-        logger.warning("traces are not exported", extra={"error": str(error)})
-        return None
-
-
 # Every call goes through here: routing, authentication, decoding, the handler, the answer, audit and metrics.
 
 
 _ID: Final = re.compile(r"[!-~]{1,128}")  # correlation ids that can be sent back in a header
 HEALTH: Final = frozenset({"/healthz", "/readyz"})
+_WITHOUT_STORE: Final = frozenset({"open", "read"})  # calls that write nothing
 _INTERNAL: Final = "something went wrong inside the server; its log says what, under this correlation id"
 
 
@@ -342,7 +293,7 @@ class ServerApp:
         self._meter = meter
         self._auditor = auditor
         self.error_page: ErrorPage | None = None
-        self._prefix = f"{service.world.ids.random_u32():08x}"
+        self._prefix = b"%08x" % service.world.ids.random_u32()
         self._numbers = count(1)
         self._mono_ns = service.world.clock.monotonic_ns
         self.revocation = Revocation(access.confirm)
@@ -354,9 +305,7 @@ class ServerApp:
         """Answer a request. Never raises."""
         began_ns = self._mono_ns()
         given = request.headers.get("x-correlation-id")
-        correlation_id = (
-            given if given is not None and _ID.fullmatch(given) else f"{self._prefix}-{next(self._numbers):x}"
-        )
+        correlation_id = given if given is not None and _ID.fullmatch(given) else self._new_id().decode()
         route: Route | None = None
         call: Call | None = None
         error: HoldfastError | None = None
@@ -390,73 +339,76 @@ class ServerApp:
             "" if route is None else route.pattern,
             request.method,
             answer.status,
-            (self._mono_ns() - began_ns) / 1e9,
+            self._mono_ns() - began_ns,
             request.received,
             len(answer.body) if isinstance(answer, Response) else 0,
         )
         error = None  # its traceback keeps this frame alive, and with it the request's body
-        if request.key is not None and call is not None and call.route.at_once is not None and answer.status < 300:
-            self.heads.learn(request.key, request, call.route, call.path, call.query)
+        if call is not None and answer.status < 300 and self.heads.is_to_keep(request, call.route):
+            self.heads.learn(request, KnownHead(self.service, request, call.route, call.path, call.query, call.media))
         return answer
 
-    def answer_known(self, request: Request, head: KnownHead, sequence: int | None) -> Response | DeferredAnswer | None:
+    def answer_known(
+        self, head: KnownHead, sequence: int | None, content: bytes, peer: str, certificate: Any
+    ) -> RenderedAnswer | DeferredAnswer | Exception | None:
         """Answer a request with a known head in one step. None if it takes more than that: `handle` answers it.
 
-        A message that must be synced first is answered later, by the same handler that `handle` calls.
+        So it does with an error: one that is found here is passed on to it. A message that must be synced first is
+        answered later.
 
         The checks are those that `handle` makes, in the same order.
         """
-        service, route, path = self.service, head.route, head.variables
-        if service.leaving or not service.engine.is_open(path["queue"] if "queue" in path else path["topic"]):
+        service, route, prepared = self.service, head.route, head.prepared
+        if prepared is None or service.leaving or not service.engine.is_open(head.topic):
+            return None
+        if service.engine.store is not None and not service.engine.store.is_ready():
             return None
         began_ns = self._mono_ns()
-        correlation_id = f"{self._prefix}-{next(self._numbers):x}"
-        call = Call(service, request, route, path, correlation_id)
         try:
-            call.principal = principal = self.access.principal(request)
+            principal = self.access.caller(head.headers, peer, certificate)
             if principal.entry is not None and not self._turns.try_begin(principal.name):
                 return None
             if route.action not in principal.everywhere:
-                check_right(call)
-            call.use(head.query, sequence)
+                check_right(principal, route, head.variables)
+            given = prepared.decode(content)
             if principal.queue_groups is not None:
-                check_group(call)
-            assert route.at_once is not None
-            found = route.at_once(call)
-        except (Closed, UnknownTopic, UnknownGroup) as caught:  # to explain it may take opening the topic
-            request.failure = caught
-            return None
-        except HoldfastError as caught:
-            found = self._fault(request, caught, correlation_id)
+                check_group(principal, head.query, given)
+            found = prepared.answer(principal, given, sequence)
         except Exception as caught:
-            request.failure = caught
-            return None
+            return caught
         if found is None:
             return None
-        if found is Shortcut.SYNCS:
-            handling: Any = route.handler(call)
-            found = DeferredAnswer(handling)
         if isinstance(found, DeferredAnswer):
-            found.answer = partial(self._end_known, call, correlation_id, began_ns)
+            found.render = partial(self._render_known, head, principal, len(content), began_ns)
             return found
-        return self._end_known(call, correlation_id, began_ns, found)
+        return self._render_known(head, principal, len(content), began_ns, found)
 
-    def _end_known(self, call: Call, correlation_id: str, began_ns: int, found: Any) -> Response:
+    def _render_known(
+        self, head: KnownHead, principal: Principal, received: int, began_ns: int, found: PreparedAnswer
+    ) -> RenderedAnswer | Exception:
         """The answer to a call with a known head: what `handle` does when a handler has returned."""
-        answer: Response = found if isinstance(found, Response) else call.answer(found)
-        if len(answer.body) > SMALL_BYTES and call.principal.entry is not None:
-            refused = self._without_room(call, answer)
-            if refused is not None:
-                self._withdraw(answer)
-                answer = refused
-        self._tell(answer, call, correlation_id)
-        took_s = (self._mono_ns() - began_ns) / 1e9
-        request, pattern, size = call.request, call.route.pattern, len(answer.body)
-        self._meter.request_done(pattern, request.method, answer.status, took_s, request.received, size)
-        return answer
+        undelivered: Undelivered | None = None
+        release: Callable[[], None] | None = None
+        if isinstance(found, bytes):
+            body, name = found, self._new_id()
+        else:
+            body, correlation_id, undelivered = found
+            name = header_text(correlation_id).encode("latin-1", "replace")
+            if len(body) > SMALL_BYTES and principal.entry is not None:
+                room = self._room_for(principal.name, len(body), always=False)
+                if isinstance(room, TooManyWaiters):
+                    self._withdraw(undelivered)
+                    return room
+                release = room
+        took_ns = self._mono_ns() - began_ns
+        self._meter.request_done(head.route.pattern, head.method, head.route.status, took_ns, received, len(body))
+        return whole_answer(head.start, body, name), undelivered, release
 
-    def _withdraw(self, answer: Response) -> None:
-        withdrawing = asyncio.get_running_loop().create_task(_withdrawn(answer))
+    def _new_id(self) -> bytes:
+        return b"%b-%x" % (self._prefix, next(self._numbers))
+
+    def _withdraw(self, undelivered: Undelivered) -> None:
+        withdrawing = asyncio.get_running_loop().create_task(_withdrawn(Response(undelivered=undelivered)))
         self._withdrawing.add(withdrawing)
         withdrawing.add_done_callback(self._withdrawing.discard)
 
@@ -502,27 +454,26 @@ class ServerApp:
         """The answer; or an error if the caller has too many unread answers already."""
         if call.task is None:  # callers without a token share one name, so there is no limit for each of them
             return answer
-        refused = self._without_room(call, answer)
-        if refused is None:
-            return answer
-        await _withdrawn(answer)
-        return refused
-
-    def _without_room(self, call: Call, answer: Response) -> Response | None:
-        """Reserve memory for the answer until it is sent; if there is none left for its caller, the error."""
-        answers, caller = self.service.answers, call.principal.name
         # The caller must learn of a change that cannot be undone.
         must_send = call.request.method != "GET" and answer.undelivered is None
-        taken = answers.try_take(caller, len(answer.body), always=must_send)
+        room = self._room_for(call.principal.name, len(answer.body), always=must_send)
+        if not isinstance(room, TooManyWaiters):
+            answer.release = room
+            return answer
+        await _withdrawn(answer)
+        return self._fault(call.request, room, call.correlation_id)
+
+    def _room_for(self, caller: str, size: int, *, always: bool) -> Callable[[], None] | TooManyWaiters:
+        """Reserve memory for an answer; returns what gives it back. If its caller has none left, the error."""
+        answers = self.service.answers
+        taken = answers.try_take(caller, size, always=always)
         if taken is None:
-            error = TooManyWaiters(
+            return TooManyWaiters(
                 f"answers that {caller} has not read yet fill {answers.used(caller)} bytes of memory, of "
                 f"{answers.each_bytes} for one caller; nothing was taken. Read them, then try again, with fewer calls "
                 "at a time"
             )
-            return self._fault(call.request, error, call.correlation_id)
-        answer.release = partial(answers.give_back, caller, taken)
-        return None
+        return partial(answers.give_back, caller, taken)
 
     async def _while_listed(self, call: Call, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Yield the chunks of an answer. Ends it when the caller's token is revoked."""
@@ -539,19 +490,22 @@ class ServerApp:
         if "sec-fetch-site" in request.headers:
             check_fetch(request, page=route.hidden)
         if route.action != "open" and (route.also is not None or route.action not in call.principal.everywhere):
-            check_right(call)
+            check_right(call.principal, route, call.path)
         if "traceparent" in request.headers:
             call.trace = parse_traceparent(request.headers["traceparent"])
         await call.decode()
         if route.action != "open":
             if call.principal.queue_groups is not None:
-                check_group(call)
+                check_group(call.principal, call.query, call.body)
             if route.allowed is not None:
                 await route.allowed(call)
         if self._auditor is not None:
             call.write_down = self._auditor.begin
             if route.act and not route.looks_first:
                 await call.begin_act()
+        store = self.service.engine.store
+        if store is not None and route.action not in _WITHOUT_STORE:
+            await store.ready()
         found = await _handled(call)
         if isinstance(found, Response | StreamResponse):
             return found

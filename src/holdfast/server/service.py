@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -20,7 +20,6 @@ from holdfast.env import World
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.local.aio.broker import AsyncLocalBrokerPort, AsyncLocalLocksPort
 from holdfast.protocol.media import JSON, MSGPACK, SMALL_BYTES, UNSAID, check_values, decode, encode
-from holdfast.protocol.topics import Sequence as SequenceNumber
 from holdfast.server.http.messages import ANSWER_BYTES, Refused, Request, Response
 from holdfast.server.limits import ANSWERS_EACH, BODIES_EACH, Room, check_new_group
 from holdfast.server.members import ServedMembers
@@ -33,6 +32,7 @@ from holdfast.settings import ServerSettings
 
 if TYPE_CHECKING:
     from holdfast.broker.tracing import TraceContext
+    from holdfast.env.chain.chain import Chain
     from holdfast.server.audit import Act
 
 
@@ -270,24 +270,15 @@ class Call:
             settings = self.service.settings
             content = await request.read(settings.max_request_bytes, settings.max_unpack_ratio)
             if len(content) <= SMALL_BYTES:
-                self.body = _body(content, request.media, route.body)
+                self.body = decode_body(content, request.media, route.body)
             else:
                 self.body = await self.service.pool.run(_large_body, content, request.media, route.body)
 
-    def use(self, query: Any, sequence: int | None) -> None:
-        """Take a query that was decoded before, with another sequence number if one is given, and decode the body."""
-        if sequence is not None:
-            query = msgspec.structs.replace(query, sequence=msgspec.convert(sequence, SequenceNumber))
-        self.query = query
-        if self.route.body is not None:
-            self.body = _body(self.request.content, self.request.media, self.route.body)
 
-
-def check_right(call: Call) -> None:
+def check_right(principal: Principal, route: Route, path: Mapping[str, str]) -> None:
     """Raise Forbidden unless the caller may do this to what the path names."""
-    route, principal = call.route, call.principal
     if route.named is not None:
-        principal.check(route.action, call.path[route.named])
+        principal.check(route.action, path[route.named])
     elif route.scope == "any":
         principal.check_any(route.action)
     else:
@@ -296,15 +287,15 @@ def check_right(call: Call) -> None:
         principal.check_any(route.also)
 
 
-def check_group(call: Call) -> None:
-    """Check that the token allows the queue group that the call names."""
-    for given in (call.query, call.body):
-        call.principal.check_queue_group(getattr(given, "group", None))
+def check_group(principal: Principal, *given: Any) -> None:
+    """Check that the token allows the queue group that the query or the body of a call names."""
+    for each in given:
+        principal.check_queue_group(getattr(each, "group", None))
 
 
-def partition_of(call: Call) -> int:
-    """The partition number in the path."""
-    text = call.path["partition"]
+def partition_of(path: Mapping[str, str]) -> int:
+    """The partition number in a path."""
+    text = path["partition"]
     if not (text.isascii() and text.isdigit() and len(text) <= 9):
         raise InvalidRequest(f"{text!r} is not a partition number: give 0 or more")
     return int(text)
@@ -328,10 +319,11 @@ def _large_body(_: Job, content: bytes, media: str, kind: Any) -> Any:
         check_values(content, media)
     except InvalidRequest as error:
         raise InvalidRequest(f"the request's body is not valid: {error}") from None
-    return _body(content, media, kind)
+    return decode_body(content, media, kind)
 
 
-def _body(content: bytes, media: str, kind: Any) -> Any:
+def decode_body(content: bytes, media: str, kind: Any) -> Any:
+    """Decode the body of a request. Raises InvalidRequest if it does not match the struct."""
     if media not in _VALUES and content:
         raise not_understood(media, JSON, MSGPACK)
     try:
@@ -374,3 +366,24 @@ def _query(text: str, kind: Any) -> Any:
 
 
 _known_query: Final = lru_cache(maxsize=_KEPT_QUERIES)(_query)
+
+
+def lost_folder(store: Chain | None) -> asyncio.Future[str]:
+    """Return a future of why another process has taken over the folder in a store; otherwise it is never done.
+
+    A server that went on would refuse every call, and keep others of this machine from standing by in its place.
+    """
+    loop = asyncio.get_running_loop()
+    lost: asyncio.Future[str] = loop.create_future()
+
+    def told() -> None:
+        loop.call_soon_threadsafe(tell)
+
+    def tell() -> None:
+        if store is not None and store.failure is not None and not lost.done():
+            lost.set_result(str(store.failure.strerror))
+
+    if store is not None:
+        store.on_failure = told
+        tell()  # it may have come before
+    return lost

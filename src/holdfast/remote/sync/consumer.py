@@ -174,7 +174,7 @@ class RemoteConsumerPort:
             if not self.request.instance_id:
                 self._calls.ask("DELETE", self._path(), None)
         except HoldfastError as error:
-            logger.debug("left without saying so", extra={"group": self.request.group, "why": str(error)})
+            logger.debug("leaving the group was not reported", extra={"group": self.request.group, "why": str(error)})
 
     def _path(self, *more: str) -> str:
         member = () if self.member_id is None else (self.member_id,)
@@ -197,7 +197,7 @@ class RemoteConsumerPort:
     def _put_out(self, error: Fenced) -> None:
         """Join again after the group has removed this member, unless a newer one has replaced it."""
         group, instance_id = self.request.group, self.request.instance_id
-        logger.warning("put out of the group", extra={"group": group, "why": str(error)})
+        logger.warning("removed from the group", extra={"group": group, "why": str(error)})
         lost = sorted(self.partitions)
         self.partitions.clear()
         if lost:

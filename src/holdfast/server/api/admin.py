@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cache, partial
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -29,12 +29,14 @@ from holdfast.local.search import Full
 from holdfast.protocol.media import JSON
 from holdfast.protocol.messages import InGroup, ServerValue, Wire
 from holdfast.protocol.topics import (
+    Acts,
     AlterTopic,
     GroupSamplesQuery,
     LimitQuery,
     SamplesQuery,
     SettingsTold,
     SettingTold,
+    StandbyStatus,
     StatsQuery,
     Status,
     Steps,
@@ -49,15 +51,12 @@ from holdfast.protocol.topics import (
     WorkersTold,
 )
 from holdfast.server.api.takes import existing_group
-from holdfast.server.audit import Act, Audit
+from holdfast.server.audit import Audit
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Route, Routes
 from holdfast.server.service import Call, Service
 from holdfast.server.turns import Scan
 from holdfast.server.waiting import caller_of
-
-if TYPE_CHECKING:
-    from holdfast.env.chain.chain import Chain
 
 # Health, readiness and metrics.
 
@@ -149,20 +148,25 @@ async def status(call: Call) -> Status:
         topics=len(topics),
         leaving=service.leaving,
         tokens_problem=service.tokens_problem(),
-        store=_store_status(service.engine.store),
+        store=await asyncio.to_thread(_store_status, service.engine),
     )
 
 
-def _store_status(chain: Chain | None) -> StoreStatus | None:
+def _store_status(engine: BrokerEngine) -> StoreStatus | None:
+    chain = engine.store
     if chain is None:
         return None
+    from holdfast.env.chain.ownership import process_text
+
     return StoreStatus(
         name=chain.store.name,
+        owner=process_text(engine.world.ids.process_note()) if chain.failure is None else "",
         epoch=chain.epoch,
         objects=chain.committed,
         silent_seconds=chain.silent_s,
         unsent_bytes=chain.unsent_bytes,
         problem="" if chain.failure is None else str(chain.failure.strerror),
+        standbys=[StandbyStatus(**msgspec.structs.asdict(each)) for each in chain.standbys()],
     )
 
 
@@ -294,7 +298,9 @@ async def settings(call: Call) -> SettingsTold:
 async def topic_settings(call: Call) -> SettingsTold:
     """List the settings of a topic, and where each comes from."""
     query: TopicSettingsQuery = call.query
-    return _settings_answer(await asyncio.to_thread(_topic_settings, call, every=query.all))
+    return _settings_answer(
+        await asyncio.to_thread(settings_of_topic, call.service, call.path["topic"], every=query.all)
+    )
 
 
 @settings_routes.add(
@@ -304,11 +310,11 @@ async def alter_settings(call: Call) -> SettingsTold:
     """Change settings of a topic; they take effect at once and are stored."""
     given: AlterTopic = call.body
     await call.service.port.alter_topic(call.path["topic"], check_changes(given.settings))
-    return _settings_answer(await asyncio.to_thread(_topic_settings, call, every=True))
+    return _settings_answer(await asyncio.to_thread(settings_of_topic, call.service, call.path["topic"], every=True))
 
 
-def _topic_settings(call: Call, *, every: bool) -> list[Setting]:
-    service, name = call.service, call.path["topic"]
+def settings_of_topic(service: Service, name: str, *, every: bool) -> list[Setting]:
+    """The settings of a topic, each with where it comes from; without `every`, those that are not defaults."""
     with service.engine.using(name) as topic:
         place = f"{TOPICS}/{name}/{SETTINGS}"
         kept = kept_settings(service.world, f"{topic_folder(service.folder, name)}/{SETTINGS}")
@@ -340,17 +346,6 @@ class AuditQuery(Wire, kw_only=True):
     """How many of the newest actions, and of the newest refusals."""
 
     limit: Annotated[int, Meta(ge=1, le=1_000)] = 100
-
-
-class Acts(ServerValue, kw_only=True):
-    """Administrative actions, the newest first; one with the outcome "begun" is running, or a crash interrupted it.
-
-    `refused` lists calls that were not allowed, separately, so that they cannot push out what was done.
-    Only some per minute are recorded for each caller; a line with a `count` stands for that many more.
-    """
-
-    acts: list[Act]
-    refused: list[Act] = msgspec.field(default_factory=list)
 
 
 def audit_routes(audit: Audit) -> Routes:

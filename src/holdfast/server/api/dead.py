@@ -386,7 +386,7 @@ class KindCounts(NamedTuple):
     kinds: int
     letters: int
     of: int
-    over_time: list[list[int]] = []  # noqa: RUF012  # for each group, letters in equal spans from `since_ms` to now
+    over_time: list[list[int]] = []  # noqa: RUF012  # for each group, letters in equal spans from `since_ms` on
     since_ms: int = 0
 
     @property
@@ -499,8 +499,9 @@ class CountedKinds:
         sizes = {kind: sum(len(left) for _, _, left in places) for kind, places in found.items()}
         most = sorted(found, key=lambda kind: (-sizes[kind], kind[1]))[:limit]
         groups = [(kind, made) for kind in most if (made := _kind_group(kind, sizes[kind], found[kind])) is not None]
-        since_ms = min([round(made.first.timestamp() * 1000) for _, made in groups], default=now_ms)
-        over_time = [_over_time(found[kind], since_ms, now_ms, spans) for kind, _ in groups] if spans else []
+        first_ms = min([round(made.first.timestamp() * 1000) for _, made in groups], default=now_ms)
+        since_ms, span_ms = _spans(first_ms, now_ms, spans) if spans else (first_ms, 0)
+        over_time = [_over_time(found[kind], since_ms, span_ms, spans) for kind, _ in groups] if spans else []
         letters = sum(sizes.values())
         return KindCounts([made for _, made in groups], len(sizes), letters, letters + uncounted, over_time, since_ms)
 
@@ -528,10 +529,24 @@ def _kind_group(kind: Kind, size: int, places: list[tuple[Delivery, _PartitionKi
     )
 
 
+_SPANS_MS: Final = tuple(1000 * seconds for seconds in (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 86_400))
+
+
+def _spans(first_ms: int, now_ms: int, spans: int) -> tuple[int, int]:
+    """Where the first span begins, and how long each is, so that they reach until now.
+
+    They begin at round times: what is counted in them stays the same while nothing dies.
+    """
+    longest_ms = _SPANS_MS[-1] * ((now_ms - first_ms) // (spans * _SPANS_MS[-1]) + 2)
+    reaching = (span_ms for span_ms in _SPANS_MS if first_ms - first_ms % span_ms + spans * span_ms > now_ms)
+    span_ms = next(reaching, longest_ms)
+    return first_ms - first_ms % span_ms, span_ms
+
+
 def _over_time(
-    places: list[tuple[Delivery, _PartitionKinds, BitMap64]], since_ms: int, now_ms: int, spans: int
+    places: list[tuple[Delivery, _PartitionKinds, BitMap64]], since_ms: int, span_ms: int, spans: int
 ) -> list[int]:
-    bounds = [since_ms + (now_ms + 1 - since_ms) * i // spans for i in range(1, spans)]
+    bounds = [since_ms + span_ms * i for i in range(1, spans)]
     counts = [0] * spans
     for _, part, left in places:
         edges = [0, *(part.offset_at(ms) for ms in bounds), 2**62]

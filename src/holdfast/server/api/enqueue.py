@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -31,6 +31,7 @@ from holdfast.protocol.media import (
     check_batch,
     check_values,
     decode,
+    encoder,
 )
 from holdfast.protocol.messages import (
     MOST_HEADERS,
@@ -48,9 +49,12 @@ from holdfast.protocol.messages import (
     headers_of,
 )
 from holdfast.protocol.topics import AppendQuery, BeginProducer, NextSequence, ProducerBegun, SequenceQuery, Written
+from holdfast.server.http.heads import KnownHead
 from holdfast.server.http.messages import DeferredAnswer, Request, Response
-from holdfast.server.routing import Routes, Shortcut
-from holdfast.server.service import Call, not_understood, partition_of
+from holdfast.server.routing import Prepared, Routes
+from holdfast.server.served import append_to
+from holdfast.server.service import Call, Service, not_understood, partition_of
+from holdfast.server.tokens import Principal
 from holdfast.server.turns import Job
 from holdfast.settings import ServerSettings
 
@@ -94,26 +98,15 @@ class _Form(NamedTuple):
 async def drafts(call: Call) -> Drafts:
     """The messages of a request. If they are only bodies, returns just these, which are stored faster."""
     request, settings = call.request, call.service.settings
-    form = _form_of(call)
-    media = form.media
+    media = request.media
+    if media not in _MEDIA:
+        raise not_understood(media, JSON, MSGPACK, LINES)
+    form = _Form(media, settings.max_batch_messages, trace_pairs(call))
     content = await request.read_raw(settings.max_request_bytes)
     if len(content) <= (_FEW_LINES_BYTES if media == LINES else SMALL_BYTES) and not request.packed:
         return _read(Job(), form, [content])
     pieces = partial(request.unpacked, content, settings.max_request_bytes, settings.max_unpack_ratio)
     return await call.service.pool.run(lambda job: _read(job, form, pieces()))
-
-
-def drafts_now(call: Call) -> Drafts | None:
-    """The messages of a complete request; None if to read them takes a thread."""
-    form, content = _form_of(call), call.request.content
-    return None if form.media == LINES or len(content) > SMALL_BYTES else _read(Job(), form, [content])
-
-
-def _form_of(call: Call) -> _Form:
-    media = call.request.media
-    if media not in _MEDIA:
-        raise not_understood(media, JSON, MSGPACK, LINES)
-    return _Form(media, call.service.settings.max_batch_messages, trace_pairs(call))
 
 
 def _read(job: Job, form: _Form, pieces: Iterable[bytes]) -> Drafts:
@@ -308,21 +301,25 @@ else:
     )
 
 
-def _enqueue_now(call: Call) -> Stored | DeferredAnswer | None:
-    """Store one message that has nothing but a body; None if that takes a thread."""
-    query: EnqueueQuery = call.query
-    if query.codec is not None or call.request.media == MULTIPART or not _is_bare(query):
+def _prepare_enqueue(service: Service, head: KnownHead) -> Prepared | None:
+    """Answers calls that store one message with nothing but a body. Not if that takes a thread."""
+    query: EnqueueQuery = head.query
+    if query.codec is not None or head.takes == MULTIPART or not _is_bare(query):
         return None
-    service, topic, content = call.service, call.path["queue"], call.request.content
-    stored = service.publishing.publish_now(topic, content, query.partition, query.durability)
-    if isinstance(stored, int):
-        return DeferredAnswer(_synced(service.port.publish_plain(topic, content, stored, query.durability)))
-    return None if stored is None else _stored(stored)
+    topic, partition, durability, encode = head.topic, query.partition, query.durability, encoder(head.media)
+    store, port = service.publishing.publish_now, service.port
 
+    async def synced(content: bytes, number: int) -> bytes | None:
+        stored = await port.publish_plain(topic, content, number, durability)
+        return None if stored is None else encode(_stored(stored))
 
-async def _synced(storing: Coroutine[Any, Any, StoredMessage | None]) -> Stored | None:
-    stored = await storing
-    return None if stored is None else _stored(stored)
+    def answer(_: Principal, content: bytes, __: int | None) -> bytes | DeferredAnswer | None:
+        stored = store(topic, content, partition, durability)
+        if isinstance(stored, int):
+            return DeferredAnswer(synced(content, stored))
+        return None if stored is None else encode(_stored(stored))
+
+    return Prepared(bytes, answer)
 
 
 def _is_bare(query: EnqueueQuery) -> bool:
@@ -339,7 +336,7 @@ def _is_bare(query: EnqueueQuery) -> bool:
     status=201,
     takes=(RAW, MULTIPART),
     errors=("message_too_large", "disk_full"),
-    at_once=_enqueue_now,
+    prepare=_prepare_enqueue,
 )
 async def enqueue(call: Call) -> Response:
     """Store one message: the request's body is the message, byte for byte; or a form with `options` and `payload`."""
@@ -489,6 +486,7 @@ def _plain(query: EnqueueQuery, body: bytes) -> Draft:
 producer_routes = Routes("producers")
 
 _MOST_ID = 2**63 - 1
+_MOST_SEQUENCE = 2**32 - 1
 
 
 @producer_routes.add("POST", "/v1/producers", action="publish", scope="any", body=BeginProducer, status=201)
@@ -506,86 +504,124 @@ async def begin_producer(call: Call) -> ProducerBegun:
     return ProducerBegun(id=str(begun.id), epoch=begun.epoch, since=begun.since)
 
 
-def _append_now(call: Call) -> Written | Shortcut | None:
-    """Store a producer's batch in one step; None if that takes a thread."""
-    began_ns = call.service.world.clock.monotonic_ns()
-    query: AppendQuery = call.query
-    messages = drafts_now(call)
-    if messages is None:
+class _ProducerBatch(msgspec.Struct, frozen=True, gc=False):
+    """A producer's messages for one partition, and who sent them when."""
+
+    service: Service
+    caller: Principal
+    began_ns: int
+    place: tuple[str, int]  # topic and partition
+    producer: Producer
+    messages: Drafts
+    query: AppendQuery  # what it says of the sequence is not looked at
+
+    def check(self) -> None:
+        """Raise if the producer may not write, or cannot write such messages. Its tables must be open."""
+        for message in self.messages:
+            if isinstance(message, bytes):
+                break
+            if message.delay is not None or message.at is not None or message.dedup_id is not None:
+                raise InvalidRequest(
+                    "messages with a delay, a time or a dedup_id have no place in a producer's sequence: send them to "
+                    f"/v1/topics/{self.place[0]}/messages, with a dedup_id each"
+                )
+        _check_name(self.service, self.caller, self.producer.id)
+        self.service.engine.producers().check(self.producer.id, self.producer.epoch)
+
+    def answer(self, encode: Callable[[object], bytes]) -> bytes | DeferredAnswer | None:
+        """Store them in one step. None if that takes more than a sync, and nothing was done."""
+        service, (name, number) = self.service, self.place
+        with service.engine.using(name) as topic:
+            partition = topic.partition(number)
+            if partition.sequences is None or service.publishing.takes_a_thread(name, self.messages):
+                return None
+            query = self.query
+            if (query.durability or partition.log.settings.durability) == "fsync":
+                return DeferredAnswer(self._synced(encode))
+            self.check()
+            publisher = service.port.publisher(topic)
+            written = append_to(partition, publisher, self.messages, self.producer, query.durability, query.codec)
+            return encode(self._written(topic, *written))
+
+    async def _synced(self, encode: Callable[[object], bytes]) -> bytes:
+        return encode(await self.store())
+
+    async def store(self) -> Written:
+        """Store them, and wait until they are as durable as asked."""
+        service, engine, (name, number) = self.service, self.service.engine, self.place
+        with engine.using(name) as topic:
+            partition = topic.partition(number)
+            if partition.sequences is None:  # on a thread, because it may read a lot
+                await asyncio.to_thread(partition.open_sequences)
+                await asyncio.to_thread(engine.producers)
+            self.check()
+            written = await service.publishing.append(
+                topic.name,
+                partition,
+                service.port.publisher(topic),
+                self.messages,
+                self.producer,
+                self.query.durability,
+                self.query.codec,
+            )
+            return self._written(topic, *written)
+
+    def _written(self, topic: Topic, appended: Appended, known: KnownBatch | None) -> Written:
+        if known is None:
+            topic.metrics.put_seconds.observe_ns(self.service.world.clock.monotonic_ns() - self.began_ns)
+        offsets = range(appended.offset, appended.next_offset) if known is None else known.offsets
+        return Written(offsets=list(offsets), durability=appended.durability, duplicate=known is not None)
+
+
+def _prepare_append(service: Service, head: KnownHead) -> Prepared | None:
+    """Answers calls that store a producer's batch. Not if that takes a thread."""
+    if head.takes not in _MEDIA - {LINES}:
         return None
-    _check_in_sequence(call, messages)
-    producer = Producer(_number(query.producer), query.epoch, query.sequence)
-    service, engine = call.service, call.service.engine
-    with engine.using(call.path["topic"]) as topic:
-        partition = topic.partition(partition_of(call))
-        if partition.sequences is None:
+    query: AppendQuery = head.query
+    place, encode = (head.topic, partition_of(head.variables)), encoder(head.media)
+    producer_id, epoch = _number(query.producer), query.epoch
+    form, mono_ns = _Form(head.takes, service.settings.max_batch_messages, []), service.world.clock.monotonic_ns
+
+    def decode(content: bytes) -> Drafts | None:
+        return None if len(content) > SMALL_BYTES else _read(Job(), form, [content])
+
+    def answer(caller: Principal, messages: Drafts | None, sequence: int | None) -> bytes | DeferredAnswer | None:
+        if messages is None or sequence is None or sequence > _MOST_SEQUENCE:
             return None
-        _check_name(call, producer.id)
-        engine.producers().check(producer.id, producer.epoch)
-        publisher = service.port.publisher(topic)
-        written = service.publishing.append_now(
-            topic.name, partition, publisher, messages, producer, query.durability, query.codec
-        )
-        return _written(call, topic, written, began_ns) if isinstance(written, tuple) else written
+        producer = Producer(producer_id, epoch, sequence)
+        given = service, caller, mono_ns(), place, producer, messages, query
+        return _ProducerBatch(*given).answer(encode)
 
-
-def _written(call: Call, topic: Topic, written: tuple[Appended, KnownBatch | None], began_ns: int) -> Written:
-    appended, known = written
-    if known is None:
-        topic.metrics.put_seconds.observe_ns(call.service.world.clock.monotonic_ns() - began_ns)
-    offsets = range(appended.offset, appended.next_offset) if known is None else known.offsets
-    return Written(offsets=list(offsets), durability=appended.durability, duplicate=known is not None)
+    return Prepared(decode, answer)
 
 
 @producer_routes.add(
     "POST",
     "/v1/topics/{topic}/partitions/{partition}/append",
     action="publish",
+    prepare=_prepare_append,
     query=AppendQuery,
     answers=Written,
     status=201,
     takes=(JSON, MSGPACK, LINES),
     content=Batch,
     errors=("message_too_large", "out_of_sequence", "fenced", "queue_full", "disk_full"),
-    at_once=_append_now,
 )
 async def append(call: Call) -> Written:
     """Store a producer's batch in a partition, all of it or nothing. Sent again, it gets the same answer."""
-    began_ns = call.service.world.clock.monotonic_ns()
     query: AppendQuery = call.query
-    messages = await drafts(call)
-    _check_in_sequence(call, messages)
+    began_ns = call.service.world.clock.monotonic_ns()
     producer = Producer(_number(query.producer), query.epoch, query.sequence)
-    port, engine = call.service.port, call.service.engine
-    with engine.using(call.path["topic"]) as topic:
-        publisher, partition = port.publisher(topic), topic.partition(partition_of(call))
-        if partition.sequences is None:  # on a thread, because it may read a lot
-            await asyncio.to_thread(partition.open_sequences)
-            await asyncio.to_thread(engine.producers)
-        _check_name(call, producer.id)
-        engine.producers().check(producer.id, producer.epoch)
-        written = await call.service.publishing.append(
-            topic.name, partition, publisher, messages, producer, query.durability, query.codec
-        )
-        return _written(call, topic, written, began_ns)
+    messages = await drafts(call)
+    place = call.path["topic"], partition_of(call.path)
+    return await _ProducerBatch(call.service, call.principal, began_ns, place, producer, messages, query).store()
 
 
-def _check_name(call: Call, producer_id: int) -> None:
+def _check_name(service: Service, caller: Principal, producer_id: int) -> None:
     """Raise Forbidden if the id is that of a named producer whose name the caller may not use."""
-    name = call.service.engine.producers().name_of(producer_id)
+    name = service.engine.producers().name_of(producer_id)
     if name is not None:
-        call.principal.check_producer(name)
-
-
-def _check_in_sequence(call: Call, messages: Drafts) -> None:
-    for message in messages:
-        if isinstance(message, bytes):
-            return
-        if message.delay is not None or message.at is not None or message.dedup_id is not None:
-            raise InvalidRequest(
-                "messages with a delay, a time or a dedup_id have no place in a producer's sequence: send them to "
-                f"/v1/topics/{call.path['topic']}/messages, with a dedup_id each"
-            )
+        caller.check_producer(name)
 
 
 @producer_routes.add("GET", "/v1/topics/{topic}/partitions/{partition}/sequence", action="publish", query=SequenceQuery)
@@ -596,9 +632,9 @@ async def next_sequence(call: Call) -> NextSequence:
 
 def _next_sequence(call: Call, producer_id: int) -> NextSequence:
     query: SequenceQuery = call.query
-    _check_name(call, producer_id)
+    _check_name(call.service, call.principal, producer_id)
     with call.service.engine.using(call.path["topic"]) as topic:
-        sequences = topic.partition(partition_of(call)).open_sequences()
+        sequences = topic.partition(partition_of(call.path)).open_sequences()
         return NextSequence(
             sequence=sequences.next_sequence(producer_id, query.since),
             offsets=sequences.offsets(producer_id, query.first, query.count),

@@ -166,7 +166,8 @@ def _offsets(call: Call, wanted: str | None) -> list[PartitionLag]:
                 ]
     if not known:
         call.principal.check_group(name)
-        raise UnknownGroup(f"there is no group {name}{'' if wanted is None else f' on {wanted}'}")
+        where = "" if wanted is None else f" on {wanted}"
+        raise UnknownGroup(f"there is no group {name}{where}: list the groups with GET /v1/groups")
     return found
 
 

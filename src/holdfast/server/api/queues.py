@@ -27,7 +27,7 @@ from holdfast.local.listing import find_message, listed, look_up, mark_of, no_me
 from holdfast.local.search import Full, MessageSearch, SearchPlace, found_by_id, search_queue, size_of, topic_of_wanted
 from holdfast.model import Record
 from holdfast.protocol import messages as wire
-from holdfast.protocol.media import RAW, SMALL_BYTES
+from holdfast.protocol.media import RAW, SMALL_BYTES, encode
 from holdfast.protocol.messages import (
     Ack,
     Cancelled,
@@ -63,13 +63,15 @@ from holdfast.protocol.messages import (
     Whole,
     Wire,
 )
-from holdfast.server.api.takes import existing_group, take, take_now
+from holdfast.server.api.takes import existing_group, prepare_take, take
 from holdfast.server.api.topics import altered, described
+from holdfast.server.http.heads import KnownHead
 from holdfast.server.http.messages import ANSWER_BYTES, Response, StreamResponse, payload
 from holdfast.server.limits import check_partitions
-from holdfast.server.routing import Routes
+from holdfast.server.routing import Prepared, Routes
 from holdfast.server.served import ServedGroup, _said, document_content, said
-from holdfast.server.service import Call, partition_of
+from holdfast.server.service import Call, Service, decode_body, partition_of
+from holdfast.server.tokens import Principal
 from holdfast.server.turns import Scan
 from holdfast.settings import TopicSettings
 
@@ -116,7 +118,7 @@ async def create_queue(call: Call) -> TopicInfo:
     answers=Deliveries,
     gives=(RAW,),
     errors=("too_many_waiters",),
-    at_once=partial(take_now, state=False),
+    prepare=partial(prepare_take, state=False),
 )
 async def dequeue(call: Call) -> Response | StreamResponse:
     """Lease messages; returns an empty list if none arrives in time."""
@@ -131,7 +133,7 @@ async def dequeue(call: Call) -> Response | StreamResponse:
     answers=Deliveries,
     gives=(RAW,),
     errors=("too_many_waiters",),
-    at_once=partial(take_now, state=True),
+    prepare=partial(prepare_take, state=True),
 )
 async def dequeue_with_state(call: Call) -> Response | StreamResponse:
     """The same, with the state document of each message."""
@@ -154,19 +156,23 @@ async def _settled(call: Call, outcome: Callable[[TopicSettings], MessageOutcome
     return Settled(settled=len(set(given.receipts)))
 
 
-def _ack_now(call: Call) -> Settled | None:
-    """The ack of one message; None if it waits for a sync, or a stream may have the message."""
-    given: Ack = call.body
-    if len(given.receipts) != 1 or given.durability is not None:
-        return None
-    group = call.service.known_group(call.path["queue"], given.group or DEFAULT_GROUP)
-    if group is None or call.service.windows.of(group):
-        return None
-    group.port.check_open()
-    return Settled(settled=1) if group.port.ack_receipt_now(given.receipts[0]) else None
+def _prepare_ack(service: Service, head: KnownHead) -> Prepared:
+    """Answers acks of one message. Not one that waits for a sync, or where a stream may have the message."""
+    queue, done = head.topic, encode(Settled(settled=1), head.media)
+
+    def answer(_: Principal, given: Ack, __: int | None) -> bytes | None:
+        if len(given.receipts) != 1 or given.durability is not None:
+            return None
+        group = service.known_group(queue, given.group or DEFAULT_GROUP)
+        if group is None or service.windows.of(group):
+            return None
+        group.port.check_open()
+        return done if group.port.ack_receipt_now(given.receipts[0]) else None
+
+    return Prepared(partial(decode_body, media=head.takes, kind=Ack), answer)
 
 
-@routes.add("POST", "/v1/queues/{queue}/ack", action="consume", body=Ack, errors=("lease_lost",), at_once=_ack_now)
+@routes.add("POST", "/v1/queues/{queue}/ack", action="consume", body=Ack, errors=("lease_lost",), prepare=_prepare_ack)
 async def ack(call: Call) -> Settled:
     """Confirm that messages are done. If some receipts are not valid, the error names them; the others are acked."""
     return await _settled(call, _acked)
@@ -353,7 +359,7 @@ def _check_was_there(group: ServedGroup, message_id: str) -> None:
     delivery, place = group.queue_group.place(message_id)
     was_delayed = place.delayed_id is not None and delivery.partition.was_delayed(place.delayed_id)
     if not was_delayed and (place.offset is None or place.offset >= delivery.partition.log.written_end):
-        raise InvalidRequest(f"there is no message {message_id}")
+        raise InvalidRequest(f"there is no message {message_id}: check the id, as it was returned when it was stored")
 
 
 @routes.add("POST", "/v1/queues/{queue}/seek", action="admin", body=Seek, act=True, errors=("offset_out_of_range",))
@@ -506,7 +512,7 @@ async def payload_at(call: Call) -> Answer:
 def _record(call: Call, offset: int) -> Record:
     engine: Any = call.service.engine
     with reading(engine.using, call.path["topic"]) as topic:
-        log = topic.partition(partition_of(call)).log
+        log = topic.partition(partition_of(call.path)).log
         for record in log.records(offset, whole=False):
             if record.offset == offset:
                 found: Record = record

@@ -13,13 +13,15 @@ import msgspec
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_readable_name
 from holdfast.broker.waiters import TaskWaiter
 from holdfast.errors import HoldfastError, InvalidRequest, UnknownGroup
-from holdfast.protocol.media import EVENTS, FRAMES, LINES, MSGPACK, RAW, ErrorAnswer, encode, fault_of, framed
+from holdfast.protocol.media import EVENTS, FRAMES, LINES, MSGPACK, RAW, ErrorAnswer, encode, encoder, fault_of, framed
 from holdfast.protocol.messages import Deliveries, Delivery, Said, Subscribe, Take, WatchQuery
 from holdfast.server.api.topics import listening, visible_topic
+from holdfast.server.http.heads import KnownHead
 from holdfast.server.http.messages import Response, StreamResponse, Undelivered, payload
-from holdfast.server.routing import Routes
+from holdfast.server.routing import Prepared, PreparedAnswer, Routes
 from holdfast.server.served import MOST_AT_ONCE, Leased, ServedGroup, Taken, receipts_of, said, within
-from holdfast.server.service import Call
+from holdfast.server.service import Call, Service, decode_body
+from holdfast.server.tokens import Principal
 from holdfast.server.waiting import Attempt
 
 routes = Routes("streams")
@@ -125,30 +127,32 @@ async def _take(call: Call, group: ServedGroup, attempt: Attempt | None, *, stat
         raise
 
 
-def take_now(call: Call, *, state: bool) -> Response | None:
-    """A take of one message that is ready; None if that takes a turn, a wait, or is not the first call of this take."""
-    wanted: Take = call.body
-    service = call.service
-    group = service.known_group(call.path["queue"], wanted.group or DEFAULT_GROUP)
-    if group is None or wanted.count != 1 or RAW in call.request.headers.get("accept", ""):
+def prepare_take(service: Service, head: KnownHead, *, state: bool) -> Prepared | None:
+    """Answers takes of one message that is ready. Not one that waits, or is not the first call of its take."""
+    if RAW in head.headers.get("accept", ""):
         return None
-    if service.attempts.knows(call.principal, group, wanted):
-        return None
-    found = group.take_now(1, wanted.lease, wanted.owner or call.principal.name)
-    if not found and (found is None or wanted.wait != 0):
-        return None
-    taken = receipts_of(found)
-    try:
-        undelivered = None
-        if found:
-            attempt = service.attempts.took_at_once(call.principal, group, wanted, found)
-            undelivered = partial(_give_back, group, taken, attempt, 0 if attempt is None else attempt.turn)
-        answer = _answer(call, group, found, undelivered, state=state)
-        assert isinstance(answer, Response)
-    except BaseException:
-        group.give_back_soon(taken)
-        raise
-    return answer
+    queue, encode = head.topic, encoder(head.media)
+    nothing = encode(Deliveries(messages=[]))
+
+    def answer(caller: Principal, wanted: Take, _: int | None) -> PreparedAnswer | None:
+        group = service.known_group(queue, wanted.group or DEFAULT_GROUP)
+        if group is None or wanted.count != 1 or service.attempts.knows(caller, group, wanted):
+            return None
+        found = group.take_now(1, wanted.lease, wanted.owner or caller.name)
+        if not found:
+            return None if found is None or wanted.wait != 0 else nothing
+        ((delivery, (delivered,)),) = found
+        taken = [(delivery, [delivered.receipt])]
+        try:
+            attempt = service.attempts.took_at_once(caller, group, wanted, found)
+            message = group.delivery(delivery, delivered, state=state or wanted.state)
+            body = encode(Deliveries(messages=[message]))
+        except BaseException:
+            group.give_back_soon(taken)
+            raise
+        return body, message.correlation_id, partial(_give_back, group, taken, attempt, 1)
+
+    return Prepared(partial(decode_body, media=head.takes, kind=Take), answer)
 
 
 async def _give_back(group: ServedGroup, taken: Leased, attempt: Attempt | None, turn: int) -> None:

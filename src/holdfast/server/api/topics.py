@@ -219,7 +219,7 @@ async def read_messages(call: Call) -> Response:
     """
     query: ReadQuery = call.query
     service, engine = call.service, call.service.engine
-    topic, number = call.path["topic"], partition_of(call)
+    topic, number = call.path["topic"], partition_of(call.path)
     with reading(engine.using, topic) as opened:
         chosen = partial(opened.partition, number)
         partition = await asyncio.to_thread(chosen) if opened.dead else chosen()  # it may have to be created
@@ -253,7 +253,7 @@ async def read_frames(call: Call) -> StreamResponse:
     The first frame may begin before the offset, and the last may end behind `stop`.
     """
     query: FramesQuery = call.query
-    topic, number = call.path["topic"], partition_of(call)
+    topic, number = call.path["topic"], partition_of(call.path)
     with reading(call.service.engine.using, topic) as opened:
         log = (await asyncio.to_thread(opened.partition, number)).log
         parts = await asyncio.to_thread(_stored, log, query)
@@ -307,7 +307,7 @@ async def _read(call: Call, offset: int, limit: int) -> list[Contents[bytes]]:
     query: ReadQuery = call.query
     check_read(offset, limit, query.on_damage)
     read = partial(call.service.port.read_now, on_damage=query.on_damage)
-    return await asyncio.to_thread(read, call.path["topic"], partition_of(call), offset, limit, ANSWER_BYTES)
+    return await asyncio.to_thread(read, call.path["topic"], partition_of(call.path), offset, limit, ANSWER_BYTES)
 
 
 async def _arrived(call: Call, partition: Partition, offset: int, wait_s: float) -> list[Contents[bytes]]:

@@ -224,7 +224,7 @@ def charts_of(samples: Samples, chosen: Range, *, most: int | None = None) -> Ch
     steps = max(map(len, lines.values()))
     span = samples.until - samples.since
     rows = [
-        (samples.since + span * i / steps, [_cell(lines[field][i], plan) for field, _, plan in fields])
+        (samples.since + span * i / steps, [_cell(lines[field][i], plan.text) for field, _, plan in fields])
         for i in range(steps)
         if any(line[i] is not None for line in lines.values())
     ]
@@ -241,33 +241,41 @@ def charts_of(samples: Samples, chosen: Range, *, most: int | None = None) -> Ch
 
 
 def _chart(plan: _Plan, number: int, samples: Samples) -> Chart:
-    lines = [squeezed(line_of(samples, field), _COLUMNS) for field, _, _ in plan.fields]
-    top, peak = top_of(*lines), peak_of(*lines)
+    lines = [(name, kind, squeezed(line_of(samples, field), _COLUMNS)) for field, name, kind in plan.fields]
+    return chart_of(f"chart-{number}", plan.title, lines, plan.text, sampled=bool(samples.samples))
+
+
+def chart_of(
+    identity: str,
+    title: str,
+    lines: Sequence[tuple[str, str, Line]],
+    text: Callable[[float], str],
+    *,
+    sampled: bool = True,
+) -> Chart:
+    """A chart of these lines, each with its name and its kind, on one scale."""
+    top, peak = top_of(*(line for _, _, line in lines)), peak_of(*(line for _, _, line in lines))
     drawn = [
         ChartLine(
             name=name,
             kind=kind,
             points=segments(line, top, WIDTH, HEIGHT),
             area=segments(line, top, WIDTH, HEIGHT, area=True) if kind == "into" else [],
-            last=_last(line, plan),
+            last=_cell(next((value for value in reversed(line) if value is not None), None), text),
         )
-        for (_, name, kind), line in zip(plan.fields, lines, strict=True)
+        for name, kind, line in lines
     ]
     said = "; ".join(f"{line.name}: now {line.last}" for line in drawn)
     return Chart(
-        id=f"chart-{number}",
-        title=plan.title,
+        id=identity,
+        title=title,
         lines=drawn,
-        top=plan.text(top) if top else "",
-        bursts=bursts(lines, top, WIDTH),
-        peak=plan.text(peak) if peak > top else "",
-        description=f"{said}. The highest value is {plan.text(peak)}." if samples.samples else "No samples yet.",
+        top=text(top) if top else "",
+        bursts=bursts([line for _, _, line in lines], top, WIDTH),
+        peak=text(peak) if peak > top else "",
+        description=f"{said}. The highest value is {text(peak)}." if sampled else "No samples yet.",
     )
 
 
-def _last(line: Line, plan: _Plan) -> str:
-    return _cell(next((value for value in reversed(line) if value is not None), None), plan)
-
-
-def _cell(value: float | None, plan: _Plan) -> str:
-    return "–" if value is None else plan.text(value)
+def _cell(value: float | None, text: Callable[[float], str]) -> str:
+    return "–" if value is None else text(value)

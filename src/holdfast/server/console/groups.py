@@ -207,6 +207,7 @@ async def locks(call: Call) -> Response:
         "locks.html",
         query=query,
         held=held[:_MOST],
+        may_release=call.principal.may_any("admin"),
         names=names[:_MOST],
         left_out=max(len(held) - _MOST, 0) + max(len(names) - _MOST, 0),
         document=document,

@@ -35,6 +35,7 @@ from holdfast.server.console.rendering import (
     page,
     payload,
     plain,
+    reason,
     render,
 )
 from holdfast.server.http.messages import Response, StreamResponse
@@ -129,13 +130,13 @@ def _shown_lifeline(step: TraceStep) -> Step:
         f"group {step.group}" if step.group and step.group != "default" else "",
         f"to {step.holder}" if step.step == log.LEASED else f"by {step.holder}" if step.holder else "",
         f"attempt {step.attempt}" if step.attempt else "",
-        step.why if step.why not in ("", step.step) else "",
+        reason(step.why) if step.why not in ("", step.step) else "",
         f"due {_time(step.due_ms)}" if step.due_ms else "",
         f"lease until {_time(step.until_ms)}" if step.until_ms else "",
     ]
     return Step(
         at_ns=step.at_ns,
-        name=step.step,
+        name="moved to the dead letters" if step.step == log.BURIED else step.step,
         says=", ".join(filter(None, facts)),
         error=step.error,
         tone="good" if step.step in _GOOD else "bad" if step.step in _BAD else "",

@@ -31,6 +31,7 @@ from holdfast.server.metrics import sync_times
 from holdfast.server.routing import Routes
 from holdfast.server.service import Call, Service
 from holdfast.settings import BrokerSettings
+from holdfast.storage.retention import tiered_bytes
 
 OLD_S: Final = 15 * 60  # the age from which a message is shown in red
 MOST_SHOWN: Final = 12
@@ -379,6 +380,7 @@ def _disk(call: Call) -> dict[str, Any]:
         "partitions": sum(len(topic.partitions) for topic in topics),
         "segments": len(segments),
         "log_bytes": sum(segment.bytes for segment in segments),
+        "tiered_bytes": tiered_bytes(segments),
         "traces_lost": engine.traces.log.lost,
     }
 

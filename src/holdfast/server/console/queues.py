@@ -1,4 +1,4 @@
-"""The pages of a queue: its messages by phase, its dead letters by error, its tail, and a form to send."""
+"""The pages of a queue: messages by phase, dead letters by error, charts, tail, settings, and a form to send."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from holdfast.local.listing import LocalLetters, Mark, find_message, listed, par
 from holdfast.local.search import Full
 from holdfast.model import Record
 from holdfast.protocol.messages import InGroup, Name
-from holdfast.server.api.admin import group_samples
+from holdfast.server.api.admin import group_samples, settings_of_topic
 from holdfast.server.api.dead import OTHERS, KindCounts, kinds_of
 from holdfast.server.api.topics import described
 from holdfast.server.console.charts import RANGES, ChartQuery, charts_of, flow_of, spark_of
@@ -53,6 +53,9 @@ _POLICY: Final = (
     "key_order",
     "trace_sample",
 )
+
+
+_FIXED: Final = ("partitions", "durability")  # partitions are added and never removed; each program has its durability
 
 
 class QueueQuery(InGroup, kw_only=True):
@@ -175,6 +178,21 @@ async def charts(call: Call) -> Response:
         ranges=RANGES,
         **await head_of(call, group),
     )
+
+
+class SettingsQuery(SendQuery, kw_only=True):
+    """Whether to show all settings, or only those that were changed."""
+
+    all: bool = False
+
+
+@page("/ui/queues/{queue}/settings", query=SettingsQuery)
+async def settings(call: Call) -> Response:
+    """The partitions and settings of a queue, and what can only be done to a queue as a whole."""
+    query: SettingsQuery = call.query
+    head = await head_of(call, await group_for(call, query.group))
+    found = await asyncio.to_thread(settings_of_topic, call.service, head["queue"], every=query.all)
+    return render(call, "queue_settings.html", section="settings", query=query, settings=found, fixed=_FIXED, **head)
 
 
 # Messages of a queue, found by phase and condition or by id.

@@ -20,8 +20,8 @@ from holdfast.server.console.rendering import ONLY_LOOKS
 from holdfast.server.http.connection import Answer
 from holdfast.server.http.listening import HttpServer
 from holdfast.server.http.messages import ALWAYS_SAID, Meter, Refused, Request, Response, StreamResponse
+from holdfast.server.limits import limits_of
 from holdfast.server.routing import status_of
-from holdfast.server.server import limits_of
 from holdfast.settings import ServerSettings
 
 _HOST: Final = "127.0.0.1"

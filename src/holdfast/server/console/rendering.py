@@ -81,6 +81,7 @@ def render(call: Call, template: str, *, status: int = 200, **facts: Any) -> Res
         facts |= {name: dict.fromkeys(facts[name], False) for name in rights}
     if principal.may("read"):
         facts["tokens_problem"] = call.service.tokens_problem()
+    facts["has_lake"] = call.service.settings.lake is not None
     text = page_text(principal, call.service.world.clock.now_ns(), call.request.path, template, facts)
     content = text.encode("utf-8", "replace")
     etag = _etag(text)
@@ -123,7 +124,7 @@ def page_text(principal: Principal | None, now_ns: int, path: str, template: str
             now_ns=now_ns,
             now=datetime.fromtimestamp(now_ns / 1e9, UTC),
             path=path,
-            **{"tokens_problem": "", "searched_text": ""} | facts,
+            **{"tokens_problem": "", "searched_text": "", "has_lake": False} | facts,
         )
     )
 

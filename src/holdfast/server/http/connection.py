@@ -12,7 +12,7 @@ import httptools
 
 from holdfast.env.sockets import is_own_peer, unacknowledged
 from holdfast.errors import HoldfastError
-from holdfast.server.http.heads import CutRequest, KnownHead, cut
+from holdfast.server.http.heads import HEAD_END, KnownHead, cut
 from holdfast.server.http.messages import (
     CONTINUE,
     HIGH_BYTES,
@@ -21,6 +21,7 @@ from holdfast.server.http.messages import (
     DeferredAnswer,
     NotTheSameUser,
     Refused,
+    RenderedAnswer,
     Request,
     Response,
     StreamResponse,
@@ -179,12 +180,18 @@ class HttpConnection(asyncio.Protocol):
             return
         key = None
         if self._current is None and self._incoming is None and self._writable is None:
-            found = cut(data)
-            if found is not None:
-                known = self._server.heads.get(found.key)
-                if known is not None and self._answer_known(known, found):
+            heads, end = self._server.heads, data.find(HEAD_END) + 4
+            whole = heads.get_whole(data[:end])
+            if whole is not None and whole[1] == len(data) - end:
+                if self._answer_known(whole[0], None, data[end:]):
                     return
-                key = found.key
+            elif (found := cut(data)) is not None:
+                key, known = found.key, heads.get(found.key)
+                if known is not None:
+                    if found.sequence is None:
+                        heads.learn_whole(data, len(found.body), known)
+                    if self._answer_known(known, found.sequence, found.body):
+                        return
         self._parse(data)
         if key is not None and self._current is not None and self._incoming is None and not self._waiting:
             self._current.key = key  # the data was this request and nothing else
@@ -208,49 +215,57 @@ class HttpConnection(asyncio.Protocol):
             if self._header_bytes > self._limits.header_bytes:
                 self._refuse(large_head(self._limits))
 
-    def _answer_known(self, known: KnownHead, found: CutRequest) -> bool:
+    def _answer_known(self, known: KnownHead, sequence: int | None, body: bytes) -> bool:
         """Answer a request with a known head, at once or from a task. False if only the parser may see it."""
         if self.admitted is not Admitted.FULLY or self._transport.is_closing():
             return False
         self._unread = self._unheard = None  # a client that sends the next request has read the last answer
-        request = known.request(self, self._peer, self._certificate, found.body)
-        answer = self._server.answer_known(request, known, found.sequence)
-        if answer is None:
-            known.restore(request, found.sequence)
-            self._begin(request)
-        elif isinstance(answer, DeferredAnswer):
+        answer = self._server.answer_known(known, sequence, body, self._peer, self._certificate)
+        if isinstance(answer, tuple):
+            if self._write(answer, None):
+                self.why, self.deadline = "idle", self._loop.time() + self._limits.idle_s
+            return True
+        request = known.request(self, self._peer, self._certificate, body, sequence)
+        if isinstance(answer, DeferredAnswer):
             self._current = request
             self.deadline = None
-            answer.run(partial(self._answer_later, request, known, found.sequence))
+            answer.run(partial(self._answer_later, request))
         else:
-            self._answer_at_once(request, answer)
+            request.failure = answer
+            self._begin(request)
         return True
 
-    def _answer_later(self, request: Request, known: KnownHead, sequence: int | None, later: DeferredAnswer) -> None:
+    def _answer_later(self, request: Request, later: DeferredAnswer) -> None:
         self._current = None
         if self._lost or self._transport.is_closing():
             return
-        if later.failure is None and later.value is not None:
-            assert later.answer is not None
-            self._answer_at_once(request, later.answer(later.value))
+        answer = later.rendered()
+        if isinstance(answer, tuple):
+            if self._write(answer, request):
+                self._next(request)
         else:
-            request.failure = later.failure
-            known.restore(request, sequence)
+            request.failure = answer
             self._begin(request)
 
-    def _answer_at_once(self, request: Request, answer: Response) -> None:
-        self._unread = answer.undelivered
-        size = len(answer.body)
-        start = head(answer.status, answer.media, answer.headers, length=size, keep_alive=request.keep_alive)
-        self._transport.write(start + answer.body)
-        if self._writable is not None:  # the client does not read: a task waits until it does
+    def _write(self, answer: RenderedAnswer, request: Request | None) -> bool:
+        """Write an answer. False if the client does not read: then a task waits until it does."""
+        content, undelivered, release = answer
+        self._unread = undelivered
+        self._transport.write(content)
+        if self._writable is not None:
+            waiting = Response(undelivered=undelivered)
+            waiting.release = release
+            if request is None:
+                request = Request(self, self._peer, self._certificate)
+                request.complete = True
             self._current = request
-            self._task = self._loop.create_task(self._run(request, answer))
-            return
-        self._sent(answer)
-        if answer.release is not None:
-            answer.release()
-        self._next(request)
+            self._task = self._loop.create_task(self._run(request, waiting))
+            return False
+        if undelivered is not None:
+            self._sent(undelivered)
+        if release is not None:
+            release()
+        return True
 
     def _look_at_parts(self, data: bytes) -> None:
         at = 0
@@ -318,7 +333,7 @@ class HttpConnection(asyncio.Protocol):
         headers = self._incoming.headers
         if key in headers:
             if key == "host":
-                raise Refused("the request has two Host headers: nobody could tell which one is meant", status=400)
+                raise Refused("the request has two Host headers, so it is not clear which one is meant", status=400)
             text = f"{headers[key]}, {text}"
         headers[key] = text
 
@@ -486,12 +501,12 @@ class HttpConnection(asyncio.Protocol):
     async def _flushed(self, answer: Response) -> None:
         if self._writable is not None:
             await self._writable
-        self._sent(answer)
+        self._sent(answer.undelivered)
 
-    def _sent(self, answer: Response) -> None:
+    def _sent(self, undelivered: Undelivered | None) -> None:
         """Note that the kernel has all of an answer."""
         self._unread = None
-        self._unheard = answer.undelivered
+        self._unheard = undelivered
         self._answered_at = self._loop.time()
 
     async def _stream(self, request: Request, answer: StreamResponse) -> None:
@@ -599,4 +614,4 @@ async def _tell(undelivered: Undelivered) -> None:
     try:
         await undelivered()
     except HoldfastError as error:  # the lease will expire by itself
-        logger.debug("nobody could be told that an answer was lost", extra={"why": str(error)})
+        logger.debug("a lost answer could not be reported", extra={"why": str(error)})

@@ -14,6 +14,12 @@ never kept.
 
 The table is bounded, in heads and in their size. A head is kept when it comes for the second time, so that callers who
 never repeat one do not push out those who do. A head that is not in the table costs nobody more than the parser.
+
+Where the length repeats, too, as it does for a client whose messages are alike, the whole head is the same, byte for
+byte. A second table has these heads with their digits. What it leads to is the same; only the cutting is saved.
+
+A route may prepare its answers when a head of it is kept: whatever follows from the head is then looked up once, not
+for each call.
 """
 
 from __future__ import annotations
@@ -22,12 +28,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.server.http.messages import BodySource, Request
+from holdfast.server.http.messages import BodySource, Request, start_bytes
 
 if TYPE_CHECKING:
-    from holdfast.server.routing import Route
+    from holdfast.server.routing import Prepared, Route
+    from holdfast.server.service import Service
 
-_END: Final = b"\r\n\r\n"
+HEAD_END: Final = b"\r\n\r\n"
 _LENGTHS: Final = (b"\r\ncontent-length: ", b"\r\nContent-Length: ")
 _LENGTH_BYTES: Final = 18
 _SEQUENCE: Final = b"&sequence="
@@ -58,38 +65,40 @@ class CutRequest(msgspec.Struct, frozen=True, gc=False):
 class KnownHead:
     """What was found in a head: the request's parts, its route, and the query as the route's handler gets it."""
 
-    __slots__ = ("headers", "method", "path", "query", "route", "text", "variables")
-
-    def __init__(self, request: Request, route: Route, variables: dict[str, str], query: Any) -> None:
+    def __init__(
+        self, service: Service, request: Request, route: Route, variables: dict[str, str], query: Any, gives: str
+    ) -> None:
+        self._text = request.query
         self.method = request.method
         self.path = request.path
-        self.text = request.query
         self.headers = request.headers
         self.route = route
         self.variables = variables
         self.query = query
+        self.topic = variables["queue"] if "queue" in variables else variables["topic"]
+        self.takes = request.media  # of its bodies
+        self.media = gives  # of its answers
+        self.start = start_bytes(route.status, gives)
+        # How its calls are answered in one step, if they can be.
+        self.prepared: Prepared | None = None if route.prepare is None else route.prepare(service, self)
 
-    def request(self, source: BodySource, peer: str, certificate: Any, body: bytes) -> Request:
-        """A request with this head. Its query and its content length are those of the head that was kept."""
+    def request(self, source: BodySource, peer: str, certificate: Any, body: bytes, sequence: int | None) -> Request:
+        """A request with this head, as the parser would have found it."""
         request = Request(source, peer, certificate)
         request.method = self.method
         request.path = self.path
-        request.headers = self.headers
+        request.query = self._text
+        if sequence is not None:
+            request.query = f"{self._text.rpartition('&')[0]}&sequence={sequence}"
+        request.headers = {**self.headers, "content-length": str(len(body))}
         request.complete = True
         request.feed(body)
         return request
 
-    def restore(self, request: Request, sequence: int | None) -> None:
-        """Give a request its own query and content length, as the parser would have found them."""
-        request.query = self.text
-        if sequence is not None:
-            request.query = f"{self.text.rpartition('&')[0]}&sequence={sequence}"
-        request.headers = {**self.headers, "content-length": str(request.received)}
-
 
 def cut(data: bytes) -> CutRequest | None:
     """Cut a request whose head and body are whole and alone in `data`; None for anything else."""
-    end = data.find(_END)
+    end = data.find(HEAD_END)
     if end < 0 or end > _MOST_HEAD_BYTES:
         return None
     at = data.find(_LENGTHS[0], 0, end)
@@ -120,21 +129,37 @@ class KnownHeads:
         self._most = most
         self._known: dict[bytes, KnownHead] = {}
         self._seen: set[int] = set()
+        self._whole: dict[bytes, tuple[KnownHead, int]] = {}  # by the whole head, with the length that it states
         self.get = self._known.get
+        self.get_whole = self._whole.get
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def learn(self, key: bytes, request: Request, route: Route, variables: dict[str, str], query: Any) -> None:
-        """Keep the head of a request that was answered, if this is at least the second one with it."""
+    def is_to_keep(self, request: Request, route: Route) -> bool:
+        """Whether to keep the head of a request that was answered. It is if this is at least the second one with it."""
+        if request.key is None or route.prepare is None:
+            return False
         if not (request.keep_alive and request.headers.keys() <= _PLAIN):
-            return
-        mark = hash(key)
+            return False
+        mark = hash(request.key)
         if mark not in self._seen:
             if len(self._seen) >= _MOST_SEEN:
                 self._seen.clear()
             self._seen.add(mark)
-            return
+            return False
+        return True
+
+    def learn(self, request: Request, head: KnownHead) -> None:
+        """Keep the head of a request."""
+        assert request.key is not None
         if len(self._known) >= self._most:
+            self._whole.clear()
             del self._known[next(iter(self._known))]
-        self._known[key] = KnownHead(request, route, variables, query)
+        self._known[request.key] = head
+
+    def learn_whole(self, data: bytes, size: int, head: KnownHead) -> None:
+        """Keep the whole head of a request with a body of this size, which has a known head."""
+        if len(self._whole) >= self._most:
+            self._whole.clear()
+        self._whole[data[: len(data) - size]] = head, size

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ssl
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+from holdfast.env.disk import replaceable
+from holdfast.env.sockets import listen_unix
+from holdfast.errors import BadSettings, HoldfastError, Unavailable
 from holdfast.server.http.connection import Answer, HttpConnection
 from holdfast.server.http.heads import KnownHead, KnownHeads
-from holdfast.server.http.messages import DeferredAnswer, Meter, Refused, Request, Response
+from holdfast.server.http.messages import DeferredAnswer, Meter, Refused, RenderedAnswer, Request, Response
 from holdfast.server.limits import ConnectionAdmission, ConnectionLimits
+from holdfast.settings import ServerSettings
 
 _LOOK_EVERY_S: Final = 0.5
 _BACKLOG: Final = 1024
@@ -22,7 +27,40 @@ _LAST_WORDS_S: Final = 2.0
 _KEEP_FILE: Final[dict[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 
 
-def _never(request: Request, known: KnownHead, sequence: int | None) -> None:
+def socket_at(path: str) -> object:
+    """Open a Unix socket at the path. Raises BadSettings if that fails, or if another user could replace it."""
+    try:
+        why = replaceable(path)
+        if why is None:
+            return listen_unix(path)
+    except OSError as error:
+        why = error.strerror or str(error)
+    raise BadSettings(
+        f"the server cannot listen at {path}: {why}. Choose another place for the socket, such as a folder of its own"
+    )
+
+
+def not_there(settings: ServerSettings, error: OSError) -> HoldfastError:
+    """The error for an address that cannot be listened on, worded the same for all event loops."""
+    place = f"{settings.host}:{settings.port}"
+    if error.errno == errno.EADDRINUSE:
+        return Unavailable(
+            f"the server cannot listen at {place}: another program does already. Stop that one, or choose another "
+            "port with --port, or port in [server]; 0 is any that is free"
+        )
+    if error.errno == errno.EACCES:
+        return BadSettings(f"the server cannot listen at {place}: ports below 1024 are for root. Choose a higher one")
+    return BadSettings(f"the server cannot listen at {place}: {error.strerror or error}. Check the setting host")
+
+
+# Answers a request with a known head: its sequence number and body, the peer and its certificate. None or an error if
+# it takes more than one step; the error is then the answer.
+AnswerKnown: TypeAlias = Callable[
+    [KnownHead, int | None, bytes, str, Any], RenderedAnswer | DeferredAnswer | Exception | None
+]
+
+
+def _never(*_: object) -> None:
     """Answer nothing at once."""
 
 
@@ -35,11 +73,11 @@ class HttpServer:
         refuse: Callable[[Refused], Response],
         limits: ConnectionLimits,
         meter: Meter,
-        answer_known: Callable[[Request, KnownHead, int | None], Response | DeferredAnswer | None] | None = None,
+        answer_known: AnswerKnown = _never,
         heads: KnownHeads | None = None,
     ) -> None:
         self.handle = handle
-        self.answer_known = answer_known or _never
+        self.answer_known = answer_known
         self.heads = KnownHeads() if heads is None else heads
         self.refuse = refuse
         self.limits = limits

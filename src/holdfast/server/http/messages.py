@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import re
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import unquote
 
 import zstandard
 
+from holdfast.env.process import asyncio
 from holdfast.errors import Forbidden, InvalidRequest, MessageTooLarge, Unavailable
 from holdfast.large import CHUNK_BYTES, LargeValue
 from holdfast.protocol.media import RAW
@@ -48,7 +48,7 @@ class Unpacker:
             # In small steps, so that the limits are checked often: a kilobyte may decompress to megabytes.
             for i in range(0, len(chunk), _AT_ONCE):
                 if self._packed.eof:
-                    raise self._broken("more follows behind its end")
+                    raise self._broken("there is more data after its end")
                 piece = chunk[i : i + _AT_ONCE]
                 found = self._packed.decompress(piece)
                 self._came += len(piece)
@@ -64,7 +64,7 @@ class Unpacker:
         if not self._packed.eof:
             raise self._broken("it ends too early")
         if self._packed.unused_data:
-            raise self._broken("more follows behind its end")
+            raise self._broken("there is more data after its end")
 
     def _check(self) -> None:
         if self._went > self._most_bytes:
@@ -354,6 +354,10 @@ class Response:
         self.release: Callable[[], None] | None = None  # called when the answer is no longer in memory
 
 
+# An answer as it is sent, and its `undelivered` and `release`.
+RenderedAnswer: TypeAlias = tuple[bytes, Undelivered | None, Callable[[], None] | None]
+
+
 class DeferredAnswer:
     """An answer that only waits for the disk: the rest of a handler, which goes on when a future is done.
 
@@ -361,19 +365,25 @@ class DeferredAnswer:
     current task while they run, and nothing can cancel them.
     """
 
-    __slots__ = ("_steps", "_then", "answer", "failure", "value")
+    __slots__ = ("_steps", "_then", "failure", "render", "value")
 
     def __init__(self, steps: Coroutine[Any, Any, Any]) -> None:
         self._steps = steps
         self._then: Callable[[DeferredAnswer], None] | None = None
         self.value: Any = None  # what the handler returned; None: it can do nothing, and has done nothing
         self.failure: Exception | None = None
-        self.answer: Callable[[Any], Response] | None = None  # makes the answer from what the handler returned
+        self.render: Callable[[Any], RenderedAnswer | Exception] | None = None  # of what the handler returned
 
     def run(self, then: Callable[[DeferredAnswer], None]) -> None:
         """Begin, and call `then` at the end, which may be at once."""
         self._then = then
         self._step(None)
+
+    def rendered(self) -> RenderedAnswer | Exception | None:
+        """The answer, at the end; or why there is none."""
+        if self.failure is not None or self.value is None or self.render is None:
+            return self.failure
+        return self.render(self.value)
 
     def _step(self, _: object) -> None:
         try:
@@ -549,6 +559,17 @@ def _start(status: int, media: str, *, caching: bool = True) -> str:
     return f"{lines}content-type: {media}\r\n" if media else lines
 
 
+@lru_cache(maxsize=_KEPT)
+def start_bytes(status: int, media: str) -> bytes:
+    """The bytes that begin an answer on a connection that goes on, up to the digits of its length."""
+    return f"{_start(status, media)}content-length: ".encode("latin-1")
+
+
+def whole_answer(start: bytes, body: bytes, correlation_id: bytes) -> bytes:
+    """An answer that has no headers of its own: the same bytes as those of `head`, and the body."""
+    return b"%b%d\r\nx-correlation-id: %b\r\n\r\n%b" % (start, len(body), correlation_id, body)
+
+
 def head(
     status: int,
     media: str,
@@ -617,12 +638,12 @@ def check_head(headers: Mapping[str, str], version: str) -> None:
     if "transfer-encoding" not in headers:
         return
     if version == "1.0":
-        raise Refused("HTTP/1.0 knows no transfer-encoding: send a content-length", status=400)
+        raise Refused("HTTP/1.0 has no transfer-encoding: send a content-length", status=400)
     codings = [coding.strip().lower() for coding in headers["transfer-encoding"].split(",")]
     if codings[-1] != "chunked":
-        raise Refused("the last transfer-encoding must be chunked, or nobody knows where the body ends", status=400)
+        raise Refused("the last transfer-encoding must be chunked, or it is not clear where the body ends", status=400)
     if len(codings) > 1:
-        raise Refused("the only transfer-encoding here is chunked; say gzip as content-encoding", status=501)
+        raise Refused("the only transfer-encoding here is chunked; send gzip as content-encoding", status=501)
 
 
 def unquoted(path: str) -> str:
@@ -645,7 +666,7 @@ class Meter:
     def connection_refused(self, reason: str) -> None: ...
 
     def request_done(
-        self, route: str, method: str, status: int, seconds: float, bytes_in: int, bytes_out: int
+        self, route: str, method: str, status: int, took_ns: int, bytes_in: int, bytes_out: int
     ) -> None: ...
 
     def counted(self, route: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

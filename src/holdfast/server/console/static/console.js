@@ -164,6 +164,8 @@ const limited = find("#ask-rate");
 const limitedTo = find("#ask-rate-number");
 const why = find("#ask-why");
 const reason = find("#ask-reason");
+const typed = find("#ask-value");
+const typedText = find("#ask-value-text");
 let onYes = null;
 let running = false;
 
@@ -175,7 +177,7 @@ function open(title, verb, danger) {
   no.textContent = "Cancel";
   list.replaceChildren();
   progress.hidden = true;
-  elsewhere.hidden = limited.hidden = why.hidden = true;
+  elsewhere.hidden = limited.hidden = why.hidden = typed.hidden = true;
   elsewhereName.value = limitedTo.value = reason.value = "";
   text.className = "";
   ask.showModal();
@@ -240,20 +242,37 @@ function countChosen() {
 async function begin(act) {
   if (act.act === "redrive" || act.act === "purge") return many(act);
   if (act.act === "each") return each(act);
-  open(act.title, act.verb, act.method === "DELETE");
+  open(act.title, act.verb, act.method === "DELETE" || "danger" in act);
   tell(act.text);
   why.hidden = act.asks !== "reason";
-  yes.disabled = false;
-  no.focus();
+  typed.hidden = act.asks !== "value" && act.asks !== "name";
+  find("#ask-value-name").textContent = act.asks === "name" ? `Type ${act.name} to confirm` : act.name;
+  typedText.value = act.value ?? "";
+  yes.disabled = act.asks === "name";
+  typedText.oninput = () => { yes.disabled = act.asks === "name" && typedText.value !== act.name; };
+  (typed.hidden ? no : typedText).focus();
   onYes = async () => {
     const body = act.body ? JSON.parse(act.body) : undefined;
     if (body && !why.hidden) body.reason = reason.value.trim();
-    const answered = await (await call(act.method, act.url, body)).json();
+    if (body && act.asks === "value") body.settings = { [act.name]: value(typedText.value.trim()) };
+    const answer = await call(act.method, act.url, body);
+    const answered = answer.status === 204 ? {} : await answer.json();
+    if (act.then) return location.assign(act.then); // with the dialog open: what it was about may be gone
     ask.close();
     running = false;
-    const late = answered.cancelled === false || answered.changed === false;
-    toast(late ? act.late : act.done, late);
+    return toast(isLate(answered) ? act.late : act.done, isLate(answered));
   };
+}
+
+const isLate = (answered) => [answered.cancelled, answered.changed, answered.released].includes(false);
+
+// A setting as it is written: JSON, or a plain text.
+function value(written) {
+  try {
+    return JSON.parse(written);
+  } catch {
+    return written;
+  }
 }
 
 async function many(act) {
@@ -300,12 +319,12 @@ function each(act) {
     progress.max = ids.length;
     for (const id of ids) {
       const answered = await (await call(act.method, act.url.replace("{id}", encodeURIComponent(id)))).json();
-      if (answered.cancelled === false || answered.changed === false) late += 1;
+      if (isLate(answered)) late += 1;
       else done += 1;
       progress.value = done + late;
       tell(`${number(done + late)} of ${messages}`);
     }
-    finish(`${number(done)} ${act.done}.${late ? ` ${number(late)} too late: a worker has them, or they are done.` : ""}`);
+    finish(`${number(done)} ${act.done}.${late ? ` ${number(late)} too late: ${act.late ?? "a worker has them, or they are done"}.` : ""}`);
   };
 }
 
