@@ -31,6 +31,8 @@ class Sample:
     anon_bytes: int | None = None
     """Memory that the process had for itself at the end: no mapped file, no page cache. Where memory is what is
     measured, the peak."""
+    worker_cpu_seconds: float | None = None
+    """Of `cpu_seconds`, what Spark's Python workers burned."""
 
 
 # What is timed: it does the work and answers how many messages that was. One that must leave something out

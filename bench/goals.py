@@ -33,8 +33,17 @@ class Goal(NamedTuple):
         return found >= self.figure if self.is_rate else found <= self.figure
 
 
-def run(program: str, about: str, samples: Mapping[str, Sample], goals: Mapping[str, Goal]) -> None:
-    """Measure as the command line asks for, and print a table. A figure without a goal is a rate a second."""
+def run(
+    program: str,
+    about: str,
+    samples: Mapping[str, Sample],
+    goals: Mapping[str, Goal],
+    missing: Mapping[str, list[str]] | None = None,
+) -> None:
+    """Measure as the command line asks for, and print a table. A figure without a goal is a rate a second.
+
+    `missing` says of others what is not installed, without which they are left out.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m {program}", description=about)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help=f"a pattern; the samples are: {', '.join(samples)}")
@@ -43,7 +52,11 @@ def run(program: str, about: str, samples: Mapping[str, Sample], goals: Mapping[
     table = Table("operation", "best", "median", "", "goal", "")
     for name, found in _measured(samples, given.only, given.rounds, given.dir).items():
         table.add_row(*_row(name, goals.get(name, Goal(None, "/s")), found))
-    Console(width=120).print(table)
+    console = Console(width=120)
+    console.print(table)
+    for name, what in (missing or {}).items():
+        if what:
+            console.print(f"{name}: not measured, because it is not installed: {', '.join(what)}")
 
 
 def _measured(samples: Mapping[str, Sample], only: str, rounds: int, folder: Path) -> dict[str, list[float]]:

@@ -33,7 +33,7 @@ class Operation:
 
     name: str
     about: str
-    measures: Literal["messages", "opening", "latency", "beside", "memory", "idle"] = "messages"
+    measures: Literal["messages", "opening", "latency", "beside", "memory", "idle", "spark"] = "messages"
     most_rounds: int = 1000
     promise: Literal["put", "ack"] = "put"
     """Which call it is whose lasting the table names."""

@@ -29,6 +29,7 @@ _BETTER = {
     "latency": "p50 · p99; shorter is better",
     "beside": "messages a second · CPU time for each; longer is better",
     "memory": "peak of a worker; shorter is better",
+    "spark": "messages a second · time for each; longer is better",
     "idle": "memory for those who wait; shorter is better",
 }
 
@@ -157,6 +158,7 @@ def _value(row: Row) -> float:
         "latency": row.summary.median_ns,
         "beside": row.summary.messages_per_second,
         "memory": row.summary.anon_bytes or 1,
+        "spark": row.summary.messages_per_second,
         "idle": row.summary.anon_bytes or 1,
     }[row.outcome.case.operation.measures]
 

@@ -26,6 +26,7 @@ class Summary:
     """How many times our time it took: 2.0 is twice as slow as ours, 0.5 twice as fast."""
     p99_ns: float | None = None
     anon_bytes: int | None = None
+    worker_cpu_ns: float | None = None
 
     @property
     def messages_per_second(self) -> float:
@@ -51,6 +52,9 @@ def _summary(outcome: Outcome, ours: Outcome | None) -> Summary:
         ratio=_ratio(outcome, ours),
         p99_ns=_median_of(s.p99_ns for s in outcome.samples),
         anon_bytes=_most_of(s.anon_bytes for s in outcome.samples),
+        worker_cpu_ns=_median_of(
+            None if s.worker_cpu_seconds is None else 1e9 * s.worker_cpu_seconds / s.messages for s in outcome.samples
+        ),
     )
 
 

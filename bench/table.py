@@ -17,6 +17,7 @@ _FIGURES = {
     "latency": ["p50", "p99", "p50, min – max"],
     "beside": ["messages/s", "a message", "CPU of a message"],
     "memory": ["messages read", "peak of a worker", "time to read"],
+    "spark": ["a message", "min – max", "CPU: JVM + workers"],
     "idle": ["waiting", "memory for them", "CPU of a second"],
 }
 
@@ -94,6 +95,10 @@ def _figures(operation: Operation, summary: Summary) -> list[str]:
         cpu_ns = summary.cpu_ns * summary.messages / summary.seconds
         return [wording.count(summary.messages), wording.size(summary.anon_bytes or 0), wording.duration(cpu_ns)]
     spread = wording.duration_range(summary.min_ns, summary.max_ns)
+    if operation.measures == "spark":
+        workers_ns = summary.worker_cpu_ns or 0
+        cpu = f"{wording.duration(summary.cpu_ns - workers_ns)} + {wording.duration(workers_ns)}"
+        return [wording.duration(summary.median_ns), spread, cpu]
     if operation.measures == "latency":
         return [wording.duration(summary.median_ns), wording.duration(summary.p99_ns or 0), spread]
     last = wording.duration(summary.cpu_ns) if operation.measures == "beside" else spread

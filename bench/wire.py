@@ -4,6 +4,9 @@ Where `python -m bench` compares whole programs by wall time, this takes calls a
 the CPU time of the server, and that of the client. The server has one core, the callers another. It shows minima and
 medians over the rounds; on a busy machine the minimum is the figure, since others only ever add to it. To compare two
 versions, run them in turn: `PYTHONPATH=OLD/src python -m bench.wire`, then the new one, and again.
+
+The rows of the bare echo are a floor for this machine: a server that parses, stores and knows nothing sends as many
+bytes back as ours does, with the same event loop.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -21,13 +25,16 @@ from typing import Any
 
 import holdfast
 from bench.goals import Figures, Goal, Sample, run
+from bench.harness import missing_modules
 from bench.operations.latency import quantile, wake_up_in_time
 from bench.programs import missing_programs
 from bench.queues import Queue
 from bench.queues.nats_jetstream import NatsJetStream
-from bench.queues.redis_stream import RedisStream
-from bench.queues.server import keep_apart
-from bench.server.beanstalk import Beanstalkd
+from bench.queues.postgres_skip_locked import PostgresSkipLocked
+from bench.queues.rabbitmq import RabbitMq
+from bench.queues.redis_stream import RedisStream, RedisStreamSynced
+from bench.queues.server import begin_server, keep_apart
+from bench.server.beanstalk import Beanstalkd, BeanstalkdSynced
 from bench.server.ours import HoldfastServer
 
 _BODY = os.urandom(100)
@@ -39,6 +46,9 @@ _QUEUE = "/v1/queues/jobs"
 
 
 GOALS = {
+    "bare echo: a call": Goal(None),
+    "bare echo: a call, CPU of the server": Goal(None),
+    "bare echo: 32 connections": Goal(None, "/s"),
     "raw: put": Goal(20),
     "raw: put, CPU of the server": Goal(None),
     "raw: get + ack": Goal(40),
@@ -78,14 +88,12 @@ GOALS = {
 }
 
 
-class _Served:
-    """A server of ours, and what its process has used."""
+class _Process:
+    """A server's process: where it listens, and what it has used."""
 
-    def __init__(self, folder: Path) -> None:
-        self.side = HoldfastServer(len(_BODY))
-        self.side.open(folder)
-        assert self.side.server is not None
-        self._tasks = Path(f"/proc/{self.side.server.process.pid}/task")
+    def __init__(self, pid: int, address: tuple[str, int]) -> None:
+        self.address = address
+        self._tasks = Path(f"/proc/{pid}/task")
 
     def cpu_ns(self) -> int:
         return sum(int((task / "schedstat").read_text().split()[0]) for task in self._tasks.iterdir())
@@ -106,6 +114,16 @@ class _Served:
         return found
 
 
+class _Served(_Process):
+    """A server of ours."""
+
+    def __init__(self, folder: Path) -> None:
+        self.side = HoldfastServer(len(_BODY))
+        self.side.open(folder)
+        assert self.side.server is not None
+        super().__init__(self.side.server.process.pid, self.side.address)
+
+
 @contextmanager
 def _served(folder: Path) -> Iterator[_Served]:
     made = _Served(folder)
@@ -118,10 +136,10 @@ def _served(folder: Path) -> Iterator[_Served]:
 class _Raw:
     """A connection without a client: bytes out, bytes in."""
 
-    def __init__(self, served: _Served) -> None:
-        self.connection = socket.create_connection(served.side.address, 30)
+    def __init__(self, served: _Process) -> None:
+        self.connection = socket.create_connection(served.address, 30)
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.common = f"host: 127.0.0.1:{served.side.address[1]}\r\n"
+        self.common = f"host: 127.0.0.1:{served.address[1]}\r\n"
 
     def request(self, verb: str, body: bytes, kind: str = "json") -> bytes:
         """A request as bytes."""
@@ -170,6 +188,57 @@ def _raw(folder: Path) -> Figures:
         found = served.timed("raw: put", puts, _COUNT) | served.timed("raw: get + ack", takes, _COUNT)
         raw.close()
         return found
+
+
+_ECHOED = 274  # bytes of our answer to a put
+
+
+def _echo(folder: Path) -> Figures:
+    """What a call costs that does nothing: the same bytes to and fro, and the same event loop."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    child = os.fork()
+    if child == 0:
+        try:
+            begin_server()
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                runner.run(_echo_forever(listening))
+        finally:
+            os._exit(0)
+    try:
+        served = _Process(child, listening.getsockname())
+        raw, crowd = _Raw(served), _Crowd(served, 32)
+        put = raw.request("enqueue?durability=os", _BODY, "octet-stream")
+
+        def calls() -> None:
+            for _ in range(_COUNT):
+                _checked(raw.call(put))
+
+        calls()
+        found = served.timed("bare echo: a call", calls, _COUNT)
+        many = partial(crowd.run, 5 * _COUNT, put)
+        many()
+        found |= served.timed("bare echo: 32 connections", many, 5 * _COUNT, rate=True)
+        crowd.close()
+        raw.close()
+        return found
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        listening.close()
+
+
+async def _echo_forever(listening: socket.socket) -> None:
+    answer = b"HTTP/1.1 201 Created\r\n".ljust(_ECHOED, b"x")
+
+    class Echo(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.transport: Any = transport
+
+        def data_received(self, _: bytes) -> None:
+            self.transport.write(answer)
+
+    server = await asyncio.get_running_loop().create_server(Echo, sock=listening)
+    await server.serve_forever()
 
 
 def _threads(folder: Path) -> Figures:
@@ -231,7 +300,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 class _Crowd:
     """Many connections from one thread, each with one call at a time."""
 
-    def __init__(self, served: _Served, size: int) -> None:
+    def __init__(self, served: _Process, size: int) -> None:
         self.all = [_Raw(served) for _ in range(size)]
         self.poll = selectors.EpollSelector()
         for each in self.all:
@@ -317,7 +386,7 @@ def _batches(folder: Path) -> Figures:
         return found | served.timed("batches of 100: get + ack", takes, count, rate=True)
 
 
-def _latency(name: str, get: Any, put: Callable[[bytes], object]) -> Figures:
+def _latency(name: str, take: Callable[[], tuple[int, bytes]], put: Callable[[bytes], object]) -> Figures:
     """A child process puts at a steady rate; here each message is taken as it comes, and acked."""
     count = _RATE * _SECONDS
     child = os.fork()
@@ -333,12 +402,21 @@ def _latency(name: str, get: Any, put: Callable[[bytes], object]) -> Figures:
             os._exit(0)
     ages = []
     for _ in range(count):
-        message = get(timeout=10)
-        ages.append((time.monotonic_ns() - int(message.body[:20])) / 1e6)
-        message.ack()
+        came_ns, body = take()
+        ages.append((came_ns - int(body[:20])) / 1e6)
     os.waitpid(child, 0)
     ages = sorted(ages[count // 10 :])
     return {f"{name}, p50": quantile(ages, 0.5), f"{name}, p99": quantile(ages, 0.99)}
+
+
+def _taking(queue: Any) -> Callable[[], tuple[int, bytes]]:
+    def take() -> tuple[int, bytes]:
+        message = queue.get(timeout=10)
+        came_ns = time.monotonic_ns()
+        message.ack()
+        return came_ns, message.body
+
+    return take
 
 
 def _server_latency(name: str, durability: str, folder: Path) -> Figures:
@@ -351,7 +429,7 @@ def _server_latency(name: str, durability: str, folder: Path) -> Figures:
                 other = holdfast.connect(served.side.url, durability=durability).queue("jobs")  # type: ignore[arg-type]
             other.put(body)
 
-        return _latency(name, served.side.queue.get, put)
+        return _latency(name, _taking(served.side.queue), put)
 
 
 def _shared_latency(folder: Path) -> Figures:
@@ -365,29 +443,69 @@ def _shared_latency(folder: Path) -> Figures:
                 other = holdfast.open(folder / "data", durability="os")
             other.put(body)
 
-        return _latency("latency, shared folder", queue.get, put)
+        return _latency("latency, shared folder", _taking(queue), put)
 
 
 def _peer(kind: type[Queue], folder: Path) -> Figures:
-    """Another server, by its own client for threads: the rates of one client thread."""
+    """Another server, by its own client for threads: the rates of one client thread, and how soon a message comes."""
     peer = kind(len(_BODY))
     peer.open(folder)
+    name, batches = kind.name, kind in BATCHED
     try:
         peer.put_each([_BODY] * 100)
         peer.take_each(100)
-        began = time.perf_counter()
-        peer.put_each([_BODY] * _COUNT)
-        put = time.perf_counter()
-        peer.take_each(_COUNT)
-        ended = time.perf_counter()
+        found = _rates(name, lambda: peer.put_each([_BODY] * _COUNT), lambda: peer.take_each(_COUNT))
+        if batches:
+            bodies, calls = [_BODY] * _MANY, _COUNT // _MANY
+            found |= _rates(
+                f"{name}, batches of {_MANY}",
+                lambda: [peer.put_many(bodies) for _ in range(calls)],
+                lambda: [peer.take_many(_MANY) for _ in range(calls)],
+            )
+        other: Any = None
+
+        def put(body: bytes) -> None:
+            nonlocal other
+            other = peer.other_side() if other is None else other
+            other.put(body)
+
+        def take() -> tuple[int, bytes]:
+            taken = peer.get(10)
+            if taken is None:
+                raise LookupError(f"{name} lost a message")
+            came_ns = time.monotonic_ns()
+            peer.ack(taken.receipt)
+            return came_ns, taken.body
+
+        return found | _latency(f"{name}: latency", take, put)
     finally:
         peer.close()
-    return {f"{kind.name}: put": _COUNT / (put - began), f"{kind.name}: get + ack": _COUNT / (ended - put)}
 
 
-PEERS: tuple[type[Queue], ...] = (RedisStream, Beanstalkd, NatsJetStream)
+def _rates(name: str, put: Callable[[], object], take: Callable[[], object]) -> Figures:
+    began = time.perf_counter()
+    put()
+    between = time.perf_counter()
+    take()
+    ended = time.perf_counter()
+    return {f"{name}: put": _COUNT / (between - began), f"{name}: get + ack": _COUNT / (ended - between)}
+
+
+PEERS: tuple[type[Queue], ...] = (
+    RedisStream,
+    RedisStreamSynced,
+    Beanstalkd,
+    BeanstalkdSynced,
+    NatsJetStream,
+    RabbitMq,
+    PostgresSkipLocked,
+)
+BATCHED = frozenset({RedisStream, RedisStreamSynced, NatsJetStream, PostgresSkipLocked})
+GOALS |= {f"{kind.name}: latency, {which}": Goal(None, "ms") for kind in PEERS for which in ("p50", "p99")}
+MISSING = {kind.name: [*missing_programs(kind.programs), *missing_modules(kind.needs)] for kind in PEERS}
 
 SAMPLES: dict[str, Sample] = {
+    "echo": _echo,
     "raw": _raw,
     "threads": _threads,
     "tasks": _tasks,
@@ -397,14 +515,14 @@ SAMPLES: dict[str, Sample] = {
     "latency": partial(_server_latency, "latency", "os"),
     "latency, fsync": partial(_server_latency, "latency, fsync", "fsync"),
     "latency, shared folder": _shared_latency,
-    **{kind.name: partial(_peer, kind) for kind in PEERS if not missing_programs(kind.programs)},
+    **{kind.name: partial(_peer, kind) for kind in PEERS if not MISSING[kind.name]},
 }
 
 
 def main() -> None:
     """Measure what calls to the server cost, and show it beside the goals."""
     keep_apart()
-    run("bench.wire", "Measure what calls to the server cost, and show it beside the goals.", SAMPLES, GOALS)
+    run("bench.wire", "Measure what calls to the server cost, and show it beside the goals.", SAMPLES, GOALS, MISSING)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,21 @@ from bench.child import Sample
 from bench.harness import OURS, Case, Operation, Timed
 from bench.peers.base import KILL, POWER_CUT
 from bench.scale import Scale
-from bench.spark.data import TOPIC
+from bench.spark.data import LOADED, TOPIC
 from bench.spark.host import SparkHost
-from bench.targets import PARQUET, PARQUET_ZSTD
+from bench.targets import PARQUET, PARQUET_ZSTD, RATE
 
 READ = Operation(
     "Spark read",
     "5,000,000 messages (30,000 with --quick) to `noop`: key, value, partition, offset, timestamp.",
+    "spark",
 )
+LOAD = Operation(
+    "Spark read, load()",
+    "The same messages with the six columns of a plain `load()`; by the function `read()`; and landed, by `table()`.",
+    "spark",
+)
+VALUE = Operation("Spark read, value only", 'The same messages, `.schema("value binary")`.', "spark")
 RANDOM = Operation(
     "Spark read, random values",
     "The same with values of random digits only, which compress to half; those above, to a quarter.",
@@ -33,9 +40,16 @@ SINGLE = Operation(
 WRITE = Operation(
     "Spark write",
     "2,000,000 rows (20,000 with --quick), key and value, from Parquet. Ours is synced, and exactly once.",
+    "spark",
 )
 STREAM = Operation(
     "Spark micro-batch", "Batches of 100 rows, one after the other: how long one takes.", "latency", most_rounds=3
+)
+FIRST = Operation(
+    "Spark first query",
+    "A new process starts a session and counts 200,000 rows (3,000 with --quick): from its start to the answer.",
+    "latency",
+    most_rounds=5,
 )
 BESIDE = Operation(
     "Spark beside a publisher",
@@ -50,7 +64,6 @@ MEMORY = Operation(
 )
 
 _MANY = 1_000
-_RATE = "Spark rate source"
 _CODECS = {PARQUET: "none", PARQUET_ZSTD: "zstd"}
 
 
@@ -81,6 +94,12 @@ def _reads(host: SparkHost) -> Iterator[Case]:
     yield _case(host, READ, f"{OURS}, zstd", "read", kind="zstd", rows=rows)
     for name, codec in _CODECS.items():
         yield _case(host, READ, name, "read_parquet", codec=codec, rows=rows)
+    yield _case(host, LOAD, OURS, "read_all", rows=rows, how="load()")
+    for how in ("read()", "table()"):
+        yield _case(host, LOAD, f"{OURS}, {how}", "read_all", rows=rows, how=how)
+    yield _case(host, LOAD, PARQUET, "read_parquet", codec="none", rows=rows, columns=LOADED)
+    yield _case(host, VALUE, OURS, "read", kind="plain", rows=rows, columns="value binary")
+    yield _case(host, VALUE, PARQUET, "read_parquet", codec="none", rows=rows, columns="value binary")
     yield _case(host, RANDOM, OURS, "read", kind="random", rows=rows)
     for name, codec in _CODECS.items():
         yield _case(host, RANDOM, name, "read_parquet", kind="random", codec=codec, rows=rows)
@@ -103,7 +122,9 @@ def _writes(host: SparkHost) -> Iterator[Case]:
 def _streams(host: SparkHost) -> Iterator[Case]:
     yield _case(host, STREAM, OURS, "stream", source="holdfast")
     yield _case(host, STREAM, f"{OURS}, source and sink", "stream", POWER_CUT, source="holdfast", sink="holdfast")
-    yield _case(host, STREAM, _RATE, "stream", source="rate")
+    yield _case(host, STREAM, RATE, "stream", source="rate")
+    yield _case(host, FIRST, OURS, "first_query", source="holdfast")
+    yield _case(host, FIRST, PARQUET, "first_query", source="parquet")
 
 
 def _memory(host: SparkHost) -> Iterator[Case]:

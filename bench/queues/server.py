@@ -46,7 +46,7 @@ class Server:
                 user=user,
                 group=None if user is None else pwd.getpwnam(user).pw_gid,
                 extra_groups=None if user is None else [],
-                preexec_fn=_begin,  # noqa: PLW1509 - no other thread runs yet
+                preexec_fn=begin_server,  # noqa: PLW1509 - no other thread runs yet
             )
         try:
             self._wait(ready)
@@ -90,8 +90,8 @@ def free_port() -> int:
 _prctl = ctypes.CDLL(None).prctl if hasattr(ctypes.CDLL(None), "prctl") else None
 
 
-def _begin() -> None:
-    """A sample that is killed must not leave its server behind."""
+def begin_server() -> None:
+    """In a child that is a server: it ends with its sample, also with one that is killed, and has its own core."""
     if _prctl is not None:
         _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if _server_core is not None:

@@ -91,7 +91,7 @@ encode_event = msgspec.msgpack.Encoder().encode
 decode_event = msgspec.msgpack.Decoder(Event).decode
 
 
-# Fencing numbers start anew with every owner of the folder, above all that earlier owners can have issued. They stay
+# Fencing numbers start over with every owner of the folder, above all that earlier owners can have issued. They stay
 # below 2**53 for 500 million openings, so that the numbers of every language can hold them.
 SESSION_BITS: Final = 24
 

@@ -88,6 +88,8 @@ class QueueSettings(LogSettings, frozen=True, kw_only=True, forbid_unknown_field
     priority_weights: tuple[_Weight, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
     dedup_window_ms: _Millis = _DAY_MS
+    tier_after_ms: _Millis | None = None
+    tier_after_bytes: Annotated[int, Meta(ge=0)] | None = None
     ack_durability: Durability = "interval"
     snapshot_events: Annotated[int, Meta(ge=100, le=10**9)] = 20_000
 
@@ -97,6 +99,11 @@ class QueueSettings(LogSettings, frozen=True, kw_only=True, forbid_unknown_field
             raise BadSettings(
                 f"priority_weights has {len(self.priority_weights)} numbers; give ten, for the priorities 0 to 9"
             )
+
+    @property
+    def is_tiered(self) -> bool:
+        """Whether sealed segments are to leave the disk."""
+        return self.tier_after_ms is not None or self.tier_after_bytes is not None
 
 
 class TopicSettings(QueueSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -125,6 +132,9 @@ class TopicSettings(QueueSettings, frozen=True, kw_only=True, forbid_unknown_fie
         limited = self.key_group_concurrency is not None or self.key_group_rate is not None
         return self.key_order or self.key_group_fair or limited
 
+
+# The settings that have segments leave the disk.
+TIERING = frozenset({"tier_after_ms", "tier_after_bytes"})
 
 # The settings that a group may override for itself.
 GROUP_FIELDS = frozenset(
@@ -204,6 +214,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     open_files: Annotated[int, Meta(ge=50, le=10_000_000)] = 3_000
     trace_retention_ms: _Millis | None = 7 * _DAY_MS
     trust_folder: bool = False
+    tier: Annotated[str, Meta(min_length=1, max_length=2_048)] | None = None
+    tier_cache_bytes: Annotated[int, Meta(ge=0)] = 1024 * _MIB
     # For a folder that lives in a store.
     store_cache_dir: _Path | None = None
     store_lease_ms: Annotated[int, Meta(ge=1_000, le=600_000)] = 10_000
@@ -216,6 +228,11 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def tiers(self) -> bool:
+        """Whether segments of some topic are to leave the disk, as far as it is set here."""
+        return self.topic.is_tiered or any(each.keys() & TIERING for each in self.topics.values())
 
     def of_topic(self, name: str, kept: Mapping[str, Any] | None = None) -> TopicSettings:
         """Return a topic's settings: the defaults, then those `kept` in its folder, then those set for its name."""
@@ -239,6 +256,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     metrics_auth: bool = True
     read_only: bool = False
     console: bool = True
+    lake: _Path | None = None
 
     max_connections: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
     max_connections_per_address: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None

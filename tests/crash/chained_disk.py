@@ -52,6 +52,11 @@ class ChainedDisk(ChainDisk):
             self._arrive(objects)
         return ChainedDisk(self.folder, objects, seed=self.seed + 1, faults=self.faults)
 
+    def kill(self) -> ChainedDisk:
+        """Return the folder as the next owner has it if everything was sent before this one ended."""
+        self.chain.commit()
+        return ChainedDisk(self.folder, self.objects, seed=self.seed + 1, faults=self.faults)
+
     def checkpoint(self) -> None:
         with contextlib.suppress(StoreUnreachable):  # there is no checkpoint then, or one that nobody was told of
             write_checkpoint(self, now_ns=0)

@@ -41,9 +41,9 @@ class Promises:
 class History:
     """One random life of a log; `on_cut_point` is called after every change of the disk."""
 
-    def __init__(self, seed: int, *, maps: bool, on_cut_point=None) -> None:
+    def __init__(self, seed: int, *, maps: bool, on_cut_point=None, disk=None) -> None:
         self.rng = random.Random(seed)
-        self.disk = SimulatedDisk(maps=maps)
+        self.disk = disk or SimulatedDisk(maps=maps)
         self.ids = SeededIds(seed)
         self.clock = ManualClock()
         self.promises = Promises()

@@ -90,10 +90,10 @@ class Promises:
 class History:
     """One random life; `on_cut_point` is called after every change of the disk."""
 
-    def __init__(self, seed: int, on_cut_point) -> None:
+    def __init__(self, seed: int, on_cut_point, disk=None) -> None:
         self.rng = random.Random(seed)
         self.seed = seed
-        self.disk = SimulatedDisk(maps=seed % 2 == 0)
+        self.disk = disk or SimulatedDisk(maps=seed % 2 == 0)
         self.clock = ManualClock()
         self.ids = SeededIds(seed)
         self.promises = Promises()

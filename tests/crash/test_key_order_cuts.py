@@ -11,6 +11,7 @@ import pytest
 import holdfast
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
+from tests.crash.chained_disk import ChainedDisk
 
 FOLDER = "/data/orders"
 KEYS = "abc"
@@ -34,11 +35,11 @@ def open_queue(disk: SimulatedDisk, clock: ManualClock, seed: int, durability: s
 class History:
     """Puts, acks, nacks, rejects and ended leases in any order; and what was promised by then."""
 
-    def __init__(self, seed: int, durability: str, on_call: Callable[[History], None]) -> None:
+    def __init__(self, seed: int, durability: str, on_call: Callable[[History], None], disk: Any = None) -> None:
         self.random = random.Random(seed)
         self.durability = durability
         self.clock = ManualClock()
-        self.disk = SimulatedDisk()
+        self.disk = disk or SimulatedDisk()
         self.put: dict[int, str] = {}  # number -> key, of all that were begun
         self.safe: set[int] = set()  # stored, as was answered
         self.settled: set[int] = set()  # acked or rejected, at least begun
@@ -129,7 +130,7 @@ def check_order(history: History, disk: SimulatedDisk, seed: int, *, lossy: bool
 
 
 @pytest.mark.parametrize("durability", ["fsync", "os"])
-@pytest.mark.parametrize("how", ["cut", "kill"])
+@pytest.mark.parametrize("how", ["cut", "kill", "another machine"])
 def test_each_key_keeps_its_order_wherever_it_stops(how: str, durability: str, scale: Any):
     states, seed = 0, 0
     wanted = scale(40, 20_000)
@@ -140,11 +141,12 @@ def test_each_key_keeps_its_order_wherever_it_stops(how: str, durability: str, s
             nonlocal states
             if rng.random() < 0.03:
                 states += 1
-                disk = history.disk.cut(rng) if how == "cut" else history.disk.kill()
-                check_order(history, disk, -seed - 1, lossy=how == "cut" and durability == "os")
+                disk = history.disk.kill() if how == "kill" else history.disk.cut(rng)
+                check_order(history, disk, -seed - 1, lossy=how != "kill" and durability == "os")
 
         try:
-            History(seed, durability, stop).run(rng.choice([10, 40]))
+            disk = ChainedDisk(FOLDER, seed=seed, faults=0.1) if how == "another machine" else None
+            History(seed, durability, stop, disk).run(rng.choice([10, 40]))
         except BaseException as error:
             error.add_note(f"history seed {seed}, {durability}, {how}")
             raise

@@ -1,8 +1,12 @@
-"""Pages whose examples need a server: it is begun for them, and answers where they say that it does.
+"""Pages with commands for a shell: they are run, with a server where the page asks for one.
 
-`<!-- with a server: holdfast serve data -->` on a page asks for it. Then its `console` blocks are run, too: every
-line that begins with `$ `, but for those that begin a server or a worker, which go on until somebody stops them. The
-lines below a command are what it prints; `...` and `…` stand for anything.
+In a `console` block, every line that begins with `$ ` is a command, and the lines below it are what it prints; `...`
+and `…` stand for anything. Commands that start a server or a worker are left out: they go on until somebody stops
+them. An `sh` block is a script, of which no step may fail. A `toml` or `yaml` block whose first line is the name of a
+file, as a comment, is that file.
+
+`<!-- with a server: holdfast serve data -->` on a page asks for a server. What a script needs of its reader's machine,
+such as a file or a program, stands in a comment that begins with `<!-- given:`, and is run before each script.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ from tests.tidy.markdown import Block
 
 ADDRESS = "http://127.0.0.1:7700"
 _MARK = re.compile(r"^<!-- with a server: holdfast (serve \S+.*) -->$", re.MULTILINE)
+_GIVEN = re.compile(r"^<!-- given:\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"# (?P<name>[\w.-]+\.(?:toml|yaml))\n")
 _STARTING = re.compile(r"holdfast (?:serve|worker)\b")
 
 # A command and what it is to print, on a page that is run; nothing is asked of one that shows no output.
@@ -39,10 +45,21 @@ def wanted(text: str) -> list[str] | None:
     return found[1].split() if found else None
 
 
-def program(block: Block) -> str:
-    """What a block does, as Python: an `export` holds for the rest of the page."""
+def given(text: str) -> str:
+    """What the scripts of a page find on their reader's machine."""
+    found = _GIVEN.search(text)
+    return found[1] if found else ""
+
+
+def program(block: Block, given: str = "") -> str:
+    """What a block does, as Python: an `export` of a `console` block holds for the rest of the page."""
     if block.language == "python":
         return block.code
+    if block.language in {"toml", "yaml"}:
+        named = _FILE.match(block.code)
+        return f"import pathlib\npathlib.Path({named['name']!r}).write_text({block.code!r})" if named else ""
+    if block.language == "sh":
+        return f"{_CHECK}\n_run({given + block.code!r}, '')"
     steps = ["import os", _CHECK]
     for command, expected in commands(block.code):
         exported = re.fullmatch(r"export (\w+)=(\S*)", command)
@@ -68,9 +85,11 @@ def commands(code: str) -> list[tuple[str, str]]:
     return found
 
 
-def shell_environment(python: str = sys.executable) -> dict[str, str]:
+def shell_environment(python: str = sys.executable, home: Path | None = None) -> dict[str, str]:
     """An environment in which `holdfast` is the one that is tested, and nothing says where to work."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "XDG_", "COLUMNS"))}
+    if home is not None:
+        kept["HOME"] = str(home)
     if python != sys.executable:
         kept.pop("PYTHONPATH", None)  # it names what is tested here, and that one is installed elsewhere
     return {**kept, "PATH": f"{Path(python).parent}{os.pathsep}{kept['PATH']}"}

@@ -176,18 +176,34 @@ def pages_with_examples() -> list[Path]:
 
 
 def examples(page: Path) -> list[tuple[int, str]]:
+    """What a page does, block by block; of a page that needs Spark, only its Python, which has a session."""
     text = page.read_text("utf-8")
-    languages = ("python",) if served.wanted(text) is None else ("python", "console")
-    return [
-        (block.line, served.program(block))
+    languages = {"python"} if needs_spark(page) else {"python", "console", "sh", "toml", "yaml"}
+    found = [
+        (block.line, served.program(block, served.given(text)))
         for block in markdown.blocks(text)
         if block.language in languages and not block.skipped
     ]
+    return [(line, code) for line, code in found if code]
 
 
 def needs_spark(page: Path) -> bool:
     """Whether an example starts Spark: tests/spark runs such a page, in the one session that all share."""
-    return any(re.search(r"\b(?:pyspark|holdfast\.spark)\b", code) for _, code in examples(page))
+    started = re.compile(r"\b(?:pyspark|holdfast\.spark|holdfast pipeline)\b")
+    return any(started.search(block.code) for block in markdown.blocks(page.read_text("utf-8")) if not block.skipped)
+
+
+def test_a_guide_says_which_of_its_commands_are_not_run():
+    """A command in a block of plain text is one that nobody has ever tried."""
+    command = re.compile(r"^(?:\$ )?(?:holdfast [a-z]|curl |python3? -m|pip )|\$\(holdfast ", re.MULTILINE)
+    guides = [page for page in files() if page.suffix == ".md" and page.parent.name in {"tutorial", "how-to"}]
+    faults = [
+        f"{name_of(page)}:{block.line}"
+        for page in guides
+        for block in markdown.blocks(page.read_text("utf-8"))
+        if block.language in {"", "text", "bash"} and command.search(block.code) and not block.skipped
+    ]
+    assert_none(faults, "Make this a block of `console` or `sh`, which is run; or say above it why it is not.")
 
 
 @pytest.mark.slow
@@ -215,7 +231,7 @@ def run_examples(
         [python, "-c", RUN_BLOCKS],
         input=json.dumps({"name": name, "blocks": found}),
         cwd=cwd,
-        env=served.shell_environment(python),
+        env=served.shell_environment(python, home=cwd),
         capture_output=True,
         text=True,
         timeout=120,

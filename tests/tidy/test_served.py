@@ -46,6 +46,24 @@ def test_what_a_command_prints_is_compared_with_the_page(tmp_path: Path):
     assert outcome("one", "two ... four") != 0
 
 
+def test_a_script_has_what_is_given_and_stops_at_the_first_step_that_fails(tmp_path: Path):
+    def outcome(code: str) -> int:
+        page = f"<!-- given:\nwork() {{ touch worked; }}\n-->\n```sh\n{code}\n```\n"
+        steps = served.program(blocks(page)[0], served.given(page))
+        return run_examples("page.md", [(1, steps)], cwd=tmp_path).returncode
+
+    assert outcome("work\ntest -e worked") == 0
+    assert outcome("false\ntrue") != 0
+    assert outcome('eval "$(false)" && work; unknown_command') != 0
+
+
+def test_a_block_that_is_named_becomes_a_file(tmp_path: Path):
+    named, other = blocks("```toml\n# holdfast.toml\n[queue]\n```\n\n```toml\n[server]\n```\n")
+    assert served.program(other) == ""
+    assert run_examples("page.md", [(1, served.program(named))], cwd=tmp_path).returncode == 0
+    assert (tmp_path / "holdfast.toml").read_text() == "# holdfast.toml\n[queue]\n"
+
+
 def test_a_call_that_the_server_refuses_fails_its_page(tmp_path: Path):
     with served.server(["serve", "data"], tmp_path) as address:
         for path, good in (("/healthz", True), ("/v1/queues/nothing/stats", False)):

@@ -26,7 +26,7 @@ HARMLESS = frozenset({("os", "PathLike"), ("os", "fspath")})
 LOADED_AT_IMPORT = frozenset({"crc32c", "cython_runtime", "holdfast", "msgspec", "pyroaring", "typing_extensions"})
 
 # One word for each concept. Faces speak foreign protocols and keep their words.
-FACES = frozenset({"client", "server", "spark"})
+FACES = frozenset({"client", "integrations", "server", "spark"})
 WORDS = {
     "config": "settings",
     "dequeue": "receive",

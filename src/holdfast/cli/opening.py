@@ -315,7 +315,8 @@ def asked(broker: holdfast.Broker, kind: type[_Answer], *path: str | int, **quer
     client = getattr(port_of(broker), "client", None)
     if client is None:
         raise InvalidRequest(
-            f"no server and no other process has {broker.folder}, so nobody can answer: start a server, or name one"
+            f"no server and no other process has {broker.folder} open, so there is nobody to ask: start "
+            "a server, or name one"
         )
     from holdfast.client.calling import Ask, path_of
     from holdfast.client.network import run
@@ -513,7 +514,7 @@ class Views:
         holding = [group for group in groups if len(groups) > 1 and self._holds(topic, group, receipt)]
         if len(holding) > 1:
             raise InvalidRequest(
-                f"{receipt} may be of {len(holding)} groups; say which with --group: {some_of(holding)}"
+                f"{receipt} could belong to {len(holding)} groups; say which with --group: {some_of(holding)}"
             )
         if holding:
             return holding[0]

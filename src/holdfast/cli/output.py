@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
@@ -20,14 +20,15 @@ from holdfast.later import json
 # Asking before an irreversible change.
 
 
-def confirmed(question: str, what: str, *, yes: bool, as_json: bool) -> bool:
-    """Ask for confirmation. Raises if there is no terminal and --yes is not given."""
+def confirmed(question: str, what: str, *, yes: bool, as_json: bool, looks: bool = True) -> bool:
+    """Ask for confirmation. Raises if there is no terminal and --yes is not given; `looks`: it has --dry-run, too."""
     if yes:
         return True
     if as_json or not somebody_answers():
+        look = "look at it with --dry-run, then " if looks else ""
         raise InvalidRequest(
             f"{what} asks before it changes anything, and there is no terminal to ask: "
-            "look at it with --dry-run, then run it again with --yes. Nothing was changed"
+            f"{look}run it again with --yes. Nothing was changed"
         )
     # Not with `input`, which would print part of the question to stdout.
     sys.stdout.flush()
@@ -90,6 +91,12 @@ def write_bytes(content: bytes) -> None:
     rest = memoryview(content)
     while rest:
         rest = rest[sys.stdout.buffer.write(rest) :]
+
+
+def print_each(documents: Iterable[Any]) -> None:
+    """Print a list as JSON: each of its objects on a line of its own."""
+    for document in documents:
+        print_json(document)
 
 
 def print_json(document: Any) -> None:

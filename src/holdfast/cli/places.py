@@ -225,7 +225,7 @@ def _knock(address: Address, tls: Any) -> None:
         connection.sendall(f"GET /healthz HTTP/1.1\r\nhost: {address.authority}\r\nconnection: close\r\n\r\n".encode())
         with suppress(TimeoutError):  # the server is up, if slow
             if not connection.recv(1):
-                raise EOFError("it hung up before it had said a word")
+                raise EOFError("it closed the connection without answering")
 
 
 def _not_trusted(address: Address, why: str, remedy: str) -> Unauthenticated:

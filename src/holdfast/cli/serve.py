@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import ipaddress
 import logging
@@ -18,14 +17,14 @@ import msgspec
 
 from holdfast.api import port_of
 from holdfast.api.drafts import parse_duration
-from holdfast.broker.folder.layout import DEFAULT_GROUP, OWNER_SOCKET
+from holdfast.broker.folder.layout import DEFAULT_GROUP, OWNER_SOCKET, is_store
 from holdfast.cli import output
 from holdfast.cli.opening import WAIT, AsJson, DataFolder, TlsKey, Wait, asked, opened_broker, topics_of, trusts_folders
 from holdfast.cli.parsing import argument, option
 from holdfast.client.opening import is_address, parse_address
 from holdfast.config.settings_file import DEFAULT, Effective, Origin, read_settings
 from holdfast.env import real_world
-from holdfast.env.process import environment, raise_descriptor_limit
+from holdfast.env.process import asyncio, environment, raise_descriptor_limit
 from holdfast.env.sockets import answers_at
 from holdfast.errors import Busy, InvalidRequest, NotFound, NotInstalled
 from holdfast.model import count_of
@@ -34,6 +33,8 @@ from holdfast.storage.files import join, require_own
 
 if TYPE_CHECKING:
     from holdfast.broker.workers import WorkerInfo
+    from holdfast.env.chain.ownership import StoreStanding
+    from holdfast.protocol.topics import StoreStatus
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,9 @@ _CONNECTIONS: Final = "server.max_connections"
 _FILES: Final = "broker.open_files"
 _LOOPBACK: Final = {4: "127.0.0.1", 6: "[::1]"}
 
+Lake: TypeAlias = Annotated[
+    str | None, option("--lake FOLDER", "Show the runs of the pipelines of this lake in the console.")
+]
 TlsCert: TypeAlias = Annotated[str | None, option("--tls-cert FILE", "Serve HTTPS with this certificate (PEM).")]
 TlsClientCa: TypeAlias = Annotated[
     str | None,
@@ -62,6 +66,9 @@ AllowedHosts: TypeAlias = Annotated[
 
 def serve_command(
     folder: Annotated[str | None, argument("DIR", "The data folder; the setting `data_dir` by default.")] = None,
+    store: Annotated[
+        str | None, option("--store URL", "The folder in a store to serve, such as s3://bucket/jobs, instead of DIR.")
+    ] = None,
     config: Annotated[str | None, option("--config FILE", "A settings file; $HOLDFAST_CONFIG by default.")] = None,
     host: Annotated[str | None, option("--host HOST", "The address to listen on; 127.0.0.1 by default.")] = None,
     port: Annotated[
@@ -71,6 +78,7 @@ def serve_command(
     tokens: Annotated[
         str | None, option("--tokens FILE", "The file with the tokens of callers; see `holdfast token new`.")
     ] = None,
+    lake: Lake = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_client_ca: TlsClientCa = None,
@@ -92,6 +100,7 @@ def serve_command(
 
     Examples:
         holdfast serve ./data
+        holdfast serve --store s3://bucket/jobs
         holdfast serve ./data --host 0.0.0.0 --tokens tokens.toml --tls-cert cert.pem --tls-key key.pem
     """
     effective = read_settings(real_world(), environment(), config)
@@ -107,12 +116,30 @@ def serve_command(
         "allowed_hosts": tuple(allowed_hosts) if allowed_hosts else None,
         "read_only": True if read_only else None,
         "console": False if no_console else None,
+        "lake": lake,
         "drain_ms": None if drain is None else round(parse_duration(drain, "--drain") * 1000),
         "log_format": log_format,
     }
     given = {name: value for name, value in changes.items() if value is not None}
     settings = msgspec.structs.replace(effective.server, **given)
-    return run(folder or effective.data_dir, effective, settings)
+    return run(_served(folder, store) or effective.data_dir, effective, settings)
+
+
+def _served(folder: str | None, store: str | None) -> str | None:
+    """Return the place that was given to serve, as a folder or as a store; raises InvalidRequest."""
+    if store is None:
+        return folder
+    from holdfast.broker.folder.stored import shown_place
+
+    if not is_store(store):
+        raise InvalidRequest(
+            f"--store {store} is no store: give a URL such as s3://bucket/jobs; a folder goes without it"
+        )
+    if folder is not None and folder.rstrip("/") != store.rstrip("/"):
+        raise InvalidRequest(
+            f"there are two places to serve, {shown_place(folder)} and --store {shown_place(store)}: give one of them"
+        )
+    return store
 
 
 Say: TypeAlias = Callable[[str, Sequence[str], ServerSettings], None]
@@ -131,7 +158,9 @@ def run(
     With `shares`, other processes may open the folder as well; by default they may unless the server is read-only.
     """
     if folder is None:
-        raise InvalidRequest("say which data folder: holdfast serve DIR, or data_dir in the settings file")
+        raise InvalidRequest(
+            "say which data folder: holdfast serve DIR or --store URL, or data_dir in the settings file"
+        )
     gc.disable()  # until it listens: everything loaded until then stays
     try:
         return _run(
@@ -369,15 +398,21 @@ def _asked(place: str, wait: str, kind: Any, *path: str, **query: Any) -> Any:
 def status_command(folder: DataFolder, wait: Wait = WAIT, as_json: AsJson = False) -> int:
     """Show how a server is doing. That is its version and folder, its connections, and its free disk space.
 
+    For a folder in a store that has no owner on this machine, it shows the owner and the standbys.
+
     Examples:
         holdfast status http://127.0.0.1:7700
+        holdfast status s3://bucket/jobs
     """
     from holdfast.protocol.topics import Status
 
+    standing = None if is_address(folder) else _standing(folder)
+    if standing is not None:
+        return _show_standing(standing, as_json=as_json)
     status: Status = _asked(folder, wait, Status, "admin", "status")
     if as_json:
         found = {name: getattr(status, name) for name in status.__struct_fields__ if name != "started_at"}
-        found["store"] = None if status.store is None else msgspec.structs.asdict(status.store)
+        found["store"] = None if status.store is None else _document(status.store)
         output.print_json({**found, **output.moment("started_at", status.started_at)})
         return output.OK
     shown = output.facts_table()
@@ -403,10 +438,48 @@ def status_command(folder: DataFolder, wait: Wait = WAIT, as_json: AsJson = Fals
             f"{store.silent_seconds:.1f} s ago, {output.size(store.unsent_bytes)} not sent yet"
         )
         shown.add_row("store", f"{text}; lost: {output.safe(store.problem)}" if store.problem else text)
+        _add_owners(shown, store)
     if status.tokens_problem:
         shown.add_row("tokens", f"the file cannot be used, the last one holds: {output.safe(status.tokens_problem)}")
     output.stdout().print(shown)
     return output.OK
+
+
+def _standing(folder: str) -> StoreStanding | None:
+    """Return what the store tells of a folder that lives there and has no owner here; None for any other."""
+    from holdfast.broker.folder.layout import store_of
+    from holdfast.broker.folder.stored import store_standing
+    from holdfast.client.shared_folder import socket_of
+    from holdfast.env.sockets import absolute
+
+    world, path = real_world(), absolute(folder)
+    url = store_of(world, path)
+    return None if url is None or answers_at(socket_of(path)) else store_standing(url, world)
+
+
+def _show_standing(found: StoreStanding, *, as_json: bool) -> int:
+    if as_json:
+        output.print_json(_document(found))
+        return output.OK
+    shown = output.facts_table()
+    text = f"epoch {found.epoch:,}, {found.objects:,} objects, the last one {found.silent_seconds:.1f} s ago"
+    shown.add_row("store", f"{output.safe(found.name)}, {text}")
+    _add_owners(shown, found)
+    output.stdout().print(shown)
+    return output.OK
+
+
+def _document(store: StoreStatus | StoreStanding) -> dict[str, Any]:
+    return {**msgspec.structs.asdict(store), "standbys": [msgspec.structs.asdict(each) for each in store.standbys]}
+
+
+def _add_owners(shown: output.Table, store: StoreStatus | StoreStanding) -> None:
+    shown.add_row("owner", output.safe(store.owner) or "none")
+    for each in store.standbys:
+        lag = f"at most {each.lag_seconds:.1f} s ({count_of(each.lag_objects, 'object')}) behind"
+        shown.add_row("standby", f"{output.safe(each.process)}, {lag}")
+    if not store.standbys:
+        shown.add_row("standby", "none")
 
 
 def _of_at_most(count: int, most: int) -> str:
@@ -423,8 +496,7 @@ def waiters_command(folder: DataFolder, limit: Most = 100, wait: Wait = WAIT, as
 
     found: WaitersTold = _asked(folder, wait, WaitersTold, "admin", "waiters", limit=limit)
     if as_json:
-        lines = [{name: getattr(line, name) for name in line.__struct_fields__} for line in found.lines]
-        output.print_json({"waiting": found.waiting, "max_waiters": found.max_waiters, "lines": lines})
+        output.print_each({name: getattr(line, name) for name in line.__struct_fields__} for line in found.lines)
     elif not found.lines:
         output.note("nobody is waiting for messages")
     else:
@@ -458,7 +530,7 @@ def workers_command(
     with opened_broker(folder, wait=wait, keep=False) as broker:
         found = broker.workers()
     if as_json:
-        output.print_json({"workers": msgspec.to_builtins(found)})
+        output.print_each(msgspec.to_builtins(found))
     elif not found:
         output.note("no worker has reported within the last hour")
     else:
@@ -527,7 +599,7 @@ def audit_command(folder: DataFolder, limit: Most = 20, wait: Wait = WAIT, as_js
 def _acts(place: str, limit: int, wait: str) -> tuple[list[Any], list[Any]]:
     """Return acts and refusals, newest first, from a server or from the audit files in a folder."""
     if is_address(place):
-        from holdfast.server.api.admin import Acts
+        from holdfast.protocol.topics import Acts
 
         announcement: Acts = _asked(place, wait, Acts, "admin", "audit", limit=limit)
         return announcement.acts, announcement.refused

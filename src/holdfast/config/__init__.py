@@ -206,6 +206,7 @@ PATHS: Final = frozenset(
         "server.tls_client_ca_file",
         "server.tokens_file",
         "server.audit_file",
+        "server.lake",
     }
 )
 # Named by GoQueue but fixed here: this one value is accepted, any other cannot be followed.

@@ -359,12 +359,12 @@ def parsed(text: str) -> tuple[dict[str, Any], dict[Path, int]]:
     except ValueError as error:
         found = _PLACE.search(str(error))
         if found is None:  # a number that is too long to parse
-            raise ValueError(f"line {_unfinished(text)}: this is no TOML: {error}") from None
+            raise ValueError(f"line {_unfinished(text)}: this is not TOML: {error}") from None
         line, column = found.groups()
         if line is None:
             last = text.split("\n")
             line, column = str(len(last)), str(len(last[-1]) + 1)
-        raise ValueError(f"line {line}, column {column}: this is no TOML: {str(error)[: found.start()]}") from None
+        raise ValueError(f"line {line}, column {column}: this is not TOML: {str(error)[: found.start()]}") from None
     return document, dict(reversed(lines))  # a table may be continued: its first line counts
 
 

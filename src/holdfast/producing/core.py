@@ -96,7 +96,9 @@ class ProducerCore(Generic[_Sent]):
         if self.closed:
             raise Closed(f"the producer {self.port.place} is closed; make a new one")
         if self.sender.failure is not None:
-            raise Closed(f"the producer has ended with an error: {self.sender.failure}. Make a new one of its name")
+            raise Closed(
+                f"the producer has ended with an error: {self.sender.failure}. Create a new one with the same name"
+            )
 
     def open(self, name: str) -> Destination:
         """The outboxes of a topic, which is open and held; this may take a while."""
@@ -588,8 +590,8 @@ class Sender:
         self._port.check_open()
         if self.failure is not None:
             raise Closed(
-                f"the producer has ended with an error: {self.failure}. This message was not stored; begin a new "
-                "producer of its name"
+                f"the producer has ended with an error: {self.failure}. This message was not stored; create a new "
+                "producer with the same name"
             ) from self.failure
         if self._name is not None and self.identity is not None:
             self._port.check(self.identity)

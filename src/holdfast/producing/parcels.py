@@ -587,5 +587,5 @@ def _await_answers(parcels: Sequence[Parcel], timeout: Seconds | None) -> None:
     if parcel is not None:
         raise Unavailable(
             f"no answer from partition {parcel.outbox.number} of {parcel.outbox.destination.name} within "
-            f"{timeout_s:g} s; the message is still on its way, ask again later"
+            f"{timeout_s:g} s; the message is still being sent; ask again later"
         )

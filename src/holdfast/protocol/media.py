@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
@@ -35,7 +35,12 @@ _decoders: dict[tuple[bool, Any], Any] = {}
 
 def encode(value: object, media: str) -> bytes:
     """A value as bytes of the media type: MessagePack where that is said, JSON otherwise."""
-    return _to_msgpack(value) if media in (MSGPACK, FRAMES) else _to_json(value)
+    return encoder(media)(value)
+
+
+def encoder(media: str) -> Callable[[object], bytes]:
+    """What encodes values as this media type."""
+    return _to_msgpack if media in (MSGPACK, FRAMES) else _to_json
 
 
 def decode(content: bytes, media: str, kind: type[_Value] | Any) -> _Value:

@@ -5,7 +5,8 @@ Also locks and state documents, and the server itself: how it does, who waits, a
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -379,15 +380,26 @@ class Standings(ServerValue, kw_only=True):
 # The server itself on the wire: how it does, who waits, and the traces it keeps.
 
 
+class StandbyStatus(ServerValue, kw_only=True):
+    """A process that waits to take over the folder. It lags at most by this much: objects, and the oldest one's age."""
+
+    process: str
+    number: int
+    lag_objects: int
+    lag_seconds: float
+
+
 class StoreStatus(ServerValue, kw_only=True):
     """The store that the folder lives in, as its owner sees it. `problem` says why it is no longer the owner."""
 
     name: str
+    owner: str = ""
     epoch: int
     objects: int
     silent_seconds: float
     unsent_bytes: int
     problem: str = ""
+    standbys: list[StandbyStatus] = msgspec.field(default_factory=list)
 
 
 class Status(ServerValue, kw_only=True):
@@ -573,3 +585,36 @@ class DocumentRemoved(ServerValue, kw_only=True):
     """Whether there was a document."""
 
     removed: bool
+
+
+# The audit log: a line on disk, and what the server answers from it.
+
+
+BEGUN: Final = "begun"
+
+
+class Act(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the log. `count` is the number of messages, or other things, that were affected."""
+
+    time: datetime
+    id: str
+    principal: str
+    peer: str
+    action: str
+    route: str
+    target: str
+    parameters: dict[str, Any]
+    correlation_id: str
+    outcome: str = BEGUN
+    count: int | None = None
+
+
+class Acts(ServerValue, kw_only=True):
+    """Administrative actions, the newest first; one with the outcome "begun" is running, or a crash interrupted it.
+
+    `refused` lists calls that were not allowed, separately, so that they cannot push out what was done.
+    Only some per minute are recorded for each caller; a line with a `count` stands for that many more.
+    """
+
+    acts: list[Act]
+    refused: list[Act] = msgspec.field(default_factory=list)

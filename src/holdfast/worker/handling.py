@@ -353,10 +353,10 @@ class Handling:
     def _log_unsettled(self, run: HandlerRun, refused: Exception | None) -> None:
         if isinstance(refused, LeaseLost):
             self._counts.add("lost")
-            logger.warning("lease lost before the handler ended: %s", refused, extra=facts(run))
+            logger.warning("lease lost before the handler finished: %s", refused, extra=facts(run))
         elif refused is not None:
             self._counts.add("unsettled")
-            logger.error("message could not be settled, it will come again", extra=facts(run), exc_info=refused)
+            logger.error("message could not be settled and will be redelivered", extra=facts(run), exc_info=refused)
 
 
 def facts(run: HandlerRun) -> dict[str, Any]:

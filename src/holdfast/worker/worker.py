@@ -334,7 +334,7 @@ class Control:
             reason = f"shutdown: the worker ended, and waited {self._options.drain_s:g} s for its handler"
             if self._give_up(run, Settlement("nack", reason)):
                 self.counts.add("cut_off")
-                logger.error("handler did not end in time, its message is given back", extra=facts(run))
+                logger.error("handler did not finish in time; its message returns to the queue", extra=facts(run))
 
     def _close(self, seconds: float) -> bool:
         """Close the queues we opened, which also wakes lanes waiting for a message; returns whether it succeeded."""

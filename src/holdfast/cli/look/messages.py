@@ -390,7 +390,7 @@ def ls_command(
     """
     with at.opened() as queue:
         messages = queue.messages(phase, where=where, limit=limit)
-        nothing = f"no message is {phase}" if where is None else f"no message that is {phase} is chosen by --where"
+        nothing = f"no message is {phase}" if where is None else f"no {phase} message matches --where"
         columns: dict[str, tuple[MessageColumn, ...]] = {
             "ready": USUAL,
             "leased": (ID, _until(queue), HOLDER, KEY, ATTEMPTS, SIZE),

@@ -211,7 +211,7 @@ def show_command(
     if not steps:
         raise InvalidRequest(
             f"there is no trace of {message_id} in {folder}: it was not sampled (see the setting trace_sample), it "
-            "never was, or its trace was dropped since"
+            "never existed, or its trace has been dropped"
         )
     if as_json:
         output.print_json({"id": message_id, "steps": [_document(step) for step in steps]})

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, TypeAlias
 
+import holdfast
 from holdfast.api.drafts import parse_duration
-from holdfast.broker.backup.restoring import Verified
 from holdfast.cli.opening import AsJson, DryRun
 from holdfast.cli.output import (
     DAMAGED,
@@ -25,7 +25,6 @@ from holdfast.cli.output import (
     time_ns_of,
 )
 from holdfast.cli.parsing import Section, UsageError, argument, option
-from holdfast.client.backups import Backup, Restored, backup, backups, restore, verify
 from holdfast.model import count_of
 
 app = Section("Backups of a data folder: take, list and verify them.", usual="take")
@@ -54,8 +53,8 @@ def take_command(
 ) -> int:
     """Take a backup of a data folder, as of one moment, while its owner works. The word `take` can be left out.
 
-    A segment is stored once, however many backups list it. What was interrupted is not listed, and the next backup
-    goes on from there.
+    A segment is stored once, however many backups list it. An interrupted backup is not listed; the next
+    one continues where it stopped.
 
     Examples:
         holdfast backup ./jobs s3://backups/jobs --keep 30
@@ -63,7 +62,7 @@ def take_command(
     """
     seconds = None if keep_for is None else parse_duration(keep_for, "--keep-for")
     with progress("backup", "bytes", shown=not as_json) as show:
-        made = backup(source, destination, keep=keep, keep_for=seconds, progress=show)
+        made = holdfast.backup(source, destination, keep=keep, keep_for=seconds, progress=show)
     if as_json:
         print_json(_document(made))
         return OK
@@ -84,7 +83,7 @@ def list_command(destination: Destination, as_json: AsJson = False) -> int:
     Examples:
         holdfast backup ls s3://backups/jobs
     """
-    found = backups(destination)
+    found = holdfast.backups(destination)
     if as_json:
         for each in found:
             print_json(_document(each))
@@ -108,14 +107,14 @@ def list_command(destination: Destination, as_json: AsJson = False) -> int:
 def verify_command(destination: Destination, at: At = None, as_json: AsJson = False) -> int:
     """Restore a backup into a temporary folder, check every message there, and open it.
 
-    The exit code is 0 if all is well and 1 if something is damaged, for a job that runs every night. $TMPDIR names
-    the disk that is used.
+    The exit code is 0 if all is well and 1 if something is damaged, for a job that runs every night. Set $TMPDIR to
+    choose the disk.
 
     Examples:
         holdfast backup verify s3://backups/jobs
     """
     with progress("verify", "bytes", shown=not as_json) as show:
-        found = verify(destination, at=_moment(at), progress=show)
+        found = holdfast.verify(destination, at=_moment(at), progress=show)
     if as_json:
         print_json({**_document(found), "ok": found.ok})
     else:
@@ -143,15 +142,15 @@ def restore_command(
 ) -> int:
     """Restore a data folder as it was at some time.
 
-    It is restored from a backup, or from the store that it lives in. Nothing counts as restored before all of it is
-    there and checked: what was interrupted starts over.
+    It is restored from a backup, or from the store that it lives in. It counts as restored once it is complete and
+    checked; an interrupted restore starts over.
 
     Examples:
         holdfast restore s3://backups/jobs ./jobs
         holdfast restore s3://bucket/jobs ./jobs-at-noon --at 2027-01-31T12:00:00Z
     """
     with progress("restore", "bytes", shown=not as_json) as show:
-        found = restore(source, destination, at=_moment(at), dry_run=dry_run, progress=show)
+        found = holdfast.restore(source, destination, at=_moment(at), dry_run=dry_run, progress=show)
     if as_json:
         print_json({**_document(found), "dry_run": dry_run})
         return OK
@@ -172,6 +171,6 @@ def _moment(at: str | None) -> int | datetime | None:
         raise UsageError(f"--at cannot be {at!r}: give a number, or a time such as 2027-01-31T12:00:00Z") from error
 
 
-def _document(found: Backup | Restored | Verified) -> dict[str, Any]:
+def _document(found: Any) -> dict[str, Any]:
     document = {name: getattr(found, name) for name in found.__struct_fields__ if name != "time"}
     return {**document, **moment("time", found.time)}

@@ -108,7 +108,7 @@ def _verdict(report: CheckReport) -> output.Text:
     if any(finding.severity == "torn" for finding in report.findings):
         return output.Text.assemble(("ok", "bold green"), ", but the end is torn: opening the log cuts it")
     gone = f"; {count_of(report.lost_messages, 'message')} lost earlier" if report.lost_messages else ""
-    return output.Text.assemble(("ok", "bold green"), f": {count_of(report.counts.messages, 'message')} whole{gone}")
+    return output.Text.assemble(("ok", "bold green"), f": {count_of(report.counts.messages, 'message')} intact{gone}")
 
 
 # The plan and the result of a repair, for people and for scripts.
@@ -139,7 +139,7 @@ def show_plan(console: output.Console, plan: RepairPlan) -> None:
         console.print(steps)
         console.print(f"in all: {count_of(plan.lost_messages, 'message')} given up; nothing is deleted")
     if plan.left:
-        console.print("\nA repair cannot mend:")
+        console.print("\nA repair cannot fix:")
         show_findings(console, plan.left)
 
 
@@ -240,7 +240,7 @@ def _show(
     console.print()
     if not missing and all(report.ok for report in found):
         messages = sum(report.log.counts.messages for report in found if report.part.kind == "messages")
-        console.print(output.Text.assemble(("ok", "bold green"), f": {count_of(messages, 'message')} whole"))
+        console.print(output.Text.assemble(("ok", "bold green"), f": {count_of(messages, 'message')} intact"))
         return
     mends = any(not report.log.ok or (report.wrong and report.part.kind not in _COPIED) for report in found)
     mends = mends or bool(missing)  # a repair makes the queue usable without it
@@ -344,7 +344,7 @@ def repair_command(
 ) -> int:
     """Repair a damaged queue or log. Marks what is lost, keeps everything else, and deletes nothing.
 
-    Every file that changes is copied first. No process may own the log meanwhile. Exit code: 0 if it is repaired or
+    Every file that changes is copied first. No process may own the log while it runs. Exit code: 0 if it is repaired or
     there was nothing to do, 1 if damage is left, 2 if nothing was done.
 
     Examples:

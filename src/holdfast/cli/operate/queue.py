@@ -72,7 +72,7 @@ def cancel_command(at: opening.QueueAt, ids: _MessageIds) -> int:
 def take_back_command(at: opening.QueueAt, ids: _MessageIds) -> int:
     """Take leased messages back from their consumers. They are ready at once, and the attempt is not counted.
 
-    A consumer that still works on such a message can no longer ack it. To end a lease that you hold, use `nack` or
+    A consumer that is still working on such a message can no longer ack it. To end a lease that you hold, use `nack` or
     `defer` with its receipt.
 
     Examples:

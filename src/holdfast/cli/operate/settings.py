@@ -13,7 +13,7 @@ import msgspec
 from holdfast.broker.folder.contents import NOT_KEPT, Catalog, kept_settings
 from holdfast.broker.folder.layout import SETTINGS, TOPIC, TOPICS, check_name, topic_folder
 from holdfast.cli import opening, places
-from holdfast.cli.output import OK, note, print_json, ruled_table, safe, say, stdout, table
+from holdfast.cli.output import OK, note, print_each, print_json, ruled_table, safe, say, stdout, table
 from holdfast.cli.parsing import Section, argument, option
 from holdfast.cli.places import PLACE
 from holdfast.client.opening import is_address, parse_address
@@ -310,8 +310,7 @@ def ls_command(as_json: opening.AsJson = False) -> int:
     """
     known = places.read()
     if as_json:
-        found = [_document(name, each, known.use) for name, each in sorted(known.profiles.items())]
-        print_json({"file": places.path(), "use": known.use, "profiles": found})
+        print_each(_document(name, each, known.use) for name, each in sorted(known.profiles.items()))
     elif not known.profiles:
         note(f"no profiles in {safe(places.path())}")
     else:
@@ -414,10 +413,10 @@ def _say(document: dict[str, Any], text: str, *, as_json: bool) -> None:
 def _check_tls(place: str, ca: str | None, certificate: str | None, key: str | None) -> None:
     if not place.startswith("https://") and (ca, certificate, key) != (None, None, None):
         raise InvalidRequest(
-            f"{place} is not a secure address, so --tls-ca, --tls-cert and --tls-key say nothing: use https://"
+            f"{place} is not a secure address, so --tls-ca, --tls-cert and --tls-key have no effect: use https://"
         )
     if key is not None and certificate is None:
-        raise InvalidRequest("--tls-key is the key of a certificate: give that, too, with --tls-cert")
+        raise InvalidRequest("--tls-key belongs to a certificate: give that as well, with --tls-cert")
 
 
 def _absolute(path: str | None) -> str | None:

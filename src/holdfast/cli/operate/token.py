@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from holdfast.api.drafts import parse_instant, to_datetime
 from holdfast.cli.opening import AsJson
-from holdfast.cli.output import OK, note, print_json, ruled_table, safe, say, stdout
+from holdfast.cli.output import OK, note, print_each, print_json, ruled_table, safe, say, stdout
 from holdfast.cli.parsing import Section, argument, option
 from holdfast.config.settings_file import read_settings
 from holdfast.delivery.where import seconds_of
@@ -94,14 +94,14 @@ def new_command(
     )
     before = _tokens(path, missing_ok=True)
     if any(each.name == name for each in before.entries):
-        raise InvalidRequest(f"{path} has a token called {name} already; take another name, or remove that one first")
+        raise InvalidRequest(f"{path} has a token called {name} already; choose another name, or remove that one first")
     _write(path, tokens.with_entry(_text(path), entry, path))
     if as_json:
         print_json({**_document(entry), "token": token, "file": path})
         return OK
     if token is not None:
         say(token)
-        note(f"This is shown once. {safe(name)} may {_allowed(entry)}.")
+        note(f"Save it now: it is not shown again. {safe(name)} may {_allowed(entry)}.")
     else:
         say(f"{safe(certificate or '')} may {_allowed(entry)}.")
     return OK
@@ -116,7 +116,7 @@ def list_command(file: TokensFile = None, as_json: AsJson = False) -> int:
     """
     entries = _tokens(_path(file)).entries
     if as_json:
-        print_json([_document(entry) for entry in entries])
+        print_each(map(_document, entries))
     else:
         _show(entries)
     return OK
@@ -211,7 +211,8 @@ def _moment(text: str | None) -> datetime | None:
     )
     if found <= to_datetime(now_ns):
         raise InvalidRequest(
-            f"--expires {text} is in the past, so the token would never work: give a time to come, such as 30d"
+            f"--expires {text} is in the past, so the token would never be valid: give a time in the "
+            "future, such as 30d"
         )
     return found.replace(microsecond=0)
 

@@ -43,14 +43,13 @@ def group_ls_command(folder: opening.DataFolder, topic: opening.Topic = None, as
     queries = [] if is_address(folder) else list_queries(real_world(), folder)
     unreadable = [query for query in queries if query.wrong]
     if as_json:
-        wrong = [{"file": f"{QUERIES}/{query.file}", "wrong": query.wrong} for query in unreadable]
-        output.print_json({"folder": folder, "groups": [group.document for group in found], "unreadable": wrong})
+        output.print_each(group.document for group in found)
     elif not found:
         output.note(f"no groups {'in' if topic is None else f'on {output.safe(topic)} in'} {output.safe(folder)}")
     else:
         output.stdout().print(groups_table(found))
         _tell_of_damage(folder, found)
-    for query in () if as_json else unreadable:
+    for query in unreadable:
         place = f"{output.safe(folder)}/{QUERIES}/{output.safe(query.file)}"
         output.note(f"unreadable: {place}: {output.safe(query.wrong)}; old messages are kept in the meantime")
     return output.OK
@@ -176,8 +175,8 @@ def _one_group(folder: str, name: str, topic: str | None) -> GroupStanding:
         raise InvalidRequest(f"{name} is on {len(groups)} topics; say which with --topic: {topics}")
     if not groups:
         raise InvalidRequest(
-            f"{name} is a query that reads {found[0].topic} from another process, and keeps its positions itself: let "
-            "it begin elsewhere by its own options"
+            f"{name} is a query that reads {found[0].topic} from another process, and keeps its positions itself: use "
+            "its own options to start it elsewhere"
         )
     return groups[0]
 
@@ -328,7 +327,7 @@ def topic_ls_command(folder: opening.DataFolder, as_json: opening.AsJson = False
     opening.topics_of(folder)
     found = list(standing_of(folder).topics())
     if as_json:
-        output.print_json(topics_document(folder, found))
+        output.print_each(map(_document, found))
     elif not found:
         output.note(f"no topics in {output.safe(folder)}")
     else:
@@ -399,6 +398,8 @@ def topic_show_command(folder: opening.DataFolder, name: TopicName, as_json: ope
         "made", f"{output.short_time(topic.created_ms * 1_000_000)} UTC" if topic.created_ms else "by an early release"
     )
     facts.add_row("messages", f"{topic.messages:,} ({output.size(topic.bytes)})")
+    if topic.tiered_bytes:
+        facts.add_row("only in the store", output.size(topic.tiered_bytes))
     facts.add_row("dead letters", f"{topic.dead:,}")
     console.print(facts)
     console.print()
@@ -427,10 +428,12 @@ def _standing(folder: str, name: str) -> TopicStanding:
 
 
 def _partitions_table(topic: TopicStanding) -> output.Table:
-    shown = output.table("partition>", "first>", "next>", "messages>", "disk>", "segments>")
+    stored = ("store>",) if topic.tiered_bytes else ()
+    shown = output.table("partition>", "first>", "next>", "messages>", "disk>", *stored, "segments>")
     for each in topic.partitions:
         numbers = (each.start, each.end, each.end - each.start)
-        shown.add_row(str(each.number), *(f"{n:,}" for n in numbers), output.size(each.bytes), f"{each.segments:,}")
+        sizes = (each.bytes - each.tiered_bytes, each.tiered_bytes)[: 1 + len(stored)]
+        shown.add_row(str(each.number), *(f"{n:,}" for n in numbers), *map(output.size, sizes), f"{each.segments:,}")
     return shown
 
 
@@ -486,7 +489,7 @@ def topic_partitions_command(
                 "undone. Most keys will go to other partitions than before, so stored messages of a key may be handled "
                 "at the same time as newer ones"
             )
-        if not output.confirmed("Add them?", "topic partitions", yes=yes, as_json=as_json):
+        if not output.confirmed("Add them?", "topic partitions", yes=yes, as_json=as_json, looks=False):
             return output.NOT_DONE
         with opening.opened_broker(folder, wait=wait) as broker:
             broker.add_partitions(name, add)
@@ -575,8 +578,8 @@ def _compacted(broker: holdfast.Broker, name: str, *, as_json: bool) -> KeysComp
     with opening.engine_of(broker).using(name) as topic:
         if topic.settings.cleanup == "delete":
             raise InvalidRequest(
-                f"{name} does not go by keys: its messages go by retention (cleanup=delete). Change that with "
-                f"`holdfast topic alter {broker.folder} {name} cleanup=compact`; to let go of handled messages use "
+                f"{name} is not compacted by key; its messages are removed by retention (cleanup=delete). Change that "
+                f"with `holdfast topic alter {broker.folder} {name} cleanup=compact`; to remove handled messages, use "
                 f"`holdfast compact {broker.folder} --topic {name}`"
             )
         opening.engine_of(broker).tick()

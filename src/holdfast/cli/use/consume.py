@@ -145,12 +145,12 @@ def consume_command(
     """
     showing = _showing(raw, key_separator, as_json=as_json)
     if follow and timeout is not None:
-        raise InvalidRequest("--follow never ends, but --timeout does; give one of them")
+        raise InvalidRequest("--follow never ends and --timeout sets an end; give one of them")
     wait_s = math.inf if follow else parse_duration(timeout or "0", "--timeout")
     name = opening.chosen_topic(folder, topic)
     if group is None:
         if mode is not None:
-            raise InvalidRequest("--mode says how a group reads; give --group NAME, too")
+            raise InvalidRequest("--mode says how a group reads; give --group NAME as well")
         reading = TopicReading(folder, name, partition)
         reading.begin(begin or "earliest")
         for page in reading.pages(count, wait_s):
@@ -171,7 +171,7 @@ def _showing(raw: bool, key_separator: str | None, *, as_json: bool) -> Showing:
     if raw and as_json:
         raise InvalidRequest("--raw and --json both say what is printed; give one of them")
     if key_separator is not None and not raw:
-        raise InvalidRequest("--key-separator stands between key and body in what --raw prints; give --raw, too")
+        raise InvalidRequest("--key-separator stands between key and body in what --raw prints; give --raw as well")
     return Showing(raw=raw, as_json=as_json, separator=None if key_separator is None else separator_of(key_separator))
 
 

@@ -224,8 +224,8 @@ def _take(at: QueueAt, taken: _Taken, count: int, timeout_s: float, options: dic
             if found:
                 taken(group, found)
                 return
-    within = f"within {timeout_s:g} s" if timeout_s else "now"
-    raise Empty(f"no message is ready {within} in {at.folder}")
+    ready = f"became ready within {timeout_s:g} s" if timeout_s else "is ready"
+    raise Empty(f"no message {ready} in {at.folder}")
 
 
 class _Showing:

@@ -173,7 +173,7 @@ def lock_ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
     """
     infos = _infos(folder)
     if as_json:
-        output.print_json({"folder": folder, "locks": [_lock_document(info) for info in infos]})
+        output.print_each(map(_lock_document, infos))
     elif not infos:
         output.note(f"no locks are held in {output.safe(folder)}")
     else:
@@ -334,7 +334,7 @@ def state_ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
     """
     found = _documents(folder)
     if as_json:
-        output.print_json({"folder": folder, "documents": [_document_facts(document) for document, _ in found]})
+        output.print_each(_document_facts(document) for document, _ in found)
     elif not found:
         output.note(f"no documents in {output.safe(folder)}")
     else:

@@ -109,7 +109,9 @@ class PutInput:
             return
         content = stream.read()
         if needed and not content:
-            raise InvalidRequest("no body is given, and stdin is empty; an empty message is put with an empty body: ''")
+            raise InvalidRequest(
+                "there is no body, and stdin is empty; to put an empty message, give an empty body: ''"
+            )
         yield Item(name, self._message(content))
 
     def _message(self, body: bytes) -> NewMessage:
@@ -261,7 +263,7 @@ def _check_put(bodies: list[str], files: list[str], dedup_id: str | None, *, lin
     if lines and jsonl:
         raise InvalidRequest("--lines and --jsonl both say what a line is; give one of them")
     if not bodies and not files and sys.stdin.isatty():
-        raise InvalidRequest("no body is given; write it after the folder, use --file, or send it to stdin")
+        raise InvalidRequest("there is no body; write it after the folder, use --file, or send it to stdin")
     if dedup_id is not None and (len(bodies) + len(files) > 1 or lines or jsonl):
         raise InvalidRequest("--dedup-id is for one message; give each line its own with --jsonl")
 
@@ -453,7 +455,7 @@ def _check_produce(
             "--resume continues where an earlier producer of the same --name stopped: give --name as well"
         )
     if not bodies and not files and sys.stdin.isatty():
-        raise InvalidRequest("no message is given; use -m or --file, or send lines to stdin")
+        raise InvalidRequest("there is no message; use -m or --file, or send lines to stdin")
 
 
 def _separator(text: str, key: str | None, *, jsonl: bool) -> bytes:
