@@ -224,7 +224,7 @@ def test_the_tail_shows_what_comes_filtered_and_paused(browser: Browser, server:
         page.keyboard.press("p")
         expect(page.locator("#pause")).to_have_text("Resume")
         order(server, 2)
-        expect(page.locator("#tail-state")).to_contain_text("1 wait")
+        expect(page.locator("#tail-state")).to_contain_text("1 not shown yet")
         expect(rows).to_have_count(2)
         page.keyboard.press("p")
         expect(rows).to_have_count(3)

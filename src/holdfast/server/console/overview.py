@@ -49,6 +49,7 @@ class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
     delayed: int = 0
     dead: int = 0
     age_s: float = 0.0
+    oldest_ns: int = 0  # when the oldest unhandled message was sent; 0 if there is none
     waiters: int = 0
     spark: Spark
     buried: int = 0
@@ -309,6 +310,7 @@ def row_of(engine: BrokerEngine, topic: Topic, group: QueueGroup) -> QueueRow:
         delayed=stats.delayed,
         dead=stats.dead,
         age_s=age_s,
+        oldest_ns=now_ns - round(age_s * 1e9) if age_s else 0,
         waiters=stats.waiters,
         spark=spark_of(flow),
         buried=flow.buried,
