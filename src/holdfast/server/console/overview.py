@@ -79,7 +79,7 @@ class Concern(msgspec.Struct, frozen=True, kw_only=True):
 
 def concerns(rows: Sequence[QueueRow], groups: Sequence[GroupInfo]) -> list[Concern]:
     """What is wrong with these queues and groups, the worst first."""
-    found = [*_damage(rows, groups), *_upkeep(rows), *_stalled(rows, groups), *_old(rows), *_dead(rows)]
+    found = [*_damage(rows, groups), *_upkeep(rows), *_stalled(rows, groups), *_old(rows), *_dead(rows), *_paused(rows)]
     return list(dict.fromkeys(found))  # what concerns a topic is in the rows of all its groups
 
 
@@ -152,6 +152,16 @@ def _dead(rows: Sequence[QueueRow]) -> Iterator[Concern]:
             text = f"{count(row.buried)} more in the last 15 min, {count(row.dead)} in all"
             href = link_of(row.topic, row.group, "/dead")
             yield Concern(what=f"{_name(row)} has new dead letters", text=text, href=href, link="Dead letters")
+
+
+def _paused(rows: Sequence[QueueRow]) -> Iterator[Concern]:
+    for row in rows:
+        if row.paused is not None:
+            why = f"{row.paused.reason}; " if row.paused.reason else ""
+            text = f"{why}{_messages(row.ready)} ready, and none is delivered until somebody resumes it"
+            yield Concern(
+                what=f"{_name(row)} is paused", text=text, href=link_of(row.topic, row.group), link="Open the queue"
+            )
 
 
 def is_stalled(flow: Flow, ready: int, age_s: float) -> bool:
