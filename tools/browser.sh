@@ -4,9 +4,13 @@
 set -eu
 
 tests=$(dirname "$0")/../tests/browser
-if [ ! -e "$tests/node_modules/axe-core/axe.min.js" ]; then
-    if ! command -v npm >/dev/null 2>&1 || ! npm ci --prefix "$tests" --no-audit --no-fund --silent >/dev/null 2>&1; then
-        echo "axe-core could not be installed with npm: its tests of the console are skipped." >&2
+pinned=$(sed -n 's/.*"axe-core": "\(.*\)".*/\1/p' "$tests/package.json")
+if ! grep -qs "\"version\": \"$pinned\"" "$tests/node_modules/axe-core/package.json"; then
+    if ! command -v npm >/dev/null 2>&1; then
+        echo "There is no npm, so axe-core cannot be installed: the console's tests with it are skipped." >&2
+    elif ! said=$(npm ci --prefix "$tests" --no-audit --no-fund --loglevel=error 2>&1); then
+        echo "npm could not install axe-core, so the console's tests with it are skipped. It said:" >&2
+        echo "$said" | tail -n 5 >&2
     fi
 fi
 

@@ -33,7 +33,7 @@ def test_the_first_ten_are_followed_before_the_rest_is_redriven_at_a_rate(browse
     dead(server, 12)
     with visiting(browser, f"{server.url}/ui/queues/orders/dead") as visit:
         page, ask = visit.page, visit.page.locator("#ask")
-        page.locator("td").get_by_role("button", name="First 10").click()
+        page.locator("td").get_by_role("button", name="Redrive 10 first").click()
         ask.get_by_role("button", name="Redrive 10").click()
         arrived(page, re.compile("/redriven"))
         expect(page.locator("#summary")).to_have_text("10 waiting")
@@ -184,7 +184,7 @@ def test_the_workers_of_one_queue_are_a_click_away(browser: Browser, day: Servin
     with visiting(browser, f"{day.url}/ui/queues/orders") as visit:
         page = visit.page
         page.locator(".sections").get_by_role("link", name="Workers").click()
-        expect(page.get_by_role("heading", level=1)).to_have_text("Workers and waiters of orders")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Workers of orders")
         expect(page.get_by_role("row", name="worker-eu-1")).to_be_visible()
         page.goto(f"{day.url}/ui/workers?queue=mails")
         expect(page.get_by_text("No messages are in flight.")).to_be_visible()

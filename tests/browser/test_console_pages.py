@@ -224,7 +224,7 @@ def test_the_tail_shows_what_comes_filtered_and_paused(browser: Browser, server:
         page.keyboard.press("p")
         expect(page.locator("#pause")).to_have_text("Resume")
         order(server, 2)
-        expect(page.locator("#tail-state")).to_contain_text("1 wait")
+        expect(page.locator("#tail-state")).to_contain_text("1 not shown yet")
         expect(rows).to_have_count(2)
         page.keyboard.press("p")
         expect(rows).to_have_count(3)
@@ -243,7 +243,7 @@ def test_a_destructive_act_asks_first_and_says_how_many(browser: Browser, server
         expect(ask.get_by_role("button", name="Cancel")).to_be_focused()
         page.keyboard.press("Escape")
         assert server.get("/v1/queues/orders/stats").body["dead"] == 12
-        page.locator("td").get_by_role("button", name="First 10").click()
+        page.locator("td").get_by_role("button", name="Redrive 10 first").click()
         ask.get_by_role("button", name="Redrive 10").click()
         expect(page.locator("#summary")).to_have_text("10 waiting")
         page.goto(f"{server.url}/ui/queues/orders/dead")
@@ -265,7 +265,7 @@ def test_dead_letters_are_redriven_into_another_queue(browser: Browser, server: 
         expect(ask).to_contain_text("1 dead letter will be deleted")
         expect(ask.get_by_label("Into another queue")).to_be_hidden()
         page.keyboard.press("Escape")
-        page.locator("td").get_by_role("button", name="Redrive").click()
+        page.locator("td").get_by_role("button", name="Redrive", exact=True).click()
         ask.get_by_label("Into another queue").fill("repairs")
         ask.get_by_role("button", name="Redrive 1").click()
         expect(ask).to_contain_text("1 put into repairs.")
@@ -318,7 +318,6 @@ def test_what_the_server_refuses_is_told_in_its_own_words(browser: Browser, serv
 def test_a_recipe_is_copied(browser: Browser, day: Serving):
     with visiting(browser, f"{day.url}/ui/queues/orders/messages/orders-0-30") as visit:
         page = visit.page
-        page.get_by_text("Send it again: curl").click()
-        page.locator(".copy").get_by_role("button", name="Copy").first.click()
+        page.get_by_role("button", name="Copy as curl").click()
         expect(page.get_by_text("Copied")).to_be_visible()
         assert page.evaluate("navigator.clipboard.readText()").startswith("curl -X POST --data-binary")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -329,6 +330,47 @@ def test_whatever_people_send_stays_text(server: Serving):
         assert all(tag != "img" or attributes["src"] == "/ui/static/icon.svg" for tag, attributes in found.tags)
         seen += "alert(" in content
     assert seen >= 10
+
+
+UNSEEN = "\u202egnp.exe\u202c \u2067x\u2069 \x9b"
+
+
+def test_text_that_would_read_as_another_is_shown_as_what_it_is(server: Serving):
+    server.request("PUT", "/v1/queues/odd", {"settings": {"max_attempts": 1}})
+    message = {"text": UNSEEN, "key": UNSEEN, "headers": [{"name": "file", "value": UNSEEN}]}
+    assert server.post("/v1/queues/odd/batch", {"messages": [message]}).status == 201
+    failed(server, [UNSEEN + "\x00"], queue="odd")
+    paths = [
+        "/ui/queues/odd?tab=dead",
+        "/ui/queues/odd/dead",
+        "/ui/queues/odd/messages/odd.dlq-0-0",
+        "/ui/search?q=exe",
+    ]
+    for path in paths:
+        text = page(server, path).text
+        assert "\\u202egnp.exe\\u202c" in text
+        assert not set("\u202e\u202c\u2067\u2069\x9b\x00") & set(text)
+    commands = page(server, "/ui/queues/odd/messages/odd.dlq-0-0").text
+    packed = base64.b64encode(UNSEEN.encode()).decode()
+    assert f"echo {packed} | base64 -d | curl" in commands
+    assert f"{UNSEEN!r}.encode()" in commands
+
+
+def test_a_script_of_a_page_is_not_asked_for_a_password_by_the_browser(tmp_path: Path):
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f'[[tokens]]\nname = "eve"\nsha256 = "{digest_of("t")}"\nrole = ["read"]\n')
+    tokens.chmod(0o600)
+    with serving(tmp_path / "data", whole=True, tokens_file=str(tokens)) as server:
+        assert server.get("/ui").headers["www-authenticate"].startswith("Bearer")  # the last of two
+        for path, headers in (
+            ("/ui", {"x-requested-with": "holdfast-console"}),
+            ("/v1/queues/orders/watch", {"accept": "text/event-stream"}),
+        ):
+            connection = server.connection()
+            connection.request("GET", path, headers=headers)
+            got = connection.getresponse()
+            assert (got.status, got.headers.get_all("www-authenticate")) == (401, ['Bearer realm="holdfast"'])
+            connection.close()
 
 
 def test_a_server_that_only_shows_offers_no_acts_and_refuses_them(tmp_path: Path):

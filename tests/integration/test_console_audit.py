@@ -39,8 +39,23 @@ def test_acts_are_told_in_words(server: Serving):
     ):
         assert words in text
     assert "1 routine call" in text
-    assert "looked what it would do" not in text
-    assert "looked what it would do to redrive 3 messages" in page(server, "/ui/audit", query={"routine": "true"}).text
+    assert "checked what would happen" not in text
+    every = page(server, "/ui/audit", query={"routine": "true"}).text
+    assert "checked what would happen: redrive 3 messages of payments" in every
+
+
+def test_what_failed_is_not_told_as_done(server: Serving):
+    assert server.request("PUT", "/v1/queues/no%20name", {}).status == 400
+    assert server.post(f"{QUEUE}/dead/redrive", {"to": "nowhere"}).status == 404
+    text = page(server, "/ui/audit").text
+    assert "local tried to create or change the queue no name invalid_request" in text
+    assert "local tried to redrive some messages of payments into nowhere unknown_topic" in text
+
+
+def test_a_worker_is_named_as_people_know_it(server: Serving):
+    server.post(f"{QUEUE}/workers", {"id": "5ff4454", "name": "mailer", "host": "h1", "concurrency": 4})
+    assert server.post("/v1/workers/5ff4454/drain").status == 200
+    assert "local told the worker mailer to drain" in page(server, "/ui/audit").text
 
 
 def test_workers_that_start_are_left_out(server: Serving):

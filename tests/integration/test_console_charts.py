@@ -85,6 +85,17 @@ def test_the_overview_counts_a_message_once(server):
     assert "<dt>delayed</dt><dd>1</dd>" in totals
 
 
+def test_a_paused_queue_is_not_forgotten(server):
+    live_a_day(server)
+    assert server.post("/v1/queues/orders/pause", {"reason": "the shop is closed"}).status == 200
+    section = page(server, "/ui").partition('id="attention"')[2].partition("</section>")[0]
+    assert "What needs attention" in section
+    assert "orders is paused" in section
+    assert "the shop is closed; 18 messages ready, and none is delivered until somebody resumes it" in section
+    assert server.post("/v1/queues/orders/resume").status == 200
+    assert "orders is paused" not in page(server, "/ui")
+
+
 def test_growing_dead_letters_are_on_top_with_a_link(server):
     assert server.request("PUT", "/v1/queues/orders", {"settings": {"max_attempts": 1}}).status == 200
     sample(server)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from holdfast.codec.samples import SeriesKey, Slot
 from holdfast.server.api import dead as dead_kinds
-from holdfast.server.console import queues
+from holdfast.server.console import queues, rendering
 from tests.integration.http_gear import Serving, serving
 from tests.integration.test_console import page
 
@@ -86,7 +87,7 @@ def test_a_page_that_cannot_count_all_in_time_says_so_and_goes_on(server: Servin
     die(server, ["TimeoutError: 30 s"] * 100)
     assert "64 dead letters in 1 group counted so far, of 100" in page(server, "/ui/queues/orders/dead").text
     assert "100 dead letters in 1 group TimeoutError" in page(server, "/ui/queues/orders/dead").text.replace(
-        "First 10 Redrive all Purge all Error Reason Dead letters First Last Over time Actions ", ""
+        "Redrive 10 first Redrive all Purge all Error Reason Dead letters First Last Over time Actions ", ""
     )
 
 
@@ -122,28 +123,97 @@ def test_many_kinds_of_errors_are_bounded(server: Serving, monkeypatch: pytest.M
     ]
 
 
-def test_a_page_on_which_nothing_changed_is_not_sent_again(server: Serving):
-    die(server, ["TimeoutError: 30 s"])
-    accept = {"accept": "text/html"}
-
-    def again(path: str) -> tuple[int, bytes]:
-        etag = server.get(path, headers=accept).headers["etag"]
-        answer = server.get(path, headers={**accept, "if-none-match": etag})
-        return answer.status, answer.body
-
-    for path in ("/ui/queues/orders/dead", "/ui/queues/orders/messages/orders.dlq-0-0"):
-        # Now and then a sample of the rates is taken in between, and the small chart has changed.
-        assert (304, b"") in [again(path) for _ in range(20)]
-    etag = server.get("/ui/queues/orders/dead", headers=accept).headers["etag"]
-    die(server, ["TimeoutError: 30 s"])
-    assert server.get("/ui/queues/orders/dead", headers={**accept, "if-none-match": etag}).status == 200
+ACCEPT = {"accept": "text/html"}
 
 
-@pytest.mark.parametrize("path", ["/ui/queues/nothing", "/ui/nothing/at/all"])
-def test_a_page_that_is_not_there_keeps_the_navigation(server: Serving, path: str):
-    found = page(server, path, status=404)
-    links = {attributes.get("href") for tag, attributes in found.tags if tag == "a"}
-    assert {"/ui", "/ui/groups", "/ui/workers", "/ui/locks", "/ui/health", "/ui/audit"} <= links
+def known(server: Serving, path: str) -> str:
+    """The ETag of a page as it is now."""
+    answer = server.get(path, headers=ACCEPT)
+    assert answer.status == 200
+    return answer.headers["etag"]
+
+
+def again(server: Serving, path: str, etag: str) -> tuple[int, bool]:
+    """The status for somebody who knows the page already, and whether anything was sent."""
+    answer = server.get(path, headers={**ACCEPT, "if-none-match": etag})
+    return answer.status, bool(answer.body)
+
+
+@pytest.fixture
+def sampled(server: Serving, monkeypatch: pytest.MonkeyPatch) -> Serving:
+    """A server with samples of a queue in use; those that follow are taken by the test, and no minute passes."""
+    sampler = server.server.service.engine.sampler
+    sampler.before_close()
+    monkeypatch.setattr(rendering, "_SLIDES_NS", 10**19)
+    die(server, ["TimeoutError: 30 s", "KeyError: 'a'"])
+    server.post(f"{QUEUE}/enqueue", b"it waits, and its age grows")
+    merge_samples(server, ago_s=(60, 55, 30, 15, 10, 5))
+    return server
+
+
+def merge_samples(server: Serving, *, ago_s: tuple[int, ...]) -> None:
+    """Samples of a queue that takes ten messages a second in, and handles none."""
+    engine = server.server.service.engine
+    key = SeriesKey("queue", "orders", "default", engine.topic("orders").id)
+    now_s = engine.world.clock.now_ns() // 10**9
+    for each in ago_s:
+        engine.sampler.store.merge(key, Slot(now_s - each, 50 if each > 20 else 0))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/ui/queues/orders/dead", "/ui/queues/orders?tab=dead", "/ui/queues/orders/messages/orders.dlq-0-0", "/ui/audit"],
+)
+def test_a_page_on_which_nothing_changed_is_not_sent_again(sampled: Serving, path: str):
+    etag = known(sampled, path)
+    for _ in range(3):
+        merge_samples(sampled, ago_s=(0,))  # the small charts have moved, and show nothing new
+        assert again(sampled, path, etag) == (304, False)
+
+
+def test_dead_letters_that_come_or_go_are_sent_and_what_follows_is_not(sampled: Serving):
+    path = "/ui/queues/orders/dead"
+    etags = [known(sampled, path)]
+    changes = (
+        lambda: die(sampled, ["TimeoutError: 30 s"]),
+        lambda: sampled.post(f"{QUEUE}/dead/redrive", {"limit": 1}),
+        lambda: sampled.post(f"{QUEUE}/dead/purge", {"limit": 1}),
+        lambda: sampled.post(f"{QUEUE}/pause", {"reason": "the shop is closed"}),
+    )
+    for change in changes:
+        change()
+        assert again(sampled, path, etags[-1]) == (200, True)
+        etags.append(known(sampled, path))
+        assert again(sampled, path, etags[-1]) == (304, False)
+    assert len(set(etags)) == len(etags)
+
+
+def test_a_small_chart_that_only_moves_is_sent_once_a_minute():
+    def etag(points: str, now_s: int) -> str:
+        text = f'<p>7</p><svg class="spark"><polygon points="{points}"/></svg><svg class="spark"></svg>'
+        return rendering._etag(text, now_s * 10**9)
+
+    assert etag("1,2", 60) == etag("3,4", 119) != etag("3,4", 120)
+    flat = '<p>7</p><svg class="spark"></svg>'
+    assert rendering._etag(flat, 0) == rendering._etag(flat, 10**12) != rendering._etag(flat.replace("7", "8"), 0)
+
+
+def links_of(server: Serving, path: str, status: int = 200) -> list[str | None]:
+    """Where the navigation at the top of a page leads."""
+    found = page(server, path, status=status)
+    return [attributes.get("href") for tag, attributes in found.tags if tag == "a" and "data-key" in attributes]
+
+
+@pytest.mark.parametrize("path", ["/ui/queues/nothing", "/ui/nothing/at/all", "/ui/pipelines/nothing"])
+def test_a_page_that_is_not_there_keeps_the_navigation(tmp_path: Path, path: str):
+    with serving(tmp_path / "data", whole=True, lake=str(tmp_path / "lake")) as server:
+        links = links_of(server, path, 404)
+        assert links == links_of(server, "/ui")
+        assert "/ui/pipelines" in links
+    with serving(tmp_path / "data", whole=True) as server:
+        links = links_of(server, path, 404)
+        assert links == links_of(server, "/ui")
+        assert links == ["/ui", "/ui/groups", "/ui/workers", "/ui/locks", "/ui/health", "/ui/audit"]
 
 
 def test_a_redrive_of_a_few_is_followed_to_its_end(server: Serving):

@@ -134,3 +134,27 @@ def test_a_message_that_was_run_now_stays_so_after_a_restart(tmp_path: Path):
     with serving(tmp_path / "data", whole=True) as server:
         stats = server.get(f"{QUEUE}/stats").body
         assert (stats["ready"], stats.get("delayed", 0)) == (2, 0)
+
+
+def test_the_form_starts_with_a_copy_of_a_message(server: Serving):
+    message = {"text": "\n<b>bold</b>", "key": "c-1", "headers": [{"name": "tenant", "value": "acme"}], "priority": 3}
+    odd = {"text": "\u202egnp", "key": "\u202egnp"}
+    assert server.post(f"{QUEUE}/batch", {"messages": [message, odd]}).status == 201
+    server.post(f"{QUEUE}/enqueue", b"\xff\x00")
+    server.post(f"{QUEUE}/enqueue", b"x" * 100_000)
+
+    def form(wanted: str) -> str:
+        answer = server.get("/ui/queues/orders/send", query={"copy_of": wanted}, headers={"accept": "text/html"})
+        assert answer.status == 200
+        return str(answer.body.decode())
+
+    first = form("orders-0-0")
+    assert ">\n\n&lt;b&gt;bold&lt;/b&gt;</textarea>" in first  # a browser leaves the first end of line out
+    assert 'name="key" autocomplete="off" value="c-1"' in first
+    assert "<option selected>3</option>" in first
+    assert ">\ntenant: acme</textarea>" in first
+    for wanted, why in (("1", "not text"), ("2", "not text"), ("3", "too long to edit")):
+        text = form(f"orders-0-{wanted}")
+        assert f"Its body is {why}" in text
+        assert 'name="key" autocomplete="off" value=""' in text
+    assert server.get("/ui/queues/orders/send", query={"copy_of": "orders-0-99"}).status == 404

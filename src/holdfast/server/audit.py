@@ -169,7 +169,25 @@ _WORDS: Final = {
     "POST /v1/workers/{worker}/stop": "told the worker {target} to stop",
     "POST /v1/workers/{worker}/resume": "told the worker {target} to take messages again",
 }
-_VERBS: Final = {"redrove": "redrive", "moved": "move", "purged": "purge"}
+_VERBS: Final = {
+    "added": "add",
+    "applied": "apply",
+    "cancelled": "cancel",
+    "changed": "change",
+    "compacted": "compact",
+    "created": "create",
+    "deleted": "delete",
+    "moved": "move",
+    "paused": "pause",
+    "purged": "purge",
+    "ran": "run",
+    "redrove": "redrive",
+    "released": "release",
+    "resumed": "resume",
+    "synced": "sync",
+    "told": "tell",
+    "took": "take",
+}
 
 
 def words_of(act: Act) -> str:
@@ -181,11 +199,18 @@ def words_of(act: Act) -> str:
         said = _WORDS.get(act.route, act.route).format_map(facts)
     except (KeyError, ValueError, IndexError):
         return f"{act.route} {act.target}".strip()
-    if act.parameters.get("dry_run") is True:
-        verb = said.partition(" ")[0]
-        return f"looked what it would do to {_VERBS.get(verb, verb)}{said[len(verb) :]}"
     to = act.parameters.get("to")
-    return f"{said} into {to}" if to and "redrove" in said else said
+    if to and "redrove" in said:
+        said = f"{said} into {to}"
+    if act.parameters.get("dry_run") is True:
+        return f"checked what would happen: {_infinitive(said)}"
+    return said if act.outcome in (DONE, BEGUN) else f"tried to {_infinitive(said)}"
+
+
+def _infinitive(said: str) -> str:
+    """The words of an act that was not carried out."""
+    verb, _, rest = said.partition(" ")
+    return f"{_VERBS.get(verb, verb)} {rest.replace('or changed', 'or change', 1)}".strip()
 
 
 def is_routine(act: Act) -> bool:

@@ -114,6 +114,18 @@ def _host_place(host: str) -> tuple[str, int | None] | None:
 # header, because browsers read only the first challenge of a header.
 CHALLENGES: Final = ('Basic realm="holdfast", charset="UTF-8"', 'Bearer realm="holdfast"')
 
+# The scripts of the console send this header: they say on the page that the token is no longer accepted, and the
+# browser must not ask for a password on top of it again and again. A stream of events cannot send headers.
+_OF_SCRIPTS: Final = "x-requested-with"
+_EVENTS: Final = "text/event-stream"
+
+
+def challenges_for(request: Request) -> tuple[str, ...]:
+    """How a caller without a valid token may sign in."""
+    is_script = bool(request.header(_OF_SCRIPTS)) or request.header("accept") == _EVENTS
+    return CHALLENGES[1:] if is_script else CHALLENGES
+
+
 _EVERY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})
 _HOW: Final = 'set HOLDFAST_TOKEN, or send "Authorization: Bearer TOKEN", or send the token as the password of any user'
 

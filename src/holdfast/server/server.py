@@ -35,7 +35,7 @@ from holdfast.protocol.media import JSON, MSGPACK, SMALL_BYTES, ErrorAnswer, Fau
 from holdfast.server.api import admin, dead, enqueue, groups, locks, queues, takes, topics
 from holdfast.server.api.admin import audit_routes, description_routes, metrics_routes
 from holdfast.server.audit import Audit, CallAuditor, open_audit
-from holdfast.server.callers import CHALLENGES, Access, Revocation, check_fetch, check_listening, tls_context
+from holdfast.server.callers import Access, Revocation, challenges_for, check_fetch, check_listening, tls_context
 from holdfast.server.console import console_routes
 from holdfast.server.console.rendering import error_page
 from holdfast.server.http.connection import Answer
@@ -266,7 +266,9 @@ _INTERNAL: Final = "something went wrong inside the server; its log says what, u
 
 
 # Returns an error as a page if the request was for one, otherwise None.
-ErrorPage: TypeAlias = Callable[[Request, int, Fault, Callable[[Request], Principal | None]], Response | None]
+ErrorPage: TypeAlias = Callable[
+    [Request, int, Fault, Callable[[Request], Principal | None], ServerSettings], Response | None
+]
 
 
 class Auditor(Protocol):
@@ -538,13 +540,15 @@ class ServerApp:
         if retry_after is not None:
             answer.headers.append(("retry-after", f"{retry_after:.0f}"))
         if isinstance(error, Unauthenticated):
-            answer.headers += [("www-authenticate", challenge) for challenge in CHALLENGES]
+            answer.headers += [("www-authenticate", challenge) for challenge in challenges_for(request)]
         if isinstance(error, Refused):
             answer.headers += error.headers
         return answer
 
     def _answer(self, request: Request, status: int, fault: Fault) -> Response:
-        page = None if self.error_page is None else self.error_page(request, status, fault, self._known)
+        page = None
+        if self.error_page is not None:
+            page = self.error_page(request, status, fault, self._known, self.service.settings)
         if page is not None:
             return page
         media = MSGPACK if MSGPACK in request.headers.get("accept", "") else JSON

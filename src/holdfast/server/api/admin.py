@@ -254,6 +254,8 @@ _ORDER: Final[dict[str, Any]] = {
 
 def _ordered(call: Call, order: Order) -> WorkersOrdered:
     workers = call.service.engine.workers
+    names = {worker.id: worker.name for worker in workers_shown(call)}
+    call.target = names.get(call.path["worker"], call.target)
     return WorkersOrdered(ids=workers.order(call.path["worker"], order, partial(_check_order, call)))
 
 

@@ -202,7 +202,7 @@ _READY: Final = _Plan("Ready", (("ready", "ready", "into"),), _whole)
 _OLDEST: Final = _Plan("Age of the oldest message", (("oldest_seconds", "oldest", "out"),), age)
 _HANDLING: Final = _Plan(
     "Handling time, from lease to ack",
-    (("handle_p50_seconds", "median", "into"), ("handle_p99_seconds", "99%", "out")),
+    (("handle_p50_seconds", "p50", "into"), ("handle_p99_seconds", "p99", "out")),
     age,
 )
 _DEAD: Final = _Plan("Dead letters", (("dead", "dead letters", "failed"),), _whole)

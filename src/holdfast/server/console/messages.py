@@ -37,6 +37,7 @@ from holdfast.server.console.rendering import (
     plain,
     reason,
     render,
+    visible,
 )
 from holdfast.server.http.messages import Response, StreamResponse
 from holdfast.server.served import ServedGroup
@@ -58,7 +59,7 @@ def curl(found: Listed[Any], base: str) -> str:
     start, text = _start(found)
     if start is None:
         return f"curl -X POST --data-binary @body.bin {shlex.quote(url)}  # download the body as body.bin first"
-    if text is not None and not text.startswith("@"):
+    if text is not None and not text.startswith("@") and visible(text) == text:
         return f"curl -X POST --data-binary {shlex.quote(text)} {shlex.quote(url)}"
     packed = base64.b64encode(start).decode()
     return f"echo {packed} | base64 -d | curl -X POST --data-binary @- {shlex.quote(url)}"

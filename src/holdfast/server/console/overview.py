@@ -49,6 +49,7 @@ class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
     delayed: int = 0
     dead: int = 0
     age_s: float = 0.0
+    oldest_ns: int = 0  # when the oldest unhandled message was sent; 0 if there is none
     waiters: int = 0
     spark: Spark
     buried: int = 0
@@ -78,7 +79,7 @@ class Concern(msgspec.Struct, frozen=True, kw_only=True):
 
 def concerns(rows: Sequence[QueueRow], groups: Sequence[GroupInfo]) -> list[Concern]:
     """What is wrong with these queues and groups, the worst first."""
-    found = [*_damage(rows, groups), *_upkeep(rows), *_stalled(rows, groups), *_old(rows), *_dead(rows)]
+    found = [*_damage(rows, groups), *_upkeep(rows), *_stalled(rows, groups), *_old(rows), *_dead(rows), *_paused(rows)]
     return list(dict.fromkeys(found))  # what concerns a topic is in the rows of all its groups
 
 
@@ -151,6 +152,16 @@ def _dead(rows: Sequence[QueueRow]) -> Iterator[Concern]:
             text = f"{count(row.buried)} more in the last 15 min, {count(row.dead)} in all"
             href = link_of(row.topic, row.group, "/dead")
             yield Concern(what=f"{_name(row)} has new dead letters", text=text, href=href, link="Dead letters")
+
+
+def _paused(rows: Sequence[QueueRow]) -> Iterator[Concern]:
+    for row in rows:
+        if row.paused is not None:
+            why = f"{row.paused.reason}; " if row.paused.reason else ""
+            text = f"{why}{_messages(row.ready)} ready, and none is delivered until somebody resumes it"
+            yield Concern(
+                what=f"{_name(row)} is paused", text=text, href=link_of(row.topic, row.group), link="Open the queue"
+            )
 
 
 def is_stalled(flow: Flow, ready: int, age_s: float) -> bool:
@@ -309,6 +320,7 @@ def row_of(engine: BrokerEngine, topic: Topic, group: QueueGroup) -> QueueRow:
         delayed=stats.delayed,
         dead=stats.dead,
         age_s=age_s,
+        oldest_ns=now_ns - round(age_s * 1e9) if age_s else 0,
         waiters=stats.waiters,
         spark=spark_of(flow),
         buried=flow.buried,

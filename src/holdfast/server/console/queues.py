@@ -33,7 +33,7 @@ from holdfast.server.api.topics import described
 from holdfast.server.console.charts import RANGES, ChartQuery, charts_of, flow_of, spark_of
 from holdfast.server.console.overview import OLD_S, QueueRow
 from holdfast.server.console.overview import row_of as queue_row_of
-from holdfast.server.console.rendering import page, plain, preview, render
+from holdfast.server.console.rendering import SHOWN_BYTES, as_text, beginning, page, plain, preview, render, visible
 from holdfast.server.http.messages import Response
 from holdfast.server.served import ServedGroup
 from holdfast.server.service import Call
@@ -71,6 +71,12 @@ class SendQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The group whose page led to the form."""
 
     group: Name | None = None
+
+
+class SendPageQuery(SendQuery, kw_only=True):
+    """The message that the form starts with."""
+
+    copy_of: Annotated[str, Meta(max_length=500)] = ""
 
 
 async def head_of(call: Call, group: ServedGroup | None) -> dict[str, Any]:
@@ -151,14 +157,54 @@ async def tail(call: Call) -> Response:
     return render(call, "tail.html", section="tail", **await head_of(call, group))
 
 
-@page("/ui/queues/{queue}/send", action="publish", query=SendQuery)
+class CopiedMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message as the form shows it; the body of one that is not text, or too long, is left out."""
+
+    body: str
+    key: str
+    headers: str
+    priority: int
+    is_text: bool
+    is_long: bool
+
+
+def _copied(_scan: Scan, group: ServedGroup, wanted: str) -> CopiedMessage:
+    found = find(group, wanted)
+    value = record_of(found).value
+    is_long = len(value) > SHOWN_BYTES
+    text = None if is_long else as_text(beginning(value, SHOWN_BYTES))
+    headers = [f"{name}: {value}" for name, value in found.headers.pairs if isinstance(value, str)]
+    if text is not None and not _is_plain(text):
+        text = None
+    return CopiedMessage(
+        body=text or "",
+        key=found.key if isinstance(found.key, str) and _is_plain(found.key) else "",
+        headers="\n".join(line for line in headers if _is_plain(line) and "\n" not in line),
+        priority=found.priority,
+        is_text=text is not None,
+        is_long=is_long,
+    )
+
+
+def _is_plain(text: str) -> bool:
+    """Whether a form that shows the text sends the same text."""
+    return visible(text) == text
+
+
+@page("/ui/queues/{queue}/send", action="publish", query=SendPageQuery)
 async def send(call: Call) -> Response:
-    """A form for a new message."""
+    """A form for a new message, or for a copy of one."""
+    query: SendPageQuery = call.query
+    copied = None
+    if query.copy_of:
+        call.principal.check("read", call.path["queue"])
+        copied = await call.scan(_copied, await needed_group(call, "it has no messages to copy"), query.copy_of)
     try:
         group = await group_for(call, call.query.group)
     except HoldfastError:
         group = None
-    return render(call, "send.html", section="send", **await head_of(call, group))
+    facts: dict[str, Any] = {"copied": copied, "copy_of": query.copy_of}
+    return render(call, "send.html", section="send", **facts, **await head_of(call, group))
 
 
 @page("/ui/queues/{queue}/charts", query=ChartQuery)

@@ -9,7 +9,7 @@ from functools import cache
 from hashlib import blake2b
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 import msgspec
 
@@ -22,6 +22,7 @@ from holdfast.server.http.messages import Request, Response
 from holdfast.server.routing import Action, Handler, Routes
 from holdfast.server.service import Call
 from holdfast.server.tokens import Principal
+from holdfast.settings import ServerSettings
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -56,6 +57,7 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=visible,
     )
     made.filters |= {
         "age": age,
@@ -66,6 +68,7 @@ def environment() -> Environment:
         "value_text": value_text,
         "reason": reason,
         "headline": headline,
+        "sentence": sentence,
         "part": lambda text: quote(str(text), safe=""),
         "query": lambda facts: urlencode({name: value for name, value in facts.items() if value not in (None, "")}),
     }
@@ -81,24 +84,35 @@ def render(call: Call, template: str, *, status: int = 200, **facts: Any) -> Res
         facts |= {name: dict.fromkeys(facts[name], False) for name in rights}
     if principal.may("read"):
         facts["tokens_problem"] = call.service.tokens_problem()
-    facts["has_lake"] = call.service.settings.lake is not None
-    text = page_text(principal, call.service.world.clock.now_ns(), call.request.path, template, facts)
+    now_ns = call.service.world.clock.now_ns()
+    text = page_text(principal, call.service.settings, now_ns, call.request.path, template, facts)
     content = text.encode("utf-8", "replace")
-    etag = _etag(text)
+    etag = _etag(text, now_ns)
     headers = [*_PAGE_HEADERS, ("etag", etag)]
     if status == 200 and call.request.header("if-none-match") == etag:
         return Response(304, headers=headers)
     return Response(status, content, HTML, headers=headers)
 
 
-# How long ago something was, which a browser works out for itself, and when the page was made.
-_PASSING: Final = re.compile(r"<time\b[^>]*>[^<]*</time>|<span id=\"live-note\">[^<]*</span>")
+# What changes because time passes: how long ago something was, which a browser works out for itself; when the page was
+# made; and small charts of the last minutes, which move to the left.
+_AGE: Final = re.compile(r"<time\b[^>]*>[^<]*</time>")
+_NOTE: Final = re.compile(r'<span id="live-note"[^>]*>[^<]*</span>')
+_SLIDING: Final = re.compile(r'<svg class="spark.*?</svg>', re.DOTALL)
+_SLIDES_NS: Final = 60_000_000_000  # a small chart in which nothing new happens is drawn again after this long
 
 
-def _etag(text: str) -> str:
+def _etag(text: str, now_ns: int) -> str:
     """The same for two pages that differ in nothing but the time that has passed."""
-    lasting = _PASSING.sub(lambda found: found[0].partition(">")[0], text)
+    lasting = _NOTE.sub("", _AGE.sub(lambda found: found[0].partition(">")[0], text))
+    pictures, lasting = _SLIDING.findall(lasting), _SLIDING.sub("", lasting)
+    if any(map(_is_drawn, pictures)):
+        lasting += str(now_ns // _SLIDES_NS)
     return f'"{blake2b(lasting.encode("utf-8", "replace"), digest_size=8).hexdigest()}"'
+
+
+def _is_drawn(picture: str) -> bool:
+    return "points=" in picture or "<rect" in picture
 
 
 def base_of(call: Call) -> str:
@@ -106,7 +120,45 @@ def base_of(call: Call) -> str:
     return f"{'https' if call.request.encrypted else 'http'}://{call.request.header('host') or 'localhost'}"
 
 
-def page_text(principal: Principal | None, now_ns: int, path: str, template: str, facts: dict[str, Any]) -> str:
+class NavigationLink(msgspec.Struct, frozen=True, kw_only=True):
+    """A link at the top of every page. `key` leads there after `g`."""
+
+    href: str
+    label: str
+    key: str
+    is_here: bool
+
+
+def navigation(principal: Principal | None, settings: ServerSettings, path: str) -> list[NavigationLink]:
+    """The pages that the caller may see: the same list on every page, also on one that shows an error."""
+
+    def may(action: Action) -> bool:
+        return principal is not None and principal.may_any(action)
+
+    may_read_all = principal is not None and principal.may("read")
+    listed: list[tuple[str, str, str, bool]] = [
+        ("/ui", "Queues", "o", True),
+        ("/ui/groups", "Groups", "g", True),
+        ("/ui/workers", "Workers", "w", True),
+        ("/ui/pipelines", "Pipelines", "p", settings.lake is not None and may_read_all),
+        ("/ui/locks", "Locks", "l", may("lock")),
+        ("/ui/health", "Health", "h", may_read_all),
+        ("/ui/audit", "Audit", "a", may("admin")),
+    ]
+    return [
+        NavigationLink(href=href, label=label, key=key, is_here=_is_at(path, href))
+        for href, label, key, shown in listed
+        if shown
+    ]
+
+
+def _is_at(path: str, href: str) -> bool:
+    return path.rstrip("/") == href or path.startswith("/ui/queues" if href == "/ui" else href)
+
+
+def page_text(
+    principal: Principal | None, settings: ServerSettings, now_ns: int, path: str, template: str, facts: dict[str, Any]
+) -> str:
     """The text of a page, with the controls that the caller may use."""
     may = {
         action: principal is not None and principal.may_any(action)
@@ -119,25 +171,30 @@ def page_text(principal: Principal | None, now_ns: int, path: str, template: str
             who="" if principal is None else principal.name,
             read_only=principal is not None and principal.read_only,
             may=may,
-            may_read_all=principal is not None and principal.may("read"),
+            navigation=navigation(principal, settings, path),
             version=holdfast.__version__,
             now_ns=now_ns,
             now=datetime.fromtimestamp(now_ns / 1e9, UTC),
             path=path,
-            **{"tokens_problem": "", "searched_text": "", "has_lake": False} | facts,
+            **{"tokens_problem": "", "searched_text": ""} | facts,
         )
     )
 
 
 def error_page(
-    request: Request, status: int, fault: Fault, identify: Callable[[Request], Principal | None]
+    request: Request,
+    status: int,
+    fault: Fault,
+    identify: Callable[[Request], Principal | None],
+    settings: ServerSettings,
 ) -> Response | None:
     """An error as a page, if the request was for one; otherwise None. It links to the pages that the caller may see."""
     wants = request.path.startswith("/ui") and "text/html" in request.header("accept")
     if not wants or fault.code == NotInstalled.code:
         return None
-    facts = {"number": status, "code": fault.code, "message": fault.message}
-    text = page_text(identify(request), 0, request.path, "error.html", facts)
+    asked = unquote(request.path.rstrip("/").rpartition("/")[2]) if status == 404 else ""
+    facts = {"number": status, "code": fault.code, "message": fault.message, "asked": asked}
+    text = page_text(identify(request), settings, 0, request.path, "error.html", facts)
     return Response(status, text.encode("utf-8", "replace"), HTML, headers=list(_PAGE_HEADERS))
 
 
@@ -197,6 +254,19 @@ _LINE: Final = 16
 _CONTROLS: Final = frozenset(map(chr, [*range(9), 11, 12, *range(14, 32), 127]))
 
 
+# Control characters, which nobody sees, and those that turn the direction of text around, so that it reads as another.
+_UNSEEN: Final = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
+)
+
+
+def visible(value: object) -> object:
+    """A text with its invisible characters written as escapes: \\u202e; anything else as it is."""
+    if isinstance(value, str) and _UNSEEN.search(value):
+        return type(value)(_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", value))
+    return value
+
+
 def count(number: int) -> str:
     """A number with thousands separators."""
     return f"{number:,}"
@@ -243,6 +313,11 @@ def value_text(value: object) -> str:
     if value is None:
         return "none"
     return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
+
+
+def sentence(text: str) -> str:
+    """An error message as a sentence."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
 
 
 def moment(value: datetime | int) -> str:

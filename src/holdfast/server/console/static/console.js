@@ -10,9 +10,18 @@ export function toast(text, bad = false) {
   setTimeout(() => made.remove(), bad ? 12000 : 5000);
 }
 
+// Characters that nobody sees, and those that turn the direction of text around, are written as the server writes them.
+// eslint-disable-next-line no-control-regex, no-misleading-character-class
+const UNSEEN = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
+export const visible = (words) => words.replace(UNSEEN, (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
+// With this header the server does not make the browser ask for a password on top of the page.
+const OURS = { "x-requested-with": "holdfast-console" };
+const SIGNED_OUT = "Your token is no longer accepted: it was revoked or has expired.";
+
 // A call of the API; what went wrong is an Error with the server's own sentence.
-export async function call(method, url, body, accept = "application/json") {
-  const options = { method, headers: { accept } };
+export async function call(method, url, body, { accept = "application/json", signal } = {}) {
+  const options = { method, signal, headers: { accept, ...OURS } };
   if (body !== undefined) {
     options.headers["content-type"] = "application/json";
     options.body = JSON.stringify(body);
@@ -21,14 +30,19 @@ export async function call(method, url, body, accept = "application/json") {
   try {
     answer = await fetch(url, options);
   } catch {
-    throw new Error("The server does not answer. Is it running?");
+    const doubt = method === "GET" ? "" : " The change may or may not have been made: check before you try again.";
+    throw new Error(`The server does not answer.${doubt}`);
   }
+  if (answer.status === 401) throw new Error(`${SIGNED_OUT} Reload the page to sign in again.`);
   if (!answer.ok) {
     const answered = await answer.json().catch(() => null);
-    throw new Error(answered?.error?.message ?? `The server answered with ${answer.status}`);
+    throw new Error(sentence(answered?.error?.message ?? `The server answered with status ${answer.status}`));
   }
   return answer;
 }
+
+// An error of the server as a sentence.
+const sentence = (words) => words[0].toUpperCase() + words.slice(1) + (/[.!?]$/.test(words) ? "" : ".");
 
 export const number = (value) => value.toLocaleString("en-US");
 
@@ -72,28 +86,80 @@ showPaused();
 
 // The server answers 304 to a page on which nothing has changed but how long ago things were; those we know ourselves.
 let etag = "";
+let ahead = 0; // how far the server's clock is ahead of ours, in milliseconds
+readClock(document);
+
+function readClock(page) {
+  const at = Number(page.getElementById("live-note")?.dataset.at);
+  if (at) ahead = at - Date.now();
+}
+
+class Outdated extends Error {
+  constructor(status, words) {
+    super(words);
+    this.status = status; // 0: no answer
+  }
+}
+
+async function fetchPage() {
+  const headers = { accept: "text/html", ...OURS };
+  if (etag) headers["if-none-match"] = etag;
+  try {
+    return await fetch(location.href, { headers });
+  } catch {
+    throw new Outdated(0, "");
+  }
+}
 
 export async function renew() {
-  const headers = { accept: "text/html" };
-  if (etag) headers["if-none-match"] = etag;
-  const answer = await fetch(location.href, { headers });
+  const answer = await fetchPage();
   if (answer.status === 304) return tick();
-  if (!answer.ok) throw new Error(String(answer.status));
+  const fresh = new DOMParser().parseFromString(await answer.text().catch(() => ""), "text/html");
+  if (!answer.ok) throw new Outdated(answer.status, fresh.querySelector("#error-text")?.textContent ?? "");
   etag = answer.headers.get("etag") ?? "";
-  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  readClock(fresh);
   for (const old of document.querySelectorAll("[data-live]")) {
     const found = fresh.getElementById(old.id);
     if (!found || found.isEqualNode(old)) continue;
     const focused = old.contains(document.activeElement) ? focusName(document.activeElement) : null;
     const lefts = [...old.querySelectorAll(".scroll")].map((part) => part.scrollLeft);
+    const opened = [...old.querySelectorAll("details")].map((part) => part.open);
     const taken = document.importNode(found, true);
     old.replaceWith(taken);
     taken.querySelectorAll(".scroll").forEach((part, i) => { part.scrollLeft = lefts[i] ?? 0; });
+    taken.querySelectorAll("details").forEach((part, i) => { part.open = opened[i] ?? false; });
     if (focused) taken.querySelector(focused)?.focus({ preventScroll: true });
   }
   const note = fresh.getElementById("live-note");
   if (note) find("#live-note").textContent = note.textContent;
   return undefined;
+}
+
+// Why this page is out of date, at its top, until it is not.
+const problem = find("#live-problem");
+const again = find("#live-reload");
+let since = null;
+again.addEventListener("click", () => location.reload());
+
+function sayOutdated({ status, message }) {
+  since ??= new Date(Date.now() + ahead).toISOString().slice(11, 19);
+  const why = {
+    0: `The server has not answered since ${since} UTC. This page is out of date; it updates itself as soon as the server is back.`,
+    401: `${SIGNED_OUT} This page is out of date.`,
+  }[status] ?? `This page is out of date. ${message || `The server answered with status ${status}.`}`;
+  const words = find("#live-problem-text");
+  if (words.textContent !== why) words.textContent = why; // said once to those who listen
+  again.hidden = status !== 401;
+  problem.hidden = false;
+  document.body.classList.add("stale");
+}
+
+function sayFresh() {
+  if (!since) return;
+  since = null;
+  problem.hidden = true;
+  document.body.classList.remove("stale");
+  toast("This page is up to date again");
 }
 
 // Ages as the server writes them, for times that say their moment.
@@ -106,10 +172,11 @@ function age(seconds) {
 }
 
 function tick() {
-  const now = Date.now();
+  const now = Date.now() + ahead;
   for (const time of document.querySelectorAll("time[datetime]")) {
     const away = (now - Date.parse(time.dateTime.replace(" ", "T"))) / 1000;
-    time.textContent = away >= 0 ? `${age(away)} ago` : `in ${age(-away)}`;
+    if ("lasts" in time.dataset) time.textContent = age(away);
+    else time.textContent = away >= 0 ? `${age(away)} ago` : `in ${age(-away)}`;
   }
   find("#live-note").textContent = `as of ${new Date(now).toISOString().slice(11, 19)} UTC`;
 }
@@ -141,10 +208,10 @@ async function keepFresh() {
   if (!busy()) {
     try {
       await renew();
-      document.body.classList.remove("stale");
-    } catch {
-      find("#live-note").textContent = "the server does not answer; this page is out of date";
-      document.body.classList.add("stale");
+      sayFresh();
+    } catch (error) {
+      sayOutdated(error instanceof Outdated ? error : new Outdated(-1, error.message));
+      if (error.status === 401) return; // it will not get better by itself
     }
   }
   setTimeout(keepFresh, Math.max(every * 1000, 20 * (performance.now() - began)));
@@ -168,6 +235,7 @@ const typed = find("#ask-value");
 const typedText = find("#ask-value-text");
 let onYes = null;
 let running = false;
+let stopping = null; // an AbortController while what runs can be stopped
 
 function open(title, verb, danger) {
   find("#ask-title").textContent = title;
@@ -190,6 +258,7 @@ function tell(words, bad = false) {
 
 function finish(words, bad = false) {
   running = false;
+  stopping = null;
   tell(words, bad);
   yes.hidden = true;
   no.disabled = false;
@@ -197,7 +266,7 @@ function finish(words, bad = false) {
   no.focus();
 }
 
-no.addEventListener("click", () => ask.close());
+no.addEventListener("click", () => (running ? stopping?.abort() : ask.close()));
 ask.addEventListener("cancel", (event) => running && event.preventDefault());
 yes.addEventListener("click", async () => {
   if (running || !onYes) return;
@@ -214,7 +283,7 @@ ask.addEventListener("close", () => {
   countChosen();
   onYes = null;
   no.disabled = false;
-  if (document.querySelector("[data-live]")) renew().catch(() => {});
+  if (live.length) renew().catch(() => {});
 });
 
 document.addEventListener("click", (event) => {
@@ -339,27 +408,42 @@ function name(ids, count) {
   }));
 }
 
+// Puts letters back, and says how far it is; whoever stops it keeps the rest as dead letters.
 async function redrive(url, body) {
-  const answer = await call("POST", url, body, "application/x-ndjson");
-  const lines = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
+  stopping = new AbortController();
+  no.disabled = false;
+  no.textContent = "Stop";
   let done = 0;
-  progress.hidden = false;
-  for (;;) {
-    const { value, done: ended } = await lines.read();
-    if (ended) break;
-    const parts = (rest + value).split("\n");
-    rest = parts.pop();
-    for (const line of parts.filter(Boolean)) {
-      const answered = JSON.parse(line);
+  try {
+    const answer = await call("POST", url, body, { accept: "application/x-ndjson", signal: stopping.signal });
+    progress.hidden = false;
+    for await (const answered of linesOf(answer)) {
       if (answered.error) throw new Error(`${number(done)} put back, then: ${answered.error.message}`);
       done = answered.done;
       progress.max = Math.max(answered.matched, 1);
       progress.value = done;
-      tell(`${number(done)} of ${number(answered.matched)} put back`);
+      const left = body.rate && done < answered.matched ? `; about ${age((answered.matched - done) / body.rate)} left` : "";
+      tell(`${number(done)} of ${number(answered.matched)} put back${left}`);
     }
+  } catch (error) {
+    if (stopping.signal.aborted) throw new Error(`Stopped: ${number(done)} put back. The rest are still dead letters.`);
+    throw error;
   }
   return done;
+}
+
+async function* linesOf(answer) {
+  const parts = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value: part, done: ended } = await parts.read().catch(() => {
+      throw new Error("The connection was lost before the end. What was not put back is still a dead letter.");
+    });
+    if (ended) return;
+    const lines = (rest + part).split("\n");
+    rest = lines.pop();
+    for (const line of lines.filter(Boolean)) yield JSON.parse(line);
+  }
 }
 
 async function copy(button) {
@@ -389,7 +473,7 @@ find("#new-queue")?.addEventListener("submit", async (event) => {
 });
 
 // Keyboard.
-const PLACES = { o: "/ui", g: "/ui/groups", w: "/ui/workers", h: "/ui/health", l: "/ui/locks", a: "/ui/audit" };
+const PLACES = Object.fromEntries([...document.querySelectorAll(".top nav a")].map((link) => [link.dataset.key, link.getAttribute("href")]));
 const keys = find("#keys");
 find("#help").addEventListener("click", () => keys.showModal());
 let going = -Infinity;

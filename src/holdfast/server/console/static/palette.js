@@ -24,6 +24,12 @@ async function known() {
   return [...pages(), ...queues];
 }
 
+// The pages of each queue, for those who type its name and more: "orders dead".
+const PARTS = { "dead letters": "/dead", charts: "/charts", "live tail": "/tail", settings: "/settings" };
+const parts = (all) => all.filter((each) => each.kind === "queue").flatMap((each) => Object.entries(PARTS).map(([name, path]) => ({
+  name: `${each.name} ${name}`, href: each.href + path, kind: "page",
+})));
+
 // Names that begin with the text come first, then those that contain it, then those with its letters in order.
 function rank(name, text) {
   const [one, other] = [name.toLowerCase(), text.toLowerCase()];
@@ -35,7 +41,8 @@ function rank(name, text) {
 
 async function show() {
   const text = typed.value.trim();
-  const found = (await known())
+  const all = await known();
+  const found = [...all, ...(/\S\s+\S/.test(text) ? parts(all) : [])]
     .map((each) => ({ ...each, rank: rank(each.name, text) }))
     .filter((each) => each.rank >= 0)
     .sort((one, other) => one.rank - other.rank)

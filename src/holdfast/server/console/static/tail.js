@@ -1,16 +1,19 @@
 // Messages as they come, newest first: what the server's event stream says, and nothing is taken.
+import { visible } from "/ui/static/console.js";
 
 const table = document.getElementById("tail");
 const state = document.getElementById("tail-state");
 const filter = document.getElementById("filter");
 const pause = document.getElementById("pause");
 const MOST = 500;
+const AGAIN_MS = 3000;
 
 if (table) {
   const body = table.tBodies[0];
   const held = [];
   let paused = false;
   let seen = 0;
+  let missed = false; // whether the connection was lost since the page was opened
 
   const textOf = (base64) => {
     const bytes = Uint8Array.from(atob(base64 ?? ""), (letter) => letter.charCodeAt(0));
@@ -27,7 +30,7 @@ if (table) {
     const made = document.createElement(kind);
     made.className = classes;
     if (label) made.dataset.label = label;
-    made.textContent = text;
+    made.textContent = visible(text);
     row.append(made);
     return made;
   };
@@ -63,15 +66,13 @@ if (table) {
   };
 
   const say = () => {
-    const waiting = held.length ? `; ${held.length} wait` : "";
-    state.textContent = `${paused ? "Paused" : "Listening"}: ${seen.toLocaleString("en-US")} so far${waiting}`;
+    const count = seen === 1 ? "1 message" : `${seen.toLocaleString("en-US")} messages`;
+    const waiting = held.length ? `, ${held.length} not shown yet` : "";
+    const gap = missed ? ". The connection was lost for a while: messages sent in that time are not listed" : "";
+    state.textContent = `${paused ? "Paused" : "Listening"}: ${count} so far${waiting}${gap}.`;
   };
 
-  const source = new EventSource(table.dataset.url);
-  source.addEventListener("open", say);
-  source.addEventListener("error", () => { state.textContent = "The connection was lost; reconnecting…"; });
-  source.addEventListener("stats", say);
-  source.addEventListener("message", (event) => {
+  const take = (event) => {
     seen += 1;
     const row = rowOf(JSON.parse(event.data));
     if (paused) {
@@ -81,7 +82,21 @@ if (table) {
       show(row);
     }
     say();
-  });
+  };
+
+  // A browser gives up on a stream that is refused; then we try again, and the top of the page says what is wrong.
+  const listen = () => {
+    const source = new EventSource(table.dataset.url);
+    source.addEventListener("open", say);
+    source.addEventListener("stats", say);
+    source.addEventListener("message", take);
+    source.addEventListener("error", () => {
+      missed = true;
+      state.textContent = "The connection was lost. Trying again…";
+      if (source.readyState === EventSource.CLOSED) setTimeout(listen, AGAIN_MS);
+    });
+  };
+  listen();
 
   pause.addEventListener("click", () => {
     paused = !paused;
