@@ -216,6 +216,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     trust_folder: bool = False
     tier: Annotated[str, Meta(min_length=1, max_length=2_048)] | None = None
     tier_cache_bytes: Annotated[int, Meta(ge=0)] = 1024 * _MIB
+    backup_key_file: _Path | None = None
     # For a folder that lives in a store.
     store_cache_dir: _Path | None = None
     store_lease_ms: Annotated[int, Meta(ge=1_000, le=600_000)] = 10_000

@@ -12,7 +12,7 @@ from holdfast.env.chain.checkpoints import write_checkpoint
 from holdfast.env.chain.disk import ChainDisk
 from holdfast.env.chain.engines import MemoryStore, StoreUnreachable
 from holdfast.env.chain.ownership import ChainFollower
-from holdfast.env.sim.disk import SimulatedDisk
+from holdfast.env.sim.disk import FaultPlan, SimulatedDisk
 from holdfast.env.world import SeededIds, World
 from tests.crash.faulty_store import FaultyStore
 
@@ -22,7 +22,7 @@ class ChainedDisk(ChainDisk):
 
     def __init__(self, folder: str, objects: MemoryStore | None = None, *, seed: int = 0, faults: float = 0.0) -> None:
         self.objects = objects or MemoryStore()
-        self.folder, self.seed, self.faults = folder, seed, faults
+        self.folder, self.seed, self.faulty = folder, seed, faults
         self.machine = SimulatedDisk(maps=False)
         store = FaultyStore(self.objects, seed, faults=faults)
         clock = ManualClock()  # its own: waiting for the store must not move the clock of the story
@@ -43,23 +43,37 @@ class ChainedDisk(ChainDisk):
     def on_call(self, call: Callable[[str], None] | None) -> None:
         self.machine.on_call = call
 
+    @property
+    def faults(self) -> FaultPlan:
+        """How the disk of the cache fails. The store has faults of its own, by `faulty`."""
+        return self.machine.faults
+
+    def contents(self, path: str) -> bytes:
+        return self.machine.contents(path)
+
     def cut(self, rng: random.Random) -> ChainedDisk:
         """Return the folder as the next owner has it. What was on its way may have arrived, or not."""
-        objects = MemoryStore()
-        for key in self.objects.keys(""):
-            objects.create(key, self.objects.read(key) or b"")
+        objects = self._copied()
         if rng.random() < 0.5 and self.chain.batch.count:
             self._arrive(objects)
-        return ChainedDisk(self.folder, objects, seed=self.seed + 1, faults=self.faults)
+        return ChainedDisk(self.folder, objects, seed=self.seed + 1, faults=self.faulty)
 
     def kill(self) -> ChainedDisk:
         """Return the folder as the next owner has it if everything was sent before this one ended."""
-        self.chain.commit()
-        return ChainedDisk(self.folder, self.objects, seed=self.seed + 1, faults=self.faults)
+        objects = self._copied()
+        if self.chain.batch.count:
+            self._arrive(objects)
+        return ChainedDisk(self.folder, objects, seed=self.seed + 1, faults=self.faulty)
 
     def checkpoint(self) -> None:
         with contextlib.suppress(StoreUnreachable):  # there is no checkpoint then, or one that nobody was told of
             write_checkpoint(self, now_ns=0)
+
+    def _copied(self) -> MemoryStore:
+        objects = MemoryStore()
+        for key in self.objects.keys(""):
+            objects.create(key, self.objects.read(key) or b"")
+        return objects
 
     def _arrive(self, objects: MemoryStore) -> None:
         """Let the changes that wait arrive in the copy of the store, though nobody was told."""

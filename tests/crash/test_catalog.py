@@ -27,6 +27,7 @@ class Life:
     def __init__(self) -> None:
         self.disk = SimulatedDisk()
         self.disk.make_folder(f"{ROOT}/topics")
+        self.disk.sync_folder(ROOT)
         self.catalog = Catalog(World(clock=ManualClock(), disk=self.disk, ids=SeededIds(1)), ROOT)
         self.allowed: dict[str, set[int]] = {}  # topic -> how many partitions it may have; 0: it is not there
 

@@ -404,6 +404,31 @@ def test_a_large_write_that_the_store_does_not_take_says_so_and_leaves_the_owner
     disk.chain.commit()
 
 
+def test_a_folder_that_was_made_and_not_synced_at_first_is_recorded_at_the_second_try(tmp_path, monkeypatch):
+    """Otherwise no other owner could apply what is made in it."""
+    store, local = MemoryStore(), RealDisk()
+    disk = ChainDisk(local, str(tmp_path), own(store))
+    real = RealDisk.make_folder
+
+    def failing(self, path):
+        real(self, path)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RealDisk, "make_folder", failing)
+        with pytest.raises(OSError, match="Too many"):
+            disk.make_folder(f"{tmp_path}/topics/a")
+    disk.make_folder(f"{tmp_path}/topics/a")
+    disk.open(f"{tmp_path}/topics/a/file", write=True, create=True).close()
+    disk.chain.commit()
+    found = Written()
+    for header, payload in walk(store, "", Position()):
+        if header.kind == ObjectKind.DATA:
+            replay(payload, found)
+    assert found.folders == {"topics", "topics/a"}
+    assert list(found.files) == ["topics/a/file"]
+
+
 def test_an_object_of_a_folder_is_there_when_its_name_is_synced_also_if_an_earlier_attempt_made_it(tmp_path):
     store = FolderStore(str(tmp_path))
     sync, synced = store._disk.sync_folder, []

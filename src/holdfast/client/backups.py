@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from holdfast.api.drafts import Seconds, duration_ms
-from holdfast.broker.backup.archive import Archive, BackupList
+from holdfast.broker.backup.archive import Archive, BackupKey, BackupList, WrongKey
 from holdfast.broker.backup.restoring import (
     ArchivedSource,
     Verified,
@@ -54,6 +54,7 @@ from holdfast.errors import Busy, CorruptData, HoldfastError, InvalidRequest, No
 from holdfast.local.opening import store_settings
 from holdfast.server.routing import Routes
 from holdfast.server.service import Call
+from holdfast.storage.files import read_file
 
 Place: TypeAlias = str | PathLike[str]
 Moment: TypeAlias = int | datetime | None
@@ -157,7 +158,8 @@ class OwnedSource:
 class Backup(msgspec.Struct, frozen=True, kw_only=True):
     """A backup. `new_bytes` is what it added to the place; `removed` is how many backups went for it.
 
-    `problem` says why older backups could not be removed, or why this one cannot be read.
+    `problem` says why older backups could not be removed, or why this one cannot be read: it is damaged, or encrypted
+    with a key that was not given.
     """
 
     number: int
@@ -168,6 +170,7 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
     new_bytes: int
     removed: int = 0
     problem: str = ""
+    encrypted: bool = False
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,6 +190,7 @@ def backup(
     *,
     keep: int | None = None,
     keep_for: Seconds | None = None,
+    key_file: Place | None = None,
     progress: Progress | None = None,
 ) -> Backup:
     """Store a backup of a data folder, as of one moment, while its owner works.
@@ -200,6 +204,7 @@ def backup(
         destination: Where backups are: s3://, az://, gs://, postgresql://, or a folder.
         keep: Remove backups of this folder except the newest ones, this many.
         keep_for: Remove backups of this folder that are older, in seconds. With `keep`, what either keeps is kept.
+        key_file: Encrypt the backup with the key in this file; by default `backup_key_file` of the settings, if set.
         progress: Called with the number of bytes done, and of all.
 
     Returns:
@@ -218,7 +223,7 @@ def backup(
     target = _place(destination, "the destination")
     require_apart(place, target)
     with _opened_source(world, place) as (found, name):
-        archive = Archive(target, world)
+        archive = Archive(target, world, _key(world, key_file))
         try:
             taken = take(archive, found, name, world, keep=keep, keep_ns=keep_ns, progress=progress)
         finally:
@@ -226,27 +231,40 @@ def backup(
     return _described(taken.backup, removed=taken.removed, problem=taken.problem)
 
 
-def backups(destination: Place) -> list[Backup]:
-    """Return all backups in a place, oldest first. One that is damaged has a `problem`."""
-    archive = Archive(_place(destination, "the place"), real_world())
+def backups(destination: Place, *, key_file: Place | None = None) -> list[Backup]:
+    """Return all backups in a place, oldest first. One that cannot be read has a `problem`.
+
+    Args:
+        destination: Where the backups are.
+        key_file: The file with the key, if backups are encrypted; by default `backup_key_file` of the settings.
+
+    Returns:
+        The backups.
+    """
+    world = real_world()
+    archive = Archive(_place(destination, "the place"), world, _key(world, key_file))
     try:
         return [_listed(archive, number) for number in archive.numbers()]
     finally:
         archive.close()
 
 
-def verify(destination: Place, *, at: Moment = None, progress: Progress | None = None) -> Verified:
+def verify(
+    destination: Place, *, at: Moment = None, key_file: Place | None = None, progress: Progress | None = None
+) -> Verified:
     """Restore a backup into a temporary folder, check every message there, and open it.
 
     Args:
         destination: Where the backups are.
         at: The number of a backup, or a time: the newest one before it. By default the newest.
+        key_file: The file with the key, if the backup is encrypted; by default `backup_key_file` of the settings.
         progress: Called with the number of bytes restored, and of all.
 
     Returns:
         What was found; `ok` is False if something is wrong, and `damage` says what.
     """
-    archive = Archive(_place(destination, "the place"), real_world())
+    world = real_world()
+    archive = Archive(_place(destination, "the place"), world, _key(world, key_file))
     try:
         return verify_backup(archive, archive.chosen(*_moment(at)), progress)
     finally:
@@ -259,6 +277,7 @@ def restore(
     *,
     at: Moment = None,
     dry_run: bool = False,
+    key_file: Place | None = None,
     progress: Progress | None = None,
 ) -> Restored:
     """Restore a data folder from a backup, or from the store it lives in, as it was at some time.
@@ -271,13 +290,14 @@ def restore(
         at: The number of a backup, or of an object of the chain that is to be left out with all that follow; or a
             time. By default the newest.
         dry_run: Only say what would be restored.
+        key_file: The file with the key, if the backup is encrypted; by default `backup_key_file` of the settings.
         progress: Called with the number of bytes done, and of all.
 
     Returns:
         What was restored.
 
     Raises:
-        InvalidRequest: The destination is not empty.
+        InvalidRequest: The destination is not empty, or the backup is encrypted with another key.
         NotFound: There is no such backup, or the chain does not go back so far.
         CorruptData: The backup is damaged; the error says where.
         DiskFull: The disk has not enough room. Nothing is left behind.
@@ -285,7 +305,7 @@ def restore(
     world = real_world()
     target = _place(destination, "the destination")
     settings = store_settings(None) if is_store(target) else None
-    with _restorable(world, _place(source, "the source"), at) as (found, number, name):
+    with _restorable(world, _place(source, "the source"), at, key_file) as (found, number, name):
         if settings is None:
             require_empty_folder(world, target)
         else:
@@ -330,14 +350,16 @@ def _opened_source(world: World, place: str) -> Iterator[tuple[Source, str]]:
 
 
 @contextmanager
-def _restorable(world: World, place: str, at: Moment) -> Iterator[tuple[Source, int, str]]:
+def _restorable(world: World, place: str, at: Moment, key_file: Place | None) -> Iterator[tuple[Source, int, str]]:
     number, until_ns = _moment(at)
     if is_store(place) and is_chain(parse_place(place)):
         where = parse_place(place)
+        if key_file is not None:
+            raise InvalidRequest(f"{where.shown} is a data folder, and not encrypted: leave out the key")
         with chain_source(world, where, number, until_ns) as (found, reached):
             yield found, reached, where.shown
         return
-    archive = Archive(place, world)
+    archive = Archive(place, world, _key(world, key_file))
     try:
         listed = archive.chosen(number, until_ns)
         yield ArchivedSource(archive, listed), listed.number, listed.source
@@ -352,6 +374,20 @@ def _place(place: Place, what: str) -> str:
             f"{what} cannot be a server: give a folder, or a place in a store such as s3://bucket/name"
         )
     return text if is_store(text) else absolute(text)
+
+
+def _key(world: World, key_file: Place | None) -> BackupKey | None:
+    """Return the key of encrypted backups: from the file that is given, or else from that of the settings."""
+    path = store_settings(None).backup_key_file if key_file is None else folder_path(key_file, "the key file")
+    if path is None:
+        return None
+    try:
+        text = read_file(world.disk, absolute(path))
+    except OSError as error:
+        raise InvalidRequest(f"the key file {path} cannot be read: {error.strerror or error}") from error
+    if text is None:
+        raise InvalidRequest(f"there is no key file {path}; `openssl rand -hex 32` makes a key")
+    return BackupKey.parse(text, path, world)
 
 
 def _moment(at: Moment) -> tuple[int | None, int | None]:
@@ -371,11 +407,15 @@ def _described(listed: BackupList, *, removed: int = 0, problem: str = "") -> Ba
     return Backup(
         number=listed.number, time=listed.time, source=listed.source, files=len(listed.files),
         bytes=listed.total_bytes, new_bytes=listed.new_bytes, removed=removed, problem=problem,
+        encrypted=listed.is_encrypted,
     )  # fmt: skip
 
 
 def _listed(archive: Archive, number: int) -> Backup:
     try:
         return _described(archive.read(number))
-    except CorruptData as error:
-        return Backup(number=number, time=_time(0), source="", files=0, bytes=0, new_bytes=0, problem=str(error))
+    except (CorruptData, WrongKey) as error:
+        return Backup(
+            number=number, time=_time(0), source="", files=0, bytes=0, new_bytes=0, problem=str(error),
+            encrypted=isinstance(error, WrongKey),
+        )  # fmt: skip

@@ -200,6 +200,7 @@ ABSENT_SECTIONS: Final = {"cluster": "there is no cluster yet, one broker has al
 PATHS: Final = frozenset(
     {
         "broker.data_dir",
+        "broker.backup_key_file",
         "server.socket",
         "server.tls_cert_file",
         "server.tls_key_file",

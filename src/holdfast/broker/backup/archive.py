@@ -6,11 +6,18 @@
 
 Objects are only ever created. A backup is there when its list is, and that is created last: one that was interrupted is
 not listed, and what it stored is found by the next one.
+
+With a key, lists and pieces are encrypted, and a piece is named by a checksum that only the holder of the key can
+compute: an unchanged piece is still found by its name, but nobody else can tell whether a known file is among them.
+Each object is authenticated together with its own name, so that no object passes for another.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
+import hmac
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -32,13 +39,19 @@ from holdfast.env.chain.engines import (
     parse_place,
 )
 from holdfast.env.chain.format import BadObject, check_path
-from holdfast.errors import CorruptData, InvalidRequest, NotFound, Unavailable
+from holdfast.env.disk import BytesLike
+from holdfast.errors import CorruptData, InvalidRequest, NotFound, NotInstalled, Unavailable
 
 PIECE_BYTES: Final = 16 * 1024 * 1024
 INLINE_BYTES: Final = 64 * 1024
 _MAGIC: Final = b"HFBK"
-_VERSION: Final = 1  # one that encrypts contents will be another: this release refuses it
+_VERSION: Final = 1
+_ENCRYPTED: Final = 2  # the list is a sealed object behind the identifier of its key, and so are its pieces
 _HEAD_BYTES: Final = 9  # magic, version, checksum
+_PIECE_MAGIC: Final = b"HFBE\x01"
+_KEY_BYTES: Final = 32
+_ID_BYTES: Final = 8
+_NONCE_BYTES: Final = 12
 _BACKUPS: Final = "backup/"
 _CONTENTS: Final = "content/"
 _BEGUN: Final = "begun/"
@@ -69,6 +82,7 @@ class BackupList(msgspec.Struct, frozen=True, kw_only=True):
     folders: list[str]
     files: list[ArchivedFile]
     new_bytes: int = 0
+    is_encrypted: bool = False  # as it was read, whatever it says itself
 
     @property
     def time(self) -> datetime:
@@ -83,11 +97,77 @@ class BackupList(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset(digest for file in self.files for digest in file.pieces if digest)
 
 
-class Archive:
-    """The backups in a store, or in a folder of this machine."""
+class WrongKey(InvalidRequest):
+    """A backup is encrypted, and the key that was given is another one, or none was given."""
 
-    def __init__(self, place: str, world: World) -> None:
+
+class BackupKey:
+    """The key of encrypted backups: AES-256-GCM for contents, HMAC-SHA-256 for names; see docs/internals/backups.md."""
+
+    def __init__(self, secret: bytes, world: World) -> None:
+        if len(secret) != _KEY_BYTES:
+            raise InvalidRequest(f"the key of backups has {len(secret)} bytes: give one of {_KEY_BYTES} random bytes")
+        try:
+            from cryptography.exceptions import InvalidTag
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        except ImportError:
+            raise NotInstalled(
+                "encrypted backups need the package cryptography: pip install 'holdfast[encryption]'"
+            ) from None
+        self._ids = world.ids
+        self._invalid = InvalidTag
+        self._cipher = AESGCM(_derived(secret, "contents"))
+        self._naming = _derived(secret, "names")
+        self.id = _derived(secret, "id")[:_ID_BYTES]
+
+    @staticmethod
+    def parse(text: bytes, where: str, world: World) -> BackupKey:
+        """Return the key in a file: 32 bytes, written as hexadecimal digits or base64."""
+        stripped = text.strip()
+        for decoded in (bytes.fromhex, _from_base64):
+            with suppress(ValueError, UnicodeDecodeError):
+                if len(secret := decoded(stripped.decode("ascii"))) == _KEY_BYTES:
+                    return BackupKey(secret, world)
+        raise InvalidRequest(
+            f"{where} does not hold a key: write 32 random bytes into it as 64 hexadecimal digits or as base64, "
+            "for example with `openssl rand -hex 32`"
+        )
+
+    def name_of(self, content: bytes) -> bytes:
+        """Return the name of a piece: the same bytes have the same name, as long as the key is the same."""
+        return hmac.digest(self._naming, content, "sha256")
+
+    def encrypt(self, name: str, content: BytesLike) -> bytes:
+        """Return the bytes of the object with this name."""
+        nonce = self._ids.random_bytes(_NONCE_BYTES)
+        return nonce + self._cipher.encrypt(nonce, content, name.encode())
+
+    def decrypt(self, name: str, sealed: BytesLike) -> bytes | None:
+        """Return what was encrypted for an object with this name; None if that is not what these bytes are."""
+        try:
+            return self._cipher.decrypt(bytes(sealed[:_NONCE_BYTES]), sealed[_NONCE_BYTES:], name.encode())
+        except (self._invalid, ValueError):  # ValueError: too short for a nonce
+            return None
+
+
+def _derived(secret: bytes, purpose: str) -> bytes:
+    """Return a key for one purpose, so that none is used for two."""
+    return hmac.digest(secret, f"holdfast backup 2 {purpose}".encode(), "sha256")
+
+
+def _from_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(str(error)) from error
+
+
+class Archive:
+    """The backups in a store, or in a folder of this machine. With a key, those that are added are encrypted."""
+
+    def __init__(self, place: str, world: World, key: BackupKey | None = None) -> None:
         self._world = world
+        self._secret = key
         self.place: StorePlace | None = parse_place(place) if "://" in place else None
         self.shown = self.place.shown if self.place else place
         self._store: Store
@@ -96,6 +176,10 @@ class Archive:
     def close(self) -> None:
         self._store.close()
 
+    @property
+    def is_encrypting(self) -> bool:
+        return self._secret is not None
+
     def numbers(self) -> list[int]:
         """Return the numbers of all backups, oldest first."""
         prefix = f"{self._root}{_BACKUPS}"
@@ -103,7 +187,9 @@ class Archive:
         return sorted(int(name) for name in names if name.isdecimal() and name.isascii())
 
     def read(self, number: int) -> BackupList:
-        """Return a backup. Raises CorruptData if it is damaged, NotFound if there is none."""
+        """Return a backup. Raises CorruptData if it is damaged, NotFound if there is none, WrongKey if it is encrypted
+        and cannot be read with the key of this archive.
+        """
         key = self._key(number)
         content = self._patiently(lambda: self._store.read(key))
         if content is None:
@@ -111,21 +197,52 @@ class Archive:
         what = f"backup {number} in {self.shown}"
         if content[:4] != _MAGIC or len(content) < _HEAD_BYTES:
             raise CorruptData(f"{what} is damaged: it does not begin as one. Use another one")
-        if content[4] != _VERSION:
+        if content[4] not in (_VERSION, _ENCRYPTED):
             raise CorruptData(f"{what} was written by a newer release (format {content[4]}); use that one")
         payload = memoryview(content)[_HEAD_BYTES:]
         if crc32c(payload) != int.from_bytes(content[5:_HEAD_BYTES], "little"):
             raise CorruptData(f"{what} is damaged: its checksum does not match. Use another one")
+        is_encrypted = content[4] == _ENCRYPTED
+        if is_encrypted:
+            payload = memoryview(self._decrypted_list(what, number, payload))
         try:
             found = msgspec.msgpack.decode(payload, type=BackupList)
             for path in [*found.folders, *(file.path for file in found.files)]:
                 check_path(path)
         except (msgspec.DecodeError, BadObject) as error:
             raise CorruptData(f"{what} is damaged: {error}. Use another one") from error
-        return found
+        return msgspec.structs.replace(found, is_encrypted=is_encrypted)
+
+    def _decrypted_list(self, what: str, number: int, payload: memoryview) -> bytes:
+        wanted = bytes(payload[:_ID_BYTES])
+        if self._secret is None:
+            raise WrongKey(
+                f"{what} is encrypted: give the file with its key ({wanted.hex()}) as --key-file, key_file= or "
+                "backup_key_file"
+            )
+        if wanted != self._secret.id:
+            raise WrongKey(
+                f"{what} is encrypted with the key {wanted.hex()}, and the one given is {self._secret.id.hex()}"
+            )
+        content = self._secret.decrypt(f"{_BACKUPS}{number:020}", payload[_ID_BYTES:])
+        if content is None:
+            raise CorruptData(f"{what} is not what was encrypted under this number: it was changed. Use another one")
+        return content
 
     def chosen(self, number: int | None, until_ns: int | None) -> BackupList:
-        """Return the backup with this number, or the newest that is not newer than a time, or the newest."""
+        """Return the backup with this number, or the newest that is not newer than a time, or the newest.
+
+        With a key, one that is not encrypted is refused: anybody who can write to the place could have put it there.
+        """
+        found = self._chosen(number, until_ns)
+        if self._secret is not None and not found.is_encrypted:
+            raise InvalidRequest(
+                f"backup {found.number} in {self.shown} is not encrypted, so the key does not prove that it is yours. "
+                "To use it all the same, leave out the key"
+            )
+        return found
+
+    def _chosen(self, number: int | None, until_ns: int | None) -> BackupList:
         if number is not None:
             return self.read(number)
         numbers = self.numbers()
@@ -148,11 +265,14 @@ class Archive:
 
     def add(self, made: BackupList) -> BackupList:
         """List a backup whose contents are stored; returns it with its number."""
-        number = max([0, *self.numbers()]) + 1
+        number, secret = max([0, *self.numbers()]) + 1, self._secret
         while True:
-            made = msgspec.structs.replace(made, number=number)
+            made = msgspec.structs.replace(made, number=number, is_encrypted=secret is not None)
             payload = msgspec.msgpack.encode(made)
-            content = _MAGIC + bytes([_VERSION]) + crc32c(payload).to_bytes(4, "little") + payload
+            if secret is not None:
+                payload = secret.id + secret.encrypt(f"{_BACKUPS}{number:020}", payload)
+            version = bytes([_ENCRYPTED if secret is not None else _VERSION])
+            content = _MAGIC + version + crc32c(payload).to_bytes(4, "little") + payload
             if self._created(self._key(number), content):
                 return made
             number += 1  # another backup was faster
@@ -167,16 +287,18 @@ class Archive:
         """Store a piece, and read it again; returns its digest, and how many bytes were new."""
         if not content:
             return b"", 0
-        digest = hashlib.sha256(content).digest()
+        secret = self._secret
+        digest = hashlib.sha256(content).digest() if secret is None else secret.name_of(content)
         if digest in known:
             return digest, 0
-        self._created(self._content_key(digest), content)
-        self.get(digest, len(content))
+        stored = content if secret is None else _PIECE_MAGIC + secret.encrypt(f"{_CONTENTS}{digest.hex()}", content)
+        self._created(self._content_key(digest), stored)
+        self.get(digest, len(content), is_encrypted=secret is not None)
         known.add(digest)
         return digest, len(content)
 
-    def get(self, digest: bytes, most: int) -> bytes:
-        """Return a piece. Raises CorruptData if it is missing or damaged."""
+    def get(self, digest: bytes, most: int, *, is_encrypted: bool) -> bytes:
+        """Return a piece of a list that is encrypted, or is not. Raises CorruptData if it is missing or damaged."""
         if not digest:
             return b""
         content = self._patiently(lambda: self._store.read(self._content_key(digest)))
@@ -184,12 +306,37 @@ class Archive:
             raise CorruptData(
                 f"{self.shown} lacks {self._content_key(digest)}, which this backup needs. Use another backup"
             )
-        if len(content) > most or hashlib.sha256(content).digest() != digest:
+        found: bytes | None = content
+        if is_encrypted:
+            found = self._decrypted_piece(digest, content)
+        elif hashlib.sha256(content).digest() != digest:
+            found = None
+        if found is None or len(found) > most:
             raise CorruptData(
                 f"{self._content_key(digest)} in {self.shown} is damaged. Remove this object: if the folder still has "
                 "these bytes, the next backup stores them again"
             )
-        return content
+        return found
+
+    def _decrypted_piece(self, digest: bytes, content: bytes) -> bytes | None:
+        assert self._secret is not None  # its list was read with it
+        head = len(_PIECE_MAGIC)
+        if content[:head] != _PIECE_MAGIC:
+            return None
+        return self._secret.decrypt(f"{_CONTENTS}{digest.hex()}", memoryview(content)[head:])
+
+    def require_key(self) -> None:
+        """Refuse to add a backup without a key to those that have one: it was probably forgotten."""
+        if self._secret is not None:
+            return
+        for number in reversed(self.numbers()):
+            try:
+                self.read(number)
+                return
+            except WrongKey as error:
+                raise WrongKey(f"{error}; backups that are not encrypted belong in another place") from None
+            except (CorruptData, NotFound):
+                continue
 
     @contextmanager
     def at_work(self) -> Iterator[Callable[[], None]]:

@@ -41,13 +41,14 @@ class ArchivedSource:
         self.folders = listed.folders
         self.files = [SourceFile(file.path, file.size) for file in listed.files]
         self._listed = listed.files
+        self._is_encrypted = listed.is_encrypted
         self._archive = archive
 
     def read(self, index: int, position: int, length: int) -> bytes:
         file = self._listed[index]
         if not file.pieces:
             return file.content[position : position + length]
-        return self._archive.get(file.pieces[position // PIECE_BYTES], length)
+        return self._archive.get(file.pieces[position // PIECE_BYTES], length, is_encrypted=self._is_encrypted)
 
 
 @contextmanager

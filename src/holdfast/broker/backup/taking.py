@@ -10,7 +10,15 @@ from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
-from holdfast.broker.backup.archive import INLINE_BYTES, PIECE_BYTES, Archive, ArchivedFile, BackupList, kept_numbers
+from holdfast.broker.backup.archive import (
+    INLINE_BYTES,
+    PIECE_BYTES,
+    Archive,
+    ArchivedFile,
+    BackupList,
+    WrongKey,
+    kept_numbers,
+)
 from holdfast.broker.folder.layout import OWNER_SOCKET, RESERVE, TIER, TOPICS
 from holdfast.broker.folder.stored import cache_folder, follow_into
 from holdfast.broker.scratch import SCRATCH
@@ -143,6 +151,7 @@ def take(
     progress: Progress | None = None,
 ) -> TakenBackup:
     """Store a backup of the source; `name` says what it is of. Then remove those that are not to be kept."""
+    archive.require_key()
     with archive.at_work() as check_time:
         known, before = archive.contents(), _newest(archive, name)
         files, new_bytes = _Copying(archive, source, before, known, progress).run()
@@ -165,19 +174,19 @@ def take(
         since_ns = None if keep_ns is None else world.clock.now_ns() - keep_ns
         try:
             removed, _ = archive.keep_only(lambda found: kept_numbers(found, name, keep, since_ns))
-        except CorruptData as error:
+        except (CorruptData, WrongKey) as error:
             return TakenBackup(backup=made, problem=f"no older backup was removed: {error}")
         return TakenBackup(backup=made, removed=removed)
 
 
 def _newest(archive: Archive, name: str) -> Mapping[str, ArchivedFile]:
-    """Return the files of the newest backup of the same folder that can be read."""
+    """Return the files of the newest backup of the same folder that can be read, and is encrypted if this one is."""
     for number in reversed(archive.numbers()):
         try:
             found = archive.read(number)
-        except CorruptData:
+        except (CorruptData, WrongKey):
             continue
-        if found.source == name:
+        if found.source == name and found.is_encrypted == archive.is_encrypting:
             return {file.path: file for file in found.files}
     return {}
 

@@ -37,6 +37,11 @@ At: TypeAlias = Annotated[
     option("--at TIME|NUMBER", "The backup of this number, or the newest one before this time; by default the newest."),
 ]
 
+KeyFile: TypeAlias = Annotated[
+    str | None,
+    option("--key-file FILE", "The key of encrypted backups; by default `backup_key_file` of the settings, if set."),
+]
+
 
 @app.command("take")
 def take_command(
@@ -49,12 +54,13 @@ def take_command(
         str | None,
         option("--keep-for TIME", "Keep backups of the folder for this long, such as 30d; the newest is always kept."),
     ] = None,
+    key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> int:
     """Take a backup of a data folder, as of one moment, while its owner works. The word `take` can be left out.
 
     A segment is stored once, however many backups list it. An interrupted backup is not listed; the next
-    one continues where it stopped.
+    one continues where it stopped. With a key, all that is stored is encrypted.
 
     Examples:
         holdfast backup ./jobs s3://backups/jobs --keep 30
@@ -62,7 +68,7 @@ def take_command(
     """
     seconds = None if keep_for is None else parse_duration(keep_for, "--keep-for")
     with progress("backup", "bytes", shown=not as_json) as show:
-        made = holdfast.backup(source, destination, keep=keep, keep_for=seconds, progress=show)
+        made = holdfast.backup(source, destination, keep=keep, keep_for=seconds, key_file=key_file, progress=show)
     if as_json:
         print_json(_document(made))
         return OK
@@ -77,25 +83,27 @@ def take_command(
 
 
 @app.command("ls")
-def list_command(destination: Destination, as_json: AsJson = False) -> int:
+def list_command(destination: Destination, key_file: KeyFile = None, as_json: AsJson = False) -> int:
     """List the backups in a place, oldest first.
 
     Examples:
         holdfast backup ls s3://backups/jobs
     """
-    found = holdfast.backups(destination)
+    found = holdfast.backups(destination, key_file=key_file)
     if as_json:
         for each in found:
             print_json(_document(each))
     elif found:
         table = ruled_table("number", "time", "folder", "files", "size", "new", "")
         for each in found:
-            row = [str(each.number), "", "", "", "", "", "damaged"]
+            row = [str(each.number), "", "", "", "", "", "encrypted, not readable" if each.encrypted else "damaged"]
             if not each.problem:
                 row[1:] = [seconds_text(each.time), safe(each.source), f"{each.files:,}", size(each.bytes)]
-                row += [size(each.new_bytes), ""]
+                row += [size(each.new_bytes), "encrypted" if each.encrypted else ""]
             table.add_row(*row)
         stdout().print(table)
+        for problem in (each.problem for each in found if each.problem):
+            note(safe(problem))
     else:
         note("there are no backups")
     if any(each.problem for each in found):
@@ -104,7 +112,7 @@ def list_command(destination: Destination, as_json: AsJson = False) -> int:
 
 
 @app.command("verify")
-def verify_command(destination: Destination, at: At = None, as_json: AsJson = False) -> int:
+def verify_command(destination: Destination, at: At = None, key_file: KeyFile = None, as_json: AsJson = False) -> int:
     """Restore a backup into a temporary folder, check every message there, and open it.
 
     The exit code is 0 if all is well and 1 if something is damaged, for a job that runs every night. Set $TMPDIR to
@@ -114,7 +122,7 @@ def verify_command(destination: Destination, at: At = None, as_json: AsJson = Fa
         holdfast backup verify s3://backups/jobs
     """
     with progress("verify", "bytes", shown=not as_json) as show:
-        found = holdfast.verify(destination, at=_moment(at), progress=show)
+        found = holdfast.verify(destination, at=_moment(at), key_file=key_file, progress=show)
     if as_json:
         print_json({**_document(found), "ok": found.ok})
     else:
@@ -138,6 +146,7 @@ def restore_command(
         ),
     ] = None,
     dry_run: DryRun = False,
+    key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> int:
     """Restore a data folder as it was at some time.
@@ -150,7 +159,7 @@ def restore_command(
         holdfast restore s3://bucket/jobs ./jobs-at-noon --at 2027-01-31T12:00:00Z
     """
     with progress("restore", "bytes", shown=not as_json) as show:
-        found = holdfast.restore(source, destination, at=_moment(at), dry_run=dry_run, progress=show)
+        found = holdfast.restore(source, destination, at=_moment(at), dry_run=dry_run, key_file=key_file, progress=show)
     if as_json:
         print_json({**_document(found), "dry_run": dry_run})
         return OK

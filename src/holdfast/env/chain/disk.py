@@ -277,21 +277,24 @@ class ChainDisk:
             return
         with self.chain.lock:
             self.chain.check()
-            if not self._local.is_folder(path):
-                self._local.make_folder(path)
-                parts = inside.split("/")
-                for i in range(len(parts)):
-                    made = "/".join(parts[: i + 1])
+            if inside in self.files.folders:
+                return
+            # An earlier attempt may have made it, failed to sync it, and not come to record it.
+            self._local.make_folder(path)
+            parts = inside.split("/")
+            for i in range(len(parts)):
+                made = "/".join(parts[: i + 1])
+                if made not in self.files.folders:
                     self.chain.batch.make(made)
                     self.files.folders[made] = None
-                self.chain.noted()
+            self.chain.noted()
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
         inside = self._inside(path)
         if inside is None or not (write or create):
             return self._local.open(path, write=write, create=create)
         with self.chain.lock:
-            is_new = create and not self._local.exists(path)
+            is_new = create and inside not in self.files.sizes
             if is_new:
                 self.chain.check()
             file = self._local.open(path, write=write, create=create)
