@@ -225,25 +225,26 @@ class Delivery:
             return None
         group, supply = self.group, self.supply
         now_ns, until_ms = self._now_ns(), self._mono_ns() // 1_000_000 + lease_ms
-        at_ms = now_ns // 1_000_000
-        if supply.keyed is not None:
-            (offset,) = supply.keyed.choose(1, until_ms - lease_ms) or (-1,)
-            cursor = group.cursor
+        at_ms, keyed, record = now_ns // 1_000_000, supply.keyed, None
+        if keyed is not None:
+            offset, cursor = keyed.choose_one(until_ms - lease_ms), group.cursor
+            record = keyed.follower.kept.pop(offset, None)
         elif group.lanes.filled or group.ahead:
             offset, cursor = supply.choose_one(at_ms)
         else:
             offset, cursor = group.cursor, group.cursor + 1
-        ahead = supply.follower.ahead
-        record = ahead.pop() if ahead and ahead[-1].offset == offset else supply.record_or_none(offset)
         if record is None:
-            return None
+            ahead = supply.follower.ahead
+            record = ahead.pop() if ahead and ahead[-1].offset == offset else supply.record_or_none(offset)
+            if record is None:
+                return None
         if (record.expires_at_ms or record.flags & MOVED) and not supply.is_for(record, at_ms):
             return None
         lease = Lease((group.fence + 1) | PROVEN, session, lease_ms, until_ms, at_ms, holder)  # as next_fence
-        if self.tracer is None and supply.keyed is None:
+        if self.tracer is None:
             self._lease_one(offset, cursor, lease, now_ns)
         else:
-            self._lease_watched(record, cursor, lease, now_ns)
+            self._lease_traced(record, cursor, lease, now_ns)
         if until_ms < self._due_mono_ms:
             self.expect_tick(until_ms)
         self._count_delivered()
@@ -253,34 +254,29 @@ class Delivery:
 
     def _lease_one(self, offset: int, cursor: int, lease: Lease, now_ns: int) -> None:
         """Journal a lease and apply it."""
-        group, passes = self.group, cursor == offset + 1
+        group, keyed, passes = self.group, self.supply.keyed, cursor == offset + 1
         try:
             if not ((passes or cursor == group.cursor) and self._note_lease(offset, lease, passes)):
                 self.journal.lease_one(group, offset, cursor, lease, now_ns)
             if self._journal_log.unsynced_since_ns is None:
                 self._journal_log.note_unsynced()
             group.lease_one(offset, cursor, lease)
+            if keyed is not None:
+                keyed.lease_one(offset, lease.until_ms - lease.lease_ms)
+                if keyed.limited or self.waiters:
+                    follow_keys(self, keyed)
         except BaseException as error:
             self._mend(error)
             raise
 
-    def _lease_watched(self, record: Record, cursor: int, lease: Lease, now_ns: int) -> None:
-        """Like `_lease_one`, where a tracer or the keys must see the event."""
-        offset, keyed, tracer = record.offset, self.supply.keyed, self.tracer
-        event = lease.event(offset, cursor)
-        steps = None
-        if tracer is not None:
-            tracer.loaded([record])
-            steps = tracer.steps([event], now_ns)
-        try:
-            self._lease_one(offset, cursor, lease, now_ns)
-            if keyed is not None:
-                follow_keys(self, keyed, [event])
-        except BaseException as error:
-            self._mend(error)
-            raise
-        if tracer is not None and steps is not None:
-            tracer.written(steps)
+    def _lease_traced(self, record: Record, cursor: int, lease: Lease, now_ns: int) -> None:
+        """Like `_lease_one`, where a tracer must see the event."""
+        tracer = self.tracer
+        assert tracer is not None
+        tracer.loaded([record])
+        steps = tracer.steps([lease.event(record.offset, cursor)], now_ns)
+        self._lease_one(record.offset, cursor, lease, now_ns)
+        tracer.written(steps)
 
     def receive(self, count: int, *, lease_ms: int, holder: str, detached: bool = False) -> list[Delivered] | None:
         """Lease up to `count` ready messages to the holder.
@@ -379,12 +375,14 @@ class Delivery:
             steps = None if tracer is None else tracer.steps([Acked((offset, offset + 1))], now_ns)
             try:
                 if not self._note_ack(offset, now_ns // 1_000_000):
-                    self.journal.ack_one(offset, now_ns)
+                    self.journal.ack_one(group, offset, lease, now_ns)
                 if self._journal_log.unsynced_since_ns is None:
                     self._journal_log.note_unsynced()
                 group.ack_one(offset)
                 if keyed is not None:
-                    follow_keys(self, keyed, [Acked((offset, offset + 1))])
+                    keyed.ack_one(offset)
+                    if keyed.limited or self.waiters:
+                        follow_keys(self, keyed)
             except BaseException as error:
                 self._mend(error)
                 raise

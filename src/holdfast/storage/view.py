@@ -44,7 +44,7 @@ from holdfast.errors import (
     UnknownFormat,
 )
 from holdfast.large import LargeValue
-from holdfast.model import Record
+from holdfast.model import Record, extra_bytes
 from holdfast.storage.frames import FrameRules, find_frame
 from holdfast.storage.retention import SegmentFacts
 from holdfast.storage.segment import KEPT_OPEN, Segment
@@ -411,6 +411,7 @@ _NEAR = 100  # frames that are skipped by their headers; those further ahead are
 # The most that is read ahead, by one who goes from message to message.
 _MOST_AHEAD = 64
 _MOST_AHEAD_BYTES = 16_384
+_MOST_KEPT = 64
 
 
 class Follower:
@@ -435,6 +436,8 @@ class Follower:
         self._next_position = 0
         self.ahead: list[Record] = []  # messages that were read ahead, the next one last; those before it are taken
         self._stretch = 1  # how many to read the next time
+        self.kept: dict[int, Record] = {}  # of `kept_record`: the caller takes them, and clears it
+        self._kept_bytes = 0
 
     @property
     def mapped(self) -> int:
@@ -445,6 +448,7 @@ class Follower:
         """Release what is mapped. From any thread: a read under way finds its place again through the index."""
         self._next_offset = -1
         self.ahead = []  # another list: the old one may be in use
+        self.kept = {}
         self._data = memoryview(b"")
         self._frame = None
 
@@ -494,6 +498,17 @@ class Follower:
         if self._sparse:
             return self._in_sparse(frame, offset)
         return self._records[offset - frame.base_offset]
+
+    def kept_record(self, offset: int) -> Record:
+        """Like `record`; also keeps the message for a reader that comes back for it soon, if it is small."""
+        record, kept = self.record(offset), self.kept
+        if not kept:
+            self._kept_bytes = 0
+        if len(kept) < _MOST_KEPT and type(record.value) is bytes:
+            self._kept_bytes += len(record.value) + (extra_bytes(record) if record.headers else len(record.key or b""))
+            if self._kept_bytes <= _MOST_AHEAD_BYTES:
+                kept[offset] = record
+        return record
 
     def _read_ahead(self, offset: int, readable: int) -> list[Record]:
         """Read the messages from the next position on, the first of which has this offset; [] if that is no single."""
