@@ -61,7 +61,7 @@ from holdfast.delivery.events import (
 )
 from holdfast.delivery.group import FAR, Group, Lease
 from holdfast.env import World
-from holdfast.env.process import asyncio
+from holdfast.env.process import asyncio, stand_back
 from holdfast.errors import CorruptData, HoldfastError, LeaseLost, Unavailable
 from holdfast.model import Appended, Durability, Record
 from holdfast.settings import TopicSettings
@@ -213,6 +213,8 @@ class Delivery:
 
     def receive_next(self) -> Delivered | None:
         """Lease the next message with the default lease time; None if the general path is needed (see above)."""
+        if self.lock.locked():
+            stand_back(self.lock)
         with self.lock:
             if self.supply.keyed is None:
                 return self._receive_one(self.settings.lease_ms, self.holder, self.group.session)
@@ -241,10 +243,11 @@ class Delivery:
         if (record.expires_at_ms or record.flags & MOVED) and not supply.is_for(record, at_ms):
             return None
         lease = Lease((group.fence + 1) | PROVEN, session, lease_ms, until_ms, at_ms, holder)  # as next_fence
-        if self.tracer is None:
-            self._lease_one(offset, cursor, lease, now_ns)
-        else:
-            self._lease_traced(record, cursor, lease, now_ns)
+        tracer = self.tracer
+        step = None if tracer is None else tracer.lease_one(record, lease, now_ns)
+        self._lease_one(offset, cursor, lease, now_ns)
+        if tracer is not None and step is not None:
+            tracer.written_one(step, offset)
         if until_ms < self._due_mono_ms:
             self.expect_tick(until_ms)
         self._count_delivered()
@@ -269,20 +272,13 @@ class Delivery:
             self._mend(error)
             raise
 
-    def _lease_traced(self, record: Record, cursor: int, lease: Lease, now_ns: int) -> None:
-        """Like `_lease_one`, where a tracer must see the event."""
-        tracer = self.tracer
-        assert tracer is not None
-        tracer.loaded([record])
-        steps = tracer.steps([lease.event(record.offset, cursor)], now_ns)
-        self._lease_one(record.offset, cursor, lease, now_ns)
-        tracer.written(steps)
-
     def receive(self, count: int, *, lease_ms: int, holder: str, detached: bool = False) -> list[Delivered] | None:
         """Lease up to `count` ready messages to the holder.
 
         Returns None after skipping many expired messages, to let other threads have the lock: call again.
         """
+        if self.lock.locked():
+            stand_back(self.lock)
         with self.lock:
             session = NO_SESSION if detached else self.group.session
             keyed = self.supply.keyed
@@ -331,6 +327,8 @@ class Delivery:
         """Ack the messages whose leases are still valid; `wait` raises LeaseLost for the others."""
         self.check_open()
         durability = durability or self.settings.ack_durability
+        if self.lock.locked():
+            stand_back(self.lock)
         with self.lock:
             offsets = set(map(_OFFSET, receipts))
             held_by = list(map(self.group.leases.get, map(_OFFSET, receipts)))
@@ -351,6 +349,8 @@ class Delivery:
         leases = [one.lease for one in taken]
         in_order = range(offsets[0], offsets[0] + len(offsets))
         if offsets == list(in_order):
+            if self.lock.locked():
+                stand_back(self.lock)
             with self.lock:
                 if list(map(self.group.leases.get, offsets)) == leases:
                     appended = self._ack(in_order, leases, durability or self.settings.ack_durability)
@@ -367,12 +367,14 @@ class Delivery:
 
     def ack_one(self, offset: int, fence: int) -> LeaseLost | None:
         """Fused form of `ack` for one message, for acks that need no sync. Returns the error instead of raising it."""
+        if self.lock.locked():
+            stand_back(self.lock)
         with self.lock:
             group, keyed, tracer, now_ns = self.group, self.supply.keyed, self.tracer, self._now_ns()
             lease = group.leases.get(offset)
             if lease is None or lease.fence != fence:
                 return self._lost([Receipt(offset, fence)])
-            steps = None if tracer is None else tracer.steps([Acked((offset, offset + 1))], now_ns)
+            step = None if tracer is None else tracer.ack_one(offset, lease, now_ns)
             try:
                 if not self._note_ack(offset, now_ns // 1_000_000):
                     self.journal.ack_one(group, offset, lease, now_ns)
@@ -387,8 +389,8 @@ class Delivery:
                 self._mend(error)
                 raise
             self._count_acked()
-            if tracer is not None and steps is not None:
-                tracer.written(steps)
+            if tracer is not None and step is not None:
+                tracer.written_one(step, offset)
         self._observe_handle(now_ns - lease.at_ms * 1_000_000)
         return None
 
