@@ -144,7 +144,7 @@ def _shown(message: Any) -> tuple[object, ...]:
 @example({"key_order": True}, [("put", b"", {}), ("get",), ("drop", 0)])
 @given(st.sampled_from(_SETTINGS), _steps)
 def test_fused_and_general_agree_step_by_step(settings, steps):
-    with patch.object(scratch, "_STEADY", len(steps) + 10):
+    with patch.object(scratch, "_STEADY", 3 * len(steps) + 10):
         _agree_to_the_byte(settings, steps)
 
 

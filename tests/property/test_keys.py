@@ -36,7 +36,8 @@ from holdfast.delivery.events import (
     Tick,
     runs_of,
 )
-from holdfast.delivery.keys import KeyGate, KeyLimits, KeyPolicy
+from holdfast.delivery.key_policy import KeyPolicy
+from holdfast.delivery.keys import KeyGate, KeyLimits
 from holdfast.model import Record
 from holdfast.settings import QueueSettings
 from tests.unit.stories import BOOT, Story
@@ -146,6 +147,7 @@ class KeyLog:
 
     def __init__(self, model: Model) -> None:
         self._model = model
+        self.kept: dict[int, Record] = {}
 
     @property
     def end(self) -> int:
@@ -154,7 +156,7 @@ class KeyLog:
     def follower(self) -> KeyLog:
         return self
 
-    def record(self, offset: int) -> Record:
+    def kept_record(self, offset: int) -> Record:
         return Record(offset, 0, b"", self._model.keys[offset])
 
 
@@ -174,7 +176,7 @@ class KeyMachine(RuleBasedStateMachine):
     def open_gates(self, *, new: bool) -> None:
         """The gate, and one that reads on in the log as far as each choice needs."""
         now_ms = self.story.mono_ms
-        self.gate = KeyGate(KeyLimits(self.policy, now_mono_ms=now_ms, new=new))
+        self.gate, self.fused = [KeyGate(KeyLimits(self.policy, now_mono_ms=now_ms, new=new)) for _ in range(2)]
         shared = KeyedGroup(self.policy, now_mono_ms=now_ms, new=new)
         self.keyed = Keyed(shared, KeyLog(self.model), self.story.group)  # type: ignore[arg-type]
 
@@ -188,10 +190,22 @@ class KeyMachine(RuleBasedStateMachine):
     def follow(self, events: list[Event]) -> None:
         for event in events:
             self.gate.note(event)
+            self.follow_fused(event)
         self.keyed.note(events)
 
+    def follow_fused(self, event: Event) -> None:
+        """A gate that is told of single leases and acks in the fused form."""
+        match event:
+            case Leased(runs=(start, stop)) if stop == start + 1:
+                self.fused.lease_one(start, event.until_ms - event.lease_ms)
+            case Acked(runs=(start, stop)) if stop == start + 1:
+                self.fused.ack_one(start)
+            case _:
+                self.fused.note(event)
+
     def fill(self) -> None:
-        self.gate.fill(self.story.group, self.story.readable, lambda offset: self.model.keys[offset])
+        for gate in (self.gate, self.fused):
+            gate.fill(self.story.group, self.story.readable, lambda offset: self.model.keys[offset])
         self.model.fill()
         assert self.model.past_settled(self.gate.scanned) == self.model.past_settled(self.model.scanned)
 
@@ -201,6 +215,9 @@ class KeyMachine(RuleBasedStateMachine):
             assert len(of_keyed) == len(chosen)
         else:
             assert of_keyed == chosen
+        now_ms = self.story.mono_ms
+        assert self.fused.choose(count, now_ms) == chosen
+        assert self.fused.choose_one(now_ms) == (chosen[0] if chosen else -1)
         return chosen
 
     def left(self) -> dict[bytes, int]:
@@ -329,11 +346,20 @@ class KeyMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_is_wrong(self) -> None:
         assert self.gate.check() == []
+        assert self.fused.check() == []
+        assert _told(self.fused) == _told(self.gate)
 
     @invariant()
     def the_window_is_bounded(self) -> None:
         group = self.story.group
         assert len(self.gate) <= self.policy.key_lookahead + len(group.leases) + len(group.waiting)
+
+
+def _told(gate: KeyGate) -> tuple[object, ...]:
+    """What a gate knows, as values."""
+    held = [{offset: key.name for offset, key in table.items()} for table in (gate._ready, gate._leased, gate._waiting)]
+    groups = [(name, [*group.offered], group.size, group.leased, group.head) for name, group in gate._groups.items()]
+    return held, groups, {turn: [*heads] for turn, heads in gate._line.items()}, gate.scanned, gate._now_ms
 
 
 TestKeys = KeyMachine.TestCase

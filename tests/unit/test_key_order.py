@@ -334,21 +334,22 @@ def test_two_partitions_never_both_give_the_last_that_a_limit_allows(monkeypatch
     append(group, 0, "x:1")
     append(group, 1, "x:2")
     first, second = group.deliveries[0], group.deliveries[1]
-    load, record, others = first.supply.load, first.supply.record_or_none, []
+    load, choose, others = first.supply.load, first.supply.keyed.choose_one, []
 
     def meanwhile() -> None:
         others.extend(second.receive(1, lease_ms=1_000, holder="bob"))
 
     thread = threading.Thread(target=meanwhile)
 
-    def slowly(read: Callable[..., Any], *what: Any) -> Any:
+    def slowly(call: Callable[..., Any], *what: Any) -> Any:
         """Between the choice and the lease the other partition is asked, and has to wait."""
+        found = call(*what)
         thread.start()
         thread.join(0.1)
-        return read(*what)
+        return found
 
     monkeypatch.setattr(first.supply, "load", partial(slowly, load))  # the general path
-    monkeypatch.setattr(first.supply, "record_or_none", partial(slowly, record))  # that of one message
+    monkeypatch.setattr(first.supply.keyed, "choose_one", partial(slowly, choose))  # that of one message
     taken = first.receive(count, lease_ms=1_000, holder="ann")
     thread.join()
     assert (len(taken), others) == (1, [])
@@ -449,7 +450,8 @@ def test_somebody_looks_again_for_a_message_that_came_too_early():
     assert delivery._due_mono_ms - delivery.mono_ms() == 900
 
 
-def test_an_interrupted_call_leaves_no_key_busy(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("durability", [None, "fsync"])
+def test_an_interrupted_call_leaves_no_key_busy(monkeypatch: pytest.MonkeyPatch, durability: Any):
     place = Place(**ORDER)
     put(place.q, "a1", "a2")
     message = take(place.q)["a1"]
@@ -458,9 +460,10 @@ def test_an_interrupted_call_leaves_no_key_busy(monkeypatch: pytest.MonkeyPatch)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(place.q._port.deliveries[0].supply.keyed, "note", interrupted)
+        for name in ("note", "ack_one"):  # the general path, and that of one message
+            patch.setattr(place.q._port.deliveries[0].supply.keyed, name, interrupted)
         with pytest.raises(KeyboardInterrupt):
-            message.ack()
+            message.ack(durability=durability)
     assert list(take(place.q)) == ["a2"]
 
 

@@ -21,7 +21,8 @@ from holdfast.delivery.events import (
     Tick,
     run,
 )
-from holdfast.delivery.keys import KeyGate, KeyLimits, KeyPolicy, KeyRates
+from holdfast.delivery.key_policy import KeyPolicy, KeyRates
+from holdfast.delivery.keys import KeyGate, KeyLimits
 from holdfast.settings import QueueSettings, TopicSettings
 from tests.unit.stories import BOOT, PLAIN, Story
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from holdfast.codec.frame import Kind
-from holdfast.env import ManualClock, SeededIds, World
+from holdfast.env import ManualClock, SeededIds, World, process
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import (
     BadSettings,
@@ -416,12 +416,12 @@ def test_truncating_behind_what_is_synced_is_refused(log, world):
 def test_a_message_comes_after_the_one_that_is_being_appended_instead_of_waiting_for_the_lock(log, monkeypatch):
     writer, inside, waited = log._writer, threading.Event(), []
 
-    def let_others_run():
+    def let_others_run(_pause_s):
         waited.append(writer.lock.locked())
         inside.set()
         other.join()
 
-    monkeypatch.setattr("holdfast.storage.writer.let_others_run", let_others_run)
+    monkeypatch.setattr("holdfast.env.process.let_others_run", let_others_run)
     plain = writer._segment_for
 
     def slow(*args):
@@ -442,12 +442,12 @@ def test_a_message_comes_after_the_one_that_is_being_appended_instead_of_waiting
 def test_a_lock_that_is_held_for_long_is_waited_for_in_the_end(log, monkeypatch):
     turns, enough = [], threading.Event()
 
-    def turn() -> None:
-        turns.append(1)
-        if len(turns) == 200:
+    def turn(pause_s: float) -> None:
+        turns.append(pause_s)
+        if len(turns) == len(process._PAUSES_S):
             enough.set()
 
-    monkeypatch.setattr("holdfast.storage.writer.let_others_run", turn)
+    monkeypatch.setattr(process, "let_others_run", turn)
     with log._writer.lock:
         second = threading.Thread(target=log.append_one, args=(b"second",))
         second.start()
@@ -455,7 +455,8 @@ def test_a_lock_that_is_held_for_long_is_waited_for_in_the_end(log, monkeypatch)
         second.join(0.05)
         assert second.is_alive(), "it waits for the lock"
     second.join()
-    assert len(turns) == 200, "a thread that only yields would keep a core busy"
+    assert turns == list(process._PAUSES_S)
+    assert 0.05 < sum(turns) < 0.5, "it gets in line soon, or those who are quicker could keep it waiting"
     turns.clear()
     log.append_one(b"third")
     assert turns == []

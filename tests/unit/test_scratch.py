@@ -96,6 +96,42 @@ def test_a_full_scratch_file_is_stored_and_the_next_run_begins():
     assert len(bodies(place.q)) == 1
 
 
+def test_acks_alone_begin_a_run_too():
+    place = Place()
+    place.q.put_many([b"x"] * 50)
+    held = place.q.get_many(50)
+    before = delivery(place).journal.log.written_end
+    for message in held[:20]:
+        message.ack()
+    assert delivery(place).journal.log.written_end == before + 1
+    place.kill()
+    assert place.q.stats().floor == 20
+    place.after(seconds=1)
+    assert len(bodies(place.q)) == 30
+
+
+@pytest.mark.parametrize("steady", [0, 3])
+def test_holders_in_turn_begin_no_run(monkeypatch: pytest.MonkeyPatch, steady: int):
+    monkeypatch.setattr(scratch, "_STEADY", steady)
+    place = Place()
+    place.q.put_many([b"x"] * 20)
+    for n in range(20):
+        place.q.get(holder=f"h{n % 2}").ack()
+    assert delivery(place).journal.scratch.is_noting == (steady == 0)
+
+
+def test_nothing_is_noted_after_a_message_too_far_from_the_first(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(scratch, "PLACES", 4)
+    place = Place()
+    place.q.put_many([b"%d" % n for n in range(8)])
+    held = [place.q.get() for _ in range(7)]
+    for at in (5, 1, 6, 2):
+        held[at].ack()
+    place.kill()
+    place.after(seconds=1)
+    assert sorted(bodies(place.q)) == [b"0", b"3", b"4", b"7"]
+
+
 def test_notes_are_synced_after_the_interval():
     place = noting()
     place.after(seconds=2)

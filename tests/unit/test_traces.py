@@ -73,6 +73,9 @@ class Sheet:
         self.steps += steps
         self.writes += 1
 
+    def record_one(self, step: TraceStep) -> None:
+        self.record([step])
+
     def failed(self, error: BaseException) -> None:
         self.errors.append(error)
 

@@ -18,7 +18,8 @@ from holdfast.delivery.choose import Chosen, PriorityTurns, choose, choose_one
 from holdfast.delivery.decide import EXPIRED, Moment
 from holdfast.delivery.events import Bury, Cancelled, Event, Expired, Lost, Phase, Receive, runs_of, size
 from holdfast.delivery.group import Group
-from holdfast.delivery.keys import KeyGate, KeyLimits, KeyPolicy
+from holdfast.delivery.key_policy import KeyPolicy
+from holdfast.delivery.keys import KeyGate, KeyLimits
 from holdfast.errors import DamagedRange, OffsetOutOfRange, Removed
 from holdfast.model import Record, extra_bytes
 from holdfast.settings import TopicSettings
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from holdfast.broker.delivery import Delivery
 
 
-_STRETCH: Final = 256  # messages read from the log before choosing again; doubled each time
+# Messages read from the log before choosing again; doubled each time. Those of one stretch can be kept until they are
+# handed out, which mostly is at once.
+_STRETCH: Final = 64
 
 
 class KeyedGroup:
@@ -60,9 +63,10 @@ class Keyed:
         self.limited = shared.policy.limited
         self._log = log
         self._group = group
-        self._record = log.follower().record
+        self.follower = log.follower()
         with self.lock:
             self._gate = KeyGate(shared.limits)
+            self.choose_next, self.lease_one = self._gate.choose_one, self._gate.lease_one
             # Only with limits can an event here unblock a message in another partition.
             shared.gates.append(self._gate)
             self._gates = shared.gates if shared.policy.limited else [self._gate]
@@ -86,6 +90,20 @@ class Keyed:
                 chosen = gate.choose(count, now_mono_ms)
                 stretch *= 2
             return chosen
+
+    def choose_one(self, now_mono_ms: int) -> int:
+        """The fused form of `choose` for one message; -1 if there is none. The caller holds the lock."""
+        if not self._gate.policy.key_group_fair:
+            offset = self.choose_next(now_mono_ms)
+            if offset >= 0:
+                return offset
+        (offset,) = self.choose(1, now_mono_ms) or (-1,)
+        return offset
+
+    def ack_one(self, offset: int) -> None:
+        """The fused form of `note(Acked)` for one message."""
+        with self.lock:
+            self._gate.ack_one(offset)
 
     def note(self, events: Sequence[Event]) -> None:
         """Update the gate after these events."""
@@ -117,11 +135,12 @@ class Keyed:
 
     def _read_on(self, most: int | None) -> bool:
         """Read up to `most` more messages into the gate; returns whether there were any."""
+        self.follower.kept.clear()
         return self._gate.fill(self._group, self._log.end, self._key_of, most)
 
     def _key_of(self, offset: int) -> bytes | None:
         try:
-            return self._record(offset).key
+            return self.follower.kept_record(offset).key
         except (DamagedRange, OffsetOutOfRange):
             return None  # must not block a key; it is skipped as lost when its turn comes
 

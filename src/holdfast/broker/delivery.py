@@ -61,7 +61,7 @@ from holdfast.delivery.events import (
 )
 from holdfast.delivery.group import FAR, Group, Lease
 from holdfast.env import World
-from holdfast.env.process import asyncio
+from holdfast.env.process import asyncio, stand_back
 from holdfast.errors import CorruptData, HoldfastError, LeaseLost, Unavailable
 from holdfast.model import Appended, Durability, Record
 from holdfast.settings import TopicSettings
@@ -213,6 +213,8 @@ class Delivery:
 
     def receive_next(self) -> Delivered | None:
         """Lease the next message with the default lease time; None if the general path is needed (see above)."""
+        if self.lock.locked():
+            stand_back(self.lock)
         with self.lock:
             if self.supply.keyed is None:
                 return self._receive_one(self.settings.lease_ms, self.holder, self.group.session)
@@ -225,25 +227,27 @@ class Delivery:
             return None
         group, supply = self.group, self.supply
         now_ns, until_ms = self._now_ns(), self._mono_ns() // 1_000_000 + lease_ms
-        at_ms = now_ns // 1_000_000
-        if supply.keyed is not None:
-            (offset,) = supply.keyed.choose(1, until_ms - lease_ms) or (-1,)
-            cursor = group.cursor
+        at_ms, keyed, record = now_ns // 1_000_000, supply.keyed, None
+        if keyed is not None:
+            offset, cursor = keyed.choose_one(until_ms - lease_ms), group.cursor
+            record = keyed.follower.kept.pop(offset, None)
         elif group.lanes.filled or group.ahead:
             offset, cursor = supply.choose_one(at_ms)
         else:
             offset, cursor = group.cursor, group.cursor + 1
-        ahead = supply.follower.ahead
-        record = ahead.pop() if ahead and ahead[-1].offset == offset else supply.record_or_none(offset)
         if record is None:
-            return None
+            ahead = supply.follower.ahead
+            record = ahead.pop() if ahead and ahead[-1].offset == offset else supply.record_or_none(offset)
+            if record is None:
+                return None
         if (record.expires_at_ms or record.flags & MOVED) and not supply.is_for(record, at_ms):
             return None
         lease = Lease((group.fence + 1) | PROVEN, session, lease_ms, until_ms, at_ms, holder)  # as next_fence
-        if self.tracer is None and supply.keyed is None:
-            self._lease_one(offset, cursor, lease, now_ns)
-        else:
-            self._lease_watched(record, cursor, lease, now_ns)
+        tracer = self.tracer
+        step = None if tracer is None else tracer.lease_one(record, lease, now_ns)
+        self._lease_one(offset, cursor, lease, now_ns)
+        if tracer is not None and step is not None:
+            tracer.written_one(step, offset)
         if until_ms < self._due_mono_ms:
             self.expect_tick(until_ms)
         self._count_delivered()
@@ -253,40 +257,28 @@ class Delivery:
 
     def _lease_one(self, offset: int, cursor: int, lease: Lease, now_ns: int) -> None:
         """Journal a lease and apply it."""
-        group, passes = self.group, cursor == offset + 1
+        group, keyed, passes = self.group, self.supply.keyed, cursor == offset + 1
         try:
             if not ((passes or cursor == group.cursor) and self._note_lease(offset, lease, passes)):
                 self.journal.lease_one(group, offset, cursor, lease, now_ns)
             if self._journal_log.unsynced_since_ns is None:
                 self._journal_log.note_unsynced()
             group.lease_one(offset, cursor, lease)
-        except BaseException as error:
-            self._mend(error)
-            raise
-
-    def _lease_watched(self, record: Record, cursor: int, lease: Lease, now_ns: int) -> None:
-        """Like `_lease_one`, where a tracer or the keys must see the event."""
-        offset, keyed, tracer = record.offset, self.supply.keyed, self.tracer
-        event = lease.event(offset, cursor)
-        steps = None
-        if tracer is not None:
-            tracer.loaded([record])
-            steps = tracer.steps([event], now_ns)
-        try:
-            self._lease_one(offset, cursor, lease, now_ns)
             if keyed is not None:
-                follow_keys(self, keyed, [event])
+                keyed.lease_one(offset, lease.until_ms - lease.lease_ms)
+                if keyed.limited or self.waiters:
+                    follow_keys(self, keyed)
         except BaseException as error:
             self._mend(error)
             raise
-        if tracer is not None and steps is not None:
-            tracer.written(steps)
 
     def receive(self, count: int, *, lease_ms: int, holder: str, detached: bool = False) -> list[Delivered] | None:
         """Lease up to `count` ready messages to the holder.
 
         Returns None after skipping many expired messages, to let other threads have the lock: call again.
         """
+        if self.lock.locked():
+            stand_back(self.lock)
         with self.lock:
             session = NO_SESSION if detached else self.group.session
             keyed = self.supply.keyed
@@ -335,6 +327,8 @@ class Delivery:
         """Ack the messages whose leases are still valid; `wait` raises LeaseLost for the others."""
         self.check_open()
         durability = durability or self.settings.ack_durability
+        if self.lock.locked():
+            stand_back(self.lock)
         with self.lock:
             offsets = set(map(_OFFSET, receipts))
             held_by = list(map(self.group.leases.get, map(_OFFSET, receipts)))
@@ -355,6 +349,8 @@ class Delivery:
         leases = [one.lease for one in taken]
         in_order = range(offsets[0], offsets[0] + len(offsets))
         if offsets == list(in_order):
+            if self.lock.locked():
+                stand_back(self.lock)
             with self.lock:
                 if list(map(self.group.leases.get, offsets)) == leases:
                     appended = self._ack(in_order, leases, durability or self.settings.ack_durability)
@@ -371,26 +367,30 @@ class Delivery:
 
     def ack_one(self, offset: int, fence: int) -> LeaseLost | None:
         """Fused form of `ack` for one message, for acks that need no sync. Returns the error instead of raising it."""
+        if self.lock.locked():
+            stand_back(self.lock)
         with self.lock:
             group, keyed, tracer, now_ns = self.group, self.supply.keyed, self.tracer, self._now_ns()
             lease = group.leases.get(offset)
             if lease is None or lease.fence != fence:
                 return self._lost([Receipt(offset, fence)])
-            steps = None if tracer is None else tracer.steps([Acked((offset, offset + 1))], now_ns)
+            step = None if tracer is None else tracer.ack_one(offset, lease, now_ns)
             try:
                 if not self._note_ack(offset, now_ns // 1_000_000):
-                    self.journal.ack_one(offset, now_ns)
+                    self.journal.ack_one(group, offset, lease, now_ns)
                 if self._journal_log.unsynced_since_ns is None:
                     self._journal_log.note_unsynced()
                 group.ack_one(offset)
                 if keyed is not None:
-                    follow_keys(self, keyed, [Acked((offset, offset + 1))])
+                    keyed.ack_one(offset)
+                    if keyed.limited or self.waiters:
+                        follow_keys(self, keyed)
             except BaseException as error:
                 self._mend(error)
                 raise
             self._count_acked()
-            if tracer is not None and steps is not None:
-                tracer.written(steps)
+            if tracer is not None and step is not None:
+                tracer.written_one(step, offset)
         self._observe_handle(now_ns - lease.at_ms * 1_000_000)
         return None
 

@@ -17,7 +17,7 @@ from holdfast.broker.metrics import Metrics, MetricsSnapshot
 from holdfast.broker.waiters import Waiter, Waiters
 from holdfast.delivery.events import TAKEN_BACK, Cancel, Nack, Receipt, Released, runs_of
 from holdfast.delivery.group import Lease
-from holdfast.delivery.keys import KeyPolicy
+from holdfast.delivery.key_policy import KeyPolicy
 from holdfast.errors import HoldfastError, InvalidRequest, LeaseLost, UnknownGroup
 from holdfast.model import Durability, Pause, Record, extra_bytes
 from holdfast.settings import TopicSettings

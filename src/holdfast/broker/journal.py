@@ -391,19 +391,31 @@ class Journal(StateJournal[Group, GroupImage]):
         if scratch.is_noting:
             self.store_notes()
         passes = cursor == offset + 1
-        if scratch.is_steady(lease) and (passes or cursor == group.cursor):
-            head = scratch.head(group, lease)
-            if head is not None and self._write(head, now_ns) == head.begun:
-                scratch.begin(head)
-                if scratch.lease(offset, lease, passes):
-                    return
+        steady = scratch.is_steady(lease) and (passes or cursor == group.cursor)
+        if steady and self._begin_notes(group, lease, now_ns):
+            if scratch.lease(offset, lease, passes):
+                return
+            scratch.end()  # it has no notes, and its first event is no longer the last one
         self._write(lease.event(offset, cursor), now_ns)
 
-    def ack_one(self, offset: int, now_ns: int) -> None:
-        """Write the event of one ack that could not be noted."""
-        if self.scratch.is_noting:
+    def ack_one(self, group: Group, offset: int, lease: Lease, now_ns: int) -> None:
+        """Write the event of one ack that could not be noted; if that is worth it, the next ones can be."""
+        scratch = self.scratch
+        if scratch.is_noting:
             self.store_notes()
+        if scratch.is_steady(lease) and self._begin_notes(group, lease, now_ns):
+            if scratch.ack(offset, now_ns // 1_000_000):
+                return
+            scratch.end()
         self._write(Acked((offset, offset + 1)), now_ns)
+
+    def _begin_notes(self, group: Group, lease: Lease, now_ns: int) -> bool:
+        """Begin a run of notes for leases like this one, and for acks; returns whether there can be one."""
+        head = self.scratch.head(group, lease, now_ns // 1_000_000)
+        if head is None or self._write(head, now_ns) != head.begun:
+            return False
+        self.scratch.begin(head)
+        return True
 
     def _write(self, event: Event, now_ns: int) -> int:
         """Write one event; returns its position."""

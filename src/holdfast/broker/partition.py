@@ -47,7 +47,7 @@ from holdfast.codec.columns import PRIORITIES
 from holdfast.codec.encode import Body, same_body, single_head
 from holdfast.codec.frame import Frame, FrameHeader
 from holdfast.env import World
-from holdfast.env.process import asyncio
+from holdfast.env.process import asyncio, stand_back
 from holdfast.errors import Closed, CorruptData
 from holdfast.model import NO_PRODUCER, Appended, Batch, CodecName, Durability, LogPosition, Producer
 from holdfast.settings import TopicSettings
@@ -203,7 +203,7 @@ class Partition:
             if due_at_ms:
                 tracer.delayed([headers], place, [due_at_ms], at_ns)
             else:
-                tracer.published([headers], place, 1, at_ns)
+                tracer.published_one(headers, place, at_ns)
         return place
 
     def append(
@@ -549,9 +549,14 @@ class Partition:
 
     def telling_groups(self, write: Callable[[], _Written], priorities: bytes) -> _Written:
         """Write messages with priorities and tell all groups; their locks are held, so that none sees them before."""
+        if self._urgent_lock.locked():
+            stand_back(self._urgent_lock)
         with self._urgent_lock:
             if len(self.deliveries) == 1:
-                with self.deliveries[0].lock:
+                lock = self.deliveries[0].lock
+                if lock.locked():
+                    stand_back(lock)
+                with lock:
                     return self._write_and_tell(write, priorities)
             with ExitStack() as locks:
                 for delivery in self.deliveries:

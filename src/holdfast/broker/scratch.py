@@ -57,7 +57,7 @@ SCRATCH: Final = "scratch"
 NOTES: Final = 1_024
 _MAGIC: Final = b"HFNOTES\x01"
 _BYTES: Final = 8 + NOTES * 8
-_STEADY: Final = 4  # single leases in a row after which a run begins: otherwise it would only cost frames
+_STEADY: Final = 4  # single leases and acks in a row after which a run begins: otherwise it would only cost frames
 
 
 def scratch_words(world: World, folder: str) -> bytes:
@@ -166,7 +166,7 @@ class Scratch:
         return True
 
     def is_steady(self, lease: Lease) -> bool:
-        """Whether a run is worth beginning: there were several leases like this one, and nothing else in between."""
+        """Whether a run is worth beginning: several leases like this one were given or acked, and nothing else came."""
         if lease.holder != self._holder or lease.lease_ms != self._lease_ms or lease.session != self._session:
             self._holder, self._lease_ms, self._session = lease.holder, lease.lease_ms, lease.session
             self._steady = 0
@@ -177,13 +177,13 @@ class Scratch:
         """Something else happened: the next run must be worth it again."""
         self._steady = 0
 
-    def head(self, group: Group, lease: Lease) -> Noted | None:
-        """The event that begins a run with this lease, to be journaled before `begin`; None if there can be none."""
+    def head(self, group: Group, lease: Lease, at_ms: int) -> Noted | None:
+        """The event that begins a run with this lease or its ack, to be journaled before `begin`; None if none can."""
         if not self._is_open():
             return None
         begun, ahead_ms = self._log.written_end, lease.until_ms - lease.at_ms - 1
         common = (lease.holder, lease.session, lease.lease_ms)
-        return Noted(begun, group.floor, lease.at_ms, *common, ahead_ms, group.fence)
+        return Noted(begun, group.floor, at_ms, *common, ahead_ms, group.fence)
 
     def begin(self, head: Noted) -> None:
         """Begin a run. Its first event is in the journal."""

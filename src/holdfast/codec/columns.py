@@ -146,9 +146,11 @@ def single_fields(body: bytes, columns: int) -> SingleFields | None:
             first, count = _ONE_PAIR(body, at)
             if first or not 0 < count < len(_FEW_ENDS):
                 return None
-            after_names, names = _few_items(body, at + 8, count)
-            at, values = _few_items(body, after_names, count)
-            headers = tuple(zip([str(name, "utf-8") for name in names], values, strict=True))
+            start = at + 8
+            at = start + (4 * count + 11 & ~7) + (_FEW_ENDS[count](body, start)[-1] + 7 & ~7)
+            names = _KNOWN_NAMES.get(body[start:at]) or _names(body, start, at, count)
+            at, values = _few_items(body, at, count)
+            headers = tuple(zip(names, values, strict=True))
         if columns & PRIORITIES:
             priority = body[at]
             at += 8
@@ -169,6 +171,23 @@ def single_fields(body: bytes, columns: int) -> SingleFields | None:
     return body[at:end], key, headers, priority, expires_at_ms, due_at_ms, flags
 
 
+# The names of headers as they are stored, and decoded. A program's messages have the same few.
+_KNOWN_NAMES: Final[dict[bytes, list[str]]] = {}
+_MOST_KNOWN: Final = 256
+_MOST_KNOWN_BYTES: Final = 512
+
+
+def _names(body: bytes, start: int, end: int, count: int) -> list[str]:
+    """Return the names of headers, and remember them; raises ValueError if they are not in order or not UTF-8."""
+    at, items = _few_items(body, start, count)
+    if at != end:
+        raise ValueError
+    names = [str(name, "utf-8") for name in items]
+    if end - start <= _MOST_KNOWN_BYTES and end <= len(body) and len(_KNOWN_NAMES) < _MOST_KNOWN:
+        _KNOWN_NAMES[body[start:end]] = names
+    return names
+
+
 def _few_items(body: bytes, at: int, count: int) -> tuple[int, list[bytes]]:
     """Return where the next part begins, and the items; raises ValueError if their ends are not in order."""
     if count == 1:
@@ -176,6 +195,12 @@ def _few_items(body: bytes, at: int, count: int) -> tuple[int, list[bytes]]:
         if first or length < 0 or at + 8 + length > len(body):
             raise ValueError
         return at + 8 + (length + 7 & ~7), [body[at + 8 : at + 8 + length]]
+    if count == 2:
+        first, middle, last = _FEW_ENDS[2](body, at)
+        start = at + 16
+        if first or not 0 <= middle <= last or start + last > len(body):
+            raise ValueError
+        return start + (last + 7 & ~7), [body[start : start + middle], body[start + middle : start + last]]
     ends = _FEW_ENDS[count](body, at)
     start = at + (4 * count + 11 & ~7)
     if ends[0] or list(ends) != sorted(ends) or start + ends[-1] > len(body):

@@ -307,15 +307,22 @@ def read_single(buffer: memoryview, position: int, prefix: bytes) -> tuple[Recor
         or raw_bytes != body_bytes
         or body_bytes > LARGE_BYTES
         or end > len(buffer)
-        or crc32c(buffer[position : body_at - 4]) != header_crc
-        or crc32c(buffer[body_at:end]) != body_crc
     ):
         return None
+    if body_bytes <= _SMALL:
+        frame = bytes(buffer[position:end])
+        if crc32c(frame) != body_crc ^ _apart(end - body_at):
+            return None
+        body = frame[HEADER_BYTES : HEADER_BYTES + body_bytes]
+    else:
+        if crc32c(buffer[position : body_at - 4]) != header_crc or crc32c(buffer[body_at:end]) != body_crc:
+            return None
+        body = bytes(buffer[body_at : body_at + body_bytes])
     if not columns:
         if first or length != body_bytes - 8:
             return None
-        return Record(offset, time_ns, bytes(buffer[body_at + 8 : body_at + body_bytes]), epoch=epoch), end
-    fields = single_fields(bytes(buffer[body_at : body_at + body_bytes]), columns)
+        return Record(offset, time_ns, body[8:], epoch=epoch), end
+    fields = single_fields(body, columns)
     return None if fields is None else (Record(offset, time_ns, *fields, epoch), end)
 
 
@@ -342,6 +349,10 @@ def _crc_apart(padded_bytes: int) -> int:
     """
     body = bytes(padded_bytes)
     return crc32c(bytes(4) + body) ^ crc32c(body)
+
+
+_SMALL: Final = 1024  # bodies up to this size are checked together with their header
+_apart: Final = lru_cache(maxsize=_SMALL // 8 + 1)(_crc_apart)
 
 
 def read_singles(buffer: memoryview, position: int, prefix: bytes, offset: int, most: int) -> tuple[list[Record], int]:

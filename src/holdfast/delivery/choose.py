@@ -71,7 +71,10 @@ def choose_one(group: Group, end: int, aged_below: int) -> tuple[int, int]:
         return (cursor, cursor + 1) if cursor < end else (-1, cursor)
     chosen = oldest = -1
     for level in range(LEVELS - 1, -1, -1):
-        head = _first_below(lanes.ready[level], end)
+        lane = lanes.ready[level]
+        head = int(lane.min()) if lane else -1
+        if head >= end:
+            head = -1
         if head < 0 and level == 0 and cursor < end:
             if chosen < 0 or cursor < min(oldest, aged_below):
                 return cursor, cursor + 1

@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, TypeAlias
 
-import msgspec
 from pyroaring import BitMap64
 
 from holdfast.delivery.events import (
@@ -53,7 +52,7 @@ from holdfast.delivery.events import (
     size,
 )
 from holdfast.delivery.group import Group
-from holdfast.settings import QueueSettings, TopicSettings
+from holdfast.delivery.key_policy import KeyPolicy, KeyRates
 
 _NOBODY: Final = -1
 _NO_LIMIT: Final = 2**63
@@ -80,15 +79,40 @@ class _KeyGroup:
 class _Key:
     """The messages of one key or, without key order, of one whole key group."""
 
-    __slots__ = ("busy", "group", "name", "offered", "ready", "size")
+    __slots__ = ("busy", "group", "name", "offered", "only", "ordered", "ready", "size")
 
     def __init__(self, name: bytes | None, group: _KeyGroup, *, ordered: bool) -> None:
         self.name = name
         self.group = group
-        self.ready = BitMap64() if ordered else None
+        self.ordered = ordered
+        # With key order, the messages that are ready. Most keys have one at most, which takes no bitmap.
+        self.only = _NOBODY
+        self.ready: BitMap64 | None = None  # if there were several: all of them
         self.busy = 0  # messages leased or waiting for a retry
         self.offered = _NOBODY  # with key order: the one message on offer
         self.size = 0
+
+    def add(self, offset: int) -> None:
+        """With key order, add a message that is ready."""
+        if self.ready is not None:
+            self.ready.add(offset)
+        elif self.only == _NOBODY:
+            self.only = offset
+        else:
+            self.ready, self.only = BitMap64((self.only, offset)), _NOBODY
+
+    def discard(self, offset: int) -> None:
+        """With key order, remove a message that is no longer ready."""
+        if self.ready is not None:
+            self.ready.discard(offset)
+        elif self.only == offset:
+            self.only = _NOBODY
+
+    def first(self) -> int:
+        """With key order, the oldest message that is ready, or _NOBODY."""
+        if self.ready is None:
+            return self.only
+        return int(self.ready.min()) if self.ready else _NOBODY
 
 
 class KeyGate:
@@ -200,6 +224,15 @@ class KeyGate:
                 _advance(heap, turn + self._fair, rest, left - 1)
         return chosen
 
+    def choose_one(self, now_mono_ms: int) -> int:
+        """The fused form of `choose` for one message; -1 if there is none."""
+        if self._alarms:
+            self._wake(now_mono_ms)
+        elif now_mono_ms > self._now_ms:
+            self._now_ms = now_mono_ms
+        line = self._line
+        return int(line[min(line)].min()) if line else _NOBODY
+
     def _add_rest(self, heap: list[_Next], head: int, turn: int) -> None:
         """Push the other offered messages of a key group, whose head has just been chosen."""
         group = self._ready[head].group
@@ -232,7 +265,7 @@ class KeyGate:
         """Follow an event of the group."""
         match event:
             case Leased():
-                self._note_leased(event)
+                self._note_leased(event.runs, event.until_ms - event.lease_ms)
             case Acked() | Expired() | Cancelled() | Lost() | BuriedReady():
                 self._note_settled(event.runs)
             case Buried():
@@ -252,9 +285,8 @@ class KeyGate:
             busy = [offset for table in (self._leased, self._waiting) for offset, of in table.items() if of is key]
             if (len(busy), len(ready) + len(busy)) != (key.busy, key.size):
                 wrong.append(f"key {name!r}: {len(ready)} ready and {len(busy)} busy are counted otherwise")
-            if key.ready is not None and (
-                list(key.ready) != ready or (key.offered in ready) != (bool(ready) and not busy)
-            ):
+            known = list(key.ready or ()) + [key.only] * (key.only != _NOBODY)
+            if key.ordered and (known != ready or (key.offered in ready) != (bool(ready) and not busy)):
                 wrong.append(f"key {name!r}: {ready} are ready, {busy} busy, and {key.offered} is on offer")
         for group in self._groups.values():
             wrong += self._wrong_with(group)
@@ -265,8 +297,8 @@ class KeyGate:
 
     def _wrong_with(self, group: _KeyGroup) -> Iterator[str]:
         of_group = [key for key in self._keys.values() if key.group is group]
-        offered = {key.offered for key in of_group if key.ready is not None} - {_NOBODY}
-        offered |= {offset for offset, key in self._ready.items() if key.group is group and key.ready is None}
+        offered = {key.offered for key in of_group if key.ordered} - {_NOBODY}
+        offered |= {offset for offset, key in self._ready.items() if key.group is group and not key.ordered}
         leased = sum(key.group is group for key in self._leased.values())
         if set(group.offered) != offered or group.leased != leased or group.size != sum(key.size for key in of_group):
             yield f"key group {group.name!r} offers {group.offered}, should offer {offered}; {leased} are leased"
@@ -277,11 +309,59 @@ class KeyGate:
         if group.head != _NOBODY and group.name is not None and not self.limits.left(group.name, self._now_ms):
             yield f"key group {group.name!r} stands in line at its limit"
 
-    def _note_leased(self, event: Leased) -> None:
-        now_ms = event.until_ms - event.lease_ms
+    def lease_one(self, offset: int, now_mono_ms: int) -> None:
+        """The fused form of `note(Leased)` for one message."""
+        key = self._ready.get(offset)
+        if key is None or key.group.head != offset or key.group.name is not None or self._fair:
+            self._note_leased(run(offset), now_mono_ms)
+            return
+        # It was the first in line, and its key group has no limits: only the next one of the group takes its place.
+        if now_mono_ms > self._now_ms:
+            self._now_ms = now_mono_ms
+        del self._ready[offset]
+        self._leased[offset] = key
+        group, heads = key.group, self._line[0]
+        key.busy += 1
+        if key.ordered:
+            key.discard(offset)
+            key.offered = _NOBODY
+        group.leased += 1
+        group.offered.discard(offset)
+        heads.discard(offset)
+        if group.offered:
+            group.head = group.offered.min()
+            heads.add(group.head)
+        else:
+            group.head = _NOBODY
+            if not heads:
+                del self._line[0]
+
+    def ack_one(self, offset: int) -> None:
+        """The fused form of `note(Acked)` for one message."""
+        key = self._leased.get(offset)
+        if key is None or key.group.name is not None:
+            self._note_settled(run(offset))
+            return
+        del self._leased[offset]
+        group = key.group
+        key.size -= 1
+        key.busy -= 1
+        group.size -= 1
+        group.leased -= 1
+        if key.size:
+            self._offer(key)
+            self._place(group)
+        else:
+            del self._keys[key.name]
+            if not group.size:
+                del self._groups[None]
+        if offset == self.scanned:
+            self.scanned = offset + 1
+
+    def _note_leased(self, runs: Runs, now_ms: int) -> None:
         self._now_ms = max(self._now_ms, now_ms)
         served: set[_KeyGroup] = set()
-        for offset in each(event.runs):
+        for offset in each(runs):
             key = self._ready.pop(offset, None)
             if key is None:
                 continue
@@ -381,26 +461,25 @@ class KeyGate:
 
     def _make_ready(self, offset: int, key: _Key) -> None:
         self._ready[offset] = key
-        if key.ready is None:
-            key.group.offered.add(offset)
-        else:
-            key.ready.add(offset)
+        if key.ordered:
+            key.add(offset)
             self._offer(key)
+        else:
+            key.group.offered.add(offset)
 
     def _withdraw(self, offset: int, key: _Key) -> None:
         """Remove a message that is no longer ready."""
-        if key.ready is None:
-            key.group.offered.discard(offset)
-        else:
-            key.ready.discard(offset)
+        if key.ordered:
+            key.discard(offset)
             self._offer(key)
+        else:
+            key.group.offered.discard(offset)
 
     def _offer(self, key: _Key) -> None:
         """With key order, offer the oldest message if its key is idle."""
-        ready = key.ready
-        if ready is None:
+        if not key.ordered:
             return
-        first = ready.min() if ready and not key.busy else _NOBODY
+        first = _NOBODY if key.busy else key.first()
         if first != key.offered:
             if key.offered != _NOBODY:
                 key.group.offered.discard(key.offered)
@@ -499,74 +578,6 @@ def _advance(heap: list[_Next], turn: int, rest: Iterator[int], left: int) -> No
         heappop(heap)
     else:
         heapreplace(heap, (turn, following, rest, left))
-
-
-_NS_PER_MS: Final = 1_000_000
-_NS_PER_S: Final = 1_000_000_000
-# Key groups whose bucket is full again are forgotten once there are this many, or twice as many as remained last time.
-_FORGET_FROM: Final = 1_000
-
-
-class KeyPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How keys decide which message is next. The key group is the part of a key before the separator."""
-
-    key_order: bool = False
-    key_group_separator: str | None = None
-    key_group_concurrency: int | None = None
-    key_group_rate: float | None = None  # messages per second
-    key_group_burst: int = 1
-    key_group_fair: bool = False
-    key_lookahead: int = 10_000
-
-    @staticmethod
-    def of(settings: QueueSettings) -> KeyPolicy | None:
-        """Return the policy in the settings; None if keys decide nothing."""
-        if not isinstance(settings, TopicSettings) or not settings.keyed:
-            return None
-        return KeyPolicy(**{name: getattr(settings, name) for name in KeyPolicy.__struct_fields__})
-
-    @property
-    def limited(self) -> bool:
-        """Whether a key group can have limits of its own."""
-        return self.key_group_concurrency is not None or self.key_group_rate is not None
-
-
-class KeyRates:
-    """A token bucket for each key group: a burst at once, then as fast as the rate allows.
-
-    A bucket is one number, the time at which it will be full again. A bucket that is not stored has been filling since
-    the rates began, when it was full or had a single token.
-    """
-
-    def __init__(self, rate: float, burst: int, *, since_ms: int, full: bool) -> None:
-        # Rounded up, because the rate is a promise. The clock counts in ms, so the bucket must hold a ms' worth of
-        # tokens.
-        self._interval_ns = max(-int(-_NS_PER_S // rate), 1)
-        self._burst = max(burst, -int(-rate // 1_000))
-        self._spare_ns = (self._burst - 1) * self._interval_ns
-        self._began_ns = since_ms * _NS_PER_MS + (0 if full else self._spare_ns)
-        self._full_at_ns: dict[bytes, int] = {}
-        self._forget_at = _FORGET_FROM
-
-    def left(self, name: bytes, now_ms: int) -> int:
-        """Return how many messages of the key group may go now."""
-        room_ns = now_ms * _NS_PER_MS - self._full_at(name) + self._spare_ns
-        return 0 if room_ns < 0 else min(room_ns // self._interval_ns + 1, self._burst)
-
-    def opens_ms(self, name: bytes) -> int:
-        """Return when the next message of the key group may go."""
-        return -((self._spare_ns - self._full_at(name)) // _NS_PER_MS)
-
-    def take(self, name: bytes, now_ms: int) -> None:
-        """Count a message of the key group."""
-        now_ns = now_ms * _NS_PER_MS
-        self._full_at_ns[name] = max(self._full_at(name), now_ns) + self._interval_ns
-        if len(self._full_at_ns) > self._forget_at:
-            self._full_at_ns = {name: at_ns for name, at_ns in self._full_at_ns.items() if at_ns > now_ns}
-            self._forget_at = max(2 * len(self._full_at_ns), _FORGET_FROM)
-
-    def _full_at(self, name: bytes) -> int:
-        return self._full_at_ns.get(name, self._began_ns)
 
 
 class KeyLimits:

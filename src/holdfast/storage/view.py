@@ -44,7 +44,7 @@ from holdfast.errors import (
     UnknownFormat,
 )
 from holdfast.large import LargeValue
-from holdfast.model import Record
+from holdfast.model import Record, extra_bytes
 from holdfast.storage.frames import FrameRules, find_frame
 from holdfast.storage.retention import SegmentFacts
 from holdfast.storage.segment import KEPT_OPEN, Segment
@@ -411,6 +411,7 @@ _NEAR = 100  # frames that are skipped by their headers; those further ahead are
 # The most that is read ahead, by one who goes from message to message.
 _MOST_AHEAD = 64
 _MOST_AHEAD_BYTES = 16_384
+_MOST_KEPT = 64
 
 
 class Follower:
@@ -433,8 +434,11 @@ class Follower:
         self._prefix = b""
         self._next_offset = -1  # the offset of the frame at `_next_position` in the data
         self._next_position = 0
+        self._frame_bytes = 0  # the size of the last frame that was skipped to
         self.ahead: list[Record] = []  # messages that were read ahead, the next one last; those before it are taken
         self._stretch = 1  # how many to read the next time
+        self.kept: dict[int, Record] = {}  # of `kept_record`: the caller takes them, and clears it
+        self._kept_bytes = 0
 
     @property
     def mapped(self) -> int:
@@ -445,6 +449,7 @@ class Follower:
         """Release what is mapped. From any thread: a read under way finds its place again through the index."""
         self._next_offset = -1
         self.ahead = []  # another list: the old one may be in use
+        self.kept = {}
         self._data = memoryview(b"")
         self._frame = None
 
@@ -480,20 +485,44 @@ class Follower:
                 record, self._next_position = found
                 self._next_offset = offset + 1
                 return record
-        elif 0 <= self._next_offset < offset <= self._next_offset + _NEAR:
+        elif 0 <= self._next_offset < offset:
             self._stretch = 1
-            at = skip_to(self._data, self._next_position, self._prefix, offset)
-            found = None if at is None else read_single(self._data, at, self._prefix)
-            if found is not None and found[0].offset == offset:
-                record, self._next_position = found
-                self._next_offset = offset + 1
-                return record
+            skipped = self._skip_to(offset)
+            if skipped is not None:
+                return skipped
         frame = self.frame(offset)
         if not self._records:
             self._records = frame.records()
         if self._sparse:
             return self._in_sparse(frame, offset)
         return self._records[offset - frame.base_offset]
+
+    def _skip_to(self, offset: int) -> Record | None:
+        """Return the message at an offset further on, if it has a frame of its own and is not far."""
+        # Messages with priorities are read at regular distances, and many are of one size.
+        at: int | None = self._next_position + (offset - self._next_offset) * self._frame_bytes
+        found = read_single(self._data, at, self._prefix)
+        if found is None or found[0].offset != offset:
+            if offset > self._next_offset + _NEAR:
+                return None
+            at = skip_to(self._data, self._next_position, self._prefix, offset)
+            found = None if at is None else read_single(self._data, at, self._prefix)
+        if at is None or found is None or found[0].offset != offset:
+            return None
+        record, self._next_position = found
+        self._next_offset, self._frame_bytes = offset + 1, self._next_position - at
+        return record
+
+    def kept_record(self, offset: int) -> Record:
+        """Like `record`; also keeps the message for a reader that comes back for it soon, if it is small."""
+        record, kept = self.record(offset), self.kept
+        if not kept:
+            self._kept_bytes = 0
+        if len(kept) < _MOST_KEPT and type(record.value) is bytes:
+            self._kept_bytes += len(record.value) + (extra_bytes(record) if record.headers else len(record.key or b""))
+            if self._kept_bytes <= _MOST_AHEAD_BYTES:
+                kept[offset] = record
+        return record
 
     def _read_ahead(self, offset: int, readable: int) -> list[Record]:
         """Read the messages from the next position on, the first of which has this offset; [] if that is no single."""

@@ -34,7 +34,7 @@ from holdfast.codec.columns import KNOWN_COLUMNS
 from holdfast.codec.encode import Body, FramePlace, header_for
 from holdfast.codec.frame import HEADER_BYTES, MAGIC, Codec, Kind
 from holdfast.env import File, OpenFolder, World
-from holdfast.env.process import let_others_run
+from holdfast.env.process import stand_back
 from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, MessageTooLarge
 from holdfast.model import Producer
 from holdfast.settings import LogSettings
@@ -47,7 +47,6 @@ from holdfast.storage.state import ASKED, READABLE, Epochs, LogState
 
 logger = logging.getLogger(__name__)
 
-_MOST_YIELDS: Final = 200  # far more than there are threads that would each have to run first
 _MOST_SEGMENT_BYTES: Final = 2**32 - 1  # positions are stored in 32 bits
 _NO_LIMIT: Final = 2**63
 _MOST_UNSYNCED: Final = 16
@@ -165,7 +164,7 @@ class Writer:
         total, crc = HEADER_BYTES + len(body), crc32c(body)
         lock = self.lock
         if lock.locked():
-            self._stand_back()
+            stand_back(lock)
         with lock:
             segment = self.active
             if segment is not None and (stop := (position := segment.position) + total) <= self._fast_until:
@@ -199,18 +198,6 @@ class Writer:
                     self.state.give_signal()
             return offset
 
-    def _stand_back(self) -> None:
-        """Let those finish who are appending, instead of waiting for the lock.
-
-        A lock is given to a waiting thread at once, but to use it the thread needs the interpreter, too. Meanwhile the
-        one that runs needs the lock for its next message and must wait in turn: once there is such a queue, every
-        message costs two switches of threads. So nobody should wait for the lock for long while others append.
-        """
-        for _ in range(_MOST_YIELDS):
-            let_others_run()
-            if not self.lock.locked():
-                return
-
     def append(self, bodies: Sequence[Body], now_ns: int, *, producer: Producer, hold: bool) -> tuple[int, int]:
         """Append a batch, all or nothing; returns its first offset and the one after its last."""
         if len(bodies) == 1 and bodies[0].body_bytes >= self.apart_bytes:
@@ -219,6 +206,8 @@ class Writer:
                 return placed
         # A batch goes into one segment: recovery and truncation then never have to look for its rest in another file.
         total = sum([body.frame_bytes for body in bodies])
+        if self.lock.locked():
+            stand_back(self.lock)
         with self.lock:
             segment = self.active
             if segment is None or segment.position + total > self._fast_until:

@@ -53,6 +53,7 @@ from holdfast.broker.messages import reference_of as place_reference_of
 from holdfast.broker.metrics import Metrics
 from holdfast.broker.partition import Partition
 from holdfast.env import Disk, World
+from holdfast.env.process import stand_back
 from holdfast.errors import Closed, CorruptData, DamagedRange, DiskFailed, DiskFull, HoldfastError
 from holdfast.later import hashlib
 from holdfast.model import Appended, Durability
@@ -470,6 +471,8 @@ class Duplicates:
         now_ms = (time_ns or self._world.clock.now_ns()) // 1_000_000
         due_at_ms, dedup_id = fields[5], fields[6]
         assert dedup_id is not None
+        if self._lock.locked():
+            stand_back(self._lock)
         with self._lock:
             index = self._open()
             if index.find(dedup_id, now_ms) is not None:

@@ -20,6 +20,7 @@ from holdfast.broker.delayed.runs import NEVER_MS, DelayedRun, DelaySettings, En
 from holdfast.broker.delayed.upkeep import DelayedState, DelayedUpkeep
 from holdfast.broker.messages import Draft, DraftFields, batch_of
 from holdfast.env import World
+from holdfast.env.process import stand_back
 from holdfast.errors import CorruptData, InvalidRequest
 from holdfast.model import Appended, Batch, CodecName, Durability, Record
 from holdfast.settings import LogSettings
@@ -155,6 +156,8 @@ class DelayStore:
         """Fused form of `write` for one draft, with its `single_head`; returns its id, or -1 if only `write` can."""
         value, due_at_ms = fields[0], fields[5]
         state = self._state
+        if state.lock.locked():
+            stand_back(state.lock)
         with state.lock:
             time_ns = time_ns or self._now_ns()
             message_id = self._log.write_alone(value, chosen, head, columns, time_ns)

@@ -126,6 +126,9 @@ class StepSink(Protocol):
     def record(self, steps: Sequence[TraceStep]) -> None:
         """Write the steps, in one write."""
 
+    def record_one(self, step: TraceStep) -> None:
+        """Write one step."""
+
     def failed(self, error: BaseException) -> None:
         """Report that steps could not be made."""
 
@@ -215,6 +218,15 @@ class PartitionTracer:
                     steps.append(self._step(PUBLISHED, traced, offset, at_ns))
             self._sink.record(steps)
         except Exception as error:  # a failing trace must not affect the message
+            self._sink.failed(error)
+
+    def published_one(self, headers: HeaderPairs, offset: int, at_ns: int) -> None:
+        """Fused form of `published` for one message."""
+        try:
+            traced = self.sampler.message(headers, offset)
+            if traced is not None:
+                self._sink.record_one(self._step(PUBLISHED, traced, offset, at_ns))
+        except Exception as error:
             self._sink.failed(error)
 
     def delayed(self, headers: Sequence[HeaderPairs], first: int, dues_ms: Sequence[int], at_ns: int) -> None:
@@ -417,11 +429,22 @@ class TraceLog:
             except Exception as error:  # whatever it is, the operation on the message has succeeded
                 self.failed(error, len(some))
 
+    def record_one(self, step: TraceStep) -> None:
+        """Fused form of `record` for one step."""
+        if self.listeners:
+            self.record((step,))
+            return
+        try:
+            if not self._write_one(step):
+                self.log.write(_batch((step,)), durability="os")
+        except Exception as error:
+            self.failed(error)
+
     def _write_one(self, step: TraceStep) -> bool:
         """Write a step on the fast path; returns False if that is not possible."""
         value = encode_step(step)
         head, columns = single_head(len(value), step.id.encode(), (), 0, 0, 0, 0)
-        return self.log.write_alone(value, "os", head, columns, step.at_ns) >= 0
+        return (self._log or self.log).write_alone(value, "os", head, columns, step.at_ns) >= 0
 
     def failed(self, error: BaseException, steps: int = 1) -> None:
         """Report that this many steps were lost, and why."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -121,6 +122,40 @@ class GroupTracer:
         except Exception as error:  # a failing trace must not affect the message
             self._sink.failed(error)
         return steps
+
+    def lease_one(self, record: Record, lease: Lease, at_ns: int) -> TraceStep | None:
+        """Fused form of `steps` for the lease of one message, which was just read; then call `written_one`."""
+        offset = record.offset
+        try:
+            traced = self._sampler.message(record.headers, offset)
+            if traced is None:
+                return None
+            self._known[offset] = traced
+            self._at_ns = at_ns
+            return self._step(LEASED, traced, offset, lease, until_ms=lease.at_ms + lease.lease_ms)
+        except Exception as error:  # as in `steps`
+            self._sink.failed(error)
+            return None
+
+    def ack_one(self, offset: int, lease: Lease, at_ns: int) -> TraceStep | None:
+        """Fused form of `steps` for the ack of one message; then call `written_one`."""
+        try:
+            if self._unseen:
+                deque(self._held([offset]), maxlen=0)
+            traced = self._known.get(offset)
+            if traced is None:
+                return None
+            self._at_ns = at_ns
+            return self._step(ACKED, traced, offset, lease)
+        except Exception as error:  # as in `steps`
+            self._sink.failed(error)
+            return None
+
+    def written_one(self, step: TraceStep, offset: int) -> None:
+        """Fused form of `written` for one message."""
+        if step.step is ACKED:
+            self._known.pop(offset, None)
+        self._sink.record_one(step)
 
     def written(self, steps: Sequence[TraceStep]) -> None:
         """Record the steps, whose events are journaled and applied."""
