@@ -46,6 +46,14 @@ def orders(place: Place, group: str = "default", count: int = 1) -> Any:
     return place.broker.group("orders", group)
 
 
+def test_receipts_written_together_are_those_written_one_by_one():
+    prover = Prover(b"k" * 32, "orders", 7, mark=MARK)
+    offsets, fence, at_ms = [0, 9, 10, 2**40], MARK | 5, 1_789_000_000_123
+    together = prover.texts("orders-0-", offsets, fence, at_ms)
+    assert together == [prover.text(f"orders-0-{offset}", fence, at_ms) for offset in offsets]
+    assert prover.texts("orders-0-", [], fence, at_ms) == []
+
+
 # Groups and topics
 
 

@@ -255,6 +255,21 @@ class Prover:
         mac.update(head + name.encode())
         return f"{name}@{b2a_base64(head + mac.digest(), newline=False).translate(_TO_URL).decode()}"
 
+    def texts(self, start: str, ends: Sequence[int], fence: int, at_ms: int) -> list[str]:
+        """The same texts as those of `text` for leases that were granted at once, whose names differ by a number."""
+        head = _HEAD.pack(VERSION, fence, at_ms & _TIME)
+        begun = self._scope.copy()
+        begun.update(head + start.encode())
+        macs = [b""]
+        for end in ends:
+            mac = begun.copy()
+            mac.update(b"%d" % end)
+            macs.append(mac.digest())
+        # No token has padding, so all of them are encoded as one text, and cut apart.
+        tokens = b2a_base64(head.join(macs), newline=False).translate(_TO_URL).decode()
+        cuts = range(0, len(tokens), TOKEN_CHARACTERS)
+        return [f"{start}{end}@{tokens[cut : cut + TOKEN_CHARACTERS]}" for end, cut in zip(ends, cuts, strict=True)]
+
     def read(self, name: str, token: str) -> Proven | None:
         """Verify the token after this name; None if it is not valid."""
         if len(token) != TOKEN_CHARACTERS:
@@ -301,6 +316,15 @@ class Receipts:
             self._given_earlier, self._given = self._given, {}
         self._given[offset] = fence, at_ms, text
         return text
+
+    def texts(self, offsets: Sequence[int], lease: Lease) -> list[str]:
+        """The receipts of messages that were leased together."""
+        fence, at_ms = lease.fence, lease.at_ms
+        texts = self._prover.texts(message_id(self._topic, self._number, 0, None)[:-1], offsets, fence, at_ms)
+        if len(self._given) >= _MOST_GIVEN:
+            self._given_earlier, self._given = self._given, {}
+        self._given.update({offset: (fence, at_ms, text) for offset, text in zip(offsets, texts, strict=True)})
+        return texts
 
     def current(self, text: str, offset: int) -> Receipt | None:
         """The receipt, if the text is exactly the one given out for the message's lease; else see `proof`.

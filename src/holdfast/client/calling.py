@@ -15,7 +15,7 @@ from holdfast.client.network import Network, Transport, failure_text, tls_refusa
 from holdfast.client.opening import Address
 from holdfast.env import World
 from holdfast.errors import Closed, HoldfastError, Unavailable
-from holdfast.protocol.media import JSON, MSGPACK, ErrorAnswer, decode, encode, error_of
+from holdfast.protocol.media import JSON, MSGPACK, RUNS, ErrorAnswer, decode, encode, error_of
 
 if TYPE_CHECKING:
     import ssl
@@ -522,7 +522,7 @@ def _quote(text: str) -> str:
 
 def common_headers(authority: str, token: str | None, more: Mapping[str, str]) -> bytes:
     """Return the headers of every request of a client."""
-    lines = [("host", authority), ("accept", MSGPACK), ("user-agent", "holdfast-python"), *more.items()]
+    lines = [("host", authority), ("accept", RUNS), ("user-agent", "holdfast-python"), *more.items()]
     if token is not None:
         lines.append(("authorization", f"Bearer {token}"))
     return "".join(f"{name}: {value}\r\n" for name, value in lines).encode("latin-1")

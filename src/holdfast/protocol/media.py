@@ -14,6 +14,7 @@ from holdfast.later import pattern
 
 JSON: Final = "application/json"
 MSGPACK: Final = "application/msgpack"
+RUNS: Final = "application/msgpack;runs=1"  # accepted by callers who can read runs of messages
 LINES: Final = "application/x-ndjson"
 FRAMES: Final = "application/vnd.holdfast.frames"  # MessagePack values, each behind its length in four bytes
 RAW: Final = "application/octet-stream"

@@ -166,10 +166,36 @@ class Delivery(Said, kw_only=True):
     state: State | None = None
 
 
+def message_of(receipt: str) -> str:
+    """The id of the message that a receipt is for."""
+    return receipt.partition("@")[0]
+
+
+class DeliveryRun(ServerValue, kw_only=True):
+    """Messages of one partition that were leased together and have nothing but their bodies, each in its place.
+
+    A message's id is what stands before the `@` of its receipt.
+    """
+
+    topic: str
+    partition: int
+    offsets: list[int]
+    timestamps_ns: list[int]
+    bodies: list[bytes]
+    receipts: list[str]
+    fence: int
+    holder: str
+    lease_ms: int
+
+
 class Deliveries(ServerValue, kw_only=True):
-    """The messages received; empty if none arrived in time."""
+    """The messages received; empty if none arrived in time.
+
+    A caller who accepts `application/msgpack;runs=1` may get some of them as `runs`, which are faster to read.
+    """
 
     messages: list[Delivery]
+    runs: list[DeliveryRun] = []
 
 
 class Take(Wire, kw_only=True):

@@ -11,6 +11,8 @@ from queue import Empty as NothingThere
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+import msgspec
+
 from holdfast.api.drafts import Bodies, NewMessage, PublishRequest
 from holdfast.broker.folder.layout import DEFAULT_TOPIC
 from holdfast.broker.messages import TEXT_KEY, Draft, Place, check_partition
@@ -356,26 +358,33 @@ _UNHANDLED: Final = (
 )
 
 
-class HeldLease:
+# A struct is created in C. It needs no garbage collection (gc=False), because it refers to nothing but texts.
+class HeldLease(msgspec.Struct, eq=False, gc=False):
     """The lease of a message in flight, without the message: what the thread needs to know."""
 
-    __slots__ = ("detached", "due_ns", "ended", "group", "lease_ms", "lost", "receipt", "renew", "topic", "until_ns")
-
-    def __init__(self, topic: str, group: str, receipt: str, lease_ms: int, now_ns: int) -> None:
-        self.topic = topic
-        self.group = group
-        self.receipt = receipt
-        self.renew = self.detached = self.ended = self.lost = False
-        self.begin(lease_ms, now_ns)
+    topic: str
+    group: str
+    receipt: str
+    lease_ms: int
+    until_ns: int
+    due_ns: int  # when to renew it
+    detached: bool = False
+    renew: bool = False
+    ended: bool = False
+    lost: bool = False
 
     def begin(self, lease_ms: int, now_ns: int) -> None:
         """Restart the lease."""
         self.lease_ms = lease_ms
-        self.until_ns = now_ns + lease_ms * _NS
-        self.due_ns = now_ns + lease_ms * _NS // 3
+        self.until_ns, self.due_ns = lease_times(lease_ms, now_ns)
 
     def is_lost(self, now_ns: int) -> bool:
         return self.lost or now_ns >= self.until_ns
+
+
+def lease_times(lease_ms: int, now_ns: int) -> tuple[int, int]:
+    """When a lease that begins now ends, and when to renew it."""
+    return now_ns + lease_ms * _NS, now_ns + lease_ms * _NS // 3
 
 
 class Beating(Protocol):

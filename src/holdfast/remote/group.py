@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -15,8 +16,19 @@ from holdfast.delivery.where import compile_where
 from holdfast.errors import Closed, InvalidRequest, LeaseLost
 from holdfast.model import BodyKind, Durability, Record
 from holdfast.protocol import messages as wire
-from holdfast.protocol.messages import Ack, Delivery, Extend, Letters, Nack, Reject, Take
-from holdfast.remote.client import Client, HeldLease, ask_of
+from holdfast.protocol.messages import (
+    Ack,
+    Deliveries,
+    Delivery,
+    DeliveryRun,
+    Extend,
+    Letters,
+    Nack,
+    Reject,
+    Take,
+    message_of,
+)
+from holdfast.remote.client import Client, HeldLease, ask_of, lease_times
 from holdfast.remote.records import NamedPlace, RemoteBody, listed_from, path_by_id, record_from
 from holdfast.settings import TopicSettings
 
@@ -32,6 +44,7 @@ _MOST_PEEKED: Final = 10_000
 _MOST_UNANSWERED: Final = 100
 _PAGE: Final = 1_000
 _DONE: Final = "it is done"
+_PLACE: Final = attrgetter("held.topic", "held.group")
 _USUAL: Final = frozenset({"dequeue", "ack", "nack", "extend"})  # verbs whose heads are made once
 
 
@@ -168,10 +181,38 @@ class RemoteGroup:
         if len(self.client.unanswered) < _MOST_UNANSWERED and take.attempt_id is not None:
             self.client.unanswered[like] = take.attempt_id
 
+    def _all_in_flight(self, answer: Deliveries, *, renew: bool, detached: bool) -> list[RemoteTaken]:
+        taken = [self._in_flight(each, renew=renew, detached=detached) for each in answer.messages]
+        for run in answer.runs:
+            taken += self._run_in_flight(run, renew=renew, detached=detached)
+        return taken
+
+    def _run_in_flight(self, run: DeliveryRun, *, renew: bool, detached: bool) -> list[RemoteTaken]:
+        topic, number, fence, holder = run.topic, run.partition, run.fence, run.holder
+        until_ns, due_ns = lease_times(run.lease_ms, self.client.world.clock.monotonic_ns())
+        lease = run.lease_ms, until_ns, due_ns, detached
+        columns = zip(run.offsets, run.timestamps_ns, run.bodies, run.receipts, strict=True)
+        taken = [
+            RemoteTaken(
+                NamedPlace(topic, number, message_of(receipt)),
+                Record(offset, timestamp_ns, body),
+                1,
+                holder,
+                fence,
+                HeldLease(self.topic, self.group, receipt, *lease),
+            )
+            for offset, timestamp_ns, body, receipt in columns
+        ]
+        if renew:
+            for each in taken:
+                self.client.upkeep.renew(each.held)
+        else:
+            self.client.upkeep.begin()
+        return taken
+
     def _in_flight(self, delivery: Delivery, *, renew: bool, detached: bool) -> RemoteTaken:
-        now_ns = self.client.world.clock.monotonic_ns()
-        held = HeldLease(self.topic, self.group, delivery.receipt, delivery.lease_ms, now_ns)
-        held.detached = detached
+        until_ns, due_ns = lease_times(delivery.lease_ms, self.client.world.clock.monotonic_ns())
+        held = HeldLease(self.topic, self.group, delivery.receipt, delivery.lease_ms, until_ns, due_ns, detached)
         if renew:
             self.client.upkeep.renew(held)
         else:
@@ -242,13 +283,11 @@ class RemoteGroup:
         return taken.state_version
 
     def _check_own(self, taken: Sequence[Any]) -> None:
-        for each in taken:
-            held = each.held if isinstance(each, RemoteTaken) else None
-            if held is None or (held.topic, held.group) != (self.topic, self.group):
-                raise InvalidRequest(
-                    "a message belongs to another queue; nothing was changed. Settle it with the queue that it came "
-                    "from"
-                )
+        own = {(self.topic, self.group)}
+        if not set(map(type, taken)) <= {RemoteTaken} or not set(map(_PLACE, taken)) <= own:
+            raise InvalidRequest(
+                "a message belongs to another queue; nothing was changed. Settle it with the queue that it came from"
+            )
 
     def _extended(self, taken: RemoteTaken, lease_ms: int | None, since_ns: int) -> None:
         held = taken.held
@@ -321,7 +360,7 @@ def end(taken: Sequence[RemoteTaken]) -> None:
 
 def receipts_of(taken: Sequence[RemoteTaken]) -> list[str]:
     """Return the receipts of these messages, each once."""
-    return list(dict.fromkeys(each.held.receipt for each in taken))
+    return list(dict.fromkeys([each.held.receipt for each in taken]))
 
 
 def both(one: LeaseLost | None, other: LeaseLost | None) -> LeaseLost | None:

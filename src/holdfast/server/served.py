@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from typing import Any, Final, TypeAlias, TypeVar
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -22,12 +24,14 @@ from holdfast.broker.messages import MOVED, TEXT_KEY, TOMBSTONE, original_of
 from holdfast.broker.partition import Partition
 from holdfast.broker.producers import KnownBatch
 from holdfast.delivery.events import DEFERRED, Nack, Receipt, Save
+from holdfast.delivery.group import Lease
 from holdfast.errors import HoldfastError, InvalidRequest, LeaseLost
 from holdfast.local.aio.broker import AsyncLocalBrokerPort
 from holdfast.local.aio.group import AsyncLocalGroupPort
+from holdfast.local.group import Claims, lost_texts
 from holdfast.local.publisher import Publisher
 from holdfast.model import Appended, CodecName, Durability, Producer, Record, extra_bytes
-from holdfast.protocol.messages import Delivery, Header, Said, State
+from holdfast.protocol.messages import Delivery, DeliveryRun, Header, Said, State
 from holdfast.server.http.messages import ANSWER_BYTES
 from holdfast.server.turns import Job, Pool, other_turns
 from holdfast.settings import TopicSettings
@@ -38,16 +42,78 @@ Leased: TypeAlias = list[tuple[PartitionDelivery, list[Receipt]]]
 MOST_AT_ONCE: Final = 100  # messages that are handled before other tasks get a turn
 _MOST_BYTES: Final = 2 * ANSWER_BYTES  # messages are taken before their size is known; what exceeds this goes back
 _KEPT_REQUESTS: Final = 256  # consumers ask for the same again and again
+_MOST_RUNS: Final = 32  # that are kept for each group, twice
 _NO_STATE: Final = State()
+_RECORD: Final = attrgetter("record")
+_OFFSET, _TIMESTAMP, _VALUE = (attrgetter(name) for name in ("offset", "timestamp_ns", "value"))
+_LEASE, _ATTEMPT = attrgetter("lease"), attrgetter("attempt")
+# What a message may have besides its value, and what it is where it has nothing.
+_REST: Final = attrgetter("key", "headers", "priority", "expires_at_ms", "due_at_ms", "flags")
+_NOTHING: Final = (None, (), 0, 0, 0, 0)
 
 _giving: Final[set[asyncio.Task[None]]] = set()  # the loop holds only weak references to tasks
+
+
+class GivenRun(NamedTuple):
+    """The receipts of messages that were sent together, as texts and as what they prove."""
+
+    delivery: PartitionDelivery
+    text: bytes  # all of them, each in a line
+    receipts: list[Receipt]
+
+
+class GivenRuns:
+    """The runs that were sent last. Most are settled soon, by the same receipts in the same order.
+
+    Then one comparison proves all of them. Whether their leases still hold is another question.
+    """
+
+    def __init__(self) -> None:
+        # By their first receipts. When these are many, they become the earlier ones.
+        self._runs: dict[str, GivenRun] = {}
+        self._earlier: dict[str, GivenRun] = {}
+
+    def add(self, delivery: PartitionDelivery, texts: list[str], receipts: list[Receipt]) -> None:
+        """Note a run. Long answers are made by threads, so other runs may be noted at the same time."""
+        if len(self._runs) >= _MOST_RUNS:
+            self._earlier, self._runs = self._runs, {}
+        self._runs[texts[0]] = GivenRun(delivery, "\n".join(texts).encode(), receipts)
+
+    def find(self, texts: Sequence[str]) -> GivenRun | None:
+        """The run of which these are the receipts, all of them and in order."""
+        run = self._runs.get(texts[0]) or self._earlier.get(texts[0])
+        if run is None or len(run.receipts) != len(texts):
+            return None
+        return run if hmac.compare_digest(run.text, "\n".join(texts).encode()) else None
 
 
 class ServedGroupPort(AsyncLocalGroupPort):
     """A group's port that shares the event loop fairly among callers, and among the calls of one caller."""
 
+    def __init__(self, engine: BrokerEngine, group: QueueGroup, bodies: Bodies) -> None:
+        super().__init__(engine, group, bodies)
+        self.given = GivenRuns()
+
     async def pause(self) -> None:
         await other_turns()
+
+    async def claims(self, receipts: Sequence[str]) -> Claims:
+        """What receipts prove, at once for a run that was sent."""
+        run = self.given.find(receipts)
+        if run is None:
+            return await super().claims(receipts)
+        return Claims({run.delivery: dict(zip(run.receipts, receipts, strict=True))}, [], None)
+
+    def ack_run_now(self, texts: Sequence[str]) -> bool:
+        """Ack a run that was sent, in one step. False if these are other receipts, or acks wait for a sync."""
+        run = self.given.find(texts)
+        if run is None or not run.delivery.unhurried:
+            return False
+        refused = run.delivery.ack(run.receipts).refused
+        if refused is not None:
+            refused.receipts = tuple(lost_texts(dict(zip(run.receipts, texts, strict=True)), refused))
+            raise refused
+        return True
 
 
 class ServedGroup:
@@ -154,6 +220,20 @@ class ServedGroup:
     def holds(self, delivery: PartitionDelivery, receipt: Receipt) -> bool:
         return not self.port.ended and delivery.holds(receipt)
 
+    def run(self, plain: PlainRun, receipts: list[Receipt]) -> DeliveryRun:
+        """Leased messages as they are sent together. Their receipts are noted, because most come back together."""
+        delivery, lease = plain.delivery, plain.lease
+        texts = delivery.receipts.texts(plain.offsets, lease)
+        self.port.given.add(delivery, texts, receipts)
+        place: dict[str, Any] = {"topic": delivery.topic, "partition": delivery.number}
+        terms: dict[str, Any] = {"fence": lease.fence, "holder": lease.holder, "lease_ms": lease.lease_ms}
+        columns: dict[str, Any] = {
+            "offsets": plain.offsets,
+            "timestamps_ns": plain.timestamps_ns,
+            "bodies": plain.bodies,
+        }
+        return DeliveryRun(**place, **columns, **terms, receipts=texts)
+
     def delivery(self, delivery: PartitionDelivery, delivered: Delivered, *, state: bool = False) -> Delivery:
         """A leased message as it is sent."""
         record, lease = delivered.record, delivered.lease
@@ -214,7 +294,10 @@ def wanted_at_once(count: int, wait_s: float | None, lease_s: float | None, owne
 
 def receipts_of(taken: Taken) -> Leased:
     """The receipts of messages, without the messages."""
-    return [(delivery, [each.receipt for each in delivered]) for delivery, delivered in taken]
+    return [
+        (delivery, [Receipt(each.record.offset, each.lease.fence) for each in delivered])
+        for delivery, delivered in taken
+    ]
 
 
 def _extent(taken: Taken) -> tuple[int, int]:
@@ -233,7 +316,35 @@ def answer_bytes(delivery: PartitionDelivery, delivered: Delivered) -> int:
     return size if document is None else size + len(document.content)
 
 
-def within(found: Taken) -> tuple[Taken, Taken, int]:
+class PlainRun(NamedTuple):
+    """Messages of one partition that were leased together and have nothing but their bodies, each in its place."""
+
+    delivery: PartitionDelivery
+    lease: Lease
+    offsets: list[int]
+    timestamps_ns: list[int]
+    bodies: list[bytes]
+
+
+def plain_runs(found: Taken) -> tuple[list[PlainRun], int] | None:
+    """Messages as runs, and their size; None if they must be sent one by one, or are too large for one answer."""
+    runs, size = [], 0
+    for delivery, taken in found:
+        records, lease, documents = list(map(_RECORD, taken)), taken[0].lease, delivery.group.documents
+        count = len(records)
+        if list(map(_LEASE, taken)).count(lease) != count or list(map(_ATTEMPT, taken)).count(1) != count:
+            return None
+        if list(map(_REST, records)).count(_NOTHING) != count:
+            return None
+        offsets, bodies = list(map(_OFFSET, records)), list(map(_VALUE, records))
+        if set(map(type, bodies)) != {bytes} or (documents and not documents.keys().isdisjoint(offsets)):
+            return None
+        size += sum(map(len, bodies))
+        runs.append(PlainRun(delivery, lease, offsets, list(map(_TIMESTAMP, records)), bodies))
+    return (runs, size) if size <= _MOST_BYTES else None
+
+
+def within(found: Taken, most_bytes: int = _MOST_BYTES) -> tuple[Taken, Taken, int]:
     """Split messages into those that fit into one answer, at least one, and the rest; also returns the size."""
     kept: Taken = []
     left: Taken = []
@@ -242,7 +353,7 @@ def within(found: Taken) -> tuple[Taken, Taken, int]:
         count = 0
         for each in taken if not left else ():
             more = answer_bytes(delivery, each)
-            if size and size + more > _MOST_BYTES:
+            if size and size + more > most_bytes:
                 break
             size += more
             count += 1

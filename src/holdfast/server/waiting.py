@@ -179,14 +179,15 @@ MOST_MESSAGES: Final = 20_000  # messages of these takes in all; the oldest take
 
 _Caller: TypeAlias = tuple[str, bool]
 _Key: TypeAlias = tuple[str, str, str]  # topic, group, attempt_id
+_HeldOne: TypeAlias = tuple[Receipt, int]  # with the time of its lease
 
 
 class _Held(msgspec.Struct, frozen=True, gc=False):
-    """A delivered message. It refers to no object of the group, which may be closed and opened again meanwhile."""
+    """Messages delivered by one partition. It refers to no object of the group, which may be closed and reopened."""
 
     partition: int
-    receipt: Receipt
-    leased_at_ms: int
+    receipts: list[Receipt]
+    leased_at_ms: list[int]
 
 
 class Attempt:
@@ -197,6 +198,7 @@ class Attempt:
         self.key = key
         self.count = count
         self.held: list[_Held] = []
+        self.messages = 0  # in all of these
         self.turn = 0  # the number of the latest call
         self._task: asyncio.Task[object] | None = None  # the call that is taking messages now
 
@@ -207,13 +209,15 @@ class Attempt:
         self.turn += 1
         self._task = asyncio.current_task()
 
-    def took(self, turn: int, found: Taken) -> None:
-        """Remember the messages that a call took, unless there is a later call."""
+    def took(self, turn: int, found: Taken, leased: Leased) -> None:
+        """Remember the messages that a call took, and their receipts, unless there is a later call."""
         if turn == self.turn:
             self._task = None
             self.held = [
-                _Held(delivery.number, each.receipt, each.lease.at_ms) for delivery, some in found for each in some
+                _Held(delivery.number, receipts, [each.lease.at_ms for each in some])
+                for (delivery, some), (_, receipts) in zip(found, leased, strict=True)
             ]
+            self.messages = sum([len(each.receipts) for each in self.held])
 
     def over(self, turn: int) -> None:
         """The call takes no more messages, so a retry need not cancel it."""
@@ -224,7 +228,7 @@ class Attempt:
         """The messages of a call that may be given back: all except those that a later call returns."""
         if turn == self.turn:
             return taken
-        kept = {(each.partition, each.receipt) for each in self.held}
+        kept = {(each.partition, receipt) for each in self.held for receipt in each.receipts}
         return [
             (delivery, [receipt for receipt in receipts if (delivery.number, receipt) not in kept])
             for delivery, receipts in taken
@@ -233,9 +237,10 @@ class Attempt:
     async def again(self, group: ServedGroup, lease_s: float | None) -> Taken:
         """The messages of the earlier call that are still leased, with renewed leases. May be empty."""
         found: Taken = []
-        by_partition: dict[int, list[_Held]] = {}
+        by_partition: dict[int, list[_HeldOne]] = {}
         for each in self.held:
-            by_partition.setdefault(each.partition, []).append(each)
+            ones = zip(each.receipts, each.leased_at_ms, strict=True)
+            by_partition.setdefault(each.partition, []).extend(ones)
         for number, some in by_partition.items():
             if number >= len(group.deliveries):
                 continue  # that was an earlier topic of the same name
@@ -249,13 +254,15 @@ class Attempt:
         return found
 
 
-async def _resumed(group: ServedGroup, delivery: Delivery, some: list[_Held], lease_s: float | None) -> list[Delivered]:
+async def _resumed(
+    group: ServedGroup, delivery: Delivery, some: list[_HeldOne], lease_s: float | None
+) -> list[Delivered]:
     leases = delivery.group.leases
     receipts = [
-        each.receipt
-        for each in some
-        if (lease := leases.get(each.receipt.offset)) is not None
-        and (lease.fence, lease.at_ms) == (each.receipt.fence, each.leased_at_ms)
+        receipt
+        for receipt, leased_at_ms in some
+        if (lease := leases.get(receipt.offset)) is not None
+        and (lease.fence, lease.at_ms) == (receipt.fence, leased_at_ms)
     ]
     lease_ms = group.settings.lease_ms if lease_s is None else lease_of(lease_s)
     if receipts:
@@ -302,7 +309,9 @@ class Attempts:
         attempt.begin()
         return attempt
 
-    def took_at_once(self, principal: Principal, group: ServedGroup, wanted: Take, found: Taken) -> Attempt | None:
+    def took_at_once(
+        self, principal: Principal, group: ServedGroup, wanted: Take, found: Taken, leased: Leased
+    ) -> Attempt | None:
         """Remember a take that nobody knows yet, and that took messages in one step; None if it has no `attempt_id`.
 
         The same as `begin`, `took` and `ended`, for a call that no retry can meet on its way.
@@ -315,19 +324,19 @@ class Attempts:
             own = self._callers[caller] = _Remembered()
         attempt = own.attempts[key] = Attempt(caller, key, wanted.count)
         attempt.turn = 1
-        self.took(attempt, 1, found)
+        self.took(attempt, 1, found, leased)
         return attempt
 
-    def took(self, attempt: Attempt, turn: int, found: Taken) -> None:
-        """Remember the messages that a call took."""
-        before = len(attempt.held)
-        attempt.took(turn, found)
+    def took(self, attempt: Attempt, turn: int, found: Taken, leased: Leased) -> None:
+        """Remember the messages that a call took, and their receipts."""
+        before = attempt.messages
+        attempt.took(turn, found, leased)
         own = self._callers.get(attempt.caller)
         if own is None or own.attempts.get(attempt.key) is not attempt:
             return  # forgotten meanwhile
-        own.messages += len(attempt.held) - before
+        own.messages += attempt.messages - before
         while len(own.attempts) > self._most_ids or (own.messages > self._most_messages and len(own.attempts) > 1):
-            own.messages -= len(own.attempts.popitem(last=False)[1].held)
+            own.messages -= own.attempts.popitem(last=False)[1].messages
 
     def ended(self, attempt: Attempt, turn: int) -> None:
         """The call has ended. A take without messages is forgotten."""

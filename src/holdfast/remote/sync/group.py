@@ -62,9 +62,8 @@ class RemoteGroupPort(RemoteGroup):
             left_s = MOST_WAIT_S if until_ns is None else max((until_ns - mono_ns()) / 1e9, 0)
             take.wait = min(left_s, MOST_WAIT_S) if wanted.timeout_s != 0 else 0
             found = self._take_some(take)
-            if found.messages:
-                renew, detached = wanted.renew, wanted.detached
-                return [self._in_flight(each, renew=renew, detached=detached) for each in found.messages]
+            if found.messages or found.runs:
+                return self._all_in_flight(found, renew=wanted.renew, detached=wanted.detached)
             if until_ns is not None and mono_ns() >= until_ns:
                 return []
 

@@ -157,17 +157,20 @@ async def _settled(call: Call, outcome: Callable[[TopicSettings], MessageOutcome
 
 
 def _prepare_ack(service: Service, head: KnownHead) -> Prepared:
-    """Answers acks of one message. Not one that waits for a sync, or where a stream may have the message."""
+    """Answers acks of one message, or of a run. Not if they wait for a sync, or a stream may have the messages."""
     queue, done = head.topic, encode(Settled(settled=1), head.media)
 
     def answer(_: Principal, given: Ack, __: int | None) -> bytes | None:
-        if len(given.receipts) != 1 or given.durability is not None:
+        receipts = given.receipts
+        if given.durability is not None:
             return None
         group = service.known_group(queue, given.group or DEFAULT_GROUP)
         if group is None or service.windows.of(group):
             return None
         group.port.check_open()
-        return done if group.port.ack_receipt_now(given.receipts[0]) else None
+        if len(receipts) == 1:
+            return done if group.port.ack_receipt_now(receipts[0]) else None
+        return encode(Settled(settled=len(receipts)), head.media) if group.port.ack_run_now(receipts) else None
 
     return Prepared(partial(decode_body, media=head.takes, kind=Ack), answer)
 

@@ -13,13 +13,35 @@ import msgspec
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_readable_name
 from holdfast.broker.waiters import TaskWaiter
 from holdfast.errors import HoldfastError, InvalidRequest, UnknownGroup
-from holdfast.protocol.media import EVENTS, FRAMES, LINES, MSGPACK, RAW, ErrorAnswer, encode, encoder, fault_of, framed
-from holdfast.protocol.messages import Deliveries, Delivery, Said, Subscribe, Take, WatchQuery
+from holdfast.protocol.media import (
+    EVENTS,
+    FRAMES,
+    LINES,
+    MSGPACK,
+    RAW,
+    RUNS,
+    ErrorAnswer,
+    encode,
+    encoder,
+    fault_of,
+    framed,
+)
+from holdfast.protocol.messages import Deliveries, Delivery, Said, Subscribe, Take, WatchQuery, message_of
 from holdfast.server.api.topics import listening, visible_topic
 from holdfast.server.http.heads import KnownHead
 from holdfast.server.http.messages import Response, StreamResponse, Undelivered, payload
 from holdfast.server.routing import Prepared, PreparedAnswer, Routes
-from holdfast.server.served import MOST_AT_ONCE, Leased, ServedGroup, Taken, receipts_of, said, within
+from holdfast.server.served import (
+    MOST_AT_ONCE,
+    Leased,
+    PlainRun,
+    ServedGroup,
+    Taken,
+    plain_runs,
+    receipts_of,
+    said,
+    within,
+)
 from holdfast.server.service import Call, Service, decode_body
 from holdfast.server.tokens import Principal
 from holdfast.server.waiting import Attempt
@@ -31,6 +53,7 @@ _LARGE_BYTES: Final = 256 * 1024
 _LEAST_STATS_S: Final = 0.1  # a shorter interval costs more than it is worth
 _BEATS_PER_S: Final = 500  # heartbeats of all streams of one caller together
 _KEEP_ALIVE: Final = b": \n\n"
+_OTHERS: Final = 64  # calls for messages that are not as most are
 _MANY: Final = 200  # messages that are encoded on the event loop; more go to a thread
 
 
@@ -109,48 +132,77 @@ async def _take(call: Call, group: ServedGroup, attempt: Attempt | None, *, stat
             with call.large_answer() as may:
                 if may:
                     await group.take_more(found, wanted.count, wanted.lease, owner)
+        runs: list[PlainRun] | None = None
         if wanted.count > 1:
             taken, many = found, sum(len(each) for _, each in found) > _MANY
-            kept, surplus, size = await service.pool.run(lambda _: within(taken)) if many else within(taken)
+            split = partial(_split, taken, runs=RUNS in call.request.headers.get("accept", ""))
+            runs, found, surplus, size = await service.pool.run(lambda _: split()) if many else split()
             if surplus:
                 await group.give_back(receipts_of(surplus))
-            found = kept
-        if attempt is not None:
-            service.attempts.took(attempt, turn, found)
         # Only the receipts: the bodies need not stay in memory until it is known whether the answer was read.
-        undelivered = partial(_give_back, group, receipts_of(found), attempt, turn) if found else None
-        if size <= _LARGE_BYTES and not many:
+        leased = receipts_of(found)
+        if attempt is not None:
+            service.attempts.took(attempt, turn, found, leased)
+        undelivered = partial(_give_back, group, leased, attempt, turn) if found else None
+        if runs is not None:
+            answered = partial(_answer_in_runs, call, group, runs, leased, undelivered)
+        elif size <= _LARGE_BYTES and not many:
             return _answer(call, group, found, undelivered, state=state)
-        return await service.pool.run(lambda _: _long_answer(call, group, found, undelivered, state=state))
+        else:
+            answered = partial(_long_answer, call, group, found, undelivered, state=state)
+        return await service.pool.run(lambda _: answered()) if size > _LARGE_BYTES or many else answered()
     except BaseException:  # including cancellation when the client disconnects
         await _give_back(group, receipts_of(found), attempt, turn)
         raise
 
 
 def prepare_take(service: Service, head: KnownHead, *, state: bool) -> Prepared | None:
-    """Answers takes of one message that is ready. Not one that waits, or is not the first call of its take."""
-    if RAW in head.headers.get("accept", ""):
+    """Answers takes of messages that are ready. Not one that waits, or is not the first call of its take."""
+    accepted = head.headers.get("accept", "")
+    if RAW in accepted:
         return None
     queue, encode = head.topic, encoder(head.media)
     nothing = encode(Deliveries(messages=[]))
+    # Calls for many messages that the handler answers, after one whose messages would not go in runs.
+    others = 0 if RUNS in accepted else -1
 
     def answer(caller: Principal, wanted: Take, _: int | None) -> PreparedAnswer | None:
+        nonlocal others
         group = service.known_group(queue, wanted.group or DEFAULT_GROUP)
-        if group is None or wanted.count != 1 or service.attempts.knows(caller, group, wanted):
+        if group is None or service.attempts.knows(caller, group, wanted):
             return None
-        found = group.take_now(1, wanted.lease, wanted.owner or caller.name)
+        if wanted.count != 1 and (others or wanted.count > MOST_AT_ONCE):
+            others -= others > 0
+            return None
+        found = group.take_now(wanted.count, wanted.lease, wanted.owner or caller.name)
         if not found:
             return None if found is None or wanted.wait != 0 else nothing
-        ((delivery, (delivered,)),) = found
-        taken = [(delivery, [delivered.receipt])]
+        taken = receipts_of(found)
         try:
-            attempt = service.attempts.took_at_once(caller, group, wanted, found)
-            message = group.delivery(delivery, delivered, state=state or wanted.state)
-            body = encode(Deliveries(messages=[message]))
+            if wanted.count == 1:
+                message = group.delivery(found[0][0], found[0][1][0], state=state or wanted.state)
+                body, correlation_id = encode(Deliveries(messages=[message])), message.correlation_id
+            else:
+                plain = plain_runs(found)
+                if plain is None or plain[1] > _LARGE_BYTES:
+                    others = _OTHERS
+                    found, surplus, _ = within(found, _LARGE_BYTES)
+                    group.give_back_soon(receipts_of(surplus))
+                    taken = receipts_of(found)
+                    messages = [
+                        group.delivery(delivery, each, state=state or wanted.state)
+                        for delivery, some in found
+                        for each in some
+                    ]
+                    body, correlation_id = encode(Deliveries(messages=messages)), messages[0].correlation_id
+                else:
+                    deliveries = _in_runs(group, plain[0], taken)
+                    body, correlation_id = encode(deliveries), message_of(deliveries.runs[0].receipts[0])
+            attempt = service.attempts.took_at_once(caller, group, wanted, found, taken)
         except BaseException:
             group.give_back_soon(taken)
             raise
-        return body, message.correlation_id, partial(_give_back, group, taken, attempt, 1)
+        return body, correlation_id, partial(_give_back, group, taken, attempt, 1)
 
     return Prepared(partial(decode_body, media=head.takes, kind=Take), answer)
 
@@ -175,6 +227,27 @@ def _answer(
     if deliveries:
         _correlate(call, deliveries[0])
     return call.answer(Deliveries(messages=deliveries), undelivered=undelivered)
+
+
+def _split(found: Taken, *, runs: bool) -> tuple[list[PlainRun] | None, Taken, Taken, int]:
+    """The runs of messages, if they can be sent as such; the messages that are sent, those that are not, their size."""
+    plain = plain_runs(found) if runs and found else None
+    if plain is not None:
+        return plain[0], found, [], plain[1]
+    return None, *within(found)
+
+
+def _answer_in_runs(
+    call: Call, group: ServedGroup, runs: list[PlainRun], leased: Leased, undelivered: Undelivered | None
+) -> Response:
+    answer = _in_runs(group, runs, leased)
+    call.correlation_id = call.request.header("x-correlation-id") or message_of(answer.runs[0].receipts[0])
+    return call.answer(answer, undelivered=undelivered)
+
+
+def _in_runs(group: ServedGroup, runs: list[PlainRun], leased: Leased) -> Deliveries:
+    pairs = zip(runs, leased, strict=True)
+    return Deliveries(messages=[], runs=[group.run(run, receipts) for run, (_, receipts) in pairs])
 
 
 def _long_answer(
