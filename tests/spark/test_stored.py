@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.broker.engine import BrokerEngine
+from holdfast.env import real_world
 from holdfast.settings import BrokerSettings, TopicSettings
+from holdfast.spark import register_tables
 
 
 def filled(place: str, settings: BrokerSettings, count: int = 200) -> tuple[BrokerEngine, list[bytes]]:
@@ -56,18 +60,84 @@ def test_a_batch_reads_a_folder_in_a_store_while_its_owner_works(spark, tmp_path
     engine.close()
 
 
-def test_what_a_store_cannot_do_is_said(spark, tmp_path: Path, monkeypatch):
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch):
+    """A folder in a store, and its owner."""
     monkeypatch.setenv("HOLDFAST_BROKER_STORE_CACHE_DIR", str(tmp_path / "reader"))
-    store = f"file://{tmp_path}/store/jobs"
-    engine, _ = filled(store, settings(store_cache_dir=str(tmp_path / "owner")), count=10)
-    stream = spark.readStream.format("holdfast").option("topic", "jobs").load(store).writeStream.format("noop")
-    query = stream.option("checkpointLocation", str(tmp_path / "check")).start()
-    with pytest.raises(Exception, match="holdfast serve"):
+    url = f"file://{tmp_path}/store/jobs"
+    engine, put = filled(url, settings(store_cache_dir=str(tmp_path / "owner")))
+    yield Store(url, engine, put)
+    engine.close()
+
+
+class Store(msgspec.Struct):
+    url: str
+    engine: BrokerEngine
+    put: list[bytes]
+
+    @property
+    def log(self) -> Any:
+        return self.engine.open_topic("jobs").partitions[0].log
+
+    def send(self, *values: bytes) -> None:
+        self.log.append(list(values), durability="fsync")
+        self.engine.store.commit()
+        self.put.extend(values)
+
+
+def stream(spark: Any, store: Store, home: Path, **options: Any) -> Any:
+    """A query that writes what it reads into a folder; it goes on from its checkpoint."""
+    rows = spark.readStream.format("holdfast").options(topic="jobs", startingOffsets="earliest", **options)
+    writer = rows.load(store.url).select("offset", "value").writeStream.format("parquet")
+    return writer.option("checkpointLocation", f"{home}/check").option("path", f"{home}/out")
+
+
+def values(spark: Any, home: Path) -> list[bytes]:
+    return [bytes(row.value) for row in spark.read.parquet(f"{home}/out").orderBy("offset").collect()]
+
+
+def test_a_stream_reads_a_store_batch_by_batch_and_goes_on_from_its_checkpoint(spark, tmp_path: Path, store):
+    query = stream(spark, store, tmp_path, maxOffsetsPerTrigger=90).trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert query.lastProgress.batchId >= 2
+    assert values(spark, tmp_path) == store.put
+    store.send(b"later", b"and later")
+    stream(spark, store, tmp_path).trigger(availableNow=True).start().awaitTermination()
+    assert values(spark, tmp_path) == store.put
+
+
+def test_a_stream_on_a_store_sees_new_messages_and_holds_what_it_has_not_read(spark, tmp_path: Path, store):
+    query = stream(spark, store, tmp_path, groupId="readers").start()
+    try:
         query.processAllAvailable()
+        store.send(b"new")
+        deadline = real_world().clock.monotonic_ns() + 60 * 10**9
+        while values(spark, tmp_path) != store.put:
+            assert real_world().clock.monotonic_ns() < deadline
+            query.processAllAvailable()
+        topic = store.engine.open_topic("jobs")
+        # It has finished one batch, and holds what comes from its start on until the next begins.
+        assert [found.group for found, _ in store.engine.queries.on(topic)] == ["readers"]
+        held = store.engine.queries.floor("jobs", topic.id, 0)
+        assert held is not None
+        store.log.trim(store.log.end)
+        assert store.log.start <= held
+    finally:
+        query.stop()
+
+
+def test_tables_and_views_are_read_from_a_store(spark, tmp_path: Path, store):
+    rows = spark.read.format("holdfast").option("table", "topics").load(store.url).collect()
+    assert [(row.name, row.end) for row in rows] == [("jobs", len(store.put))]
+    for name in register_tables(spark, store.url, prefix="stored_"):
+        assert spark.sql(f"SELECT count(*) FROM {name}").collect()[0][0] >= 0
+    assert spark.sql("SELECT count(*) FROM stored_messages").collect()[0][0] == len(store.put)
+
+
+def test_what_a_store_cannot_do_is_said(spark, store):
     with pytest.raises(Exception, match="holdfast serve"):
         spark.createDataFrame([(b"x",)], "value binary").write.format("holdfast").mode("append").option(
             "topic", "jobs"
-        ).save(store)
+        ).save(store.url)
     with pytest.raises(Exception, match="password"):
         spark.read.format("holdfast").option("topic", "jobs").load("postgresql://user:sesame@host/db/jobs")
-    engine.close()

@@ -6,6 +6,7 @@ import io
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
 pytest.importorskip("pyspark")
@@ -15,11 +16,11 @@ import holdfast
 from holdfast.cli import output
 from holdfast.cli import pipeline as pipeline_view
 from holdfast.cli.output import Console
-from holdfast.env import real_world
+from holdfast.env import ManualClock, real_world
 from holdfast.errors import InvalidRequest
-from holdfast.spark.pipelines.checkpoint import Ledger, LedgerBatch, held, note_run
+from holdfast.spark.pipelines.checkpoint import Ledger, LedgerBatch, Tally, held, note_run, runs_of, without
 from holdfast.spark.pipelines.project import read_project
-from holdfast.spark.pipelines.spec import Outcome, Summary
+from holdfast.spark.pipelines.spec import Context, Outcome, Summary
 from tests.unit.commands import Run, everything, runner
 
 SHOP = """\
@@ -250,3 +251,47 @@ def test_status_draws_the_last_runs_of_each_pipeline(run, tmp_path):
     [land, silver] = run("pipeline", "status", "--json").document["pipelines"]
     assert [each["ok"] for each in land["runs"]] == [True] * 4 + [False]
     assert silver["runs"] == []
+
+
+def test_a_page_shows_the_runs_of_each_pipeline_over_time(run, tmp_path):
+    project = read_project("pipelines.yaml")
+    (tmp_path / "lake/_checkpoints/land").mkdir(parents=True)
+    for number in range(4):
+        done = Summary(
+            pipeline="land", kind="land", rows_in=100 * number, rows_out=50, lag=9 - 3 * number, seconds=2.0,
+            quarantined=number, expectations={"late": 3 * number},
+        )  # fmt: skip
+        note_run(real_world(), project, Outcome(pipeline="land", summary=done))
+    note_run(real_world(), project, Outcome(pipeline="land", error=InvalidRequest("<b>no</b>")))
+    assert run("pipeline", "status", "--html", "page.html").code == 0
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert page.count("<svg") == 4
+    assert 'aria-label="Rows per second: read 0 to 150, last 150; written 25 to 25, last 25"' in page
+    assert 'aria-label="Lag: rows not read yet: rows 0 to 9, last 0"' in page
+    assert "late 0 to 9, last 9; dropped 0 to 0, last 0; quarantined 0 to 3, last 3" in page
+    assert "5 runs, 1 of them failed" in page
+    assert "It has not run yet." in page  # silver
+    assert "<b>no</b>" not in page
+    assert "&lt;b&gt;no&lt;/b&gt;" in page
+    assert "<script" not in page
+    assert run("pipeline", "status", "--html", "nowhere/page.html").code == 2
+    assert run("pipeline", "status", "--html", "page.html", "--json").code == 2
+
+
+def test_a_run_that_goes_on_is_noted_in_parts(run, tmp_path):
+    clock = ManualClock()
+    world = msgspec.structs.replace(real_world(), clock=clock)
+    project = read_project("pipelines.yaml")
+    (tmp_path / "lake/_checkpoints/land").mkdir(parents=True)
+    context = Context(world=world, session=lambda: None, project=project, spec=project.spec("land"), follow=True)
+    tally = Tally(context)
+    for number in range(12):
+        clock.advance(ms=60_000)
+        tally.add(LedgerBatch(batch=number, rows_in=10, rows_out=9, expectations={"late": 1}), lag=number)
+    noted = runs_of(world, project, "land")
+    assert [(each.rows_in, each.batches, each.seconds, each.lag) for each in noted] == [
+        (50, 5, 300.0, 4),
+        (50, 5, 300.0, 9),
+    ]
+    rest = without(tally.summary(), context.noted)
+    assert (rest.rows_in, rest.batches, rest.expectations, rest.lag) == (20, 2, {"late": 2}, 11)

@@ -77,8 +77,7 @@ class BrokerEngine:
         files = OpenFiles(min(settings.open_files, descriptor_limit() * 3 // 5))
         self.world = world = still_world(world, open_files=files, make_space=space.make, put_aside=space.put_aside)
         world.open_files.on_too_many = self._attention
-        self.folder = folder
-        self.settings = settings
+        self.folder, self.settings = folder, settings
         self.tiering = Tiering(self)
         self.closed = self._forked = self.closed_before_fork = False
         self._observer = observer
@@ -146,10 +145,9 @@ class BrokerEngine:
             copied = None if is_store(folder) else store_of(world, folder)
         except OSError as error:
             raise _open_error(folder, error) from error
-        if is_store(folder):
-            return BrokerEngine._open_stored(folder, None, settings, observer, world, create=create)
-        if copied is not None:
-            return BrokerEngine._open_stored(copied, folder, settings, observer, world, create=create)
+        if copied is not None or is_store(folder):
+            url, copy = (folder, None) if copied is None else (copied, folder)
+            return BrokerEngine._open_stored(url, copy, settings, observer, world, create=create)
         return BrokerEngine._open_here(folder, settings, observer, world, create=create)
 
     @staticmethod
@@ -169,6 +167,7 @@ class BrokerEngine:
         url: str, copy: str | None, settings: BrokerSettings, observer: Observer | None, world: World, *, create: bool
     ) -> BrokerEngine:
         from holdfast.broker.folder.stored import own_stored
+        from holdfast.broker.streams.stored_queries import StoredQueries
 
         folder, stored, owner, give_up = own_stored(url, settings, world, copy)
         try:
@@ -178,6 +177,7 @@ class BrokerEngine:
             give_up()
             raise
         engine.after_close, engine.store = give_up, owner.chain
+        engine.queries.stored = StoredQueries(owner.chain, world.clock)
         engine.tiering.use_chain(url, owner.disk)
         return engine
 

@@ -330,14 +330,22 @@ def ls_command(declared: Declared = FILE, as_json: AsJson = False) -> int:
 
 
 @app.command("status")
-def status_command(names: Names = None, declared: Declared = FILE, as_json: AsJson = False) -> int:
+def status_command(
+    names: Names = None,
+    declared: Declared = FILE,
+    html: Annotated[str | None, option("--html FILE", "Write a page with charts of the last runs instead.")] = None,
+    as_json: AsJson = False,
+) -> int:
     """Show the progress of pipelines: batches, rows, lag, last runs, and who runs them.
 
     Needs neither a JVM nor a lock.
 
     Examples:
         holdfast pipeline status
+        holdfast pipeline status --html pipelines.html
     """
+    if html is not None and as_json:
+        raise InvalidRequest("--html writes a page and --json prints figures: choose one of them")
     project = _project(declared)
     from holdfast.cli.look.log import owner_of
     from holdfast.spark.pipelines.checkpoint import runs_of, status_of
@@ -347,6 +355,13 @@ def status_command(names: Names = None, declared: Declared = FILE, as_json: AsJs
     runs = {spec.name: runs_of(real_world(), project, spec.name) for spec in specs}
     owners = {spec.name: owner_of(project.checkpoint(spec.name)) for spec in specs}
     running = {name: owner.pid for name, owner in owners.items() if owner is not None and owner.alive}
+    if html is not None:
+        from holdfast.spark.pipelines.history import history_report
+        from holdfast.spark.pipelines.report import html_of
+
+        _write_page(html, html_of(history_report(project.lake, standings, runs, real_world().clock.now_ns())))
+        output.note(f"wrote {output.safe(html)}")
+        return output.OK
     if as_json:
         document = [
             {
@@ -363,6 +378,13 @@ def status_command(names: Names = None, declared: Declared = FILE, as_json: AsJs
         output.say("\nThe last runs, the oldest first:")
         output.stdout().print(history_table(runs))
     return output.OK
+
+
+def _write_page(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be written: {error.strerror}") from None
 
 
 @app.command("optimize")

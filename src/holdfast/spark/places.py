@@ -21,14 +21,15 @@ import msgspec
 
 from holdfast.api.topics import TopicInfo
 from holdfast.broker.folder.layout import TOPICS, check_name, is_store
-from holdfast.broker.folder.stored import is_chain, shown_place, snapshot
+from holdfast.broker.folder.stored import ChainSnapshot, is_chain, shown_place, snapshot
 from holdfast.broker.streams.queries import QueryLease
+from holdfast.broker.streams.stored_queries import StoredNote
 from holdfast.client.calling import Ask, Caller, packed, path_of
 from holdfast.client.network import CA, CERTIFICATE, KEY, ThreadNetwork, context_of, run
 from holdfast.client.opening import TOKEN, is_address, parse_address
 from holdfast.codec.frame import MOST_RAW_BYTES, Frame, frames_in
 from holdfast.env import World, real_world
-from holdfast.env.chain.engines import parse_place
+from holdfast.env.chain.engines import open_store, parse_place
 from holdfast.env.disk import BytesLike
 from holdfast.env.process import environment
 from holdfast.errors import InvalidRequest, NotAQueue, Unavailable, UnknownTopic
@@ -41,6 +42,7 @@ from holdfast.spark.rows import Piece, Row, opened, rows_of, table_named
 
 _PAGE_BYTES: Final = 8 << 20  # of frames in one answer
 _UPLOAD_BYTES: Final = 4 << 20
+_FRESH_NS: Final = 1_000_000_000
 _PLANNING_S: Final = 60.0
 _COMMITTING_S: Final = 24 * 3600.0
 _OURS: Final = frozenset({"path", "server", "tokenfile"})  # they say where the server is, which it knows
@@ -155,50 +157,80 @@ def check_place(path: str) -> None:
 
 
 class StoredRange(Range, frozen=True):
-    """A range of a folder in a store as of a number of its chain."""
+    """A range of a folder in a store as of a number of its chain, and the stream that reads it."""
 
     number: int
+    stream: str | None = None
+
+
+class StoredPiece(Piece, frozen=True):
+    """A piece of a table of a folder in a store as of a number of its chain."""
+
+    number: int = 0
 
 
 class StoredPlace:
     """A folder in a store, read without its owner: the driver takes a snapshot, and the tasks read the same one.
 
-    A snapshot has the names and the small files. Segments are fetched by those who read them.
+    A snapshot has the names and the small files. Segments are fetched by those who read them. A stream takes one for
+    each batch, and tells the owner by a note in the store what it has not read yet.
     """
 
     def __init__(self, url: str) -> None:
         self.path = url
         self._world, self._settings = real_world(), store_settings(None)
+        self._stream: str | None = None
+        self._taken: tuple[int, ChainSnapshot] | None = None
 
     def plan(self, asked: PlanRequest) -> ReadPlan:
-        if asked.step != "batch":
-            raise self._refusal("a stream cannot read it directly, because it must keep retention from unread messages")
-        taken = snapshot(self.path, self._settings, self._world)
+        taken = self._snapshot(again=asked.step in ("batch", "unread", "initial"))
         found = FolderPlace(taken.folder, self._world).plan(asked)
         ranges: list[Range] = [
-            StoredRange(each.topic, each.partition, each.start, each.stop, taken.number) for each in found.ranges
+            StoredRange(each.topic, each.partition, each.start, each.stop, taken.number, self._stream)
+            for each in found.ranges
         ]
         return msgspec.structs.replace(found, ranges=ranges)
 
     def frames(self, wanted: Range, at: int) -> Iterator[Frame]:
         assert isinstance(wanted, StoredRange)  # as planned above
-        taken = snapshot(self.path, self._settings, self._world, wanted.number)
+        taken = snapshot(self.path, self._settings, self._world, wanted.number, wanted.stream)
         return FolderPlace(taken.folder, self._world).frames(wanted, at)
 
     def lease(self, group: str, ttl_ms: int) -> QueryLease:
-        raise self._refusal("a stream cannot read it directly")
+        lease = StoredLease(self.path, group, ttl_ms)
+        self._stream = lease.file.rpartition("@")[2].removesuffix(".json")
+        return lease
 
     def pieces(self, table: str, options: Mapping[str, str]) -> list[Piece]:
-        raise self._refusal("tables cannot be read from it directly")
+        taken = self._snapshot(again=True)
+        found = FolderPlace(taken.folder, self._world).pieces(table, options)
+        return [StoredPiece(each.topic, each.partition, each.start, each.stop, taken.number) for each in found]
 
     def rows(self, table: str, options: Mapping[str, str], piece: Piece) -> Iterator[Row]:
-        raise self._refusal("tables cannot be read from it directly")
+        assert isinstance(piece, StoredPiece)  # as planned above
+        taken = snapshot(self.path, self._settings, self._world, piece.number)
+        return FolderPlace(taken.folder, self._world).rows(table, options, piece)
 
-    def _refusal(self, why: str) -> InvalidRequest:
-        return InvalidRequest(
-            f"{shown_place(self.path)} is a folder in a store: {why}. Run `holdfast serve` on it, and give the option "
-            '"path" the address of the server'
-        )
+    def _snapshot(self, *, again: bool) -> ChainSnapshot:
+        """The folder as it is now, or was a moment ago: a batch takes several steps, and an idle stream asks often."""
+        now_ns = self._world.clock.monotonic_ns()
+        if self._taken is None or again or now_ns - self._taken[0] > _FRESH_NS:
+            self._taken = now_ns, snapshot(self.path, self._settings, self._world, stream=self._stream)
+        return self._taken[1]
+
+
+class StoredLease(QueryLease):
+    """A query whose notes are in the store, where the owner of the folder looks for them."""
+
+    def __init__(self, url: str, group: str, ttl_ms: int) -> None:
+        super().__init__(real_world(), url, check_name(group, "group"), ttl_ms=ttl_ms, kind="spark", lasting=True)
+        self._noted = StoredNote(*open_store(parse_place(url)), self.file)
+
+    def put(self, content: bytes) -> None:
+        self._noted.put(content)
+
+    def take_away(self) -> None:
+        self._noted.remove()
 
 
 class TableRequest(msgspec.Struct, frozen=True, kw_only=True):

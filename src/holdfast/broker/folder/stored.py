@@ -107,14 +107,18 @@ class ChainSnapshot(msgspec.Struct, frozen=True):
     number: int
 
 
-def snapshot(url: str, settings: BrokerSettings, world: World, number: int | None = None) -> ChainSnapshot:
+def snapshot(
+    url: str, settings: BrokerSettings, world: World, number: int | None = None, stream: str | None = None
+) -> ChainSnapshot:
     """Give the folder as of a number, or as it is now; segments are fetched when they are read.
 
     Those of the last hour are kept, beside the copy that an owner would use: what they refer to is in the store for as
-    long.
+    long. A `stream` takes one after another, so it has some of its own, of which only the newest are kept.
     """
     place = parse_place(url)
-    above = f"{posixpath.dirname(cache_folder(place, settings))}-snapshots"
+    above = shared = f"{posixpath.dirname(cache_folder(place, settings))}-snapshots"
+    if stream is not None:
+        above = f"{shared}/{_STREAM}{stream}"
     with _translated(place):
         if number is not None and world.disk.exists(f"{above}/{number}"):
             return ChainSnapshot(f"{above}/{number}/{place.name}", number)
@@ -123,11 +127,12 @@ def snapshot(url: str, settings: BrokerSettings, world: World, number: int | Non
     store, root = open_store(place)
     try:
         with _translated(place):
-            _remove_old(world, above)
+            _remove_old(world, above, most=None if stream is None else _KEPT_OF_STREAM)
             building = f"{above}/{_BUILDING}"
             _remove_tree(world, building)
             folder = f"{building}/{place.name}"
-            reached = follow_into(place, store, root, world, folder, number=number, leave=_left(place, world, building))
+            leave = _left(place, world, f"{shared}/{_BUILDING}")  # streams share what was fetched, too
+            reached = follow_into(place, store, root, world, folder, number=number, leave=leave)
             durable_replace(world.disk, building, _TAKEN, str(world.clock.now_ns()).encode())
             if not world.disk.exists(f"{above}/{reached}"):
                 world.disk.rename(building, f"{above}/{reached}")
@@ -138,6 +143,8 @@ def snapshot(url: str, settings: BrokerSettings, world: World, number: int | Non
 
 
 _BUILDING: Final = "building"
+_STREAM: Final = "stream-"
+_KEPT_OF_STREAM: Final = 4  # a batch is read while the next one is planned, and tasks may be tried again
 _TAKEN: Final = "taken"
 _LOCK_S: Final = 120
 
@@ -154,11 +161,20 @@ def _patient_lock(world: World, folder: str) -> FolderLock:
             world.clock.wait(threading.Event(), 0.05)
 
 
-def _remove_old(world: World, above: str) -> None:
-    for name in world.disk.names(above):
-        taken = read_file(world.disk, f"{above}/{name}/{_TAKEN}") if name.isdecimal() else None
+def _remove_old(world: World, above: str, *, most: int | None = None) -> bool:
+    """Remove the snapshots that are too old, or more than `most`; returns whether one is left."""
+    numbers = sorted(int(name) for name in world.disk.names(above) if name.isdecimal())
+    kept = set(numbers if most is None else numbers[-most:])
+    for number in numbers:
+        taken = read_file(world.disk, f"{above}/{number}/{_TAKEN}")
         if taken is not None and world.clock.now_ns() - int(taken) > KEPT_NS:
-            _remove_tree(world, f"{above}/{name}")
+            kept.discard(number)
+        if number not in kept:
+            _remove_tree(world, f"{above}/{number}")
+    for name in world.disk.names(above):
+        if name.startswith(_STREAM) and not _remove_old(world, f"{above}/{name}"):
+            _remove_tree(world, f"{above}/{name}")  # of a stream that has ended
+    return bool(kept)
 
 
 def _remove_tree(world: World, folder: str) -> None:

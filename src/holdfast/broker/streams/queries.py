@@ -28,6 +28,7 @@ from holdfast.storage.files import join, read_file, translated
 from holdfast.storage.keeper import Keeper
 
 if TYPE_CHECKING:
+    from holdfast.broker.streams.stored_queries import StoredQueries
     from holdfast.broker.topic import Topic
 
 
@@ -448,6 +449,7 @@ class Queries:
         self._removed: set[str] = set()  # a file that comes back is alive, whatever time it states
         self._warned: set[str] = set()
         self._lock = threading.Lock()
+        self.stored: StoredQueries | None = None  # those that read the store in which the folder lives
 
     def floor(self, topic: str, topic_id: int, partition: int) -> int | None:
         """Return the first offset of a partition that is needed now; None if none is.
@@ -479,7 +481,12 @@ class Queries:
 
     def remove(self, group: str) -> int:
         """Remove the files of a group's queries and return their number. A running query writes its file again."""
-        return remove_queries(self._world, self._root, group)
+        removed = remove_queries(self._world, self._root, group)
+        for file in [] if self.stored is None else self.stored.notes():
+            if self.stored is not None and file.rpartition("@")[0] == group:
+                self.stored.remove(file)
+                removed += 1
+        return removed
 
     def tidy(self) -> None:
         """Remove the files of dead queries."""
@@ -487,16 +494,31 @@ class Queries:
             self._look()
 
     def _look(self) -> list[Query]:
+        stored = {} if self.stored is None else self.stored.notes()
         try:
             files = names_in(self._world, self._folder)
         except FileNotFoundError:
-            return []
+            files = []
         except OSError as error:
             self._tell("", error.strerror or str(error))
             return [unknown_query("", error)]
         found = [query for file in files if (query := self._look_at(file)) is not None]
-        self._seen = {file: seen for file, seen in self._seen.items() if file in files}
+        found += [query for file, note in stored.items() if (query := self._look_at_stored(file, note)) is not None]
+        self._seen = {file: seen for file, seen in self._seen.items() if file in files or file in stored}
         return found
+
+    def _look_at_stored(self, file: str, content: bytes) -> Query | None:
+        """Return a query that reads the store, or None if it has ended."""
+        assert self.stored is not None
+        if QUERY_FILE.fullmatch(file) is None:
+            return None
+        query = parse_query(self._world, file, content)
+        if not self._is_dead(file, content, query):
+            return query
+        self.stored.remove(file)
+        self._removed.add(file)
+        logger.info("a query stopped renewing its hold", extra={"file": file})
+        return None
 
     def _look_at(self, file: str) -> Query | None:
         """Return the query, or None if it has ended; other files are left alone."""

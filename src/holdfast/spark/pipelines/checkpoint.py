@@ -17,7 +17,7 @@ import json
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import Event
 from typing import Any, Final, Never
@@ -231,6 +231,7 @@ class Tally:
         self._context = context
         self._totals = Totals()
         self._files = 0
+        self._noted_ns = context.world.clock.monotonic_ns()
         self.notes: list[str] = []
         self.lag: int | None = None
 
@@ -244,6 +245,13 @@ class Tally:
         self._files += len(batch.adds) + sum(each.staged is not None for each in batch.changes)
         self.lag = lag
         self._context.report(batch.batch, totals.rows_in, totals.rows_out, lag)
+        now_ns = self._context.world.clock.monotonic_ns()
+        if self._context.follow and now_ns - self._noted_ns >= PART_NS:
+            context, seconds = self._context, (now_ns - self._noted_ns) / 1e9
+            part = msgspec.structs.replace(without(self.summary(), context.noted), seconds=seconds)
+            context.noted.append(part)
+            self._noted_ns = now_ns
+            note_run(context.world, context.project, Outcome(pipeline=context.name, summary=part))
 
     def summary(self, **details: Any) -> Summary:
         """The summary of the run so far."""
@@ -255,6 +263,20 @@ class Tally:
             details=details,
             **self._totals.counts(),
         )
+
+
+# A run with `follow` may go on for weeks. What it did is noted every so often, as if it were a run of its own.
+PART_NS: Final = 300_000_000_000
+_COUNTED: Final = ("batches", "rows_in", "rows_out", "dropped", "quarantined", "duplicates", "files")
+
+
+def without(done: Summary, parts: Sequence[Summary]) -> Summary:
+    """What a run did beside these parts of it."""
+    counts = {name: getattr(done, name) - sum(getattr(part, name) for part in parts) for name in _COUNTED}
+    failed = {
+        name: count - sum(part.expectations.get(name, 0) for part in parts) for name, count in done.expectations.items()
+    }
+    return msgspec.structs.replace(done, expectations=failed, **counts)
 
 
 class NotedRun(RowTotals, frozen=True, kw_only=True):

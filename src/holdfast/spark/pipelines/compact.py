@@ -28,6 +28,7 @@ from holdfast.spark.pipelines.lake import (
     optimize_if_worthwhile,
     stage,
 )
+from holdfast.spark.pipelines.origin import needed_folder
 from holdfast.spark.pipelines.spec import Context, LakeOptions, PipelineKind, Plan, Read, Summary
 from holdfast.spark.ranges import DataFolder, Range
 from holdfast.storage.files import remove_tree
@@ -201,7 +202,7 @@ def offset_options(ranges: Iterable[Range]) -> dict[str, str]:
 def _sealed(context: Context) -> list[SealedRange]:
     options: CompactOptions = context.options
     known = _known(ledger_of(context).last())
-    folder = DataFolder(context.folder, context.world)
+    folder = needed_folder(context, "it reads the segments that are sealed")
     return sealed(folder, options.topics, known, fail_on_data_loss=options.fail_on_data_loss)
 
 

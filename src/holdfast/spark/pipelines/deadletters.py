@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.client.opening import is_address
 from holdfast.config.settings_file import read_settings
 from holdfast.env.process import environment
 from holdfast.errors import BadSettings
@@ -32,9 +33,12 @@ from holdfast.spark.pipelines.report import (
     write_report,
 )
 from holdfast.spark.pipelines.spec import Context, PipelineKind, PipelineOptions, Plan, Read, Summary
+from holdfast.spark.places import stored_at
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
+
+    from holdfast.api.sync.broker import Broker
 
 
 # A fingerprint is an error without its details, so that a thousand failures of one kind count as one.
@@ -212,13 +216,23 @@ def chosen_for_redrive(letters: DataFrame, options: DeadLettersOptions) -> Chose
     return ChosenLetters(ids=ids)
 
 
+def _owner(context: Context) -> Broker:
+    """The broker that has the letters: of this process, which then owns the folder, or a server's."""
+    if is_address(context.folder):
+        from holdfast.client.sync.opening import open_broker as open_anywhere
+
+        return open_anywhere(context.folder)
+    trusted = read_settings(context.world, environment()).broker.trust_folder
+    place = stored_at(context.folder) or context.folder
+    return open_broker(place, create=False, world=context.world, trust_folder=trusted)
+
+
 def redrive(context: Context, chosen: ChosenLetters) -> int:
     """Redrive the letters. Returns their number. Raises Busy if another process owns the folder."""
     if not chosen.count:
         return 0
     rate = context.options.redrive_rate
-    trusted = read_settings(context.world, environment()).broker.trust_folder
-    with open_broker(context.folder, create=False, world=context.world, trust_folder=trusted) as broker:
+    with _owner(context) as broker:
         return sum(
             broker.group(topic, group).dead.redrive(ids, rate=rate).done for (topic, group), ids in chosen.ids.items()
         )

@@ -6,13 +6,14 @@ import json
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from holdfast.errors import BadSettings, HoldfastError
-from holdfast.spark.options import Subscription, stream_read_options
+from holdfast.spark.options import stream_read_options
 from holdfast.spark.pipelines import f
 from holdfast.spark.pipelines.batches import check_columns, patiently, write_batch
 from holdfast.spark.pipelines.checkpoint import LedgerBatch, ledger_of
 from holdfast.spark.pipelines.lake import DATE, finish_pending, is_delta, optimize_if_worthwhile
+from holdfast.spark.pipelines.origin import folder_of, partitions_there, subscribed_on_server
 from holdfast.spark.pipelines.spec import Context, LakeOptions, PipelineKind, Plan, Positive, Read, Summary
-from holdfast.spark.ranges import DataFolder, Positions, from_json, starting_offset
+from holdfast.spark.ranges import Positions, from_json, starting_offset
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -68,9 +69,11 @@ def positions_in(text: str | None) -> Positions | None:
 def unread(context: Context) -> list[Read]:
     """What each partition has that was not landed yet."""
     options = stream_read_options(_stream_options(context), context.world.clock.now_ns() // 1_000_000)
-    folder = DataFolder(context.folder, context.world)
     last = ledger_of(context).last()
     known = None if last is None else positions_in(last.offsets)
+    folder = folder_of(context)
+    if folder is None:
+        return _unread_on_server(context, known)
     found = []
     for topic, number in folder.partitions(options.subscription):
         reader = folder.reader(topic, number)
@@ -84,6 +87,17 @@ def unread(context: Context) -> list[Read]:
         else:
             start = starting_offset(reader, options, topic, number, end) if known is None else reader.start
         found.append(Read.of_offsets(topic, number, start, end, bytes=_bytes_between(reader, start, end)))
+    return found
+
+
+def _unread_on_server(context: Context, known: Positions | None) -> list[Read]:
+    topics, initial = subscribed_on_server(context, _stream_options(context))
+    found = []
+    for each in partitions_there(context, topics):
+        at = (initial if known is None else known).at(each.topic, each.partition)
+        start = each.start if at is None else at.offset
+        size = each.bytes * (each.end - start) // max(each.end - each.start, 1)
+        found.append(Read.of_offsets(each.topic, each.partition, start, each.end, bytes=size))
     return found
 
 
@@ -129,8 +143,7 @@ def plan(context: Context) -> Plan:
 
 def run(context: Context) -> Summary:
     finish_pending(context)
-    # A missing folder or topic is our error, not one of Spark's.
-    DataFolder(context.folder, context.world).topics(Subscription(names=context.options.topics))
+    partitions_there(context, context.options.topics)  # a missing folder or topic is our error, not one of Spark's
     from holdfast.spark.pipelines.streams import run_stream
 
     def opened() -> DataFrame:

@@ -21,7 +21,7 @@ import yaml
 
 from holdfast.env import World, real_world
 from holdfast.errors import BadSettings, HoldfastError, InvalidRequest, PipelineFailed
-from holdfast.spark.pipelines.checkpoint import check_fit, end_run, forget, held, is_half_forgotten, note_run
+from holdfast.spark.pipelines.checkpoint import check_fit, end_run, forget, held, is_half_forgotten, note_run, without
 from holdfast.spark.pipelines.python import marked
 from holdfast.spark.pipelines.spec import (
     Context,
@@ -35,6 +35,7 @@ from holdfast.spark.pipelines.spec import (
     Summary,
     check_keys,
     check_project,
+    from_home,
     kind_named,
     located,
     meant,
@@ -168,7 +169,7 @@ def project_of(document: dict[Any, Any], where: str) -> Project:
         value = document.get(key)
         if not isinstance(value, str) or not value:
             raise BadSettings(f"{where}: {key} is missing: name {said}")
-        paths[key] = posixpath.normpath(posixpath.join(home, value))
+        paths[key] = from_home(home, value)
     found = _own(document.get("file"), home, where)
     entries = document.get("pipelines") or {}
     if not isinstance(entries, dict):
@@ -233,7 +234,7 @@ def _from_python(path: str) -> Project:
                     "or keep only the whole chain in a variable"
                 )
     home = posixpath.dirname(path)
-    folder, lake = (posixpath.normpath(posixpath.join(home, each)) for each in (first.folder, first.lake))
+    folder, lake = (from_home(home, each) for each in (first.folder, first.lake))
     return check_project(Project(folder=folder, lake=lake, pipelines=pipelines, where=path))
 
 
@@ -604,8 +605,17 @@ def _outcome(context: Context) -> Outcome:
         outcome = Outcome(pipeline=context.name, summary=msgspec.structs.replace(summary, seconds=seconds))
     except Exception as error:
         outcome = Outcome(pipeline=context.name, error=in_words(error, context.name))
-    note_run(context.world, context.project, outcome)
+    note_run(context.world, context.project, _last_part(context, outcome, (clock.monotonic_ns() - began_ns) / 1e9))
     return outcome
+
+
+def _last_part(context: Context, outcome: Outcome, seconds: float) -> Outcome:
+    """What of a run is still to be noted: all of it, if it was not noted in parts."""
+    if not context.noted or outcome.summary is None:
+        return outcome
+    seconds -= sum(part.seconds for part in context.noted)
+    rest = msgspec.structs.replace(without(outcome.summary, context.noted), seconds=seconds)
+    return msgspec.structs.replace(outcome, summary=rest)
 
 
 def _check_quarantines(specs: Sequence[Spec], *, alone: bool) -> None:

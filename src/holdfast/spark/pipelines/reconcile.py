@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from holdfast.broker.folder.contents import settings_for
-from holdfast.broker.folder.layout import topic_folder
 from holdfast.errors import BadSettings, InvalidRequest
-from holdfast.spark.options import Subscription
 from holdfast.spark.pipelines import f
 from holdfast.spark.pipelines.batches import names_that, reading_files, unmet_sql
 from holdfast.spark.pipelines.checkpoint import LedgerBatch, ledger_of
 from holdfast.spark.pipelines.compact import POSITIONS, offset_options
 from holdfast.spark.pipelines.lake import read_table, replaced_as_a_whole
 from holdfast.spark.pipelines.land import positions_in
+from holdfast.spark.pipelines.origin import partitions_there
 from holdfast.spark.pipelines.spec import (
     QUARANTINE_SUFFIX,
     Context,
@@ -32,7 +30,7 @@ from holdfast.spark.pipelines.spec import (
     Spec,
     Summary,
 )
-from holdfast.spark.ranges import DataFolder, Range
+from holdfast.spark.ranges import Range
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -237,21 +235,17 @@ def _source(context: Context) -> Spec:
 
 def _bounds(context: Context, source: Spec, last: LedgerBatch) -> list[Bounds]:
     """What to compare: from the first message that is kept, or the first in the lake, to the end of the lake."""
-    folder = DataFolder(context.folder, context.world)
-    found = []
-    for topic, (topic_id, offsets) in _reached(last).items():
-        folder.topics(Subscription(names=(topic,)))
-        if folder.topic_id(topic) != topic_id:
+    found, reached = [], _reached(last)
+    for each in partitions_there(context, list(reached)):
+        topic_id, offsets = reached[each.topic]
+        if each.topic_id != topic_id:
             raise InvalidRequest(
-                f"topic {topic} was deleted and made again since {source.name} began: the lake holds messages of "
+                f"topic {each.topic} was deleted and made again since {source.name} began: the lake holds messages of "
                 f"the one before. Run {source.name} with --full-refresh"
             )
-        settings = settings_for(context.world, topic_folder(context.folder, topic), None, {})
-        for partition, stop in offsets.items():
-            reader = folder.reader(topic, partition)
-            if reader is not None:
-                compacted = "compact" in settings.cleanup
-                found.append(Bounds(topic, partition, reader.start, stop, reader.end, compacted))
+        stop = offsets.get(each.partition)
+        if stop is not None:
+            found.append(Bounds(each.topic, each.partition, each.start, stop, each.end, each.compacted))
     return _from_where_it_began(context, source, last, found)
 
 

@@ -19,12 +19,12 @@ import msgspec
 
 from holdfast.broker.folder.layout import check_name
 from holdfast.errors import BadSettings, InvalidRequest
-from holdfast.spark.options import EARLIEST, LATEST, Subscription, moment_ns
+from holdfast.spark.options import EARLIEST, LATEST, moment_ns
 from holdfast.spark.pipelines import f
 from holdfast.spark.pipelines.checkpoint import ledger_of
 from holdfast.spark.pipelines.lake import BATCH, read_table
+from holdfast.spark.pipelines.origin import partitions_there
 from holdfast.spark.pipelines.spec import Context, PipelineKind, PipelineOptions, Plan, Read, Summary
-from holdfast.spark.ranges import DataFolder
 from holdfast.storage.files import durable_replace, join, read_file, remove_tree
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def messages_in(context: Context) -> DataFrame:
 
 
 def _of_topics(context: Context, options: ReplayOptions) -> DataFrame:
-    places = list(DataFolder(context.folder, context.world).partitions(Subscription(names=options.topics)))
+    places = [(each.topic, each.partition) for each in partitions_there(context, options.topics)]
     given: dict[str, str | None] = {"subscribe": ",".join(options.topics)}
     given |= dict.fromkeys(("includeHeaders", "includeMetadata"), "true")
     # The source finds times by its index and offsets as they are, and reads nothing else.
@@ -328,8 +328,7 @@ def _send(context: Context, replay: Replay, folder: str) -> None:
 
 def _check_target(context: Context) -> None:
     """Raise UnknownTopic if the topic to send to does not exist."""
-
-    DataFolder(context.folder, context.world).topics(Subscription(names=(context.options.to,)))
+    partitions_there(context, [context.options.to])
 
 
 def _wait_until(context: Context, moment_ns: int) -> None:

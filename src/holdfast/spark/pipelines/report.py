@@ -284,6 +284,15 @@ section, .facts { padding: 1rem 1.25rem; margin: 0 0 1.25rem; }
 .facts dt { color: #57606a; font-size: .85rem; }
 .facts dd { margin: 0; font-size: 1.25rem; font-weight: 600; }
 img { max-width: 100%; height: auto; display: block; margin: .5rem 0; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(22rem, 1fr)); gap: .75rem 1.5rem; }
+.pictures { margin: .75rem 0 1rem; }
+figure { margin: 0; }
+figcaption { display: flex; flex-wrap: wrap; gap: .25rem 1rem; font-size: .85rem; color: #57606a; }
+figcaption b { color: #1f2328; }
+figcaption i { display: inline-block; width: .75rem; height: .2rem; margin-right: .35rem; vertical-align: middle; }
+svg { width: 100%; height: auto; display: block; }
+svg text { font: 10.5px system-ui, sans-serif; fill: #57606a; }
+svg .grid { stroke: #d8dee4; stroke-width: .8; }
 .table { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .875rem; }
 th, td { text-align: left; vertical-align: top; padding: .4rem .9rem .4rem 0; border-bottom: 1px solid #d8dee4; }
@@ -308,11 +317,12 @@ class ReportTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportSection(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a report: a sentence about what it shows, then plots, then a table."""
+    """A part of a report: a sentence about what it shows, then plots or pictures (figures as HTML), then a table."""
 
     title: str
     text: str = ""
     plots: Sequence[Plot] = ()
+    pictures: Sequence[str] = ()
     table: ReportTable | None = None
 
 
@@ -366,6 +376,8 @@ def _section(section: ReportSection) -> str:
     for plot in section.plots:
         inlined = base64.b64encode(plot.png).decode()
         parts.append(f'<img alt="{escape(plot.title)}" src="data:image/png;base64,{inlined}">')
+    if section.pictures:
+        parts.append(f'<div class="pictures">{"".join(section.pictures)}</div>')
     if section.table is not None:
         parts.append(_table(section.table))
     return "\n".join([*parts, "</section>"])

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 
 from holdfast.api.drafts import parse_duration
-from holdfast.broker.folder.layout import check_name
+from holdfast.broker.folder.layout import check_name, is_store
+from holdfast.client.opening import is_address
 from holdfast.env import World
 from holdfast.env.disk import LakeDisk
 from holdfast.errors import BadSettings, InvalidRequest
+from holdfast.spark.options import required_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrameReader, SparkSession
@@ -167,8 +169,15 @@ def _read_by(project: Project, spec: Spec) -> set[str]:
 
 def located(project: Project) -> Project:
     """The project with absolute paths: the JVM may run in another folder than this process."""
-    folder, lake = (posixpath.normpath(Path(path).absolute()) for path in (project.folder, project.lake))
-    return msgspec.structs.replace(project, folder=folder, lake=lake)
+    if is_address(project.lake) or is_store(project.lake):
+        raise BadSettings(f"lake is {project.lake!r}: tables are written to a folder; name one that all machines share")
+    lake = posixpath.normpath(Path(project.lake).absolute())
+    return msgspec.structs.replace(project, folder=required_path({"path": project.folder}), lake=lake)
+
+
+def from_home(home: str, path: str) -> str:
+    """A path relative to the file that names it. The address of a server, or of a store, is what it is."""
+    return path if is_address(path) or is_store(path) else posixpath.normpath(posixpath.join(home, path))
 
 
 def interval_ms(text: str, what: str) -> int:
@@ -310,6 +319,7 @@ class Context:
 
     `session` starts the session when it is first called, so that a plan made from files does not wait for a JVM.
     With `from_quarantine` it reads the rows that it put aside, not its source. `run` is a name that no other run has.
+    `noted` are the parts of a long run that were noted as runs already.
     """
 
     world: World
@@ -323,6 +333,7 @@ class Context:
     tell: Callable[[Progress], None] = lambda progress: None
     disk: LakeDisk = field(default_factory=LakeDisk)
     run: str = "run"
+    noted: list[Summary] = field(default_factory=list)
 
     @property
     def spark(self) -> SparkSession:
