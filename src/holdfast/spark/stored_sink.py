@@ -205,10 +205,8 @@ def _owning(url: str, copy: str, settings: BrokerSettings, wait_ms: int, world: 
                     'owner has ended (option "ownerTimeout"); nothing is lost or doubled by that'
                 ) from None
             world.clock.wait(threading.Event(), _LOOK_AGAIN_S)
-    try:
+    with closing(engine):
         yield engine
-    finally:
-        engine.close()
 
 
 def _bring(engine: BrokerEngine, staged: ObjectStage, write: CommitRequest) -> None:
