@@ -24,6 +24,7 @@ PAGES = [
     "/ui/queues/orders/messages/orders-0-0",
     "/ui/queues/orders/messages/orders.dlq-0-0",
     "/ui/queues/orders/tail",
+    "/ui/queues/orders/log",
     "/ui/queues/orders/settings?all=true",
     "/ui/queues/orders/send",
     "/ui/groups",
@@ -265,7 +266,7 @@ def test_dead_letters_are_redriven_into_another_queue(browser: Browser, server: 
         expect(ask).to_contain_text("1 dead letter will be deleted")
         expect(ask.get_by_label("Into another queue")).to_be_hidden()
         page.keyboard.press("Escape")
-        page.locator("td").get_by_role("button", name="Redrive", exact=True).click()
+        page.locator("td").get_by_role("button", name="Redrive…", exact=True).click()
         ask.get_by_label("Into another queue").fill("repairs")
         ask.get_by_role("button", name="Redrive 1").click()
         expect(ask).to_contain_text("1 put into repairs.")

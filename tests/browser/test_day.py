@@ -52,7 +52,7 @@ def test_a_days_work(browser: Browser, server: Serving):
         page.get_by_role("link", name="Queues").first.click()
         page.get_by_role("link", name="orders", exact=True).click()
         page.get_by_role("link", name="Dead letters").click()
-        page.locator("td").get_by_role("button", name="Redrive", exact=True).click()
+        page.locator("td").get_by_role("button", name="Redrive…", exact=True).click()
         ask = page.locator("#ask")
         expect(ask).to_contain_text("1 dead letter will be put back")
         expect(ask).to_contain_text("orders.dlq-0-0")
