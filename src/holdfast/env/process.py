@@ -242,6 +242,8 @@ def first_signal(tell: Callable[[int], object]) -> Iterator[None]:
 
 
 _AGAIN_MS: Final = 100
+_LOOKS: Final = 4  # openers that one who must not wait looks at: those that wait for a sync would be looked at in vain
+_LEAST_ABOVE: Final = 50
 
 
 class Opener(Protocol):
@@ -260,12 +262,14 @@ class Opener(Protocol):
 class OpenFiles:
     """Counts open descriptors. When there are too many, the least recently used openers close theirs.
 
-    May be called from any thread and with any locks held, since it never waits. Openers used since the last look are
-    spared once, and those at work keep their files, so the limit may be exceeded for a moment.
+    May be called from any thread and with any locks held, since it never waits, except for `make_room`. Openers used
+    since the last look are spared once, and those at work keep their files, so the limit may be exceeded for a moment,
+    but hardly by more than a third: from there on, whoever is about to open files makes room first.
     """
 
     def __init__(self, most: int | None = None) -> None:
         self.most = most  # None: no limit, and nothing is counted
+        self._full = 0 if most is None else most + max(most // 3, _LEAST_ABOVE)
         self.count = 0
         self.on_too_many: Callable[[], None] = lambda: None  # asks a thread that can wait to call `tick`
         self._reported = False
@@ -275,6 +279,11 @@ class OpenFiles:
     @property
     def too_many(self) -> bool:
         return self.most is not None and self.count > self.most
+
+    @property
+    def is_full(self) -> bool:
+        """Whether whoever opens more files should call `make_room` first."""
+        return self.most is not None and self.count >= self._full
 
     def took(self, opener: Opener, descriptors: int) -> None:
         """Record how many descriptors the opener has now; closes others if that is too many."""
@@ -306,9 +315,19 @@ class OpenFiles:
         self.rest_idle(wait=True)
         return _AGAIN_MS
 
-    def rest_idle(self, *, but: Opener | None = None, wait: bool = False) -> None:
-        """Close files until there are few enough, or all that remain are in use."""
+    def make_room(self) -> None:
+        """Close files of others until it is no longer full, if need be after a sync. The caller holds no log's lock."""
         for _ in range(2 * len(self._openers)):
+            opener = self._next() if self.is_full else None
+            if opener is None:
+                return
+            if not opener.used():
+                opener.rest(wait=True)
+
+    def rest_idle(self, *, but: Opener | None = None, wait: bool = False) -> None:
+        """Close files until there are few enough, or all that remain are in use; without `wait`, look at a few only."""
+        every = 2 * len(self._openers)
+        for _ in range(every if wait else min(every, _LOOKS)):
             opener = self._next()
             if opener is None:
                 return

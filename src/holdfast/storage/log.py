@@ -115,6 +115,8 @@ class Log:
         folder = fspath(folder)
         world = world or real_world()
         settings = settings or LogSettings()
+        if world.open_files.is_full:
+            world.open_files.make_room()
         with world.still.moving():  # recovery writes where no writer's lock is held yet
             try:
                 if not create:

@@ -471,6 +471,8 @@ class Writer:
 
         The lock may be released meanwhile, so the caller must read the log's state after this, not before.
         """
+        if self.resting and self._world.open_files.is_full:
+            self._make_room_for_files()
         if total > _MOST_SEGMENT_BYTES - HEADER_BYTES:
             raise MessageTooLarge(f"a batch of {total} bytes fits in no segment; split it")
         refusal = ""
@@ -487,6 +489,14 @@ class Writer:
             if not self._made_space(total, tries):
                 break
         raise DiskFull(refusal)
+
+    def _make_room_for_files(self) -> None:
+        """Have other logs close their files. The caller holds the lock, which is released for as long as this takes."""
+        self.lock.release()
+        try:
+            self._world.open_files.make_room()
+        finally:
+            self.lock.acquire()
 
     def _made_space(self, total: int, tries: int = 0) -> bool:
         """Have handled messages removed; returns whether another try is worthwhile. The caller holds the lock.
