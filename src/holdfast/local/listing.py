@@ -45,7 +45,7 @@ from holdfast.broker.tracing.log import DELAYED, LEASED, PUBLISHED, TraceStep
 from holdfast.delivery.events import Phase
 from holdfast.env import World
 from holdfast.errors import CorruptData, InvalidRequest, NotFound, UnknownGroup
-from holdfast.local.group import until_ms
+from holdfast.local.group import require_current, until_ms
 from holdfast.local.publisher import Publisher
 from holdfast.model import Record
 
@@ -258,6 +258,7 @@ def listed(
 
 def _whole(source: _Source, group: LocalGroup, after: Mark, look: Look, lost: Lost) -> Iterator[Listed[Any]]:
     """Iterate over the messages of a source; at the end, report how many were damaged."""
+    require_current(group.engine)
     counts: list[int] = []
     try:
         yield from source(group, after, look, counts.append)

@@ -307,9 +307,15 @@ class Chain:
         return self._clock.now_ns() - self._confirmed_at_ns < limit_ns
 
     def require_current(self) -> None:
-        """Before handing something out: be sure that no other owner can hand it out as well."""
+        """Before handing something out, or saying how things are: be sure that no other owner can do so as well."""
+        self.check()
         if not self.is_current():
             self.confirm()
+
+    async def require_current_async(self) -> None:
+        """Do the same without holding up the event loop."""
+        if self._failure is not None or not self.is_current():
+            await asyncio.to_thread(self.require_current)
 
     def tick(self) -> None:
         """Send what nobody waits for, and show that the owner lives. Called every now and then."""

@@ -128,7 +128,7 @@ routes = Routes("admin")
 async def status(call: Call) -> Status:
     """Return the status of the server: its uptime, its folder, its connections."""
     service = call.service
-    topics = await service.port.topics()
+    topics = await asyncio.to_thread(service.engine.topics)
     free = await asyncio.to_thread(service.world.disk.free_bytes, service.folder)
     clock = service.world.clock
     return Status(
