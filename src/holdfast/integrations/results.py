@@ -1,22 +1,24 @@
 """Results that expire, as state documents: what the result backends of all frameworks are made of.
 
 Each document has the time at which it expires. An expired one counts as absent at once; it is removed by
-`remove_expired`, which lists all documents, so call it rarely.
+`remove_expired`, which reads all documents, so it is called rarely: by `sweep`, once an hour.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
 import holdfast
 from holdfast.env import real_world
-from holdfast.errors import Conflict, LockHeld
+from holdfast.errors import Conflict, HoldfastError, LockHeld
 from holdfast.integrations.places import topic_name
 
 _MS: Final = 1000
 _EXPIRES: Final = "expires_at_ms"
+_SWEEP_MS: Final = 3_600_000
 _LOCK: Final = "holdfast.expired"
 
 
@@ -27,6 +29,7 @@ class Results:
         self._broker = broker
         self._prefix = prefix
         self._clock = real_world().clock
+        self._sweep_at_ms = 0
 
     def get(self, key: str) -> dict[str, Any] | None:
         """What is stored under the key, None if nothing is, or if it has expired."""
@@ -72,6 +75,17 @@ class Results:
                     with suppress(Conflict):  # it was stored anew meanwhile
                         removed += broker.documents.remove(name, version=found.version)
         return removed
+
+    def sweep(self) -> None:
+        """Remove the expired results in the background, if that was not done within the last hour."""
+        now_ms = self._now_ms()
+        if now_ms >= self._sweep_at_ms:
+            self._sweep_at_ms = now_ms + _SWEEP_MS
+            threading.Thread(target=self._sweep, name="holdfast-expired-results", daemon=True).start()
+
+    def _sweep(self) -> None:
+        with suppress(HoldfastError):  # next hour, then
+            self.remove_expired()
 
     def _name(self, key: str) -> str:
         return topic_name(self._prefix + key)
