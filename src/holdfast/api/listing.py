@@ -17,7 +17,6 @@ Several terms must all hold. They are translated to a condition in the language 
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
@@ -35,7 +34,7 @@ from holdfast.broker.tracing.log import TraceStep
 from holdfast.delivery.group import Failure
 from holdfast.delivery.where import compile_where, headline, moment_of, seconds_of
 from holdfast.errors import InvalidRequest
-from holdfast.later import pattern
+from holdfast.later import get_logger, pattern
 from holdfast.model import Record
 
 # Errors that differ only in numbers, addresses and quoted values are one kind of error.
@@ -120,7 +119,7 @@ def no_letter(letter_id: str) -> InvalidRequest:
 # Messages that were listed without being leased.
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 PhaseName: TypeAlias = Literal["ready", "leased", "delayed", "dead", "done"]
 Where: TypeAlias = str | Callable[[Any], object] | None

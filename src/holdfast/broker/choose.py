@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from holdfast.delivery.group import Group
 from holdfast.delivery.key_policy import KeyPolicy
 from holdfast.delivery.keys import KeyGate, KeyLimits
 from holdfast.errors import DamagedRange, OffsetOutOfRange, Removed
+from holdfast.later import get_logger
 from holdfast.model import Record, extra_bytes
 from holdfast.settings import TopicSettings
 from holdfast.storage.keeper import soonest
@@ -159,7 +159,7 @@ def follow_keys(delivery: Delivery, keyed: Keyed, events: Sequence[Event] = ()) 
 # Reading the log for one group.
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Expired messages skipped at a time, while other threads wait for the group's lock.
 _PASS_MOST: Final = 10_000

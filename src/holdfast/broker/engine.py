@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -49,6 +48,7 @@ from holdfast.env import OpenFiles, World, close_in_children, real_world
 from holdfast.env.process import descriptor_limit
 from holdfast.env.world import checkpoint, still_world
 from holdfast.errors import BadSettings, Closed, HoldfastError, InvalidRequest, NotALog, NotAQueue, UnknownTopic
+from holdfast.later import get_logger
 from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.files import join, open_error, require_own, take_lock
 from holdfast.storage.keeper import Keeper, soonest
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from holdfast.broker.locks import FolderLocks
     from holdfast.env.chain.chain import Chain
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _SHARE_IT: Final = "Close it there and try again; in one process share the object: it is safe for threads"
 _LOOK_AT_ALL_NS: Final = 60_000_000_000  # tick every topic this often, in case the wall clock was set

@@ -7,7 +7,6 @@ happen. A snapshot may contain one part of a concurrent observation and not the 
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from bisect import bisect_right
@@ -20,8 +19,9 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from holdfast.delivery.events import LEASE_ENDED, Buried, Event, Returned
+from holdfast.later import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # 16 slots for each power of two: a slot is at most 1/16 of its values wide, so its middle is within 1/32 of each of
 # them. Slots 0 to 31 hold one nanosecond each.

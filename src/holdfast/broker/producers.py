@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from struct import Struct
@@ -24,6 +23,7 @@ from holdfast.errors import (
     TailLost,
     UnknownFormat,
 )
+from holdfast.later import get_logger
 from holdfast.model import LogPosition, Producer
 from holdfast.storage.files import durable_replace, join, open_error, read_file
 from holdfast.storage.log import Log
@@ -172,7 +172,7 @@ def _decode(path: str, content: bytes) -> dict[str, ProducerId]:
 # snapshot in the file `producers` beside the log saves reading all of the log.
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 IDLE_MS: Final = 7 * 24 * 3600 * 1000
 MOST_PRODUCERS: Final = 10_000

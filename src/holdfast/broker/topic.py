@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -54,7 +53,7 @@ from holdfast.delivery.events import PROVEN
 from holdfast.env import World
 from holdfast.env.world import Abandoned, checkpoint
 from holdfast.errors import BadSettings, Closed, CorruptData, HoldfastError, UnknownGroup, UnknownTopic
-from holdfast.later import difflib
+from holdfast.later import difflib, get_logger
 from holdfast.model import Pause, Retained
 from holdfast.settings import GROUP_FIELDS, TopicSettings, load
 from holdfast.storage.compaction import KeysCompacted, Progress
@@ -62,7 +61,7 @@ from holdfast.storage.files import is_log, is_of_its_files, translated
 from holdfast.storage.keeper import soonest
 from holdfast.storage.log import Log
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _ALIKE: Final = 0.8  # similarity of names: one letter in five may differ
 _MOST_NAMES: Final = 20

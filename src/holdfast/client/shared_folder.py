@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from holdfast.env.sockets import (
     someone_calls,
 )
 from holdfast.errors import Busy, HoldfastError
+from holdfast.later import get_logger
 from holdfast.local.broker import LocalBroker
 from holdfast.local.group import LocalGroup
 from holdfast.local.opening import store_settings
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from holdfast.server.server import Server
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _DRAIN_MS: Final = 1_000
 _ENDED_S: Final = 5.0

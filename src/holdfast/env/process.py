@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import logging  # noqa: F401  what it does at a fork has to be registered before ours
 import os
 import resource
 import signal
@@ -20,7 +19,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 from weakref import WeakSet, ref
 
-from holdfast.later import module
+from holdfast.later import load_logging, module
 
 if TYPE_CHECKING:
     import asyncio as asyncio  # noqa: PLC0414  for others to import, here and below
@@ -185,6 +184,7 @@ def _allow_imports() -> None:
 
 
 if hasattr(os, "register_at_fork"):
+    load_logging()
     os.register_at_fork(after_in_child=_disown_all)
     # Registered after those of logging, and so called before: they take a lock that an import needs.
     os.register_at_fork(before=_wait_for_imports, after_in_parent=_allow_imports, after_in_child=_renew_imports)

@@ -23,8 +23,6 @@ in a file; what is intact can be read.
 from __future__ import annotations
 
 import errno
-import hashlib
-import logging
 import os
 import posixpath
 import threading
@@ -40,11 +38,12 @@ from holdfast.checksum import crc32c
 from holdfast.env.disk import BytesLike, Disk, File, WritableMap, write_fully
 from holdfast.env.process import close_in_children
 from holdfast.errors import HoldfastError
+from holdfast.later import get_logger, hashlib
 
 if TYPE_CHECKING:
     from holdfast.env.chain.engines import Store
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 STUB: Final = ".stub"
 _MOVABLE: Final = ".log"

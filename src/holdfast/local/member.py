@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -22,11 +21,12 @@ from holdfast.broker.topic import Topic
 from holdfast.broker.waiters import Waiters
 from holdfast.env import Clock, close_in_children
 from holdfast.errors import Closed, DamagedRange, Fenced, HoldfastError, InvalidRequest, OffsetOutOfRange, UnknownTopic
+from holdfast.later import get_logger
 from holdfast.membership import TopicPartition
 from holdfast.model import Appended, Durability, Record, extra_bytes
 from holdfast.settings import ConsumerSettings, load
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _AT_A_TIME: Final = 64
 

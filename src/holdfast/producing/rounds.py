@@ -6,7 +6,6 @@ asks a server, a thread does the rounds for tasks as well: no loop waits for it,
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from contextlib import suppress
@@ -15,9 +14,10 @@ from typing import Any, Final
 from holdfast.env import Clock, end_at_exit
 from holdfast.env.process import asyncio
 from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.later import get_logger
 from holdfast.producing.core import ProducerCore, Writing
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _AFTER_ERROR_NS: Final = 1_000_000_000
 

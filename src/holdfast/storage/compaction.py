@@ -15,7 +15,6 @@ that have the old file mapped continue with it. A message without a key always s
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -28,7 +27,7 @@ from holdfast.codec.frame import HEADER_BYTES, MOST_RAW_BYTES, Codec, Frame, Fra
 from holdfast.env import File, World
 from holdfast.env.disk import write_fully
 from holdfast.errors import CorruptData, DiskFull, HoldfastError, MessageTooLarge, Unavailable, UnknownFormat
-from holdfast.later import hashlib
+from holdfast.later import get_logger, hashlib
 from holdfast.model import Producer
 from holdfast.settings import LogSettings
 from holdfast.storage.files import FULL_DISK, advice, index_name, join, opened_folder, rewritten_name, room
@@ -291,7 +290,7 @@ class Output:
         self._parts, self._parts_bytes = [], 0
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 Progress = Callable[[int, int], None]
 

@@ -11,7 +11,6 @@ holds the lock of the whole data folder. The state file shows it, and then the l
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,12 +19,13 @@ from weakref import WeakSet
 
 from holdfast.env import FolderLock, World
 from holdfast.errors import HoldfastError
+from holdfast.later import get_logger
 from holdfast.storage.files import lock_note, take_lock, translated
 from holdfast.storage.state import Identity, LogState
 from holdfast.storage.view import Follower, LogView
 from holdfast.storage.writer import Writer
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # The lock, and the state file and active segment, each with a map that has a descriptor of its own.
 DESCRIPTORS: Final = 5

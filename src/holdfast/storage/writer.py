@@ -21,7 +21,6 @@ may report success without having written it. A full disk, or a shortage of desc
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -36,6 +35,7 @@ from holdfast.codec.frame import HEADER_BYTES, MAGIC, Codec, Kind
 from holdfast.env import File, OpenFolder, World
 from holdfast.env.process import stand_back
 from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, MessageTooLarge
+from holdfast.later import get_logger
 from holdfast.model import Producer
 from holdfast.settings import LogSettings
 from holdfast.storage.batches import LaidOut, lay_out
@@ -45,7 +45,7 @@ from holdfast.storage.recovery import Recovered, SegmentLimits, open_segment
 from holdfast.storage.segment import MOST_RESERVE, ActiveSegment, Segment, blocks
 from holdfast.storage.state import ASKED, READABLE, Epochs, LogState
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _MOST_SEGMENT_BYTES: Final = 2**32 - 1  # positions are stored in 32 bits
 _NO_LIMIT: Final = 2**63

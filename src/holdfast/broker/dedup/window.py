@@ -23,7 +23,6 @@ Make one call at a time, under the caller's own lock. Only `Saving.write` may ru
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -55,12 +54,12 @@ from holdfast.broker.partition import Partition
 from holdfast.env import Disk, World
 from holdfast.env.process import stand_back
 from holdfast.errors import Closed, CorruptData, DamagedRange, DiskFailed, DiskFull, HoldfastError
-from holdfast.later import hashlib
+from holdfast.later import get_logger, hashlib
 from holdfast.model import Appended, Durability
 from holdfast.storage.files import FULL_DISK, join, open_error, ran_out, remove_tree, shortage
 from holdfast.storage.log import Log
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 # Time and reference, big endian: comparing entries as bytes compares their times first.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from holdfast.env import World
 from holdfast.env.disk import Disk, File
 from holdfast.errors import ChecksumMismatch, CorruptData, UnknownFormat
 from holdfast.large import LARGE_BYTES
-from holdfast.later import pattern
+from holdfast.later import get_logger, pattern
 from holdfast.model import Record
 from holdfast.settings import check_fields
 from holdfast.storage.files import durable_replace, join, ran_out, read_file, shortage
@@ -83,7 +82,7 @@ def load_manifest(disk: Disk, folder: str) -> Manifest | None:
 # the intake counts once, and the caller has to look for releases in the partition's whole log.
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _RUN: Final = pattern(r"\d{20}-(\d{10})\.run")
 

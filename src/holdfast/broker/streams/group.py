@@ -6,7 +6,6 @@ static members are journaled: all other members are gone after a restart, and jo
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -32,7 +31,7 @@ from holdfast.broker.streams.offsets import (
 )
 from holdfast.broker.waiters import Waiters
 from holdfast.errors import Closed, CorruptData, HoldfastError, InvalidRequest, UnknownGroup, UnknownTopic
-from holdfast.later import pattern
+from holdfast.later import get_logger, pattern
 from holdfast.membership import TopicPartition
 from holdfast.membership.members import (
     Command,
@@ -62,7 +61,7 @@ if TYPE_CHECKING:
     from holdfast.broker.topic import Topic
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class PartitionWakeup(Waiters):

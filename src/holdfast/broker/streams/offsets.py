@@ -7,7 +7,6 @@ well, so that fenced members stay fenced after a restart, and so are its static 
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterable
 from typing import Final, Literal, TypeAlias
@@ -18,13 +17,14 @@ from holdfast.broker.journal import SNAPSHOT, SnapshotFiles, log_settings
 from holdfast.codec.frame import Kind
 from holdfast.env import World
 from holdfast.errors import CorruptData, DamagedRange, DiskFull, InvalidRequest, OffsetOutOfRange, TailLost
+from holdfast.later import get_logger
 from holdfast.membership import Assignor, TopicPartition
 from holdfast.membership.members import Rebalance, StaticMember
 from holdfast.model import Appended, Durability, LogPosition
 from holdfast.settings import LogSettings
 from holdfast.storage.log import Log
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Take a snapshot after this many commits, which cost about as much as the snapshot.
 _SNAPSHOT_FRAMES: Final = 2_000

@@ -10,7 +10,6 @@ the file is replaced by a rename. The file is not synced: after a power cut its 
 from __future__ import annotations
 
 import errno
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -23,7 +22,7 @@ from holdfast.broker.streams.offsets import PartitionLag, lag_of
 from holdfast.env import World, close_in_children, end_at_exit
 from holdfast.env.disk import Disk, write_fully
 from holdfast.errors import Closed, InvalidRequest
-from holdfast.later import pattern
+from holdfast.later import get_logger, pattern
 from holdfast.storage.files import join, read_file, translated
 from holdfast.storage.keeper import Keeper
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from holdfast.broker.topic import Topic
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 VERSION: Final = 1
 TTL_MS: Final = 300_000

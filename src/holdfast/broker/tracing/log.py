@@ -6,7 +6,6 @@ so that a search for one message decodes no other. Steps survive kill -9; a powe
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -34,7 +33,7 @@ from holdfast.codec.encode import single_head
 from holdfast.codec.frame import Frame
 from holdfast.env import World
 from holdfast.errors import Closed, HoldfastError, InvalidRequest
-from holdfast.later import difflib, hashlib
+from holdfast.later import difflib, get_logger, hashlib
 from holdfast.model import Batch, HeaderPairs, Record
 from holdfast.settings import LogSettings
 from holdfast.storage.files import is_log
@@ -347,7 +346,7 @@ def _seeds(name: str, count: int) -> Sequence[int]:
     return [int.from_bytes(digest[i : i + 8], "little") for i in range(0, len(digest), 8)]
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 TRACES: Final = "__traces"
 

@@ -8,7 +8,6 @@ checkpoint may be removed once the checkpoint is old enough (`clean_up`).
 from __future__ import annotations
 
 import hashlib
-import logging
 import posixpath
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -23,8 +22,9 @@ from holdfast.env.chain.format import BadObject, check_path
 from holdfast.env.disk import BytesLike, Disk, write_fully
 from holdfast.env.threads import DaemonThreads
 from holdfast.env.tier import Stub, TieredDisk
+from holdfast.later import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _MAGIC: Final = b"HFCP"
 _VERSION: Final = 1
