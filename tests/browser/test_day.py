@@ -29,7 +29,7 @@ def test_a_days_work(browser: Browser, server: Serving):
         change = {"settings": {"max_attempts": 1, "trace_sample": 1.0}}
         assert server.request("PATCH", "/v1/topics/orders/settings", change).status == 200
 
-        page.get_by_role("link", name="Send").click()
+        page.get_by_role("link", name="Send", exact=True).click()
         page.get_by_label("Body", exact=True).fill('{"order": 17, "card": "4711"}')
         page.get_by_label("Key", exact=True).fill("customer-3")
         page.get_by_label("Headers, one per line").fill("tenant: acme")

@@ -522,8 +522,10 @@ function press(key, at) {
   return false;
 }
 
-// When the scripts of the page are all there: first the keys that came before them.
+// When the scripts of the page are all there: first the clicks and keys that came before them.
 document.addEventListener("DOMContentLoaded", () => {
+  countChosen(); // boxes that were checked before, or that the browser remembers
+  for (const act of window.takeKeptActs()) act();
   for (const { key, at } of window.takeKeptKeys()) {
     if (key === "Enter" && document.activeElement.matches("a.row")) document.activeElement.click();
     else press(key, at);
