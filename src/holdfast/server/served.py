@@ -28,6 +28,7 @@ from holdfast.delivery.group import Lease
 from holdfast.errors import HoldfastError, InvalidRequest, LeaseLost
 from holdfast.local.aio.broker import AsyncLocalBrokerPort
 from holdfast.local.aio.group import AsyncLocalGroupPort
+from holdfast.local.group import CLAIMS_AT_ONCE
 from holdfast.local.publisher import Publisher
 from holdfast.model import Appended, CodecName, Durability, Producer, Record, extra_bytes
 from holdfast.protocol.messages import Delivery, DeliveryRun, Header, Receipts, RunReceipts, Said, State
@@ -91,12 +92,16 @@ class ServedGroupPort(AsyncLocalGroupPort):
         return delivery, lease.fence
 
 
-def texts_of(topic: str, given: Receipts) -> list[str]:
-    """All receipts that were given, those of runs, too."""
-    texts = given.receipts
+async def texts_of(group: ServedGroup, given: Receipts) -> list[str]:
+    """All receipts that were given, those of runs, too. Where they are many, others have their turn in between."""
+    texts, made = list(given.receipts), 0
     for run in given.runs:
-        start = message_id(topic, run.partition, 0, None)[:-1]
-        texts = texts + [run_receipt(run.token, start, offset) for offset in run.offsets]
+        start = message_id(group.topic, run.partition, 0, None)[:-1]
+        for offset in run.offsets:
+            made += 1
+            if not made % CLAIMS_AT_ONCE:
+                await group.port.pause()
+            texts.append(run_receipt(run.token, start, offset))
     return texts
 
 

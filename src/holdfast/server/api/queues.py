@@ -145,7 +145,7 @@ async def _settled(call: Call, outcome: Callable[[TopicSettings], MessageOutcome
     given: Receipts = call.body
     group = await existing_group(call)
     settling = outcome(group.settings)
-    receipts = texts_of(group.topic, given)
+    receipts = await texts_of(group, given)
     try:
         await group.port.settle(receipts, settling, given.durability)
     except LeaseLost:
