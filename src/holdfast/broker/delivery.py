@@ -357,6 +357,21 @@ class Delivery:
                     return Pending(appended=appended)
         return self.ack([one.receipt for one in taken], durability)
 
+    def ack_run(self, offsets: Sequence[int], fence: int) -> Pending:
+        """Fast form of `ack` for messages by their offsets: usually leased together, and all of them."""
+        self.check_open()
+        in_order = range(offsets[0], offsets[0] + len(offsets))
+        alone: Collection[int] = in_order if offsets == list(in_order) else set(offsets)
+        if self.lock.locked():
+            stand_back(self.lock)
+        with self.lock:
+            leases = list(map(self.group.leases.get, offsets))
+            lease = leases[0]
+            together = lease is not None and lease.fence == fence and leases.count(lease) == len(alone) == len(leases)
+            if lease is not None and together:
+                return Pending(appended=self._ack(alone, [lease] * len(alone), self.settings.ack_durability))
+        return self.ack([Receipt(offset, fence) for offset in dict.fromkeys(offsets)])
+
     def _ack(self, offsets: Collection[int], leases: Sequence[Lease], durability: Durability) -> Appended:
         appended = self.commit_events([Acked(runs_of(offsets))], durability)
         self._count_acked(len(offsets))

@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.api.drafts import Bodies, NewMessage, PublishRequest
 from holdfast.broker.folder.layout import DEFAULT_TOPIC
+from holdfast.broker.leases import run_receipt
 from holdfast.broker.messages import TEXT_KEY, Draft, Place, check_partition
 from holdfast.broker.producers import ProducerId
 from holdfast.client.calling import Ask, Caller, packed, path_of
@@ -23,7 +24,7 @@ from holdfast.env import Clock, World, close_in_children, end_at_exit
 from holdfast.env.process import asyncio
 from holdfast.errors import HoldfastError, LeaseLost, Unavailable
 from holdfast.later import get_logger
-from holdfast.model import Durability
+from holdfast.model import Durability, Record
 from holdfast.producing.parcels import Outbox, Parcel
 from holdfast.protocol import messages as wire
 from holdfast.protocol.messages import Extend, Nack, Settled
@@ -359,12 +360,25 @@ _UNHANDLED: Final = (
 
 
 # A struct is created in C. It needs no garbage collection (gc=False), because it refers to nothing but texts.
+class HeldRun(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Messages that came as one run: where they are kept, and the token that stands for their receipts."""
+
+    topic: str
+    number: int
+    start: str  # of their names
+    token: bytes
+
+    def id_of(self, record: Record) -> str:
+        """The id of one of the messages."""
+        return f"{self.start}{record.offset}"
+
+
 class HeldLease(msgspec.Struct, eq=False, gc=False):
     """The lease of a message in flight, without the message: what the thread needs to know."""
 
     topic: str
     group: str
-    receipt: str
+    given: str  # its receipt, unless it came in a run
     lease_ms: int
     until_ns: int
     due_ns: int  # when to renew it
@@ -372,6 +386,14 @@ class HeldLease(msgspec.Struct, eq=False, gc=False):
     renew: bool = False
     ended: bool = False
     lost: bool = False
+    run: HeldRun | None = None
+    offset: int = 0  # in the run's partition
+
+    @property
+    def receipt(self) -> str:
+        """The proof of the lease as text."""
+        run = self.run
+        return self.given if run is None else run_receipt(run.token, run.start, self.offset)
 
     def begin(self, lease_ms: int, now_ns: int) -> None:
         """Restart the lease."""
