@@ -47,6 +47,8 @@ from holdfast.storage.state import ASKED, READABLE, Epochs, LogState
 
 logger = get_logger(__name__)
 
+_ADVICE: Final = "Reading goes on. Look at the disk (`dmesg`), then open the log again: it recovers what is there"
+
 _MOST_SEGMENT_BYTES: Final = 2**32 - 1  # positions are stored in 32 bits
 _NO_LIMIT: Final = 2**63
 _MOST_UNSYNCED: Final = 16
@@ -358,10 +360,10 @@ class Writer:
 
     def fail(self, what: str, error: OSError) -> DiskFailed:
         """Stop for good: the failure may affect any byte that is not yet synced. Returns the error to raise."""
+        advice = getattr(error, "advice", _ADVICE)
         why = (
             f"{what} in {self._folder}: {error.strerror or error}. Messages not yet acknowledged may be lost; nothing "
-            "more is accepted. Reading goes on. Look at the disk (`dmesg`), then open the log again: it recovers what "
-            "is there"
+            f"more is accepted. {advice}"
         )
         # Keep no exception that was raised: its frames hold files, and after a failure, too, closing the log must
         # close them all, or the disk cannot be unmounted.

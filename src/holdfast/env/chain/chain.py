@@ -91,6 +91,11 @@ def key_of(root: str, number: int) -> str:
     return f"{root}chain/{number:020}"
 
 
+def has_chain(store: Store, root: str) -> bool:
+    """Whether a data folder lives there."""
+    return any(next(store.keys(f"{root}{part}/"), None) is not None for part in ("chain", "checkpoint"))
+
+
 def is_left_behind(store: Store, root: str, number: int) -> bool:
     """Whether a checkpoint is beyond the number. Then the object may be missing because it was cleaned up."""
     prefix = f"{root}checkpoint/"
@@ -130,6 +135,8 @@ def walk(
 
 class OwnershipLost(OSError):
     """Another owner has taken over, or this one can no longer prove that it is the owner. Final."""
+
+    advice = "Whatever was acknowledged with fsync is in the store: open the folder again to go on"
 
     def __init__(self, why: str) -> None:
         super().__init__(errno.EIO, why)

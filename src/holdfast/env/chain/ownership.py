@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -32,6 +33,7 @@ from holdfast.env.chain.format import BadObject, ObjectHeader, ObjectKind, decod
 from holdfast.env.disk import BytesLike
 from holdfast.env.process import close_in_children
 from holdfast.env.world import Clock, World
+from holdfast.errors import InvalidRequest
 from holdfast.later import get_logger
 
 logger = get_logger(__name__)
@@ -417,6 +419,7 @@ def take_over(
     _patiently(clock, times, follower.begin)
     follower.catch_up()
     if follower.at.number == 0:
+        _patiently(clock, times, partial(_require_apart, store, root))
         probe(store, root, world.ids.random_bytes(8).hex())
     began_ns = moved_ns = clock.monotonic_ns()
     writer = world.ids.random_bytes(16)
@@ -447,6 +450,12 @@ def take_over(
                 clock.wait(threading.Event(), _LOOK_S)
             if follower.catch_up():
                 moved_ns = clock.monotonic_ns()
+
+
+def _require_apart(store: Store, root: str) -> None:
+    """Refuse to begin where backups are: each would remove contents that the other needs."""
+    if any(next(store.keys(f"{root}{part}/"), None) is not None for part in ("backup", "begun")):
+        raise InvalidRequest(f"{store.name} holds backups, and cannot hold a data folder as well. Choose another place")
 
 
 def _patiently(clock: Clock, times: ChainTimes, call: Callable[[], _Answer]) -> _Answer:
