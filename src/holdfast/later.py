@@ -4,10 +4,7 @@
 the first time. `pattern` does the same for regular expressions. A command that puts one message into a folder runs no
 event loop and corrects no misspelt name; without this, it would spend most of its time on getting ready for both.
 
-`get_logger` is `logging.getLogger`, except in a process that runs one quick command: there, logging is loaded for the
-first thing that is logged. Other processes load it at once: a warning must not need a file when none can be opened.
-
-Modules that are not pure, such as asyncio, are in `holdfast.env.process`.
+Modules that are not pure, such as asyncio and logging, are in `holdfast.env.process`.
 """
 
 from __future__ import annotations
@@ -46,23 +43,18 @@ def names(package: str, where: Mapping[str, str]) -> Callable[[str], Any]:
     return load
 
 
-_quick = False
+_one_command = False
 
 
 def run_one_command() -> None:
-    """Make this a process that runs one command and ends: it loads logging only if it logs."""
-    global _quick  # noqa: PLW0603
-    _quick = True
+    """Make this a process that runs one command and ends; call it before anything else is loaded."""
+    global _one_command  # noqa: PLW0603
+    _one_command = True
 
 
-def load_logging() -> None:
-    """Load logging, unless this process runs one command."""
-    if not _quick:
-        importlib.import_module("logging")
-
-
-def _make_logger(name: str) -> Any:
-    return importlib.import_module("logging").getLogger(name)
+def runs_one_command() -> bool:
+    """Whether this process runs one command and ends."""
+    return _one_command
 
 
 if TYPE_CHECKING:
@@ -70,12 +62,10 @@ if TYPE_CHECKING:
     import hashlib
     import hmac
     import json
-    import logging
     import shlex
     import tomllib
     import traceback
     import urllib.parse as urllib_parse
-    from logging import getLogger as get_logger  # noqa: N813
     from re import compile as pattern
 else:
 
@@ -83,15 +73,10 @@ else:
         """Return a regular expression that is compiled on first use."""
         return Later(re.compile, expression, flags)
 
-    def get_logger(name: str) -> Any:
-        """Return the logger of this name, or what stands for it in a process that runs one command."""
-        return Later(_make_logger, name) if _quick else _make_logger(name)
-
     difflib = module("difflib")
     hashlib = module("hashlib")
     hmac = module("hmac")
     json = module("json")
-    logging = module("logging")
     shlex = module("shlex")
     tomllib = module("tomllib")
     traceback = module("traceback")
@@ -100,16 +85,14 @@ else:
 __all__ = [
     "Later",
     "difflib",
-    "get_logger",
     "hashlib",
     "hmac",
     "json",
-    "load_logging",
-    "logging",
     "module",
     "names",
     "pattern",
     "run_one_command",
+    "runs_one_command",
     "shlex",
     "tomllib",
     "traceback",

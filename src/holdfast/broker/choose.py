@@ -19,8 +19,8 @@ from holdfast.delivery.events import Bury, Cancelled, Event, Expired, Lost, Phas
 from holdfast.delivery.group import Group
 from holdfast.delivery.key_policy import KeyPolicy
 from holdfast.delivery.keys import KeyGate, KeyLimits
+from holdfast.env.process import get_logger
 from holdfast.errors import DamagedRange, OffsetOutOfRange, Removed
-from holdfast.later import get_logger
 from holdfast.model import Record, extra_bytes
 from holdfast.settings import TopicSettings
 from holdfast.storage.keeper import soonest

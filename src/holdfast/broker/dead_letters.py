@@ -43,9 +43,9 @@ from holdfast.broker.messages import (
 from holdfast.broker.tracing.log import TRACE
 from holdfast.delivery.events import Ack, Acked, Cancel, Command, DeadStored, Nack, Phase, runs_of
 from holdfast.delivery.group import Burial
+from holdfast.env.process import get_logger
 from holdfast.env.world import checkpoint
 from holdfast.errors import DamagedRange, HoldfastError, InvalidRequest, OffsetOutOfRange, Removed, Unavailable
-from holdfast.later import get_logger
 from holdfast.model import Batch, HeaderPairs, Record
 from holdfast.storage.batches import portions
 from holdfast.storage.keeper import soonest

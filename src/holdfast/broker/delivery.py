@@ -60,9 +60,8 @@ from holdfast.delivery.events import (
 )
 from holdfast.delivery.group import FAR, Group, Lease
 from holdfast.env import World
-from holdfast.env.process import asyncio, stand_back
+from holdfast.env.process import asyncio, get_logger, stand_back
 from holdfast.errors import CorruptData, HoldfastError, LeaseLost, Unavailable
-from holdfast.later import get_logger
 from holdfast.model import Appended, Durability, Record
 from holdfast.settings import TopicSettings
 from holdfast.storage.keeper import soonest

@@ -40,15 +40,15 @@ from holdfast.broker.sampler import QueueSampler
 from holdfast.broker.streams.group import StreamGroups
 from holdfast.broker.streams.queries import Queries
 from holdfast.broker.topic import Topic
-from holdfast.broker.tracing.log import TraceStep, found_by
+from holdfast.broker.tracing import TraceStep
+from holdfast.broker.tracing.log import found_by
 from holdfast.broker.tracing.observer import Traces, traced_as
 from holdfast.broker.upkeep import LOCKS, PRODUCERS, Cleaner, Space, Sweep, Tiering, TopicLocks, Using
 from holdfast.broker.workers import WorkerRegistry
 from holdfast.env import OpenFiles, World, close_in_children, real_world
-from holdfast.env.process import descriptor_limit
+from holdfast.env.process import descriptor_limit, get_logger
 from holdfast.env.world import checkpoint, still_world
 from holdfast.errors import BadSettings, Closed, HoldfastError, InvalidRequest, NotALog, NotAQueue, UnknownTopic
-from holdfast.later import get_logger
 from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.files import join, open_error, require_own, take_lock
 from holdfast.storage.keeper import Keeper, soonest

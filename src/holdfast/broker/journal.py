@@ -45,8 +45,8 @@ from holdfast.delivery.events import Acked, Event, Skipped, encode_event
 from holdfast.delivery.group import FAR, Group, IllegalMove, Lease
 from holdfast.delivery.image import GroupImage, group_of, image_of
 from holdfast.env import World
+from holdfast.env.process import get_logger, logging
 from holdfast.errors import CorruptData, DamagedRange, DiskFull, HoldfastError, Unavailable
-from holdfast.later import get_logger, logging
 from holdfast.model import Appended, Durability, count_of
 from holdfast.settings import LogSettings
 from holdfast.storage.files import FULL_DISK, advice, durable_replace, join, read_file, with_space

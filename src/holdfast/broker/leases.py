@@ -17,8 +17,9 @@ from holdfast.delivery.decide import held, lost
 from holdfast.delivery.events import Buried, BuriedReady, Event, Receipt
 from holdfast.delivery.group import Group, Lease
 from holdfast.env import World
+from holdfast.env.process import get_logger
 from holdfast.errors import LeaseLost
-from holdfast.later import get_logger, hashlib, hmac
+from holdfast.later import hashlib, hmac
 from holdfast.model import Appended, Record
 from holdfast.storage.files import durable_replace, join, read_file, translated, with_space
 

@@ -22,6 +22,7 @@ from holdfast.broker.waiters import Waiter
 from holdfast.delivery.decide import Moment
 from holdfast.delivery.group import FAR
 from holdfast.env import World
+from holdfast.env.process import get_logger
 from holdfast.errors import (
     Closed,
     Conflict,
@@ -32,7 +33,6 @@ from holdfast.errors import (
     TooManyWaiters,
     Unavailable,
 )
-from holdfast.later import get_logger
 from holdfast.locking import (
     PROVEN,
     Acquire,

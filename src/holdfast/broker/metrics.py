@@ -19,7 +19,8 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from holdfast.delivery.events import LEASE_ENDED, Buried, Event, Returned
-from holdfast.later import get_logger
+from holdfast.env.process import get_logger
+from holdfast.model import Durability, Pause
 
 logger = get_logger(__name__)
 
@@ -337,3 +338,37 @@ class _Relay:
             extra={"observer": type(self._observer).__name__, "error": str(error)},
             exc_info=error,
         )
+
+
+class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue at one moment: messages by phase, their size on disk, and the metrics since opening.
+
+    With several partitions all numbers are sums, including `start`, `end` and `floor`.
+    """
+
+    name: str
+    folder: str
+    ready: int
+    leased: int
+    delayed: int
+    dead: int
+    start: int
+    end: int
+    floor: int
+    bytes: int
+    segments: int
+    waiters: int
+    durability: Durability
+    metrics: MetricsSnapshot
+    group: str = "default"
+    partitions: int = 1
+    damaged: int = 0
+    paused: Pause | None = None
+
+
+class Compacted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a compaction freed."""
+
+    segments: int
+    bytes: int
+    journal_bytes: int

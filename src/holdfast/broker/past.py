@@ -46,8 +46,9 @@ from holdfast.delivery.events import (
 )
 from holdfast.delivery.group import FAR
 from holdfast.env import World
+from holdfast.env.process import get_logger
 from holdfast.errors import CorruptData, HoldfastError
-from holdfast.later import get_logger, pattern
+from holdfast.later import pattern
 from holdfast.model import Record
 from holdfast.settings import LogSettings
 from holdfast.storage.files import durable_replace, join, read_file, segment_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from struct import Struct
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
@@ -13,6 +13,7 @@ from holdfast.broker.folder.layout import check_name
 from holdfast.checksum import crc32c
 from holdfast.env import World
 from holdfast.env.disk import Disk
+from holdfast.env.process import get_logger
 from holdfast.errors import (
     ChecksumMismatch,
     CorruptData,
@@ -23,10 +24,11 @@ from holdfast.errors import (
     TailLost,
     UnknownFormat,
 )
-from holdfast.later import get_logger
 from holdfast.model import LogPosition, Producer
 from holdfast.storage.files import durable_replace, join, open_error, read_file
-from holdfast.storage.log import Log
+
+if TYPE_CHECKING:
+    from holdfast.storage.log import Log
 
 # The named producers: the file `producers` in the data folder.
 #

@@ -19,8 +19,8 @@ from holdfast.broker.streams.offsets import CommittedOffset, lag_of
 from holdfast.broker.topic import Topic
 from holdfast.codec.samples import RINGS, SeriesKey, Slot
 from holdfast.env import Clock
+from holdfast.env.process import get_logger
 from holdfast.errors import HoldfastError
-from holdfast.later import get_logger
 from holdfast.membership import TopicPartition
 from holdfast.storage.log import Log
 

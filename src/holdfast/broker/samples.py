@@ -27,7 +27,7 @@ from holdfast.broker.folder.layout import TOPICS
 from holdfast.codec import samples
 from holdfast.env import World
 from holdfast.env.disk import File, write_fully
-from holdfast.later import get_logger
+from holdfast.env.process import get_logger
 from holdfast.storage.files import join
 
 logger = get_logger(__name__)

@@ -45,8 +45,7 @@ from holdfast.delivery.events import NOTE_PRIME, PLACES, SPAN_MS, Event, Noted, 
 from holdfast.delivery.group import Group, IllegalMove, Lease
 from holdfast.env import World
 from holdfast.env.disk import File, write_fully
-from holdfast.env.process import close_in_children
-from holdfast.later import get_logger
+from holdfast.env.process import close_in_children, get_logger
 from holdfast.storage.files import join, read_file
 from holdfast.storage.log import Log
 from holdfast.storage.state import StateWords, release_words

@@ -51,9 +51,10 @@ from holdfast.broker.tracing.log import TraceLog
 from holdfast.broker.tracing.observer import TopicTracing
 from holdfast.delivery.events import PROVEN
 from holdfast.env import World
+from holdfast.env.process import get_logger
 from holdfast.env.world import Abandoned, checkpoint
 from holdfast.errors import BadSettings, Closed, CorruptData, HoldfastError, UnknownGroup, UnknownTopic
-from holdfast.later import difflib, get_logger
+from holdfast.later import difflib
 from holdfast.model import Pause, Retained
 from holdfast.settings import GROUP_FIELDS, TopicSettings, load
 from holdfast.storage.compaction import KeysCompacted, Progress

@@ -24,8 +24,8 @@ from holdfast.broker.partition import Partition
 from holdfast.broker.past import is_past
 from holdfast.broker.samples import SAMPLES
 from holdfast.broker.topic import Topic
+from holdfast.env.process import get_logger
 from holdfast.errors import BadSettings, Closed, HoldfastError
-from holdfast.later import get_logger
 from holdfast.storage.files import LOCK, QUARANTINE, durable_replace, index_bases, join, read_file
 from holdfast.storage.retention import to_tier
 

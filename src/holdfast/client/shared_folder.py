@@ -12,7 +12,7 @@ import msgspec
 from holdfast.broker.engine import folder_path
 from holdfast.broker.folder.layout import OWNER_SOCKET, is_store, topic_for
 from holdfast.env import close_in_children, end_at_exit, real_world
-from holdfast.env.process import load_before_fork, no_fork
+from holdfast.env.process import get_logger, load_before_fork, no_fork
 from holdfast.env.sockets import (
     absolute,
     answers_at,
@@ -23,7 +23,6 @@ from holdfast.env.sockets import (
     someone_calls,
 )
 from holdfast.errors import Busy, HoldfastError
-from holdfast.later import get_logger
 from holdfast.local.broker import LocalBroker
 from holdfast.local.group import LocalGroup
 from holdfast.local.opening import store_settings

@@ -1,12 +1,15 @@
 """This process: its environment, descriptors and signals, what happens when it forks or exits, what it loads late.
 
-`asyncio`, `ctypes` and `futures` are here as modules that are loaded on first use; see `holdfast.later`.
+`asyncio`, `ctypes`, `futures` and `logging` are here as modules that are loaded on first use; see `holdfast.later`.
+`get_logger` is `logging.getLogger`, except in a process that runs one command: there, logging is loaded for the first
+thing that is logged. Other processes load it at once: a warning must not need a file when none can be opened.
 """
 
 from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import os
 import resource
 import signal
@@ -19,16 +22,26 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 from weakref import WeakSet, ref
 
-from holdfast.later import load_logging, module
+from holdfast.later import Later, module, runs_one_command
 
 if TYPE_CHECKING:
     import asyncio as asyncio  # noqa: PLC0414  for others to import, here and below
     import ctypes as ctypes  # noqa: PLC0414
+    import logging as logging  # noqa: PLC0414
     from concurrent import futures as futures  # noqa: PLC0414
+    from logging import Logger
 else:
     asyncio = module("asyncio")
     ctypes = module("ctypes")
     futures = module("concurrent.futures")
+    logging = module("logging")
+
+
+def get_logger(name: str) -> Logger:
+    """Return the logger of this name, or what stands for it in a process that runs one command."""
+    stands: Any = Later(lambda: logging.getLogger(name)) if runs_one_command() else logging.getLogger(name)
+    found: Logger = stands
+    return found
 
 
 def environment() -> Mapping[str, str]:
@@ -184,7 +197,8 @@ def _allow_imports() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    load_logging()
+    if not runs_one_command():
+        importlib.import_module("logging")
     os.register_at_fork(after_in_child=_disown_all)
     # Registered after those of logging, and so called before: they take a lock that an import needs.
     os.register_at_fork(before=_wait_for_imports, after_in_parent=_allow_imports, after_in_child=_renew_imports)

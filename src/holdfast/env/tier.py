@@ -36,9 +36,9 @@ import msgspec
 
 from holdfast.checksum import crc32c
 from holdfast.env.disk import BytesLike, Disk, File, WritableMap, write_fully
-from holdfast.env.process import close_in_children
+from holdfast.env.process import close_in_children, get_logger
 from holdfast.errors import HoldfastError
-from holdfast.later import get_logger, hashlib
+from holdfast.later import hashlib
 
 if TYPE_CHECKING:
     from holdfast.env.chain.engines import Store

@@ -17,8 +17,8 @@ from holdfast.broker.messages import Draft, RoundRobin
 from holdfast.broker.producers import ProducerId
 from holdfast.broker.waiters import Waiter
 from holdfast.env import Clock, close_in_children
+from holdfast.env.process import get_logger
 from holdfast.errors import Closed, HoldfastError, InvalidRequest, OutOfSequence, QueueFull
-from holdfast.later import get_logger
 from holdfast.model import Durability
 from holdfast.producing.parcels import MESSAGE_COST, Callback, Destination, Outbox, Parcel, ProducerPort, Span
 from holdfast.settings import ProducerSettings, load

@@ -15,8 +15,8 @@ from holdfast.broker.messages import Draft, Place, RoundRobin, murmur3
 from holdfast.broker.producers import ProducerId
 from holdfast.broker.waiters import Waiter
 from holdfast.env import Clock
+from holdfast.env.process import get_logger
 from holdfast.errors import MessageTooLarge, Unavailable
-from holdfast.later import get_logger
 from holdfast.model import Durability
 from holdfast.settings import ProducerSettings, TopicSettings
 

@@ -12,9 +12,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from holdfast.env import Clock, end_at_exit
-from holdfast.env.process import asyncio
+from holdfast.env.process import asyncio, get_logger
 from holdfast.errors import HoldfastError, InvalidRequest
-from holdfast.later import get_logger
 from holdfast.producing.core import ProducerCore, Writing
 
 logger = get_logger(__name__)

@@ -15,11 +15,11 @@ from holdfast.api.locks import Lock
 from holdfast.api.topics import ConsumedPartition, MemberRequest, StreamHome, StreamMessage
 from holdfast.broker.folder.layout import parse_message_id
 from holdfast.broker.messages import DELAYED_ID
-from holdfast.broker.streams.offsets import Reset, To
+from holdfast.broker.streams import Reset, To
 from holdfast.client.calling import Ask, Caller, path_of
 from holdfast.client.network import run
+from holdfast.env.process import get_logger
 from holdfast.errors import HoldfastError, Unavailable
-from holdfast.later import get_logger
 from holdfast.membership import TopicPartition
 from holdfast.model import Durability
 from holdfast.protocol import topics as wire

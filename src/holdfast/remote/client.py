@@ -21,9 +21,8 @@ from holdfast.client.calling import Ask, Caller, packed, path_of
 from holdfast.client.network import Network, TaskNetwork, ThreadNetwork, run
 from holdfast.client.opening import Address
 from holdfast.env import Clock, World, close_in_children, end_at_exit
-from holdfast.env.process import asyncio
+from holdfast.env.process import asyncio, get_logger
 from holdfast.errors import HoldfastError, LeaseLost, Unavailable
-from holdfast.later import get_logger
 from holdfast.model import Durability, Record
 from holdfast.producing.parcels import Outbox, Parcel
 from holdfast.protocol import messages as wire

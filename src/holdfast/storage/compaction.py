@@ -26,8 +26,9 @@ from holdfast.codec.encode import Body, FramePlace, Packing, header_for, hole_bo
 from holdfast.codec.frame import HEADER_BYTES, MOST_RAW_BYTES, Codec, Frame, FrameHeader, Kind
 from holdfast.env import File, World
 from holdfast.env.disk import write_fully
+from holdfast.env.process import get_logger
 from holdfast.errors import CorruptData, DiskFull, HoldfastError, MessageTooLarge, Unavailable, UnknownFormat
-from holdfast.later import get_logger, hashlib
+from holdfast.later import hashlib
 from holdfast.model import Producer
 from holdfast.settings import LogSettings
 from holdfast.storage.files import FULL_DISK, advice, index_name, join, opened_folder, rewritten_name, room

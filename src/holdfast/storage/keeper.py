@@ -11,8 +11,8 @@ from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 from holdfast.env import real_world
+from holdfast.env.process import get_logger
 from holdfast.errors import Closed
-from holdfast.later import get_logger
 from holdfast.settings import LogSettings
 from holdfast.storage.files import is_log, require_own, translated
 from holdfast.storage.log import Log

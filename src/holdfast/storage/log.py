@@ -20,8 +20,8 @@ from pyroaring import BitMap64
 from holdfast.codec.encode import Body
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import FolderLock, World, close_in_children, real_world
+from holdfast.env.process import get_logger
 from holdfast.errors import Closed, DamagedRange, InvalidRequest, OffsetOutOfRange
-from holdfast.later import get_logger
 from holdfast.model import NO_PRODUCER, Appended, Batch, CodecName, Durability, LogPosition, Producer, Record, Trimmed
 from holdfast.settings import LogSettings
 from holdfast.storage.batches import Encoder, check_origin, most_plain_bytes

@@ -18,8 +18,8 @@ from typing import Final
 from weakref import WeakSet
 
 from holdfast.env import FolderLock, World
+from holdfast.env.process import get_logger
 from holdfast.errors import HoldfastError
-from holdfast.later import get_logger
 from holdfast.storage.files import lock_note, take_lock, translated
 from holdfast.storage.state import Identity, LogState
 from holdfast.storage.view import Follower, LogView

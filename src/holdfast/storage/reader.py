@@ -23,8 +23,8 @@ import msgspec
 
 from holdfast.codec.frame import Frame
 from holdfast.env import FolderWatch, WatchRefused, World, is_remote, real_world
+from holdfast.env.process import get_logger
 from holdfast.errors import InvalidRequest
-from holdfast.later import get_logger
 from holdfast.model import LogPosition, Record
 from holdfast.settings import LogSettings
 from holdfast.storage.examine import examine

@@ -25,7 +25,7 @@ import msgspec
 from holdfast.codec.encode import FramePlace, gap_body, header_for
 from holdfast.codec.frame import frame_bytes
 from holdfast.env import World
-from holdfast.later import get_logger
+from holdfast.env.process import get_logger
 from holdfast.storage.batches import LaidOut
 from holdfast.storage.examine import Cut, Findings, ScannedTail, SegmentDamage, examine
 from holdfast.storage.files import (

@@ -19,9 +19,9 @@ from typing import Final
 from holdfast.codec.frame import FrameHeader
 from holdfast.env import close_in_children
 from holdfast.env.disk import BytesLike, Disk, File, WritableMap, write_fully
+from holdfast.env.process import get_logger, logging
 from holdfast.env.tier import TieredFile
 from holdfast.errors import Unavailable
-from holdfast.later import get_logger, logging
 from holdfast.storage.files import (
     FULL_DISK,
     index_name,

@@ -33,9 +33,8 @@ from holdfast.codec.columns import KNOWN_COLUMNS
 from holdfast.codec.encode import Body, FramePlace, header_for
 from holdfast.codec.frame import HEADER_BYTES, MAGIC, Codec, Kind
 from holdfast.env import File, OpenFolder, World
-from holdfast.env.process import stand_back
+from holdfast.env.process import get_logger, stand_back
 from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, MessageTooLarge
-from holdfast.later import get_logger
 from holdfast.model import Producer
 from holdfast.settings import LogSettings
 from holdfast.storage.batches import LaidOut, lay_out

@@ -52,9 +52,9 @@ from holdfast.broker.messages import reference_of as place_reference_of
 from holdfast.broker.metrics import Metrics
 from holdfast.broker.partition import Partition
 from holdfast.env import Disk, World
-from holdfast.env.process import stand_back
+from holdfast.env.process import get_logger, stand_back
 from holdfast.errors import Closed, CorruptData, DamagedRange, DiskFailed, DiskFull, HoldfastError
-from holdfast.later import get_logger, hashlib
+from holdfast.later import hashlib
 from holdfast.model import Appended, Durability
 from holdfast.storage.files import FULL_DISK, join, open_error, ran_out, remove_tree, shortage
 from holdfast.storage.log import Log

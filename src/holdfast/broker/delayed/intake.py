@@ -20,8 +20,8 @@ from pyroaring import BitMap64
 
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import World
+from holdfast.env.process import get_logger
 from holdfast.errors import CorruptData, DamagedRange
-from holdfast.later import get_logger
 from holdfast.model import Appended, Batch, Record
 from holdfast.settings import LogSettings
 from holdfast.storage.log import Log

@@ -18,9 +18,10 @@ from holdfast.checksum import crc32c
 from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind, frame_bytes, read_frame, read_header
 from holdfast.env import World
 from holdfast.env.disk import Disk, File
+from holdfast.env.process import get_logger
 from holdfast.errors import ChecksumMismatch, CorruptData, UnknownFormat
 from holdfast.large import LARGE_BYTES
-from holdfast.later import get_logger, pattern
+from holdfast.later import pattern
 from holdfast.model import Record
 from holdfast.settings import check_fields
 from holdfast.storage.files import durable_replace, join, ran_out, read_file, shortage

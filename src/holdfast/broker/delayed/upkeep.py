@@ -38,9 +38,9 @@ from holdfast.codec.encode import PLAIN, Body, FramePlace, Packing, encode_batch
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import World
 from holdfast.env.disk import File, write_fully
+from holdfast.env.process import get_logger
 from holdfast.errors import Closed, DiskFull, HoldfastError, Unavailable
 from holdfast.large import LargeValue
-from holdfast.later import get_logger
 from holdfast.model import Batch, Record
 from holdfast.storage.files import FULL_DISK, advice, join
 from holdfast.storage.keeper import soonest

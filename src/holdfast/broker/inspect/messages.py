@@ -20,8 +20,8 @@ from holdfast.delivery.events import Acked, Cancelled, Noted, Opened, Phase, dec
 from holdfast.delivery.events import Replayed as Rewound
 from holdfast.delivery.group import Group
 from holdfast.env import World
+from holdfast.env.process import get_logger
 from holdfast.errors import CorruptData, DamagedRange, HoldfastError, OffsetOutOfRange, Unavailable, UnknownFormat
-from holdfast.later import get_logger
 from holdfast.model import Record
 from holdfast.storage import LogReader
 from holdfast.storage.files import is_log, join

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 import msgspec
 
 from holdfast.broker.folder.layout import QUERIES, STAGING, TOPICS, check_name, names_in
-from holdfast.broker.streams.offsets import PartitionLag, lag_of
+from holdfast.broker.streams import PartitionLag
+from holdfast.broker.streams.offsets import lag_of
 from holdfast.env import World, close_in_children, end_at_exit
 from holdfast.env.disk import Disk, write_fully
+from holdfast.env.process import get_logger
 from holdfast.errors import Closed, InvalidRequest
-from holdfast.later import get_logger, pattern
+from holdfast.later import pattern
 from holdfast.storage.files import join, read_file, translated
 from holdfast.storage.keeper import Keeper
 

@@ -14,6 +14,7 @@ from holdfast.broker.delivery import Delivery
 from holdfast.broker.folder.layout import message_id, parse_message_id, partition_folder, topic_of_id
 from holdfast.broker.messages import DELAYED_ID, mark
 from holdfast.broker.partition import Partition
+from holdfast.broker.tracing import TraceStep
 from holdfast.broker.tracing.log import (
     ACKED,
     BURIED,
@@ -33,7 +34,6 @@ from holdfast.broker.tracing.log import (
     Traced,
     TraceLog,
     TraceStats,
-    TraceStep,
     delivery_span,
     extent,
     looking_for,
@@ -62,8 +62,8 @@ from holdfast.delivery.events import (
 )
 from holdfast.delivery.group import Group, Lease
 from holdfast.env import World
+from holdfast.env.process import get_logger
 from holdfast.errors import HoldfastError
-from holdfast.later import get_logger
 from holdfast.model import Record
 from holdfast.storage.files import join
 

@@ -20,9 +20,9 @@ from holdfast.env.chain.disk import INLINE_BYTES, Capture, ChainDisk
 from holdfast.env.chain.engines import Store
 from holdfast.env.chain.format import BadObject, NewerObject, check_path
 from holdfast.env.disk import BytesLike, Disk, write_fully
+from holdfast.env.process import get_logger
 from holdfast.env.threads import DaemonThreads
 from holdfast.env.tier import Stub, TieredDisk
-from holdfast.later import get_logger
 
 logger = get_logger(__name__)
 

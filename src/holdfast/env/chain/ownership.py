@@ -31,10 +31,9 @@ from holdfast.env.chain.disk import ChainDisk
 from holdfast.env.chain.engines import Store, StoreRefused, StoreUnreachable, probe
 from holdfast.env.chain.format import BadObject, ObjectHeader, ObjectKind, decode, replay
 from holdfast.env.disk import BytesLike
-from holdfast.env.process import close_in_children
+from holdfast.env.process import close_in_children, get_logger
 from holdfast.env.world import Clock, World
 from holdfast.errors import InvalidRequest
-from holdfast.later import get_logger
 
 logger = get_logger(__name__)
 

@@ -23,10 +23,10 @@ from holdfast.api.topics import (
 )
 from holdfast.broker.folder.layout import check_topic_name
 from holdfast.broker.messages import check_partition
-from holdfast.broker.streams.offsets import PartitionLag
+from holdfast.broker.streams import PartitionLag
 from holdfast.client.calling import path_of
+from holdfast.env.process import get_logger
 from holdfast.errors import Closed, Fenced, HoldfastError
-from holdfast.later import get_logger
 from holdfast.membership import TopicPartition
 from holdfast.model import Durability
 from holdfast.protocol import topics as wire
