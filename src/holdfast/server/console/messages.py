@@ -16,8 +16,8 @@ from msgspec import Meta
 from holdfast.api.contents import home_of, record_of
 from holdfast.api.drafts import to_datetime
 from holdfast.api.listing import DeadLetter, Listed, SearchHit, note_of
-from holdfast.broker.tracing import log
-from holdfast.broker.tracing.log import LEASED, TraceStep
+from holdfast.broker.tracing import TraceStep, log
+from holdfast.broker.tracing.log import LEASED
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.local.listing import look_up
 from holdfast.protocol.media import RAW
