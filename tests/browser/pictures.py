@@ -32,6 +32,7 @@ PICTURES = {
     "console-dead": ("/ui/queues/orders/dead", WIDE, True),
     "console-search": ("/ui/search?q=key%3Dc-3+age%3C1h", WIDE, False),
     "console-redriven": ("/ui/queues/returns/redriven?ids=" + ",".join(FIRST), WIDE, False),
+    "console-log": ("/ui/queues/orders/log", WIDE, False),
     "console-settings": ("/ui/queues/orders/settings", WIDE, False),
     "console-audit": ("/ui/audit", WIDE, False),
     "console-workers": ("/ui/workers", WIDE, False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import re
 import subprocess
 import tempfile
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
+from holdfast.server.console import console_routes
 from tests.browser.browsing import NARROW, WIDE, visiting
 from tests.browser.test_console_pages import PAGES
 from tests.integration.http_gear import Serving
@@ -62,6 +64,15 @@ def test_axe_finds_nothing_serious(browser: Browser, day: Serving, size: tuple[i
             found[path] = faults(visit.page)
         visit.faults.clear()  # the browser itself tells of the answer 404
         assert {path: each for path, each in found.items() if each} == {}
+
+
+def test_no_page_of_the_console_is_left_out():
+    """A page that is added to the console is added to these lists, and so looked at by every test that uses them."""
+    patterns = {route.pattern for routes in console_routes() for route in routes.all}
+    patterns -= {"/", "/ui/static/{file}", "/ui/queues/{queue}/messages/{id}/body"}  # these are no pages
+    shown = [path.partition("?")[0] for path in [*PAGES, *MORE]]
+    asked = {pattern: re.compile(re.sub(r"[{][^}]+[}]", "[^/]+", pattern)) for pattern in patterns}
+    assert [pattern for pattern, wanted in asked.items() if not any(map(wanted.fullmatch, shown))] == []
 
 
 def test_axe_finds_nothing_serious_in_the_dialogs(browser: Browser, day: Serving):

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -121,12 +121,24 @@ def test_hostile_content_is_shown_as_text_and_breaks_no_page(browser: Browser, s
         server.request("PUT", f"/v1/queues/{queue}", {"settings": {"max_attempts": 1, "trace_sample": 1.0}})
         assert server.post(f"/v1/queues/{queue}/batch", {"messages": HOSTILE}).status == 201
         failed(server, [f"{EVIL}\n{'E' * 3_000}\u202e\x00"] * 3, queue=queue)
+        server.post(f"/v1/queues/{queue}/dequeue", {"count": 1, "owner": EVIL})
         server.post(f"/v1/queues/{queue}/pause", {"reason": EVIL + "R" * 300})
-    paths = ["/ui", "/ui/audit", "/ui/groups", "/ui/workers", "/ui/search?q=onerror"]
+        report = {"id": f"w-{len(queue)}", "name": EVIL, "host": EVIL, "version": EVIL[:20], "concurrency": 1}
+        assert server.post(f"/v1/queues/{queue}/workers", report).status == 200
+    assert server.post("/v1/locks/odd/acquire", {"owner": EVIL, "lease": 600}).status == 200
+    assert server.request("PUT", "/v1/state/odd", {"value": {EVIL: EVIL}}).status < 300
+    paths = ["/ui", "/ui/audit", "/ui/groups", "/ui/groups/default", "/ui/workers", "/ui/search?q=onerror"]
+    paths += [
+        "/ui/locks?document=odd",
+        f"/ui/search?{urlencode({'q': EVIL})}",
+        f"/ui/groups?{urlencode({'name': EVIL})}",
+    ]
     for queue in ("odd", name):
         here = f"/ui/queues/{queue}"
         paths += [here, f"{here}?tab=dead", f"{here}?tab=done", f"{here}/dead", f"{here}/send?copy_of={queue}-0-0"]
         paths += [f"{here}/messages/{queue}.dlq-0-{i}" for i in range(3)]
+        paths += [f"{here}/log", f"{here}/tail", f"{here}/charts", f"{here}/settings", f"{here}?tab=leased"]
+        paths += [f"{here}/redriven?ids={queue}.dlq-0-0", f"{here}?{urlencode({'where': EVIL})}"]
         paths += [f"{here}/messages/{queue}-0-{i}" for i in range(3, 6)]
     with visiting(browser, f"{server.url}/ui", size=size) as visit:
         faults = {}
@@ -135,6 +147,8 @@ def test_hostile_content_is_shown_as_text_and_breaks_no_page(browser: Browser, s
             faults[path] = visit.page.evaluate(LOOK)
         assert {path: found for path, found in faults.items() if found} == {}
         expect(visit.page.locator("#payload")).to_contain_text("one line")
+        # The browser notes the answer 400 to a filter that is none.
+        visit.faults = [fault for fault in visit.faults if "status of 400" not in fault]
 
 
 def test_a_redrive_is_stopped_and_the_rest_stay_dead(browser: Browser, server: Serving):

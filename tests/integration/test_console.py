@@ -64,7 +64,10 @@ PAGES = [
     "/ui/queues/orders",
     "/ui/queues/orders/charts",
     "/ui/queues/orders/dead",
+    "/ui/queues/orders/redriven?ids=orders.dlq-0-0",
+    "/ui/queues/orders/log",
     "/ui/queues/orders/tail",
+    "/ui/search?q=key%3Dc-3",
     "/ui/queues/orders/settings?all=true",
     "/ui/queues/orders/send",
     "/ui/queues/orders/messages/orders-0-0",
@@ -378,7 +381,9 @@ def test_a_server_that_only_shows_offers_no_acts_and_refuses_them(tmp_path: Path
         live_a_day(writing)
     with serving(tmp_path / "data", whole=True, read_only=True) as server:
         queue = "/ui/queues/orders"
-        pages = [queue, f"{queue}?tab=leased", f"{queue}/dead", f"{queue}/settings", "/ui/groups/default"]
+        pages = [queue, f"{queue}?tab=leased", f"{queue}?tab=dead", f"{queue}/dead", f"{queue}/settings"]
+        pages += [f"{queue}/redriven?ids=orders.dlq-0-0", f"{queue}/messages/orders.dlq-0-0", f"{queue}/log"]
+        pages += [f"{queue}/messages/orders-0-30", "/ui/groups/default", "/ui/workers"]
         for path in ("/ui", *pages, "/ui/groups"):
             found = page(server, path)
             assert "read-only" in found.text
