@@ -75,13 +75,8 @@ _HEADS = ("operation", "best", "median", "", "goal", "")
 
 def _page(program: str, about: str, measured_on: dict[str, object], rows: list[list[str]], rounds: int) -> str:
     """The table as a page, with the machine."""
-    lines = [
-        f"# python -m {program}",
-        "",
-        f"{about} {machine.title(measured_on)}; {rounds} rounds, load "
-        f"{measured_on['load_before']} before them. Method: [bench/README.md](../README.md).",
-        "",
-    ]
+    where = f"{machine.title(measured_on)}; {rounds} rounds, load {measured_on['load_before']} before them"
+    lines = [f"# python -m {program}", "", f"{about} {where}. Method: [bench/README.md](../README.md).", ""]
     warning = machine.warning(measured_on)
     lines += [f"**{warning}**", ""] if warning else []
     lines += [f"| {' | '.join(_HEADS)} |", "| --- | ---: | ---: | --- | ---: | --- |"]
