@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
+import platform
 import re
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping
+from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 Figures = dict[str, float]
+_COLUMNS = ["operation", "best", "median", "unit", "goal", ""]
 Sample = Callable[[Path], Figures]
 
 
@@ -48,15 +52,41 @@ def run(
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help=f"a pattern; the samples are: {', '.join(samples)}")
     parser.add_argument("--dir", type=Path, default=Path(), help="where to make the data folders")
+    parser.add_argument("--save", type=Path, help="write the table to this file, too, as Markdown")
     given = parser.parse_args()
-    table = Table("operation", "best", "median", "", "goal", "")
-    for name, found in _measured(samples, given.only, given.rounds, given.dir).items():
-        table.add_row(*_row(name, goals.get(name, Goal(None, "/s")), found))
+    before = os.getloadavg()[0]
+    measured = _measured(samples, given.only, given.rounds, given.dir)
+    rows = [_row(name, goals.get(name, Goal(None, "/s")), found) for name, found in measured.items()]
+    absent = [
+        f"{name}: not measured, because it is not installed: {', '.join(what)}"
+        for name, what in (missing or {}).items()
+        if what
+    ]
+    table = Table(*_COLUMNS)
+    for row in rows:
+        table.add_row(*row)
     console = Console(width=120)
     console.print(table)
-    for name, what in (missing or {}).items():
-        if what:
-            console.print(f"{name}: not measured, because it is not installed: {', '.join(what)}")
+    for line in absent:
+        console.print(line)
+    if given.save is not None:
+        load = f"{before:.1f} at the start, {os.getloadavg()[0]:.1f} at the end"
+        given.save.write_text(_page(program, given.rounds, load, rows, absent))
+
+
+def _page(program: str, rounds: int, load: str, rows: list[list[str]], absent: list[str]) -> str:
+    """The table as a page. It says how busy the machine was, because nothing else explains figures that are odd."""
+    machine = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}"
+    lines = [
+        f"# `python -m {program}`",
+        "",
+        f"Measured {date.today().isoformat()} on {machine}, {rounds} rounds. Load average {load}.",
+        "Above the number of cores, others used the machine, too: wall times and rates are those of a share of it.",
+        "",
+        *("| " + " | ".join(each) + " |" for each in (_COLUMNS, ["---"] * len(_COLUMNS), *rows)),
+        *(line for each in absent for line in ("", each)),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _measured(samples: Mapping[str, Sample], only: str, rounds: int, folder: Path) -> dict[str, list[float]]:
