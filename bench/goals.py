@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import os
-import platform
+import datetime as dt
 import re
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping
-from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
+from bench import machine
+
 Figures = dict[str, float]
-_COLUMNS = ["operation", "best", "median", "unit", "goal", ""]
 Sample = Callable[[Path], Figures]
 
 
@@ -52,40 +51,41 @@ def run(
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help=f"a pattern; the samples are: {', '.join(samples)}")
     parser.add_argument("--dir", type=Path, default=Path(), help="where to make the data folders")
-    parser.add_argument("--save", type=Path, help="write the table to this file, too, as Markdown")
+    parser.add_argument("--write", type=Path, help="also write the table to this Markdown file")
     given = parser.parse_args()
-    before = os.getloadavg()[0]
-    measured = _measured(samples, given.only, given.rounds, given.dir)
-    rows = [_row(name, goals.get(name, Goal(None, "/s")), found) for name, found in measured.items()]
-    absent = [
-        f"{name}: not measured, because it is not installed: {', '.join(what)}"
-        for name, what in (missing or {}).items()
-        if what
+    measured_on = machine.facts(given.dir, dt.date.today().isoformat())
+    table = Table(*_HEADS)
+    rows = [
+        _row(name, goals.get(name, Goal(None, "/s")), found)
+        for name, found in _measured(samples, given.only, given.rounds, given.dir).items()
     ]
-    table = Table(*_COLUMNS)
     for row in rows:
         table.add_row(*row)
     console = Console(width=120)
     console.print(table)
-    for line in absent:
-        console.print(line)
-    if given.save is not None:
-        load = f"{before:.1f} at the start, {os.getloadavg()[0]:.1f} at the end"
-        given.save.write_text(_page(program, given.rounds, load, rows, absent))
+    if given.write is not None:
+        given.write.write_text(_page(program, about, measured_on, rows, given.rounds))
+    for name, what in (missing or {}).items():
+        if what:
+            console.print(f"{name}: not measured, because it is not installed: {', '.join(what)}")
 
 
-def _page(program: str, rounds: int, load: str, rows: list[list[str]], absent: list[str]) -> str:
-    """The table as a page. It says how busy the machine was, because nothing else explains figures that are odd."""
-    machine = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}"
+_HEADS = ("operation", "best", "median", "", "goal", "")
+
+
+def _page(program: str, about: str, measured_on: dict[str, object], rows: list[list[str]], rounds: int) -> str:
+    """The table as a page, with the machine."""
     lines = [
-        f"# `python -m {program}`",
+        f"# python -m {program}",
         "",
-        f"Measured {date.today().isoformat()} on {machine}, {rounds} rounds. Load average {load}.",
-        "Above the number of cores, others used the machine, too: wall times and rates are those of a share of it.",
+        f"{about} {machine.title(measured_on)}; {rounds} rounds, load "
+        f"{measured_on['load_before']} before them. Method: [bench/README.md](../README.md).",
         "",
-        *("| " + " | ".join(each) + " |" for each in (_COLUMNS, ["---"] * len(_COLUMNS), *rows)),
-        *(line for each in absent for line in ("", each)),
     ]
+    warning = machine.warning(measured_on)
+    lines += [f"**{warning}**", ""] if warning else []
+    lines += [f"| {' | '.join(_HEADS)} |", "| --- | ---: | ---: | --- | ---: | --- |"]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join(lines) + "\n"
 
 

@@ -22,7 +22,6 @@ falls back to the general path. Keep the two paths in step; tests compare them.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
@@ -61,7 +60,7 @@ from holdfast.delivery.events import (
 )
 from holdfast.delivery.group import FAR, Group, Lease
 from holdfast.env import World
-from holdfast.env.process import asyncio, stand_back
+from holdfast.env.process import asyncio, get_logger, stand_back
 from holdfast.errors import CorruptData, HoldfastError, LeaseLost, Unavailable
 from holdfast.model import Appended, Durability, Record
 from holdfast.settings import TopicSettings
@@ -72,7 +71,7 @@ if TYPE_CHECKING:
     from holdfast.broker.partition import Partition, Site
     from holdfast.broker.tracing.observer import GroupTracer
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _END_MOST: Final = 100  # leases and delays ended before the lock is released for a moment
 _FENCE: Final = attrgetter("fence")

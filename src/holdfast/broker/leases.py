@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import struct
 import threading
 from binascii import a2b_base64, b2a_base64
@@ -18,6 +17,7 @@ from holdfast.delivery.decide import held, lost
 from holdfast.delivery.events import Buried, BuriedReady, Event, Receipt
 from holdfast.delivery.group import Group, Lease
 from holdfast.env import World
+from holdfast.env.process import get_logger
 from holdfast.errors import LeaseLost
 from holdfast.later import hashlib, hmac
 from holdfast.model import Appended, Record
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.broker.delivery import Delivery
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _UNHANDLED: Final = (
     "message %d of %s was dropped without ack or nack, and returns to the queue; use `with message:` (logged only once)"

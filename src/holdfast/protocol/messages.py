@@ -11,9 +11,8 @@ from msgspec import UNSET, Meta, UnsetType
 
 from holdfast.api.arguments import MOST_REASON_CHARS
 from holdfast.api.listing import DeadGroup
-from holdfast.broker.tracing.log import TraceStep
-from holdfast.delivery.group import Failure
-from holdfast.model import Pause
+from holdfast.broker.tracing import TraceStep
+from holdfast.model import Failure, Pause
 
 Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
 Receipt = Annotated[str, Meta(max_length=300)]

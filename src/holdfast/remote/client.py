@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -22,7 +21,7 @@ from holdfast.client.calling import Ask, Caller, packed, path_of
 from holdfast.client.network import Network, TaskNetwork, ThreadNetwork, run
 from holdfast.client.opening import Address
 from holdfast.env import Clock, World, close_in_children, end_at_exit
-from holdfast.env.process import asyncio
+from holdfast.env.process import asyncio, get_logger
 from holdfast.errors import HoldfastError, LeaseLost, Unavailable
 from holdfast.model import Durability, Record
 from holdfast.producing.parcels import Outbox, Parcel
@@ -348,7 +347,7 @@ def _message(parcel: Parcel, i: int) -> wire.NewMessage:
 # Each client has one thread for this. It does not depend on an event loop, so a handler that blocks one loses no lease.
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _NS: Final = 1_000_000
 _AT_ONCE: Final = 1_000

@@ -12,9 +12,9 @@ from holdfast.api.arguments import ACK, MessageOutcome, ReceiveRequest, check_du
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import Bodies, PublishRequest, Stored, StreamRequest
 from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Listed, Redriven, Where, grouped
-from holdfast.broker.group import Compacted, QueueStats
+from holdfast.broker.metrics import Compacted, QueueStats
 from holdfast.broker.samples import Samples
-from holdfast.broker.tracing.log import TraceStep
+from holdfast.broker.tracing import TraceStep
 from holdfast.broker.workers import Order, WorkerReport
 from holdfast.client.calling import Ask, path_of
 from holdfast.errors import Conflict, HoldfastError, InvalidRequest, LeaseLost, NotFound

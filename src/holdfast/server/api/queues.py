@@ -20,7 +20,7 @@ from holdfast.api.listing import Listed as Found
 from holdfast.api.listing import SearchedQueue, SearchHit, SearchPage, until_ms_of
 from holdfast.api.topics import TopicInfo, changes_of
 from holdfast.broker.folder.layout import DEFAULT_GROUP
-from holdfast.broker.group import QueueStats
+from holdfast.broker.metrics import QueueStats
 from holdfast.broker.upkeep import reading
 from holdfast.errors import HoldfastError, InvalidRequest, LeaseLost, NotFound
 from holdfast.local.listing import find_message, listed, look_up, mark_of, no_message, parse_mark
