@@ -12,13 +12,15 @@ bytes back as ours does, with the same event loop.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import selectors
 import signal
 import socket
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,10 @@ GOALS = {
     "latency, fsync, p99": Goal(1, "ms"),
     "latency, shared folder, p50": Goal(0.16, "ms"),
     "latency, shared folder, p99": Goal(0.5, "ms"),
+    "memory: an idle connection": Goal(None, "bytes"),
+    "memory: a call that waits, with its connection": Goal(13_000, "bytes"),
+    "memory: a leased message of a batch": Goal(None, "bytes"),
+    "memory: a leased message taken alone": Goal(None, "bytes"),
 }
 
 
@@ -386,6 +392,60 @@ def _batches(folder: Path) -> Figures:
         return found | served.timed("batches of 100: get + ack", takes, count, rate=True)
 
 
+def _memory(folder: Path) -> Figures:
+    """The memory that the server writes to for each connection, waiting call and leased message."""
+    held, many = 400, 100
+    with _served(folder) as served, ExitStack() as stack:
+        assert served.side.server is not None
+        whole, queue = served.side.server.process.pid, served.side.queue
+
+        def opened(count: int) -> list[_Raw]:
+            found = [_Raw(served) for _ in range(count)]
+            for each in found:
+                stack.callback(each.close)
+                _checked(each.call(each.request("dequeue", b'{"wait":0}')))
+            return found
+
+        opened(50)
+        start = _private_bytes(whole)
+        waiting = opened(held)
+        idle = _private_bytes(whole)
+        for each in waiting:
+            each.connection.sendall(each.request("dequeue", b'{"wait":120}'))
+        deadline = time.monotonic() + 30
+        while _waiters(served) < held and time.monotonic() < deadline:
+            time.sleep(0.05)
+        waited = _private_bytes(whole)
+        stack.close()
+        for _ in range(held // 10):
+            queue.put_many([_BODY] * 1_000)
+        taken = queue.get_many(1_000, detached=True)
+        before = _private_bytes(whole)
+        for _ in range(many):
+            taken += queue.get_many(_MANY, detached=True)
+        in_batches = _private_bytes(whole)
+        for _ in range(_COUNT):
+            taken.append(queue.get(detached=True))
+        alone = _private_bytes(whole)
+    return {
+        "memory: an idle connection": (idle - start) / held,
+        "memory: a call that waits, with its connection": (waited - start) / held,
+        "memory: a leased message of a batch": (in_batches - before) / (many * _MANY),
+        "memory: a leased message taken alone": (alone - in_batches) / _COUNT,
+    }
+
+
+def _waiters(served: _Served) -> int:
+    with urllib.request.urlopen(f"{served.side.url}/v1/admin/status") as answer:
+        return int(json.load(answer)["waiters"])
+
+
+def _private_bytes(pid: int) -> int:
+    """The memory of a process that no other has and that it has written to: not what it only reads from files."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("Private_Dirty:")).split()[1])
+
+
 def _latency(name: str, take: Callable[[], tuple[int, bytes]], put: Callable[[bytes], object]) -> Figures:
     """A child process puts at a steady rate; here each message is taken as it comes, and acked."""
     count = _RATE * _SECONDS
@@ -515,6 +575,7 @@ SAMPLES: dict[str, Sample] = {
     "latency": partial(_server_latency, "latency", "os"),
     "latency, fsync": partial(_server_latency, "latency, fsync", "fsync"),
     "latency, shared folder": _shared_latency,
+    "memory": _memory,
     **{kind.name: partial(_peer, kind) for kind in PEERS if not MISSING[kind.name]},
 }
 

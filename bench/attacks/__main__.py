@@ -2,6 +2,7 @@
 
 The caller of team b enqueues, dequeues and acks one message at a time, at a calm pace, while a probe asks for
 /healthz. The first row is measured with no attacker; then each attack runs for a few seconds in its own process.
+Callers repeat their requests, so after the second one the server knows their heads, and answers in one step.
 On an otherwise idle machine two things must hold in every row: the caller's p99 stays under ten times its quiet value,
 and /healthz answers within 250 ms.
 """

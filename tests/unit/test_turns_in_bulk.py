@@ -11,13 +11,16 @@ import pytest
 
 from holdfast.api.arguments import ACK
 from holdfast.broker.delivery import _END_MOST
+from holdfast.broker.leases import RUN_TOKEN_BYTES
 from holdfast.delivery.events import Released
 from holdfast.delivery.events import size as run_size
 from holdfast.errors import LeaseLost
 from holdfast.local.aio import group as group_module
 from holdfast.local.aio.broker import open_broker_async
 from holdfast.local.group import CLAIMS_AT_ONCE
+from holdfast.protocol.messages import Receipts, RunReceipts
 from holdfast.server.served import MOST_AT_ONCE, ServedGroup, Taken, receipts_of
+from holdfast.server.served import texts_of as made_of_runs
 from holdfast.server.waiting import Windows
 from tests.unit.queues import Place
 
@@ -100,6 +103,24 @@ def test_an_ack_of_made_up_receipts_gives_other_tasks_their_turn_every_few_of_th
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("alone", [False, True], ids=["one run", "many runs"])
+def test_receipts_are_made_from_runs_with_turns_for_other_tasks(tmp_path, alone):
+    async def story() -> None:
+        async with many_messages(tmp_path) as group:
+            turns, offsets = Turns(), list(range(MANY))
+            token = b"\x02" + bytes(RUN_TOKEN_BYTES - 1)
+            runs = [
+                RunReceipts(partition=0, token=token, offsets=some)
+                for some in ([[each] for each in offsets] if alone else [offsets])
+            ]
+            texts = await made_of_runs(group, Receipts(receipts=["a"], runs=runs))
+            assert [text.partition("@")[0] for text in texts] == ["a", *(f"jobs-0-{offset}" for offset in offsets)]
+            assert turns.count >= MANY // CLAIMS_AT_ONCE - 1
+            turns.stop()
+
+    asyncio.run(story())
+
+
 def test_many_settled_messages_leave_a_streams_window_with_turns_for_other_tasks(tmp_path):
     async def story() -> None:
         async with many_messages(tmp_path) as group:
@@ -117,7 +138,7 @@ def test_many_settled_messages_leave_a_streams_window_with_turns_for_other_tasks
                 ]
                 turns = Turns()
                 await windows.settled(group, receipts)
-                assert turns.count >= MANY // CLAIMS_AT_ONCE
+                assert turns.count >= MANY // CLAIMS_AT_ONCE - 1
                 turns.stop()
                 assert len(window) == 0
 
