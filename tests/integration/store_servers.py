@@ -1,4 +1,4 @@
-"""Stores for tests: SeaweedFS and moto (S3), PostgreSQL, Azurite. Each on free ports, ended by its id."""
+"""Stores for the tests: SeaweedFS and moto, which speak S3, PostgreSQL, Azurite. Each on free ports, ended by id."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ from holdfast.api.contents import Contents
 from holdfast.api.drafts import Bodies, Stored, instant_ns
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.engine import BrokerEngine
-from holdfast.broker.group import Compacted, QueueGroup, QueueStats
+from holdfast.broker.group import QueueGroup
 from holdfast.broker.leases import Delivered, Pending
-from holdfast.broker.metrics import Observer
+from holdfast.broker.metrics import Compacted, Observer, QueueStats
 from holdfast.broker.samples import Samples
 from holdfast.broker.waiters import Waiter
 from holdfast.codec.samples import SeriesKey

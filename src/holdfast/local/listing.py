@@ -41,7 +41,8 @@ from holdfast.broker.folder.layout import DEAD_SUFFIX, parse_message_id, topic_f
 from holdfast.broker.history import history, history_of_letter
 from holdfast.broker.inspect.messages import letters_of
 from holdfast.broker.messages import is_for
-from holdfast.broker.tracing.log import DELAYED, LEASED, PUBLISHED, TraceStep
+from holdfast.broker.tracing import TraceStep
+from holdfast.broker.tracing.log import DELAYED, LEASED, PUBLISHED
 from holdfast.delivery.events import Phase
 from holdfast.env import World
 from holdfast.errors import CorruptData, InvalidRequest, NotFound, UnknownGroup

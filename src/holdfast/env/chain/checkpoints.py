@@ -8,7 +8,6 @@ checkpoint may be removed once the checkpoint is old enough (`clean_up`).
 from __future__ import annotations
 
 import hashlib
-import logging
 import posixpath
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -21,10 +20,11 @@ from holdfast.env.chain.disk import INLINE_BYTES, Capture, ChainDisk
 from holdfast.env.chain.engines import Store
 from holdfast.env.chain.format import BadObject, NewerObject, check_path
 from holdfast.env.disk import BytesLike, Disk, write_fully
+from holdfast.env.process import get_logger
 from holdfast.env.threads import DaemonThreads
 from holdfast.env.tier import Stub, TieredDisk
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _MAGIC: Final = b"HFCP"
 _VERSION: Final = 1

@@ -283,9 +283,13 @@ def open_store(place: StorePlace) -> tuple[Store, str]:
 def cannot_open(place: StorePlace, error: Exception) -> str:
     """Return why a place cannot be opened, and what to look at."""
     why = str(error).removeprefix(f"{place.shown}: ")
+    return f"{place.shown} cannot be opened: {why}{store_advice(place)}"
+
+
+def store_advice(place: StorePlace) -> str:
+    """Return what to look at if a store does not answer as it should."""
     needed = _KEYS.get(place.url.partition("://")[0])
-    advice = "" if needed is None else f". See that the environment has what it needs: {needed}"
-    return f"{place.shown} cannot be opened: {why}{advice}"
+    return "" if needed is None else f". See that the environment has what it needs: {needed}"
 
 
 def _memory(place: StorePlace) -> tuple[Store, str]:

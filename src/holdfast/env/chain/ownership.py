@@ -8,7 +8,6 @@ people, and nothing is decided by it.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
@@ -32,11 +31,11 @@ from holdfast.env.chain.disk import ChainDisk
 from holdfast.env.chain.engines import Store, StoreRefused, StoreUnreachable, probe
 from holdfast.env.chain.format import BadObject, ObjectHeader, ObjectKind, decode, replay
 from holdfast.env.disk import BytesLike
-from holdfast.env.process import close_in_children
+from holdfast.env.process import close_in_children, get_logger
 from holdfast.env.world import Clock, World
 from holdfast.errors import InvalidRequest
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _LOOK_S: Final = 0.2  # a standby looks for the next object this often
 _CHECKPOINT_BYTES: Final = 256 * 1024 * 1024

@@ -21,11 +21,13 @@ from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
 from holdfast.api.topics import GroupInfo, MemberRequest, QueueRequest, SeekTarget, StreamMessage, TopicInfo
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
 from holdfast.broker.folder.layout import DEAD_SUFFIX, check_topic_name
-from holdfast.broker.group import Compacted, QueueGroup
+from holdfast.broker.group import QueueGroup
+from holdfast.broker.metrics import Compacted
 from holdfast.broker.samples import Samples
-from holdfast.broker.streams.offsets import PartitionLag, Reset, ResetEffect, To
+from holdfast.broker.streams import PartitionLag, Reset, ResetEffect, To
 from holdfast.broker.topic import Topic
-from holdfast.broker.tracing.log import TraceStats, TraceStep
+from holdfast.broker.tracing import TraceStep
+from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.waiters import TaskWaiter
 from holdfast.broker.workers import Order, WorkerInfo
 from holdfast.env.threads import aside, aside_while_wanted, opened_aside

@@ -19,10 +19,12 @@ from holdfast.api.sync.group import Queue
 from holdfast.api.sync.ports import tell
 from holdfast.api.topics import GroupInfo, MemberRequest, QueueRequest, SeekTarget, StreamMessage, TopicInfo
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
-from holdfast.broker.group import Compacted, QueueGroup
+from holdfast.broker.group import QueueGroup
+from holdfast.broker.metrics import Compacted
 from holdfast.broker.samples import Samples
-from holdfast.broker.streams.offsets import PartitionLag, Reset, ResetEffect, To
-from holdfast.broker.tracing.log import TraceStats, TraceStep
+from holdfast.broker.streams import PartitionLag, Reset, ResetEffect, To
+from holdfast.broker.tracing import TraceStep
+from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.waiters import ThreadWaiter
 from holdfast.broker.workers import Order, WorkerInfo
 from holdfast.later import module

@@ -15,10 +15,10 @@ from holdfast.api.drafts import Stored, StreamRequest
 from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Listed, Redriven, Where
 from holdfast.broker.choose import give_way
 from holdfast.broker.delivery import Delivery
-from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.leases import Delivered, Pending
+from holdfast.broker.metrics import Compacted, QueueStats
 from holdfast.broker.samples import Samples
-from holdfast.broker.tracing.log import TraceStep
+from holdfast.broker.tracing import TraceStep
 from holdfast.broker.waiters import ThreadWaiter, Waiter
 from holdfast.broker.workers import Order, WorkerReport
 from holdfast.delivery.events import Receipt

@@ -1,0 +1,100 @@
+"""Results that expire, as state documents: what the result backends of all frameworks are made of.
+
+Each document has the time at which it expires. An expired one counts as absent at once; it is removed by
+`remove_expired`, which reads all documents, so it is called rarely: by `sweep`, once an hour.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import holdfast
+from holdfast.env import real_world
+from holdfast.errors import Conflict, HoldfastError, LockHeld
+from holdfast.integrations.places import topic_name
+
+_MS: Final = 1000
+_EXPIRES: Final = "expires_at_ms"
+_SWEEP_MS: Final = 3_600_000
+_LOCK: Final = "holdfast.expired"
+
+
+class Results:
+    """JSON objects by key, each until it expires."""
+
+    def __init__(self, broker: Callable[[], holdfast.Broker], prefix: str = "") -> None:
+        self._broker = broker
+        self._prefix = prefix
+        self._clock = real_world().clock
+        self._sweep_at_ms = 0
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """What is stored under the key, None if nothing is, or if it has expired."""
+        found = self.find(key)
+        return None if found is None else found.value
+
+    def find(self, key: str) -> holdfast.Document | None:
+        """As `get`, with the version."""
+        found = self._broker().documents.get(self._name(key))
+        return None if found is None or self._expired(found.value) else found
+
+    def put(
+        self, key: str, value: dict[str, Any], *, keep_s: float | None, version: int | None = None
+    ) -> holdfast.Document:
+        """Store a value for `keep_s` seconds, None: until it is removed."""
+        return self._broker().documents.update(self._name(key), value | self._lifetime(keep_s), version=version)
+
+    def remove(self, key: str) -> None:
+        self._broker().documents.remove(self._name(key))
+
+    def change(self, key: str, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+        """Store what `changed` makes of the value, whoever else changes it at the same time."""
+        documents = self._broker().documents
+        while True:
+            found = documents.get(self._name(key))
+            after = changed({} if found is None or self._expired(found.value) else found.value)
+            with suppress(Conflict):
+                documents.update(self._name(key), after, version=found.version if found else 0)
+                return after
+
+    def expire(self, key: str, keep_s: float) -> None:
+        """Keep the value for so long from now on."""
+        self.change(key, lambda before: before | self._lifetime(keep_s))
+
+    def remove_expired(self, *prefixes: str) -> int:
+        """Remove the results that have expired, unless another process is doing so; returns how many."""
+        broker, removed = self._broker(), 0
+        starts = tuple(map(self._name, prefixes)) if prefixes else (topic_name(self._prefix),)
+        with suppress(LockHeld), broker.locks.hold(_LOCK, wait=0):
+            for name in broker.documents.list():
+                found = broker.documents.get(name) if name.startswith(starts) else None
+                if found is not None and self._expired(found.value):
+                    with suppress(Conflict):  # it was stored anew meanwhile
+                        removed += broker.documents.remove(name, version=found.version)
+        return removed
+
+    def sweep(self) -> None:
+        """Remove the expired results in the background, if that was not done within the last hour."""
+        now_ms = self._now_ms()
+        if now_ms >= self._sweep_at_ms:
+            self._sweep_at_ms = now_ms + _SWEEP_MS
+            threading.Thread(target=self._sweep, name="holdfast-expired-results", daemon=True).start()
+
+    def _sweep(self) -> None:
+        with suppress(HoldfastError):  # next hour, then
+            self.remove_expired()
+
+    def _name(self, key: str) -> str:
+        return topic_name(self._prefix + key)
+
+    def _lifetime(self, seconds: float | None) -> dict[str, int]:
+        return {_EXPIRES: self._now_ms() + int(seconds * _MS)} if seconds else {}
+
+    def _expired(self, value: dict[str, Any]) -> bool:
+        return bool(value.get(_EXPIRES, self._now_ms() + 1) <= self._now_ms())
+
+    def _now_ms(self) -> int:
+        return self._clock.now_ns() // 1_000_000
