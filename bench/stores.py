@@ -15,14 +15,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import holdfast
 import holdfast.aio
 from bench.goals import Figures, Goal, run
+from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.stored import open_store, parse_place
+from holdfast.settings import BrokerSettings, TopicSettings
 from tests.integration.store_servers import postgres, postgres_program, seaweedfs
 
 _CALLS = 300
@@ -246,9 +248,9 @@ def _cold_open(folder: Path) -> Figures:
         write_checkpoint(queue._port.engine.world.disk, 0)  # type: ignore[attr-defined]
     store, root = open_store(parse_place(url))
     began = time.perf_counter()
-    for key in store.keys(f"{root}content/"):
-        store.read(key)
-    read = time.perf_counter() - began
+    for i, key in enumerate(store.keys(f"{root}content/")):
+        (folder / f"downloaded-{i}").write_bytes(store.read(key) or b"")
+    downloaded = time.perf_counter() - began
     store.close()
     with _environment(**{_CACHE: str(folder / "second")}):
         began = time.perf_counter()
@@ -256,9 +258,51 @@ def _cold_open(folder: Path) -> Figures:
             took = time.perf_counter() - began
     return {
         "folder store: cold open of 1 GiB": took,
-        "folder store: reading its objects one by one": read,
-        "folder store: cold open over reading": took / read,
+        "folder store: downloading its objects one by one": downloaded,
+        "folder store: cold open over download": took / downloaded,
     }
+
+
+_TIERS = ("folder store", *(kind for kind in ("postgres", "seaweedfs") if kind in _PLACES))
+_SEGMENTS = 6
+
+
+def _tiered(kind: str) -> Callable[[Path], Figures]:
+    """Read every byte of segments that are only in the store, beside reading their objects without us."""
+
+    def measure(folder: Path) -> Figures:
+        with _PLACES[kind](folder.resolve()) as (url, environ), _environment(**environ):
+            topic = TopicSettings(segment_bytes=16 << 20, min_free_bytes=0, tier_after_bytes=0, durability="os")
+            settings = BrokerSettings(tier=f"{url}-tier", topic=topic)
+            engine = BrokerEngine.open(folder / "tiered", settings=settings)
+            engine.create_topic("jobs")
+            log = engine.open_topic("jobs").partitions[0].log
+            while len(log.segments()) <= _SEGMENTS:
+                log.append([os.urandom(64 * 1024)] * 16)
+            engine.tiering.tick()
+            paths = sorted(path.removesuffix(".stub") for path in map(str, Path(log.folder).glob("*.log.stub")))
+            assert len(paths) == _SEGMENTS
+            disk, took, size = engine.world.disk, 0.0, 0
+            for path in paths:
+                began = time.perf_counter()
+                with closing(disk.open(path)) as file:
+                    size += len(file.read(0, file.size()))
+                took += time.perf_counter() - began
+            engine.close()
+            store, root = open_store(parse_place(f"{url}-tier"))
+            keys, bare = list(store.keys(f"{root}tier/")), 0.0
+            for key in keys:
+                began = time.perf_counter()
+                store.read(key)
+                bare += time.perf_counter() - began
+            store.close()
+        return {
+            f"{kind}: cold read of tiered segments": size / took / 1e6,
+            f"{kind}: bare reads of their objects": size / bare / 1e6,
+            f"{kind}: cold read over bare reads": took / bare,
+        }
+
+    return measure
 
 
 _SAMPLES = {
@@ -266,6 +310,7 @@ _SAMPLES = {
     "linger": _linger,
     "take-over": _take_over,
     "cold open": _cold_open,
+    **{f"tiered {kind}": _tiered(kind) for kind in _TIERS},
 }
 _GOALS = {
     **{f"{kind}: fsync put, 1 caller, p50": Goal(None, "ms") for kind in _PLACES},
@@ -283,8 +328,11 @@ _GOALS = {
     "folder store: take-over, owner killed": Goal(1, "s"),
     "folder store: take-over, silent owner, beyond its lease": Goal(1, "s"),
     "folder store: cold open of 1 GiB": Goal(None, "s"),
-    "folder store: reading its objects one by one": Goal(None, "s"),
-    "folder store: cold open over reading": Goal(None, "×"),
+    "folder store: downloading its objects one by one": Goal(None, "s"),
+    "folder store: cold open over download": Goal(None, "×"),
+    **{f"{kind}: cold read of tiered segments": Goal(None, "MB/s") for kind in _TIERS},
+    **{f"{kind}: bare reads of their objects": Goal(None, "MB/s") for kind in _TIERS},
+    **{f"{kind}: cold read over bare reads": Goal(1.25, "×") for kind in _TIERS},  # 80 % of its speed
 }
 
 
