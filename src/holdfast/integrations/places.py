@@ -10,15 +10,19 @@ A plain path or address, without `holdfast`, means the same.
 from __future__ import annotations
 
 import re
+import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from os import PathLike
+from typing import Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import holdfast
 from holdfast.env.process import close_in_children, end_at_exit
 from holdfast.errors import Conflict, HoldfastError
+
+Tls: TypeAlias = ssl.SSLContext | str | PathLike[str] | None
 
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]|_(?=x[0-9A-F]{2})|^[.-]")
 

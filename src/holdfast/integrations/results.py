@@ -22,13 +22,34 @@ _SWEEP_MS: Final = 3_600_000
 _LOCK: Final = "holdfast.expired"
 
 
+class Expiry:
+    """The names and the lifetimes of results, whoever reads and writes them."""
+
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
+        self._clock = real_world().clock
+
+    def name(self, key: str) -> str:
+        """The document of a result."""
+        return topic_name(self._prefix + key)
+
+    def stored(self, value: dict[str, Any], keep_s: float | None) -> dict[str, Any]:
+        """The value with the time at which it expires, None: never."""
+        return value | ({_EXPIRES: self.now_ms() + int(keep_s * _MS)} if keep_s else {})
+
+    def expired(self, value: dict[str, Any]) -> bool:
+        return bool(value.get(_EXPIRES, self.now_ms() + 1) <= self.now_ms())
+
+    def now_ms(self) -> int:
+        return self._clock.now_ns() // 1_000_000
+
+
 class Results:
     """JSON objects by key, each until it expires."""
 
     def __init__(self, broker: Callable[[], holdfast.Broker], prefix: str = "") -> None:
         self._broker = broker
-        self._prefix = prefix
-        self._clock = real_world().clock
+        self._expiry = Expiry(prefix)
         self._sweep_at_ms = 0
 
     def get(self, key: str) -> dict[str, Any] | None:
@@ -38,47 +59,49 @@ class Results:
 
     def find(self, key: str) -> holdfast.Document | None:
         """As `get`, with the version."""
-        found = self._broker().documents.get(self._name(key))
-        return None if found is None or self._expired(found.value) else found
+        found = self._broker().documents.get(self._expiry.name(key))
+        return None if found is None or self._expiry.expired(found.value) else found
 
     def put(
         self, key: str, value: dict[str, Any], *, keep_s: float | None, version: int | None = None
     ) -> holdfast.Document:
         """Store a value for `keep_s` seconds, None: until it is removed."""
-        return self._broker().documents.update(self._name(key), value | self._lifetime(keep_s), version=version)
+        return self._broker().documents.update(
+            self._expiry.name(key), self._expiry.stored(value, keep_s), version=version
+        )
 
     def remove(self, key: str) -> None:
-        self._broker().documents.remove(self._name(key))
+        self._broker().documents.remove(self._expiry.name(key))
 
     def change(self, key: str, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
         """Store what `changed` makes of the value, whoever else changes it at the same time."""
         documents = self._broker().documents
         while True:
-            found = documents.get(self._name(key))
-            after = changed({} if found is None or self._expired(found.value) else found.value)
+            found = documents.get(self._expiry.name(key))
+            after = changed({} if found is None or self._expiry.expired(found.value) else found.value)
             with suppress(Conflict):
-                documents.update(self._name(key), after, version=found.version if found else 0)
+                documents.update(self._expiry.name(key), after, version=found.version if found else 0)
                 return after
 
     def expire(self, key: str, keep_s: float) -> None:
         """Keep the value for so long from now on."""
-        self.change(key, lambda before: before | self._lifetime(keep_s))
+        self.change(key, lambda before: self._expiry.stored(before, keep_s))
 
     def remove_expired(self, *prefixes: str) -> int:
         """Remove the results that have expired, unless another process is doing so; returns how many."""
         broker, removed = self._broker(), 0
-        starts = tuple(map(self._name, prefixes)) if prefixes else (topic_name(self._prefix),)
+        starts = tuple(map(self._expiry.name, prefixes or ("",)))
         with suppress(LockHeld), broker.locks.hold(_LOCK, wait=0):
             for name in broker.documents.list():
                 found = broker.documents.get(name) if name.startswith(starts) else None
-                if found is not None and self._expired(found.value):
+                if found is not None and self._expiry.expired(found.value):
                     with suppress(Conflict):  # it was stored anew meanwhile
                         removed += broker.documents.remove(name, version=found.version)
         return removed
 
     def sweep(self) -> None:
         """Remove the expired results in the background, if that was not done within the last hour."""
-        now_ms = self._now_ms()
+        now_ms = self._expiry.now_ms()
         if now_ms >= self._sweep_at_ms:
             self._sweep_at_ms = now_ms + _SWEEP_MS
             threading.Thread(target=self._sweep, name="holdfast-expired-results", daemon=True).start()
@@ -86,15 +109,3 @@ class Results:
     def _sweep(self) -> None:
         with suppress(HoldfastError):  # next hour, then
             self.remove_expired()
-
-    def _name(self, key: str) -> str:
-        return topic_name(self._prefix + key)
-
-    def _lifetime(self, seconds: float | None) -> dict[str, int]:
-        return {_EXPIRES: self._now_ms() + int(seconds * _MS)} if seconds else {}
-
-    def _expired(self, value: dict[str, Any]) -> bool:
-        return bool(value.get(_EXPIRES, self._now_ms() + 1) <= self._now_ms())
-
-    def _now_ms(self) -> int:
-        return self._clock.now_ns() // 1_000_000

@@ -49,7 +49,7 @@ class TaskOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     durability: Literal["fsync", "interval", "os"] = "fsync"
     queue_settings: dict[str, Any] = {}
     console_url: str = ""
-    tls: dict[str, Any] | None = None
+    tls: str | None = None
 
 
 class HoldfastBackend(BaseTaskBackend):

@@ -1,0 +1,152 @@
+"""The broker of taskiq: a queue of ours, and a lease for each message until taskiq acks it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Any, Final, Literal
+
+from taskiq import AckableMessage, AsyncBroker, BrokerMessage
+
+import holdfast
+from holdfast.env.process import asyncio
+from holdfast.errors import Closed, HoldfastError, LeaseLost, Unavailable, UnknownTopic
+from holdfast.integrations.places import Tls, topic_name
+from holdfast.integrations.taskiq.opening import AsyncPlace
+
+logger = logging.getLogger(__name__)
+
+# Retries are taskiq's, as new messages. An attempt here is a delivery whose worker died.
+_QUEUE_SETTINGS: Final = {"max_attempts": 20}
+_MOST_PRIORITY: Final = 9
+_PAUSES_S: Final = (0.1, 5.0)
+
+
+class HoldfastBroker(AsyncBroker):
+    """A broker on a folder, a server or a store.
+
+    A task's labels say how it is sent: `delay` in seconds, `priority` from 0 to 9, where 9 is the most urgent, and
+    `queue_name` for another queue.
+
+    Args:
+        url: A folder, the address of a server, or a store.
+        queue_name: The queue from which workers take tasks.
+        lease: How long a dead worker keeps its messages, in seconds; by default the queue's `lease_ms`.
+        durability: What `kiq` survives: "fsync", "interval" or "os".
+        queue_settings: Settings for new queues.
+        tls: For a server whose certificate comes from an authority of your own.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        queue_name: str = "taskiq",
+        lease: float | None = None,
+        durability: Literal["fsync", "interval", "os"] = "fsync",
+        queue_settings: dict[str, Any] | None = None,
+        tls: Tls = None,
+    ) -> None:
+        super().__init__()
+        self.queue_name = queue_name
+        self._lease = lease
+        self._durability = durability
+        self._new_queue = _QUEUE_SETTINGS | (queue_settings or {})
+        self._place = AsyncPlace(url, tls)
+        self._queues: dict[str, holdfast.aio.AsyncQueue[bytes]] = {}
+        self._held: dict[str, holdfast.aio.AsyncMessage[bytes]] = {}
+
+    async def startup(self) -> None:
+        await self._queue(self.queue_name)
+        await super().startup()
+
+    async def shutdown(self) -> None:
+        """Put back what was taken and not acked, and close the place."""
+        await super().shutdown()
+        held, self._held = self._held, {}
+        for message in held.values():
+            with suppress(HoldfastError):  # it returns when its lease ends
+                await message.defer()
+        self._queues.clear()
+        await self._place.close()
+
+    async def kick(self, message: BrokerMessage) -> None:
+        """Store a task; it is on disk when this returns."""
+        labels = message.labels
+        name = str(labels.get("queue_name") or self.queue_name)
+        delay = labels.get("delay")
+        put: dict[str, Any] = {
+            "delay": None if delay is None else max(0.0, float(delay)),
+            "priority": min(_MOST_PRIORITY, max(0, int(labels.get("priority") or 0))),
+            "headers": {"task": message.task_name, "id": message.task_id},
+            "durability": self._durability,
+        }
+        try:
+            await (await self._queue(name)).put(message.message, **put)
+        except (UnknownTopic, Closed):
+            self._queues.pop(name, None)  # it was deleted, or the place closed, since we opened it
+            await (await self._queue(name)).put(message.message, **put)
+
+    async def listen(self) -> AsyncGenerator[AckableMessage, None]:
+        """Take one message at a time: taskiq asks for the next when it has room for it."""
+        pause_s, longest_s = _PAUSES_S
+        while True:
+            try:
+                queue = await self._queue(self.queue_name)
+                message = await queue.receive(lease=self._lease, renew=True)
+            except Unavailable as error:
+                logger.warning("cannot take tasks of the queue %s, trying again: %s", self.queue_name, error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, longest_s)
+                continue
+            pause_s = _PAUSES_S[0]
+            if (fault := self._fault(message)) is not None:
+                with suppress(HoldfastError):
+                    await message.reject(fault)
+                continue
+            self._held[message.receipt] = message
+            yield AckableMessage(data=message.raw, ack=Ack(self._held, message))
+
+    def _fault(self, message: holdfast.aio.AsyncMessage[bytes]) -> str | None:
+        """Why taskiq would drop this message, None if it would not. It becomes a dead letter instead."""
+        name = message.headers.get("task")
+        if name is None:
+            try:
+                name = self.formatter.loads(message.raw).task_name
+            except Exception as error:
+                return f"the message is not a task: {error}"
+        return None if self.find_task(str(name)) else f"there is no task {name} in this worker"
+
+    async def _queue(self, name: str) -> holdfast.aio.AsyncQueue[bytes]:
+        found = self._queues.get(name)
+        if found is None:
+            broker = await self._place.broker()
+            await broker.create_topic(topic_name(name), exist_ok=True, **self._new_queue)
+            found = self._queues[name] = await broker.queue(topic_name(name))
+        return found
+
+
+class Ack:
+    """Acks a message. Taskiq calls it when it is received, executed or saved, or when the task says so."""
+
+    def __init__(
+        self, held: dict[str, holdfast.aio.AsyncMessage[bytes]], message: holdfast.aio.AsyncMessage[bytes]
+    ) -> None:
+        self._held = held
+        self._message = message
+
+    async def __call__(self) -> None:
+        self._held.pop(self._message.receipt, None)
+        pause_s, longest_s = _PAUSES_S
+        while True:
+            try:
+                await self._message.ack()
+                return
+            except LeaseLost as error:
+                logger.warning("a task was handled, but its lease was lost, so it may run again: %s", error)
+                return
+            except Unavailable as error:
+                logger.warning("cannot ack a task, trying again: %s", error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, longest_s)

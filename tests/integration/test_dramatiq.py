@@ -1,0 +1,211 @@
+"""Dramatiq on Holdfast: the broker with its real worker program, and its parts in this process."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.frameworks_gear import Site, until
+from tests.integration.process_gear import server_process
+from tests.tidy import markdown
+from tests.tidy.repo import ROOT
+
+dramatiq = pytest.importorskip("dramatiq")
+
+from dramatiq.errors import QueueJoinTimeout, QueueNotFound  # noqa: E402
+from dramatiq.results import Results  # noqa: E402
+
+from holdfast.integrations.dramatiq import HoldfastBroker, HoldfastResults  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+PROGRAM = """
+import os
+
+import dramatiq
+from dramatiq.results import Results
+from holdfast.integrations.dramatiq import HoldfastBroker, HoldfastResults
+from notes_kept import note, sleep_until
+
+PLACE = os.environ["PLACE"]
+broker = HoldfastBroker(PLACE, lease=2)
+broker.add_middleware(Results(backend=HoldfastResults(PLACE)))
+dramatiq.set_broker(broker)
+
+
+@dramatiq.actor
+def gated(name):
+    note("began", name)
+    sleep_until(name)
+    note("ended", name)
+
+
+@dramatiq.actor
+def count(number):
+    note("ran", number)
+
+
+@dramatiq.actor(store_results=True)
+def add(x, y):
+    return x + y
+
+
+@dramatiq.actor(max_retries=1, min_backoff=1)
+def fail():
+    note("failed")
+    raise ValueError("the printer is on fire")
+
+
+@dramatiq.actor(queue_name="mail", broker_priority=7)
+def mail():
+    note("mailed")
+
+
+def send_gated(name, delay=None):
+    gated.send_with_options(args=(name,), delay=None if delay is None else delay * 1000)
+
+
+def send_count(number):
+    count.send(number)
+"""
+FILES = {"program.py": PROGRAM}
+WORKER = ["-m", "dramatiq", "program", "--processes", "1"]
+
+
+@pytest.fixture(params=["folder", "server"])
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    if request.param == "folder":
+        yield Site(tmp_path, f"holdfast://{tmp_path}/data", f"{tmp_path}/data", FILES, WORKER)
+        return
+    with server_process(tmp_path / "data", "--no-console") as server:
+        yield Site(tmp_path, f"holdfast+{server.url}", server.url, FILES, WORKER)
+
+
+def test_results_pipelines_retries_and_dead_letters(site: Site):
+    with site.worker("--threads", "2"):
+        printed = site.run(
+            "print(add.send(2, 3).get_result(block=True, timeout=60_000))\n"
+            "pipe = add.message(1, 1) | add.message(3)\n"
+            "print(pipe.run().get_result(block=True, timeout=60_000))\n"
+            "group = dramatiq.group([add.message(n, n) for n in range(4)]).run()\n"
+            "print(sorted(group.get_results(block=True, timeout=60_000)))\n"
+            "fail.send()\n"
+            "mail.send()\n"
+            "broker.join('default', timeout=60_000)\n"
+        )
+        assert printed.splitlines() == ["5", "5", "[0, 2, 4, 6]"]
+        until(lambda: ["mailed"] in site.notes(), "a task of another queue runs")
+    assert site.notes().count(["failed"]) == 2
+    with site.broker() as broker, broker.queue("default") as queue:
+        (letter,) = queue.dead.list()
+        assert letter.headers["task"] == "fail"
+        assert "ValueError: the printer is on fire" in letter.error
+        (mail,) = broker.queue("mail").messages("done")
+        assert mail.priority == 7
+
+
+def test_a_message_that_is_no_message_is_a_dead_letter(tmp_path: Path):
+    broker = HoldfastBroker(f"{tmp_path}/data", middleware=[])
+    broker.declare_queue("default")
+    queue = broker.queue("default")
+    queue.put(b"not json")
+    assert next(broker.consume("default", timeout=100)) is None
+    (letter,) = queue.dead.list()
+    assert "cannot be decoded" in letter.error
+
+
+def test_a_consumer_holds_no_more_than_its_prefetch_and_puts_back_the_rest(tmp_path: Path):
+    broker = HoldfastBroker(f"{tmp_path}/data", middleware=[])
+
+    @dramatiq.actor(broker=broker)
+    def add(x): ...
+
+    for number in range(4):
+        add.send(number)
+    consumer = broker.consume("default", prefetch=2, timeout=50)
+    first, second = next(consumer), next(consumer)
+    assert next(consumer) is None
+    assert broker.queue("default").stats().leased == 2
+    consumer.ack(first)
+    third = next(consumer)
+    assert third.args == (2,)
+    consumer.requeue([second])
+    consumer.nack(third)
+    fourth = next(consumer)
+    assert fourth.args == (1,)
+    consumer.requeue([fourth])
+    consumer.close()
+    stats = broker.queue("default").stats()
+    assert (stats.ready, stats.leased, stats.dead) == (2, 0, 1)
+    assert [message.attempts for message in broker.queue("default").messages("ready")] == [0, 0]
+
+
+def test_delays_are_stored_and_joined_and_flushed(tmp_path: Path):
+    broker = HoldfastBroker(f"{tmp_path}/data", middleware=[])
+
+    @dramatiq.actor(broker=broker)
+    def add(x): ...
+
+    add.send_with_options(args=(1,), delay=3_600_000)
+    assert broker.queue("default").stats().delayed == 1
+    with pytest.raises(QueueJoinTimeout):
+        broker.join("default", timeout=100)
+    broker.flush_all()
+    broker.join("default", timeout=10_000)
+    for call in (broker.consume, broker.join, broker.flush):
+        with pytest.raises(QueueNotFound):
+            call("unknown")
+
+
+def test_a_result_expires(tmp_path: Path):
+    backend = HoldfastResults(f"{tmp_path}/data")
+    broker = HoldfastBroker(f"{tmp_path}/data", middleware=[Results(backend=backend)])
+
+    @dramatiq.actor(broker=broker, store_results=True)
+    def add(x): ...
+
+    message = add.send(1)
+    backend.store_result(message, b"1".decode(), 50)
+    until(lambda: backend._get(backend.build_message_key(message)) is dramatiq.results.Missing, "the result is gone")
+
+
+def test_an_ack_reaches_a_server_that_was_killed_meanwhile(tmp_path: Path):
+    with server_process(tmp_path / "data", "--no-console") as server:
+        broker = HoldfastBroker(server.url, middleware=[])
+
+        @dramatiq.actor(broker=broker)
+        def add(x): ...
+
+        add.send(1)
+        consumer = broker.consume("default", timeout=100)
+        message = next(consumer)
+        server.kill()
+        server.start()
+        consumer.ack(message)
+        until(lambda: broker.queue("default").stats().floor == 1, "it is acked")
+
+
+def test_the_program_of_the_guide(tmp_path: Path):
+    page = (ROOT / "docs" / "how-to" / "use-with-dramatiq.md").read_text("utf-8")
+    (code,) = [block.code for block in markdown.blocks(page) if re.match(r"# shop\.py\n", block.code)]
+    site = Site(tmp_path, "", "", {"program.py": code}, ["-m", "dramatiq", "program", "--processes", "1"])
+    with site.worker():
+        assert site.run("print(resize.send('cat.png').get_result(block=True, timeout=60_000))") == "cat.png-small"
+
+
+def test_an_idle_consumer_sleeps(tmp_path: Path):
+    broker = HoldfastBroker(f"{tmp_path}/data", middleware=[])
+
+    @dramatiq.actor(broker=broker)
+    def add(x): ...
+
+    consumer, found = broker.consume("default", timeout=60_000), []
+    waiting = threading.Thread(target=lambda: found.append(next(consumer)))
+    waiting.start()
+    add.send(1)  # wakes it, long before the timeout
+    waiting.join(30)
+    assert [message.args for message in found] == [(1,)]

@@ -1,0 +1,206 @@
+"""Taskiq on Holdfast: broker, results and schedules, with its real worker program, and with FastAPI's dependencies."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from tests.integration.frameworks_gear import Site, until
+from tests.integration.process_gear import server_process
+from tests.tidy import markdown
+from tests.tidy.repo import ROOT
+
+pytest.importorskip("taskiq")
+
+from taskiq.depends.progress_tracker import TaskProgress, TaskState
+from taskiq.exceptions import ResultGetError
+from taskiq.result import TaskiqResult
+from taskiq.scheduler.scheduled_task import ScheduledTask
+
+from holdfast.integrations.taskiq import HoldfastResultBackend, HoldfastScheduleSource
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+PROGRAM = """
+import asyncio
+import os
+
+import taskiq_fastapi
+from fastapi import FastAPI, Request
+from holdfast.integrations.taskiq import HoldfastBroker, HoldfastResultBackend, HoldfastScheduleSource
+from notes_kept import note, sleep_until
+from taskiq import TaskiqDepends, TaskiqScheduler
+
+PLACE = os.environ["PLACE"]
+broker = HoldfastBroker(PLACE, lease=2).with_result_backend(HoldfastResultBackend(PLACE))
+source = HoldfastScheduleSource(PLACE)
+scheduler = TaskiqScheduler(broker, [source])
+api = FastAPI()
+api.state.shop = "corner shop"
+taskiq_fastapi.init(broker, "program:api")
+
+
+@broker.task("gated")
+def gated(name):
+    note("began", name)
+    sleep_until(name)
+    note("ended", name)
+
+
+@broker.task("count")
+async def count(number):
+    note("ran", number)
+
+
+@broker.task("add")
+async def add(x, y):
+    return x + y
+
+
+@broker.task("fail")
+async def fail():
+    raise ValueError("the printer is on fire")
+
+
+@broker.task("shop")
+async def shop(request: Request = TaskiqDepends()):
+    return request.app.state.shop
+
+
+@broker.task("at_once", ack_type="when_received")
+def at_once(name):
+    note("began", name)
+    sleep_until(name)
+
+
+async def once(work):
+    await broker.startup()
+    try:
+        return await work()
+    finally:
+        await broker.shutdown()
+
+
+def send_gated(name, delay=None):
+    asyncio.run(once(lambda: gated.kicker().with_labels(**({} if delay is None else {"delay": delay})).kiq(name)))
+
+
+senders = asyncio.new_event_loop()
+started = []
+
+
+def send_count(number):
+    if not started:
+        started.append(senders.run_until_complete(broker.startup()))
+    senders.run_until_complete(count.kiq(number))
+"""
+FILES = {"program.py": PROGRAM}
+WORKER = ["-m", "taskiq", "worker", "program:broker", "--workers", "1"]
+
+
+@pytest.fixture(params=["folder", "server"])
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    if request.param == "folder":
+        yield Site(tmp_path, f"holdfast://{tmp_path}/data", f"{tmp_path}/data", FILES, WORKER)
+        return
+    with server_process(tmp_path / "data", "--no-console") as server:
+        yield Site(tmp_path, f"holdfast+{server.url}", server.url, FILES, WORKER)
+
+
+def test_results_dependencies_labels_and_ack_types(site: Site):
+    with site.worker():
+        printed = site.run(
+            "async def work():\n"
+            "    print((await (await add.kiq(2, 3)).wait_result(timeout=60)).return_value)\n"
+            "    print(repr((await (await fail.kiq()).wait_result(timeout=60)).error))\n"
+            "    print((await (await shop.kiq()).wait_result(timeout=60)).return_value)\n"
+            "    await count.kicker().with_labels(priority=7, queue_name='other').kiq(1)\n"
+            "    await at_once.kiq('a')\n"
+            "asyncio.run(once(work))\n"
+        )
+        assert printed.splitlines() == ["5", "ValueError('the printer is on fire')", "corner shop"]
+        until(lambda: ["began", "a"] in site.notes(), "the task begins")
+        with site.broker() as broker:
+            assert next(broker.queue("other").messages("ready")).priority == 7
+            queue = broker.queue("taskiq")
+            until(lambda: queue.stats().floor == 4, "the task is acked before it has ended")
+        site.open_gate("a")
+
+
+def test_what_taskiq_would_drop_is_a_dead_letter(tmp_path: Path):
+    site = Site(tmp_path, f"{tmp_path}/data", f"{tmp_path}/data", FILES, WORKER)
+    with site.broker() as broker, broker.queue("taskiq") as queue:
+        queue.put(b"not a task")
+        queue.put(b"{}", headers={"task": "elsewhere"})
+        with site.worker():
+            until(lambda: len(queue.dead.list()) == 2, "both are dead letters")
+        errors = [letter.error for letter in queue.dead.list()]
+        assert "the message is not a task" in errors[0]
+        assert "there is no task elsewhere" in errors[1]
+
+
+def test_results_expire_and_schedules_are_kept(tmp_path: Path):
+    async def story() -> None:
+        place = f"{tmp_path}/data"
+        backend = HoldfastResultBackend[int](place, keep_results=0.05)
+        result = TaskiqResult(is_err=False, return_value=5, execution_time=0.1)
+        await backend.set_result("one", result)
+        while await backend.is_result_ready("one"):
+            await asyncio.sleep(0.01)
+        with pytest.raises(ResultGetError):
+            await backend.get_result("one")
+        await backend.remove_expired()
+        lasting = HoldfastResultBackend[int](place)
+        await lasting.set_result("two", result)
+        assert (await lasting.get_result("two")).return_value == 5
+        await lasting.set_progress("two", TaskProgress(state=TaskState.STARTED, meta={"done": 3}))
+        progress = await lasting.get_progress("two")
+        assert progress is not None
+        assert progress.meta == {"done": 3}
+        assert await lasting.get_progress("three") is None
+
+        source, other = HoldfastScheduleSource(place), HoldfastScheduleSource(place)
+        hourly = ScheduledTask(task_name="add", labels={}, args=[1, 2], kwargs={}, cron="0 * * * *")
+        once = ScheduledTask(task_name="add", labels={}, args=[], kwargs={}, time=datetime.now(UTC))
+        await asyncio.gather(source.add_schedule(hourly), other.add_schedule(once))
+        assert {each.schedule_id for each in await source.get_schedules()} == {hourly.schedule_id, once.schedule_id}
+        await source.post_send(once)
+        await source.post_send(hourly)
+        assert await other.get_schedules() == [hourly]
+        await other.delete_schedule(hourly.schedule_id)
+        assert await source.get_schedules() == []
+        for each in (backend, lasting, source, other):
+            await each.shutdown()
+
+    asyncio.run(story())
+    with holdfast.open_broker(tmp_path / "data", share=False) as broker:  # all have closed it
+        assert "taskiq.result.one" not in broker.documents.list()
+
+
+def test_the_scheduler_sends_what_a_program_adds(tmp_path: Path):
+    site = Site(tmp_path, f"{tmp_path}/data", f"{tmp_path}/data", FILES, WORKER)
+    site.run(
+        "from datetime import UTC, datetime\n"
+        "async def work():\n"
+        "    await count.schedule_by_time(source, datetime.now(UTC), 'soon')\n"
+        "    await source.shutdown()\n"
+        "asyncio.run(once(work))\n"
+    )
+    beat = Site(tmp_path, site.place, site.url, FILES, ["-m", "taskiq", "scheduler", "program:scheduler"])
+    with site.worker(), beat.worker("--update-interval", "1"):
+        until(lambda: ["ran", "soon"] in site.notes(), "the task is sent when it is due")
+
+
+def test_the_program_of_the_guide(tmp_path: Path):
+    page = (ROOT / "docs" / "how-to" / "use-with-taskiq.md").read_text("utf-8")
+    (code,) = [block.code for block in markdown.blocks(page) if re.match(r"# shop\.py\n", block.code)]
+    site = Site(tmp_path, "", "", {"shop.py": code}, ["-m", "taskiq", "worker", "shop:broker", "--workers", "1"])
+    with site.worker():
+        (tmp_path / "program.py").write_text("from shop import *\n")
+        assert site.run("asyncio.run(main())") == "cat.png-small"
