@@ -78,8 +78,10 @@ def _page(program: str, about: str, measured_on: dict[str, object], rows: list[l
     lines = [
         f"# python -m {program}",
         "",
-        f"{about} {machine.title(measured_on)}; {rounds} rounds, load "
-        f"{measured_on['load_before']} before them. Method: [bench/README.md](../README.md).",
+        (
+            f"{about} {machine.title(measured_on)}; {rounds} rounds, load "
+            f"{measured_on['load_before']} before them. Method: [bench/README.md](../README.md)."
+        ),
         "",
     ]
     warning = machine.warning(measured_on)
