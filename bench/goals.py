@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import re
 import statistics
 import tempfile
@@ -12,6 +13,8 @@ from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
+
+from bench import machine
 
 Figures = dict[str, float]
 Sample = Callable[[Path], Figures]
@@ -48,15 +51,42 @@ def run(
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help=f"a pattern; the samples are: {', '.join(samples)}")
     parser.add_argument("--dir", type=Path, default=Path(), help="where to make the data folders")
+    parser.add_argument("--write", type=Path, help="also write the table to this Markdown file")
     given = parser.parse_args()
-    table = Table("operation", "best", "median", "", "goal", "")
-    for name, found in _measured(samples, given.only, given.rounds, given.dir).items():
-        table.add_row(*_row(name, goals.get(name, Goal(None, "/s")), found))
+    measured_on = machine.facts(given.dir, dt.date.today().isoformat())
+    table = Table(*_HEADS)
+    rows = [
+        _row(name, goals.get(name, Goal(None, "/s")), found)
+        for name, found in _measured(samples, given.only, given.rounds, given.dir).items()
+    ]
+    for row in rows:
+        table.add_row(*row)
     console = Console(width=120)
     console.print(table)
+    if given.write is not None:
+        given.write.write_text(_page(program, about, measured_on, rows, given.rounds))
     for name, what in (missing or {}).items():
         if what:
             console.print(f"{name}: not measured, because it is not installed: {', '.join(what)}")
+
+
+_HEADS = ("operation", "best", "median", "", "goal", "")
+
+
+def _page(program: str, about: str, measured_on: dict[str, object], rows: list[list[str]], rounds: int) -> str:
+    """The table as a page, with the machine."""
+    lines = [
+        f"# python -m {program}",
+        "",
+        f"{about} {machine.title(measured_on)}; {rounds} rounds, load "
+        f"{measured_on['load_before']} before them. Method: [bench/README.md](../README.md).",
+        "",
+    ]
+    warning = machine.warning(measured_on)
+    lines += [f"**{warning}**", ""] if warning else []
+    lines += [f"| {' | '.join(_HEADS)} |", "| --- | ---: | ---: | --- | ---: | --- |"]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(lines) + "\n"
 
 
 def _measured(samples: Mapping[str, Sample], only: str, rounds: int, folder: Path) -> dict[str, list[float]]:

@@ -8,9 +8,11 @@ and /healthz answers within 250 ms.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import multiprocessing
+import re
 import resource
 import signal
 import subprocess
@@ -18,9 +20,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -50,17 +51,19 @@ class Seen(NamedTuple):
     calls: int
 
 
-def main(
-    seconds: Annotated[float, typer.Option(min=1, help="How long each attack runs.")] = 6,
-    only: Annotated[str, typer.Option(help="Only attacks whose name has this in it.")] = "",
-    files: Annotated[int, typer.Option(help="The server's limit on open files; 0 leaves it as it is.")] = 0,
-) -> None:
+def main() -> None:
     """Attack a server in every known way, and show what another caller notices."""
+    parser = argparse.ArgumentParser(prog="python -m bench.attacks", description=main.__doc__)
+    parser.add_argument("--seconds", type=float, default=6, help="how long each attack runs")
+    parser.add_argument("--only", default="", help="only attacks whose name matches this pattern")
+    parser.add_argument("--files", type=int, default=0, help="the server's limit on open files; 0 leaves it as it is")
+    given = parser.parse_args()
+    seconds, files = given.seconds, given.files
     raise_files()
     console = Console(width=130)
     with tempfile.TemporaryDirectory(prefix="bench-data-") as folder, _server(Path(folder), files) as (port, tokens):
         asyncio.run(_prepare(port, tokens["root"]))
-        shapes = [each for each in SHAPES if only in each.name]
+        shapes = [each for each in SHAPES if re.search(given.only, each.name)]
         _show(console, asyncio.run(_all(port, tokens, shapes, seconds, console)))
 
 
@@ -181,4 +184,4 @@ def _show(console: Console, found: list[tuple[str, str, Seen]]) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

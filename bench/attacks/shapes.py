@@ -7,6 +7,7 @@ team a. Team b must not notice any of them.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import resource
@@ -309,6 +310,56 @@ async def one_take_over_expired_messages(place: Place) -> None:
 async def acks_of_made_up_receipts(place: Place) -> None:
     receipts = [f"a.many-0-{i}@10000000001" for i in range(10_000)]
     await _each(place, 4, lambda each, _: each.call("POST", "/v1/queues/a.many/ack", {"receipts": receipts}))
+
+
+# Callers whose heads the server knows, as it does all above that repeat themselves; and those who abuse that.
+
+
+@shape("producer")
+async def heads_that_push_out_those_of_others(place: Place) -> None:
+    names = count()
+
+    async def send(connection: Connection, _: int) -> None:
+        agent = f"agent-{next(names)}"
+        for _ in range(3):  # a head is kept when it comes for the second time
+            await connection.call("POST", "/v1/queues/a.jobs/enqueue", b"x", user_agent=agent)
+
+    await _each(place, 32, send)
+
+
+@shape("consumer")
+async def known_heads_with_broken_bodies(place: Place) -> None:
+    async def send(connection: Connection, _: int) -> None:
+        for body in (b'{"wait":0}', b'{"wait":0', b'{"wait":9e99}', b'{"other":1}', b"\xff" * 32_000):
+            await connection.call("POST", "/v1/queues/a.empty/dequeue", body, content_type="application/json")
+
+    await _each(place, 32, send)
+
+
+_RUNS: Final = {"accept": "application/msgpack;runs=1", "content_type": "application/json"}
+
+
+@shape("consumer")
+async def a_flood_of_takes_in_runs(place: Place) -> None:
+    body = json.dumps({"count": 100, "wait": 0, "lease": 1}).encode()
+    await _each(place, 32, lambda each, _: each.call("POST", "/v1/queues/a.many/dequeue", body, **_RUNS))
+
+
+@shape("consumer")
+async def acks_of_made_up_runs(place: Place) -> None:
+    token = base64.b64encode(b"\x02" + bytes(28)).decode()
+    body = json.dumps(
+        {"receipts": [], "runs": [{"partition": 0, "token": token, "offsets": list(range(10_000))}]}
+    ).encode()
+    await _each(place, 4, lambda each, _: each.call("POST", "/v1/queues/a.many/ack", body, **_RUNS))
+
+
+@shape("consumer")
+async def acks_of_many_small_made_up_runs(place: Place) -> None:
+    token = base64.b64encode(b"\x02" + bytes(28)).decode()
+    runs = [{"partition": 0, "token": token, "offsets": [offset]} for offset in range(10_000)]
+    body = json.dumps({"receipts": [], "runs": runs}).encode()
+    await _each(place, 4, lambda each, _: each.call("POST", "/v1/queues/a.many/ack", body, **_RUNS))
 
 
 # An admin of team a's topics.

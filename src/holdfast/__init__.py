@@ -43,10 +43,9 @@ if TYPE_CHECKING:
     from holdfast.api.sync.producer import Producer
     from holdfast.api.topics import GroupInfo, StreamMessage, TopicInfo
     from holdfast.broker.backup.restoring import Verified
-    from holdfast.broker.group import Compacted, QueueStats
-    from holdfast.broker.metrics import Observer
+    from holdfast.broker.metrics import Compacted, Observer, QueueStats
     from holdfast.broker.samples import Sample, Samples
-    from holdfast.broker.tracing.log import TraceStep
+    from holdfast.broker.tracing import TraceStep
     from holdfast.broker.workers import WorkerInfo
     from holdfast.client.backups import Backup, Restored, backup, backups, restore, verify
     from holdfast.client.opening import connect
@@ -137,7 +136,7 @@ _LATER = {
     "Backup": "holdfast.client.backups",
     "Broker": "holdfast.api.sync.broker",
     "BrokerSettings": "holdfast.settings",
-    "Compacted": "holdfast.broker.group",
+    "Compacted": "holdfast.broker.metrics",
     "Consumer": "holdfast.api.sync.consumer",
     "ConsumerSettings": "holdfast.settings",
     "DeadGroup": "holdfast.api.listing",
@@ -155,7 +154,7 @@ _LATER = {
     "ProducerSettings": "holdfast.settings",
     "Queue": "holdfast.api.sync.group",
     "QueueSettings": "holdfast.settings",
-    "QueueStats": "holdfast.broker.group",
+    "QueueStats": "holdfast.broker.metrics",
     "Reject": "holdfast.worker",
     "Restored": "holdfast.client.backups",
     "Retained": "holdfast.model",
@@ -166,7 +165,7 @@ _LATER = {
     "StreamMessage": "holdfast.api.topics",
     "TopicInfo": "holdfast.api.topics",
     "TopicSettings": "holdfast.settings",
-    "TraceStep": "holdfast.broker.tracing.log",
+    "TraceStep": "holdfast.broker.tracing",
     "Verified": "holdfast.broker.backup.restoring",
     "Worker": "holdfast.worker",
     "WorkerHealth": "holdfast.worker",

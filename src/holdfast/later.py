@@ -4,7 +4,7 @@
 the first time. `pattern` does the same for regular expressions. A command that puts one message into a folder runs no
 event loop and corrects no misspelt name; without this, it would spend most of its time on getting ready for both.
 
-Modules that are not pure, such as asyncio, are in `holdfast.env.process`.
+Modules that are not pure, such as asyncio and logging, are in `holdfast.env.process`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,20 @@ def names(package: str, where: Mapping[str, str]) -> Callable[[str], Any]:
     return load
 
 
+_one_command = False
+
+
+def run_one_command() -> None:
+    """Make this a process that runs one command and ends; call it before anything else is loaded."""
+    global _one_command  # noqa: PLW0603
+    _one_command = True
+
+
+def runs_one_command() -> bool:
+    """Whether this process runs one command and ends."""
+    return _one_command
+
+
 if TYPE_CHECKING:
     import difflib
     import hashlib
@@ -50,6 +64,7 @@ if TYPE_CHECKING:
     import json
     import shlex
     import tomllib
+    import traceback
     import urllib.parse as urllib_parse
     from re import compile as pattern
 else:
@@ -64,6 +79,7 @@ else:
     json = module("json")
     shlex = module("shlex")
     tomllib = module("tomllib")
+    traceback = module("traceback")
     urllib_parse = module("urllib.parse")
 
 __all__ = [
@@ -75,7 +91,10 @@ __all__ = [
     "module",
     "names",
     "pattern",
+    "run_one_command",
+    "runs_one_command",
     "shlex",
     "tomllib",
+    "traceback",
     "urllib_parse",
 ]

@@ -125,3 +125,12 @@ class Trimmed(msgspec.Struct, frozen=True, gc=False):
 def count_of(number: int, thing: str) -> str:
     """Return a number of things as people write it: "1 message", "2,000 messages"."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+class Failure(msgspec.Struct, frozen=True, gc=False):
+    """How one delivery ended without an ack."""
+
+    at_ms: int
+    holder: str
+    why: str
+    error: str

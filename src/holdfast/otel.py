@@ -27,7 +27,7 @@ import msgspec
 import holdfast
 from holdfast.api import port_of
 from holdfast.broker.engine import BrokerEngine
-from holdfast.broker.tracing import log
+from holdfast.broker.tracing import TraceStep, log
 from holdfast.delivery.events import CLOSED, DEFERRED
 from holdfast.errors import BadSettings, InvalidRequest
 
@@ -95,7 +95,7 @@ class SpanFacts(msgspec.Struct, frozen=True, kw_only=True):
 class _Delivery(msgspec.Struct):
     """A delivery that has not ended yet."""
 
-    leased: log.TraceStep
+    leased: TraceStep
     events: list[SpanEvent]
 
 
@@ -108,7 +108,7 @@ class SpanMaker:
         self._failed: dict[tuple[str, str], str] = {}  # (message, group) -> span id of the previous attempt
         self.forgotten = 0  # deliveries dropped before their end was seen, because there were too many
 
-    def spans(self, steps: Sequence[log.TraceStep], written_ns: int) -> Iterator[SpanFacts]:
+    def spans(self, steps: Sequence[TraceStep], written_ns: int) -> Iterator[SpanFacts]:
         """Yield the spans that end with these steps, which were recorded at that time."""
         dues_ms = {step.id: step.due_ms for step in steps if step.step == log.DELAYED}
         for step in steps:
@@ -121,25 +121,25 @@ class SpanMaker:
             else:
                 yield from self._others(step)
 
-    def _begin(self, step: log.TraceStep) -> None:
+    def _begin(self, step: TraceStep) -> None:
         self._open[step.span_id] = _Delivery(step, [])
         if len(self._open) > self._most_open:
             del self._open[next(iter(self._open))]
             self.forgotten += 1
 
-    def _extend(self, step: log.TraceStep) -> None:
+    def _extend(self, step: TraceStep) -> None:
         delivery = self._open.get(step.span_id)
         if delivery is not None and len(delivery.events) < _MOST_EVENTS:
             delivery.events.append(SpanEvent(step.at_ns, log.EXTENDED, {"holdfast.until_ms": step.until_ms}))
 
-    def _others(self, step: log.TraceStep) -> Iterator[SpanFacts]:
+    def _others(self, step: TraceStep) -> Iterator[SpanFacts]:
         if step.step in _ENDS and (step.step != log.BURIED or step.span_id in self._open):
             yield self._process(step)
         # A retry that becomes due needs no span: it shows as the gap between two attempts.
         if step.step in _SHORT and not (step.step == log.RELEASED and step.group):
             yield _short(step)
 
-    def _process(self, step: log.TraceStep) -> SpanFacts:
+    def _process(self, step: TraceStep) -> SpanFacts:
         delivery = self._open.pop(step.span_id, None)
         start_ns = step.at_ns if delivery is None else min(delivery.leased.at_ns, step.at_ns)
         key = (step.id, step.group)
@@ -170,7 +170,7 @@ class SpanMaker:
         )
 
 
-def _publish(step: log.TraceStep, written_ns: int, due_ms: int) -> SpanFacts:
+def _publish(step: TraceStep, written_ns: int, due_ms: int) -> SpanFacts:
     attributes = _attributes(step, "publish", "send")
     if due_ms:
         attributes["holdfast.due_ms"] = due_ms
@@ -189,7 +189,7 @@ def _publish(step: log.TraceStep, written_ns: int, due_ms: int) -> SpanFacts:
     )
 
 
-def _short(step: log.TraceStep) -> SpanFacts:
+def _short(step: TraceStep) -> SpanFacts:
     verb = _SHORT[step.step]
     source = f"{step.span_id}/{step.step}/{step.group}/{step.at_ns}"
     return SpanFacts(
@@ -205,7 +205,7 @@ def _short(step: log.TraceStep) -> SpanFacts:
     )
 
 
-def _attributes(step: log.TraceStep, operation: str, kind: str) -> Attributes:
+def _attributes(step: TraceStep, operation: str, kind: str) -> Attributes:
     """Return attributes by OpenTelemetry's conventions for messaging, and our own."""
     found: Attributes = {
         "messaging.system": "holdfast",
@@ -225,7 +225,7 @@ def _attributes(step: log.TraceStep, operation: str, kind: str) -> Attributes:
     return {name: value for name, value in found.items() if value != "" and (name, value) != ("holdfast.attempt", 0)}
 
 
-def _error(step: log.TraceStep) -> str | None:
+def _error(step: TraceStep) -> str | None:
     if step.step == log.ACKED or step.why in _UNHARMED:
         return None
     return step.error or step.why or step.step
@@ -267,7 +267,7 @@ class TraceExport:
         self._close_s = close_s
         self._most_waiting = most_waiting
         # Not a Queue: a finalizer may add steps at any point of any thread, even while that thread holds the lock.
-        self._queue: SimpleQueue[tuple[Sequence[log.TraceStep], int] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Sequence[TraceStep], int] | None] = SimpleQueue()
         self._put = self._taken = 0  # numbers of steps
         self._maker = SpanMaker(most_waiting)
         self._exported = self._failed = self._dropped = 0
@@ -282,7 +282,7 @@ class TraceExport:
         """Return how many spans arrived and how many did not, and how many steps were dropped without a span."""
         return {"exported": self._exported, "failed": self._failed, "dropped": self._dropped + self._maker.forgotten}
 
-    def _listen(self, steps: Sequence[log.TraceStep]) -> None:
+    def _listen(self, steps: Sequence[TraceStep]) -> None:
         count = len(steps)
         if self._put - self._taken + count > self._most_waiting:
             self._dropped += count

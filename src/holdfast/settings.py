@@ -4,7 +4,7 @@
 # them before it does anything else.
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -327,3 +327,13 @@ def field_types(kind: type[msgspec.Struct]) -> dict[str, Any]:
     if kind not in _types:
         _types[kind] = get_type_hints(kind, include_extras=True)
     return _types[kind]
+
+
+_DEFAULTS: Final = TopicSettings()
+
+
+def check_settings(given: QueueSettings | None, changes: Mapping[str, Any]) -> TopicSettings:
+    """Apply the changes to the settings given; raises BadSettings if they are invalid."""
+    if given is not None and not isinstance(given, QueueSettings):
+        raise BadSettings(f"settings must be QueueSettings or TopicSettings, not {type(given).__name__}")
+    return load(TopicSettings, {**msgspec.structs.asdict(given or _DEFAULTS), **changes})

@@ -24,6 +24,7 @@ PAGES = [
     "/ui/queues/orders/messages/orders-0-0",
     "/ui/queues/orders/messages/orders.dlq-0-0",
     "/ui/queues/orders/tail",
+    "/ui/queues/orders/log",
     "/ui/queues/orders/settings?all=true",
     "/ui/queues/orders/send",
     "/ui/groups",
@@ -186,6 +187,47 @@ def test_keys_that_are_pressed_before_the_page_listens_are_not_lost(browser: Bro
         expect(page.locator("#palette-list li").first).to_have_text("Audit page")
 
 
+def test_clicks_that_come_before_the_page_listens_are_not_lost(browser: Browser, server: Serving):
+    server.request("PUT", "/v1/queues/orders", {})
+    order(server, 1)
+    with visiting(browser, f"{server.url}/ui/groups") as visit:
+        page, ask = visit.page, visit.page.locator("#ask")
+        held: list[Route] = []
+
+        def hold(route: Route) -> None:
+            held.append(route)
+
+        def seen_without(script: str, path: str) -> None:
+            page.unroute_all()
+            page.route(f"**/{script}", hold)
+            page.goto(f"{server.url}{path}", wait_until="commit")
+
+        def bring() -> None:
+            while not held:  # the browser asks for it in its own time
+                page.wait_for_timeout(10)
+            held.pop().continue_()
+
+        seen_without("console.js", "/ui/queues/orders")
+        page.get_by_label("Select orders-0-0").check()
+        page.get_by_role("button", name="Pause…").click()
+        expect(ask).to_be_hidden()
+        bring()
+        expect(ask).to_contain_text("Pause orders, group default?")
+        ask.get_by_role("button", name="Cancel").click()
+
+        seen_without("console.js", "/ui/queues/orders")
+        page.get_by_label("Select orders-0-0").check()
+        bring()
+        expect(page.get_by_role("button", name="Cancel selected")).to_be_enabled()
+
+        seen_without("send.js", "/ui/queues/orders/send")
+        page.get_by_label("Body", exact=True).fill("early")
+        page.get_by_role("button", name="Send", exact=True).click()
+        bring()
+        expect(page.locator("#sent a")).to_have_text("orders-0-1")
+        assert server.get("/v1/queues/orders/stats").body["ready"] == 2
+
+
 def test_the_theme_follows_the_system_until_somebody_chooses(browser: Browser, day: Serving):
     with visiting(browser, f"{day.url}/ui", dark=True) as visit:
         page = visit.page
@@ -265,7 +307,7 @@ def test_dead_letters_are_redriven_into_another_queue(browser: Browser, server: 
         expect(ask).to_contain_text("1 dead letter will be deleted")
         expect(ask.get_by_label("Into another queue")).to_be_hidden()
         page.keyboard.press("Escape")
-        page.locator("td").get_by_role("button", name="Redrive", exact=True).click()
+        page.locator("td").get_by_role("button", name="Redrive…", exact=True).click()
         ask.get_by_label("Into another queue").fill("repairs")
         ask.get_by_role("button", name="Redrive 1").click()
         expect(ask).to_contain_text("1 put into repairs.")

@@ -144,7 +144,7 @@ def test_a_redrive_is_stopped_and_the_rest_stay_dead(browser: Browser, server: S
     failed(server, ["TimeoutError: 30 s"] * 30)
     with visiting(browser, f"{server.url}/ui/queues/orders/dead") as visit:
         page, ask = visit.page, visit.page.locator("#ask")
-        page.locator("td").get_by_role("button", name="Redrive", exact=True).click()
+        page.locator("td").get_by_role("button", name="Redrive…", exact=True).click()
         ask.get_by_label("messages per second").fill("1")
         ask.get_by_role("button", name="Redrive 30").click()
         expect(ask).to_contain_text(re.compile(r"[1-9][0-9]* of 30 put back; about"))

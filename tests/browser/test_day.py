@@ -29,7 +29,7 @@ def test_a_days_work(browser: Browser, server: Serving):
         change = {"settings": {"max_attempts": 1, "trace_sample": 1.0}}
         assert server.request("PATCH", "/v1/topics/orders/settings", change).status == 200
 
-        page.get_by_role("link", name="Send").click()
+        page.get_by_role("link", name="Send", exact=True).click()
         page.get_by_label("Body", exact=True).fill('{"order": 17, "card": "4711"}')
         page.get_by_label("Key", exact=True).fill("customer-3")
         page.get_by_label("Headers, one per line").fill("tenant: acme")
@@ -52,7 +52,7 @@ def test_a_days_work(browser: Browser, server: Serving):
         page.get_by_role("link", name="Queues").first.click()
         page.get_by_role("link", name="orders", exact=True).click()
         page.get_by_role("link", name="Dead letters").click()
-        page.locator("td").get_by_role("button", name="Redrive", exact=True).click()
+        page.locator("td").get_by_role("button", name="Redrive…", exact=True).click()
         ask = page.locator("#ask")
         expect(ask).to_contain_text("1 dead letter will be put back")
         expect(ask).to_contain_text("orders.dlq-0-0")

@@ -1,7 +1,9 @@
-"""Real stores for the tests: SeaweedFS, which speaks S3, and PostgreSQL. Each on free ports, ended by its id."""
+"""Stores for the tests: SeaweedFS and moto, which speak S3, PostgreSQL, Azurite. Each on free ports, ended by id."""
 
 from __future__ import annotations
 
+import base64
+import hmac
 import os
 import shutil
 import socket
@@ -13,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from email.utils import formatdate
 from pathlib import Path
 
 PATIENCE_S = 120
@@ -101,6 +104,65 @@ def _weed(data: Path) -> Iterator[str]:
     with running(command, data.with_suffix(".log")) as process:
         wait_for(ready, process)
         yield address
+
+
+@contextmanager
+def moto(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """S3 as moto has it, in a process of its own, with a bucket."""
+    [port] = free_port()
+    address = f"http://127.0.0.1:{port}"
+    command = [str(Path(sys.executable).parent / "moto_server"), "-H", "127.0.0.1", "-p", str(port)]
+    with running(command, folder / "moto.log") as process:
+        wait_for(lambda: get(address), process)
+        get(f"{address}/holdfast", "PUT")
+        yield "s3://holdfast/jobs", {"AWS_ENDPOINT_URL": address, **KEYS}
+
+
+# What the emulator has built in: no secret of anybody's.
+_AZURE_ACCOUNT = "devstoreaccount1"
+_AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+
+def azurite_program() -> str | None:
+    """Where Azurite is, if somebody has installed it (`npm install -g azurite`)."""
+    return shutil.which("azurite-blob")
+
+
+@contextmanager
+def azurite(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Azure Blob Storage's emulator, with a container."""
+    program, [port] = azurite_program(), free_port()
+    assert program is not None
+    data, address = folder / "azurite", f"http://127.0.0.1:{port}/{_AZURE_ACCOUNT}"
+    data.mkdir()
+    command = [
+        program, "--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(data), "--silent",
+        "--skipApiVersionCheck", "--disableTelemetry",
+    ]  # fmt: skip
+    with running(command, folder / "azurite.log") as process:
+        wait_for(lambda: get(address), process)
+        _make_container(port, "holdfast")
+        yield (
+            "az://holdfast/jobs",
+            {
+                "AZURE_STORAGE_ACCOUNT_NAME": _AZURE_ACCOUNT,
+                "AZURE_STORAGE_ACCOUNT_KEY": _AZURE_KEY,
+                "AZURE_ENDPOINT": address,
+            },
+        )
+
+
+def _make_container(port: int, name: str) -> None:
+    """Make a container as Azure wants it asked for: with a signature of the request."""
+    stamps = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+    # The emulator has the account in the path as well, so it comes twice.
+    resource = f"/{_AZURE_ACCOUNT}/{_AZURE_ACCOUNT}/{name}\nrestype:container"
+    parts = ["PUT", *[""] * 11, *(f"{key}:{value}" for key, value in stamps.items()), resource]
+    signed = hmac.digest(base64.b64decode(_AZURE_KEY), "\n".join(parts).encode(), "sha256")
+    authorization = f"SharedKey {_AZURE_ACCOUNT}:{base64.b64encode(signed).decode()}"
+    url = f"http://127.0.0.1:{port}/{_AZURE_ACCOUNT}/{name}?restype=container"
+    headers = {**stamps, "Authorization": authorization, "Content-Length": "0"}
+    urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=headers), timeout=30).close()
 
 
 def postgres_program(name: str) -> str | None:

@@ -12,9 +12,11 @@ import holdfast
 from holdfast import Busy
 from holdfast.client.spark_commits import routes
 from holdfast.codec.frame import frames_in
+from holdfast.errors import DiskFailed
 from holdfast.protocol.media import RAW
 from holdfast.server.tokens import ACTIONS, digest_of
 from holdfast.settings import BrokerSettings
+from holdfast.spark import commits
 from holdfast.spark.places import ServerAccess, ServerPlace
 from holdfast.spark.ranges import Range
 from holdfast.spark.source import HoldfastSink, StagedRows, Task, WriteOptions
@@ -213,3 +215,18 @@ def test_frames_are_fetched_a_bounded_piece_at_a_time(guarded):
     assert guarded.get(path, query={"offset": 50}, token="writer").body == b""
     assert guarded.get(path, query={"offset": 51}, token="writer").code == "offset_out_of_range"
     assert guarded.get("/v1/topics/secrets/partitions/0/frames", query={"offset": 0}, token="writer").status == 403
+
+
+def test_a_commit_that_the_server_could_not_finish_is_finished_when_the_batch_comes_again(guarded, monkeypatch):
+    def fail(*given, **more):
+        raise DiskFailed("the machine stops here")
+
+    writer = writer_of(guarded)
+    staged = writer.stage(iter([batch_of([b"a", b"b"])]), "query", 0, Task(0, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(commits, "_carry_out", fail)
+        with pytest.raises(DiskFailed):
+            writer.commit([staged], kept=True, streaming=True)
+    again = writer.stage(iter([batch_of([b"b", b"a"])]), "query", 0, Task(0, 1))
+    writer.commit([again], kept=True, streaming=True)
+    assert bodies(guarded) == [b"a", b"b"]

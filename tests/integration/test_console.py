@@ -175,7 +175,7 @@ def test_the_filter_is_the_language_of_the_command_line(day: Serving):
     assert "orders-0-10" not in done
     wrong = page(day, "/ui/queues/orders", query={"where": "json.order =="}, status=400)
     assert any(attributes.get("aria-invalid") for _, attributes in wrong.tags)
-    assert "cannot read the expression" in wrong.text
+    assert "Cannot read the expression" in wrong.text
 
 
 def test_a_message_shows_its_body_in_three_ways(day: Serving):
@@ -262,7 +262,7 @@ def test_workers_and_waiters_are_told(day: Serving):
 def test_groups_say_how_far_behind_they_are(day: Serving):
     text = page(day, "/ui/groups", query={"name": "orders"}).text
     assert "default orders queue 26" in text
-    assert "Next offset" in page(day, "/ui/groups/default").text
+    assert "First unhandled offset" in page(day, "/ui/groups/default").text
 
 
 def test_health_says_where_each_setting_comes_from(day: Serving):

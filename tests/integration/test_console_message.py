@@ -59,6 +59,28 @@ def test_attempts_are_told_with_worker_outcome_and_each_error_once(server: Servi
     assert found.text.count("worker-1") >= 3
 
 
+def test_a_dead_message_has_one_page_whatever_it_is_called(server: Serving):
+    order(server, 1)
+    for i in range(3):
+        failed(server, [f"TimeoutError: {i} s"])
+    for name in ("orders-0-0", "orders.dlq-0-0"):
+        found = shown(server, name)
+        assert "Last error TimeoutError: 2 s" in found.text
+        assert "Redrive…" in found.text
+        assert "Attempts 3 " in found.text
+        links = {attributes.get("href") for tag, attributes in found.tags if tag == "a"}
+        assert not {link for link in links if link and link.startswith("/ui/queues/orders/messages/orders-0-0?")}
+
+
+def test_the_attempt_that_is_running_counts(server: Serving):
+    order(server, 1)
+    failed(server, ["TimeoutError: 1 s"])
+    taken(server, owner="worker-b")
+    text = shown(server, "orders-0-0").text
+    assert "Attempts 2 Held by worker-b" in text
+    assert text.index("failed, retried") < text.index("running")
+
+
 def test_a_message_that_ran_twice_says_why(server: Serving):
     order(server, 1)
     taken(server, owner="worker-a")

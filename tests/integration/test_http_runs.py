@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import socket
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 
 import holdfast
+from holdfast.broker.leases import run_receipt
 from holdfast.protocol.media import MSGPACK, RUNS
 from holdfast.protocol.messages import Deliveries, DeliveryRun
 from tests.integration.faults_gear import vanish
@@ -49,13 +51,32 @@ class RunsLine(Line):
         return run
 
     def settle(self, verb: str, receipts: list[str], **more: Any) -> Any:
-        status, body = self.post(verb, receipts=receipts, **more)
+        return self.settled(verb, receipts=receipts, **more)
+
+    def settle_run(self, verb: str, *runs: DeliveryRun, offsets: list[int] | None = None, **more: Any) -> Any:
+        """Settle messages by their runs: all of them, or those at the offsets."""
+        given = [
+            {
+                "partition": run.partition,
+                "token": base64.b64encode(run.token).decode(),
+                "offsets": offsets or run.offsets,
+            }
+            for run in runs
+        ]
+        return self.settled(verb, receipts=[], runs=given, **more)
+
+    def settled(self, verb: str, **given: Any) -> Any:
+        status, body = self.post(verb, **given)
         found = msgspec.msgpack.decode(body)
         return found["settled"] if status == 200 else found["error"]
 
 
 class PlainLine(RunsLine):
     accepts = MSGPACK
+
+
+def receipts_of(run: DeliveryRun) -> list[str]:
+    return [run_receipt(run.token, f"{run.topic}-{run.partition}-", offset) for offset in run.offsets]
 
 
 @pytest.fixture
@@ -72,7 +93,7 @@ def line(request: pytest.FixtureRequest, server: Serving) -> Iterator[RunsLine]:
     if request.param:
         for _ in range(4):
             put(server, b"a", b"b")
-            assert line.settle("ack", line.taken(10).receipts) == 2
+            assert line.settle_run("ack", line.taken(10)) == 2
             line.take(10)
     yield line
     line.close()
@@ -92,8 +113,8 @@ def test_a_run_tells_what_the_messages_one_by_one_tell(server: Serving, line: Ru
     assert [each.body for each in again] == run.bodies == [b"0", b"1", b"2", b"3", b"4"]
     assert [each.offset for each in again] == run.offsets
     assert [each.timestamp_ns for each in again] == run.timestamps_ns
-    assert [each.receipt for each in again] == run.receipts
-    assert [each.id for each in again] == [receipt.partition("@")[0] for receipt in run.receipts]
+    assert [each.receipt for each in again] == receipts_of(run)
+    assert [each.id for each in again] == [f"{run.topic}-{run.partition}-{offset}" for offset in run.offsets]
     assert {each.correlation_id == each.id for each in again} == {True}
     facts = {(each.topic, each.partition, each.fence, each.holder, each.lease_ms, each.attempt) for each in again}
     assert facts == {(run.topic, run.partition, run.fence, run.holder, run.lease_ms, 1)}
@@ -125,11 +146,11 @@ def test_messages_with_more_than_a_body_are_sent_one_by_one(
 
 def test_a_message_that_failed_or_has_state_is_sent_with_that(server: Serving, line: RunsLine) -> None:
     put(server, b"a", b"b")
-    run = line.taken(10)
-    assert line.settle("nack", run.receipts[:1], delay=0) == 1
-    saved = {"receipt": run.receipts[1], "version": 0, "value": {"page": 3}}
+    receipts = receipts_of(line.taken(10))
+    assert line.settle("nack", receipts[:1], delay=0) == 1
+    saved = {"receipt": receipts[1], "version": 0, "value": {"page": 3}}
     assert server.request("PUT", f"{QUEUE}/state", saved).status == 200
-    assert line.settle("nack", run.receipts[1:], intent="defer", delay=0) == 1
+    assert line.settle("nack", receipts[1:], intent="defer", delay=0) == 1
     found = line.take(10, state=True)
     assert found.runs == []
     failed, deferred = sorted(found.messages, key=lambda each: each.offset)
@@ -144,7 +165,7 @@ def test_receipts_of_a_run_settle_in_any_order_and_number(
     server: Serving, line: RunsLine, verb: str, order: str
 ) -> None:
     put(server, b"a", b"b", b"c")
-    receipts = line.taken(3).receipts
+    receipts = receipts_of(line.taken(3))
     given = {"as sent": receipts, "reversed": receipts[::-1], "some": receipts[1:], "twice": [*receipts, *receipts]}
     assert line.settle(verb, given[order]) == len(set(given[order]))
     if verb != "extend":
@@ -153,7 +174,7 @@ def test_receipts_of_a_run_settle_in_any_order_and_number(
 
 def test_of_a_run_only_what_is_still_leased_is_acked_and_the_rest_is_named(server: Serving, line: RunsLine) -> None:
     put(server, b"a", b"b", b"c")
-    receipts = line.taken(3).receipts
+    receipts = receipts_of(line.taken(3))
     assert line.settle("ack", receipts[1:2]) == 1
     error = line.settle("ack", receipts)
     assert error["code"] == "lease_lost"
@@ -165,19 +186,101 @@ def test_of_a_run_only_what_is_still_leased_is_acked_and_the_rest_is_named(serve
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_a_run_with_a_receipt_that_nobody_gave_acks_the_others_only(server: Serving, line: RunsLine, at: int) -> None:
     put(server, b"a", b"b", b"c")
-    receipts = line.taken(3).receipts
+    receipts = receipts_of(line.taken(3))
     made_up = receipts[at][:-1] + ("A" if receipts[at][-1] != "A" else "B")
     error = line.settle("ack", [*receipts[:at], made_up, *receipts[at + 1 :]])
     assert error["facts"]["receipts"] == [made_up]
     assert line.settle("ack", [receipts[at]]) == 1
 
 
+@pytest.mark.parametrize("verb", ["ack", "nack", "reject", "extend"])
+@pytest.mark.parametrize("which", ["all", "reversed", "some", "twice"])
+def test_the_token_of_a_run_settles_any_of_its_messages(server: Serving, line: RunsLine, verb: str, which: str) -> None:
+    put(server, b"a", b"b", b"c")
+    run = line.taken(3)
+    all_ = run.offsets
+    given = {"all": all_, "reversed": all_[::-1], "some": all_[1:], "twice": [*all_, *all_]}[which]
+    assert line.settle_run(verb, run, offsets=given) == len(set(given))
+    if verb != "extend":
+        error = line.settle_run(verb, run, offsets=given)
+        assert error["code"] == "lease_lost"
+        assert sorted(error["facts"]["receipts"]) == sorted(receipts_of(run)[-len(set(given)) :])
+        left = server.get(f"{QUEUE}/stats").body["leased"]
+        assert left == 3 - len(set(given))
+
+
+def test_of_messages_named_by_their_run_those_still_leased_are_acked_and_the_rest_is_named(
+    server: Serving, line: RunsLine
+) -> None:
+    put(server, b"a", b"b", b"c")
+    run = line.taken(3)
+    assert line.settle_run("ack", run, offsets=run.offsets[1:2]) == 1
+    error = line.settle_run("ack", run)
+    assert (error["code"], error["facts"]["receipts"]) == ("lease_lost", receipts_of(run)[1:2])
+    assert server.get(f"{QUEUE}/stats").body["leased"] == 0
+
+
+def test_runs_and_receipts_may_be_given_together(server: Serving, line: RunsLine) -> None:
+    put(server, b"a", b"b", b"c", b"d")
+    one, other = line.taken(2), line.taken(2)
+    receipts = receipts_of(other)[:1]
+    runs = [{"partition": 0, "token": base64.b64encode(one.token).decode(), "offsets": one.offsets}]
+    assert line.settled("ack", receipts=receipts, runs=runs) == 3
+    assert line.settle_run("ack", one, other)["facts"]["receipts"] == [*receipts_of(one), *receipts]
+    assert server.get(f"{QUEUE}/stats").body["leased"] == 0
+
+
+@pytest.mark.parametrize("change", ["token", "fence", "granted", "offset", "partition", "length"])
+def test_a_token_that_nobody_gave_settles_nothing(server: Serving, line: RunsLine, change: str) -> None:
+    put(server, b"a", b"b", b"c")
+    run = line.taken(2)
+    at = {"token": 28, "fence": 8, "granted": 12}.get(change)
+    if at is not None:
+        run.token = run.token[:at] + bytes([run.token[at] ^ 1]) + run.token[at + 1 :]
+    offsets = [*run.offsets, run.offsets[-1] + 1] if change == "offset" else None
+    if change == "partition":
+        run.partition = 1
+    if change == "length":
+        run.token += b"x"
+    error = line.settle_run("ack", run, offsets=offsets)
+    expected = {"partition": "unknown_topic", "length": "invalid_request"}.get(change, "lease_lost")
+    assert error["code"] == expected
+    # What was leased by it is acked; the message that it does not cover is named, and stays.
+    if change == "offset":
+        assert error["facts"]["receipts"] == [run_receipt(run.token, "orders-0-", run.offsets[-1] + 1)]
+    stats = server.get(f"{QUEUE}/stats").body
+    assert (stats["leased"], stats["ready"]) == ((0, 1) if change == "offset" else (2, 1))
+
+
+def test_a_token_settles_no_message_that_another_take_has_leased_since(server: Serving, line: RunsLine) -> None:
+    put(server, b"a", b"b")
+    first = line.taken(2)
+    assert line.settle_run("nack", first, intent="defer", delay=0) == 2
+    second = line.taken(2)
+    assert second.offsets == first.offsets
+    assert line.settle_run("ack", first)["code"] == "lease_lost"
+    assert server.get(f"{QUEUE}/stats").body["leased"] == 2
+    assert line.settle_run("ack", second) == 2
+
+
+def test_a_call_that_names_no_message_or_too_many_is_refused(server: Serving, line: RunsLine) -> None:
+    put(server, b"a", b"b")
+    run = line.taken(2)
+    assert line.settled("ack", receipts=[])["code"] == "invalid_request"
+    assert line.settled("ack", receipts=[], runs=[])["code"] == "invalid_request"
+    error = line.settle_run("ack", run, run, offsets=list(range(6_000)))
+    assert error["code"] == "invalid_request"
+    assert "10,000" in error["message"]
+    assert line.settle_run("ack", run) == 2
+
+
 def test_a_run_of_one_group_settles_nothing_in_another(server: Serving, line: RunsLine) -> None:
     put(server, b"a", b"b")
     line.take(1, group="audit")
     mine, theirs = line.taken(2), line.take(2, group="audit")
-    assert line.settle("ack", mine.receipts, group="audit")["code"] == "lease_lost"
-    assert line.settle("ack", mine.receipts) == 2
+    assert line.settle("ack", receipts_of(mine), group="audit")["code"] == "lease_lost"
+    assert line.settle_run("ack", mine, group="audit")["code"] == "lease_lost"
+    assert line.settle("ack", receipts_of(mine)) == 2
     assert theirs.messages or theirs.runs
 
 
@@ -188,7 +291,8 @@ def test_a_run_of_a_deleted_queue_settles_nothing_in_the_next_one(server: Servin
     assert server.request("PUT", QUEUE, {}).status == 200
     put(server, b"a", b"b")
     line.taken(2)
-    assert line.settle("ack", before.receipts)["code"] == "lease_lost"
+    assert line.settle("ack", receipts_of(before))["code"] == "lease_lost"
+    assert line.settle_run("ack", before)["code"] == "lease_lost"
     assert server.get(f"{QUEUE}/stats").body["leased"] == 2
 
 

@@ -13,17 +13,19 @@ import pytest
 import holdfast
 from holdfast.env.chain import services
 from holdfast.env.chain.engines import StoreRefused, StoreUnreachable, open_store, parse_place, probe
-from tests.integration.store_servers import postgres, postgres_program, seaweedfs
+from tests.integration.store_servers import azurite, azurite_program, moto, postgres, postgres_program, seaweedfs
 
 pytestmark = [pytest.mark.slow, pytest.mark.serial]
 
-ENGINES = {"seaweedfs": seaweedfs, "postgres": postgres}
+ENGINES = {"seaweedfs": seaweedfs, "postgres": postgres, "azurite": azurite, "moto": moto}
 
 
 @pytest.fixture(params=ENGINES, scope="module")
 def store(request, tmp_path_factory):
     if request.param == "postgres" and postgres_program("initdb") is None:
         pytest.skip("there is no PostgreSQL here")
+    if request.param == "azurite" and azurite_program() is None:
+        pytest.skip("there is no Azurite here: npm install -g azurite")
     folder = tmp_path_factory.mktemp(request.param)
     patch = pytest.MonkeyPatch()
     with ENGINES[request.param](folder) as (url, environ), patch.context() as patched:

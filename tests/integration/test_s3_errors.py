@@ -10,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+import holdfast
+from holdfast import InvalidRequest
 from holdfast.broker.folder.stored import open_store, parse_place
 from holdfast.env import SystemClock
 from holdfast.env.chain.chain import Chain, ChainTimes, OwnershipLost, Position
@@ -185,3 +187,44 @@ def test_a_store_that_answers_some_of_those_who_race_with_a_conflict_passes_the_
         patch.setattr(S3Handler, "do_POST", removed, raising=False)
         probe(store, "", "one")
     assert sum("race-" in key for key in server.objects) == 20
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["localhost:9000", "http://", "http://host:port", "ftp://host", "http://a b", "http://[", "what is this"],
+)
+def test_an_endpoint_that_is_no_address_is_named(endpoint, monkeypatch):
+    """The library panics at most of them."""
+    for name, value in {**KEYS, "AWS_ENDPOINT_URL": endpoint}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidRequest, match=re.escape(f"AWS_ENDPOINT_URL={endpoint} is not an address")):
+        holdfast.open("s3://bucket/jobs")
+
+
+@pytest.mark.parametrize(
+    ("method", "status", "code"),
+    [
+        ("GET", "403 Forbidden", "InvalidAccessKeyId"),
+        ("GET", "403 Forbidden", "SignatureDoesNotMatch"),
+        ("GET", "404 Not Found", "NoSuchBucket"),
+        ("PUT", "403 Forbidden", "AccessDenied"),  # of those who may only read
+    ],
+)
+def test_what_s3_says_is_one_sentence(s3, tmp_path, monkeypatch, method, status, code):
+    server, _ = s3
+    monkeypatch.setenv("HOLDFAST_BROKER_STORE_CACHE_DIR", str(tmp_path))
+    error = (method, int(status[:3]), code, False)
+    monkeypatch.setattr(S3Handler, "next_error", lambda _, called: error if called == method else None)
+    with pytest.raises(holdfast.DiskFailed) as caught:
+        holdfast.open("s3://bucket/jobs")
+    said = rf"{method} http://\S+ was answered with {status}, {code}, as documented\. See that[^\n]*"
+    assert re.fullmatch(f"s3://bucket/jobs cannot be opened: {said}", str(caught.value))
+    assert server.objects == {}
+
+
+def test_a_server_that_is_not_there_is_named(monkeypatch, tmp_path):
+    for name, value in {**KEYS, "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}.items():
+        monkeypatch.setenv(name, value)
+    store, _ = open_store(parse_place("s3://bucket/jobs"))
+    with pytest.raises(StoreUnreachable, match=r"PUT http://127.0.0.1:1/bucket/jobs/a got no answer: no server was"):
+        store.create("a", b"")

@@ -193,7 +193,7 @@ def test_the_box_is_on_every_page_and_its_page_is_honest(day: Serving):
         answer = day.get(path, headers={"accept": "text/html"})
         assert b'action="/ui/search"' in answer.body
     text = page(day, "/ui/search", query={"q": "nothing-has-this"}).text
-    assert "54 messages on this page" in text
+    assert "54 messages searched for this page" in text
     assert "orders (52)" in text
     assert "No messages match" in text
     assert "is not a time" in page(day, "/ui/search", query={"q": "time=never"}, status=400).text

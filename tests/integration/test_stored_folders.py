@@ -411,6 +411,38 @@ def test_a_server_that_lost_its_folder_is_not_ready_and_says_why(machine, url, t
     asyncio.run(main())
 
 
+def test_a_server_that_slept_proves_that_it_is_the_owner_before_it_says_how_things_are(machine, url):
+    from holdfast.env import real_world
+    from holdfast.local.aio.broker import AsyncLocalBrokerPort
+    from holdfast.local.opening import open_broker_port
+    from holdfast.server.server import make_server
+    from holdfast.settings import ServerSettings
+
+    async def main():
+        port = await asyncio.to_thread(open_broker_port, AsyncLocalBrokerPort, url)
+        server = make_server(real_world(), port, ServerSettings(port=0))
+        [address] = await server.listen(None)
+        async with holdfast.aio.connect(address) as broker:
+            await broker.create_topic("jobs")
+            stored = await broker.publish("jobs", b"one", durability="fsync")
+            await (await broker.group("jobs", "g")).peek()
+        chain, unproven = port.engine.store, []
+        for path in (
+            "/topics", "/topics/jobs", "/groups", "/standing", "/queues/jobs/stats?group=g",
+            "/queues/jobs/peek?group=g", "/queues/jobs/messages?group=g&phase=ready", "/search?q=one",
+            f"/queues/jobs/messages/{stored.id}?group=g", "/locks",
+        ):  # fmt: skip
+            chain._confirmed_ns -= 3600 * 10**9
+            await asyncio.to_thread(text_of, address, f"/v1{path}")
+            if not chain.is_current():
+                unproven.append(path)
+        assert unproven == []
+        await server.close()
+        await port.close()
+
+    asyncio.run(main())
+
+
 def test_a_server_that_lost_its_folder_ends_and_leaves_the_cache_to_others(machine, url, tmp_path):
     from holdfast.env import real_world
     from holdfast.server.server import serve

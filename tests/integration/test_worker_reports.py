@@ -76,6 +76,8 @@ def test_a_worker_is_listed_with_what_it_does(broker):
         (queue,) = info.queues
         assert (queue.topic, queue.group, queue.running_count) == ("orders", "default", 1)
         assert (queue.running[0].id, queue.running[0].seconds >= 0) == (stored.id, True)
+        (held,) = broker.group("orders", "default").messages("leased")
+        assert held.holder == "mailer"  # the list of workers and a message's history call it by the same name
         handler.go.set()
         eventually(lambda: info_of(broker, "mailer").handled == 1)
         assert ended(worker) == 0

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.broker.tracing import format_tracestate, parse_traceparent, parse_tracestate
-from holdfast.broker.tracing.log import Sampler, Search, TraceStep, decode_step, encode_step
+from holdfast.broker.tracing import TraceStep, format_tracestate, parse_traceparent, parse_tracestate
+from holdfast.broker.tracing.log import Sampler, Search, decode_step, encode_step
 from holdfast.delivery.events import Ack, Cancel, Expired, Extend, GiveUp, Nack, Phase, Reject, Tick
 from holdfast.errors import Empty
 from tests.unit.queues import Place

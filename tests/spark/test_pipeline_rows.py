@@ -8,7 +8,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from holdfast.broker.tracing.log import TraceStep, stats
+from holdfast.broker.tracing import TraceStep
+from holdfast.broker.tracing.log import stats
 from holdfast.spark.pipelines import compact, deadletters, reconcile, replay, report, traces
 from holdfast.spark.pipelines.deadletters import fingerprint, fingerprint_column
 from tests.unit.test_fingerprints import EXAMPLES

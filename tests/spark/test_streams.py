@@ -147,3 +147,31 @@ def test_rows_that_change_are_refused_where_it_would_be_left_to_chance(shop):
         shop.run(either)
     with pytest.raises(BadSettings, match="either has upsert_by: rows that change cannot be read on"):
         shop.silver("orders", ORDERS).apply(either).apply(beyond).plan()
+
+
+def test_windows_in_sparks_state_have_the_numbers_of_windows_that_are_recomputed(shop):
+    def run() -> dict[str, Any]:
+        windows = {"time": "at", "window": "1 hour", "watermark": "30 minutes", "by": ["customer"]}
+        numbers = {"n": "count(1)", "newest": "max(id)", "middle": "percentile_approx(id, 0.5)"}
+        chain = shop.silver("orders", ORDERS).aggregate(name="again", measures=numbers, **windows)
+        chain = chain.then("aggregate", "live", source="orders", measures=numbers, incremental=True, **windows)
+        return {each.pipeline: each for each in chain.run(spark=shop.spark)}
+
+    def found(name: str) -> list[Any]:
+        return sorted(shop.table(name).select("window_start", "window_end", "customer", "n", "newest", "middle").rows())
+
+    for sent in (
+        [order(number, "10:10") for number in range(25)],
+        [order(number, "10:20", "ben") for number in range(25, 30)] + [order(99, "12:00")],
+        [order(30, "12:10"), {"id": 31, "customer": "anna"}],
+    ):
+        shop.send("orders", *sent)
+        done = run()
+        assert found("live") == found("again")
+        assert (done["live"].lag, done["live"].rows_in) == (0, len(sent))
+    assert done["live"].expectations == done["again"].expectations == {"late": 0, "null_time": 1}
+    kept = found("live")
+    shop.send("orders", order(40, "09:00"), order(41, "10:59"))
+    done = run()
+    assert done["live"].expectations == done["again"].expectations == {"late": 2, "null_time": 0}
+    assert found("live") == found("again") == kept

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.broker.tracing.log import TraceLog, TraceStep
+from holdfast.broker.tracing import TraceStep
+from holdfast.broker.tracing.log import TraceLog
 from holdfast.cli.look.trace import _lives, life_line, time_text
 from holdfast.env import real_world
 from tests.unit.commands import Done, Run, ended, everything

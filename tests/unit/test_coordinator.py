@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.broker.streams.offsets import To
+from holdfast.broker.streams import To
 from holdfast.errors import Fenced, InvalidRequest, UnknownGroup, UnknownTopic
 from holdfast.membership.members import check
 from holdfast.settings import ConsumerSettings

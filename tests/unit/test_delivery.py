@@ -34,9 +34,10 @@ from holdfast.delivery.events import (
     Skipped,
     Tick,
 )
-from holdfast.delivery.group import Failure, Lease
+from holdfast.delivery.group import Lease
 from holdfast.delivery.image import image_of
 from holdfast.errors import Conflict, LeaseLost
+from holdfast.model import Failure
 from holdfast.settings import QueueSettings
 from tests.unit.stories import PLAIN, Story, offsets_of, plain
 

@@ -14,7 +14,7 @@ from holdfast import NewMessage, NotFound
 from holdfast.broker.check import check_folder
 from holdfast.broker.history import _MessageLife
 from holdfast.broker.past import PastEvents, is_past
-from holdfast.broker.tracing.log import TraceStep
+from holdfast.broker.tracing import TraceStep
 from holdfast.checksum import crc32c
 from holdfast.delivery.events import Event, Noted, decode_event
 from tests.unit.queues import Place

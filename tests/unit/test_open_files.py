@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from holdfast.errors import DiskFailed, Unavailable
 from holdfast.settings import BrokerSettings, LogSettings, TopicSettings
 from holdfast.storage.frames import SegmentIndex
 from holdfast.storage.log import Log
-from holdfast.storage.log_files import DESCRIPTORS
+from holdfast.storage.log_files import DESCRIPTORS, LogFiles
 from tests.unit.brokers import Place, taken
 
 FEW = BrokerSettings(
@@ -211,6 +212,55 @@ def test_whoever_can_wait_is_told_again_after_it_had_files_closed(tmp_path):
     assert files.count <= 2 * DESCRIPTORS
     for log in logs:
         log.close()
+
+
+def test_who_opens_files_when_there_are_far_too_many_has_others_synced_and_closed_first(tmp_path):
+    both = world(most=100)
+    files, most, before = both.open_files, 150, descriptors()
+    settings = LogSettings(min_free_bytes=0, durability="os")
+    with ExitStack() as logs:
+        all_logs = [logs.enter_context(Log.open(tmp_path / f"{n}", settings, both)) for n in range(60)]
+        for turn in range(3):
+            for log in all_logs:  # nobody ticks: those that may not wait can close nothing that is not synced
+                log.append_one(b"%d" % turn)
+                assert files.count <= most + DESCRIPTORS
+                assert descriptors() - before <= most + DESCRIPTORS + SLACK
+        for log in all_logs:
+            assert [record.value for record in log.records(0)] == [b"0", b"1", b"2"]
+
+
+def test_who_may_not_wait_looks_at_few_logs_however_many_wait_for_a_sync(tmp_path, monkeypatch):
+    both = world(most=100)
+    looks: list[int] = []
+    used = LogFiles.used
+    monkeypatch.setattr(LogFiles, "used", lambda files: looks.append(1) or used(files))
+    with ExitStack() as logs:
+        for number in range(29):
+            log = logs.enter_context(
+                Log.open(tmp_path / str(number), LogSettings(min_free_bytes=0, durability="os"), both)
+            )
+            log.append_one(b"unsynced")
+        assert both.open_files.count > 100
+        assert len(looks) <= 9 * 5
+
+
+def test_threads_that_open_each_others_files_all_come_to_an_end(tmp_path):
+    both = world(most=50)
+    with ExitStack() as logs:
+        settings = LogSettings(min_free_bytes=0, durability="os")
+        all_logs = [logs.enter_context(Log.open(tmp_path / f"{n}", settings, both)) for n in range(40)]
+
+        def write(first: int) -> None:
+            for number in range(200):
+                all_logs[(first + number * 7) % 40].append_one(b"%d" % first)
+
+        threads = [threading.Thread(target=write, args=(number,), daemon=True) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+        assert not any(thread.is_alive() for thread in threads)
+        assert sum(log.end for log in all_logs) == 6 * 200
 
 
 def test_a_log_that_is_woken_while_others_close_files_is_still_counted(tmp_path):

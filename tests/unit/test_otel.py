@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 import holdfast.otel
-from holdfast.broker.tracing.log import TraceStep
+from holdfast.broker.tracing import TraceStep
 from holdfast.otel import SpanMaker
 from holdfast.server.metrics import start_export
 from tests.unit import queues

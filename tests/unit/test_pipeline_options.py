@@ -17,9 +17,11 @@ from holdfast.env import real_world
 from holdfast.env.disk import LakeDisk
 from holdfast.errors import InvalidRequest, OffsetOutOfRange
 from holdfast.spark.pipelines import compact
+from holdfast.spark.pipelines.compact import CompactOptions
 from holdfast.spark.pipelines.lake import swap_in
+from holdfast.spark.pipelines.origin import partitions_there, sealed_there
 from holdfast.spark.pipelines.replay import ReplayOptions
-from holdfast.spark.pipelines.spec import kind_named, read_options
+from holdfast.spark.pipelines.spec import Context, Project, Spec, kind_named, read_options
 from holdfast.spark.ranges import DataFolder
 
 KINDS = ("replay", "deadletters", "traces", "reconcile", "compact")
@@ -70,7 +72,11 @@ def folder(tmp_path: Path) -> str:
 
 
 def sealed(folder: str, known: dict[str, Any]) -> list[tuple[int, int, int]]:
-    found = compact.sealed(DataFolder(folder, real_world()), ("orders",), known, fail_on_data_loss=True)
+    spec = Spec(name="cold", kind="compact", options=CompactOptions(topics=("orders",)))
+    project = Project(folder=folder, lake="", pipelines={"cold": spec})
+    context = Context(world=real_world(), session=lambda: None, project=project, spec=spec)
+    there, ranges = partitions_there(context, ["orders"]), sealed_there(context, ["orders"])
+    found = compact.sealed(there, ranges, known, fail_on_data_loss=True)
     return [(each.partition, each.start, each.stop) for each in found]
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import holdfast
 from holdfast import HoldfastError, InvalidRequest, LeaseLost
 from holdfast.broker.folder.layout import parse_receipt
-from holdfast.broker.leases import Prover
+from holdfast.broker.leases import Prover, run_receipt
 from tests.unit.brokers import FOLDER, Place
 
 KEY_FILE = f"{FOLDER}/receipts.key"
@@ -46,12 +46,45 @@ def orders(place: Place, group: str = "default", count: int = 1) -> Any:
     return place.broker.group("orders", group)
 
 
-def test_receipts_written_together_are_those_written_one_by_one():
+def test_the_token_of_a_run_makes_the_receipts_of_its_messages_and_is_proven_as_a_whole():
     prover = Prover(b"k" * 32, "orders", 7, mark=MARK)
-    offsets, fence, at_ms = [0, 9, 10, 2**40], MARK | 5, 1_789_000_000_123
-    together = prover.texts("orders-0-", offsets, fence, at_ms)
-    assert together == [prover.text(f"orders-0-{offset}", fence, at_ms) for offset in offsets]
-    assert prover.texts("orders-0-", [], fence, at_ms) == []
+    fence, at_ms = MARK | 5, 1_789_000_000_123
+    token = prover.run("orders-0-", fence, at_ms)
+    proven = prover.read_run("orders-0-", token)
+    assert proven is not None
+    assert (proven.fence, proven.is_of(at_ms)) == (fence, True)
+    for offset in (0, 9, 10, 2**40):
+        name, _, end = run_receipt(token, "orders-0-", offset).partition("@")
+        assert name == f"orders-0-{offset}"
+        assert prover.read(name, end) == proven
+        assert prover.read(f"orders-0-{offset + 1}", end) is None
+        assert prover.read(f"orders-1-{offset}", end) is None
+
+
+def test_no_token_of_a_run_is_taken_with_a_bit_changed_or_for_another_partition_or_scope():
+    prover, other = (Prover(b"k" * 32, "orders", number, mark=MARK) for number in (7, 8))
+    token = prover.run("orders-0-", MARK | 5, 1_789_000_000_123)
+    assert prover.read_run("orders-1-", token) is None
+    assert other.read_run("orders-0-", token) is None
+    assert prover.read_run("orders-0-", token[:-1]) is None
+    for bit in range(len(token) * 8):
+        spoiled = bytearray(token)
+        spoiled[bit // 8] ^= 1 << bit % 8
+        assert prover.read_run("orders-0-", bytes(spoiled)) is None
+        name, _, end = run_receipt(bytes(spoiled), "orders-0-", 3).partition("@")
+        assert prover.read(name, end) is None
+
+
+def test_a_receipt_that_was_written_as_lease_ids_are_still_proves_its_lease(alone):
+    group = orders(alone)
+    message = group.receive(timeout=0, detached=True)
+    (delivery,) = group._port.queue_group.deliveries
+    lease = delivery.group.leases[0]
+    earlier = delivery.receipts._prover.text("orders-0-0", lease.fence, lease.at_ms)
+    assert earlier != message.receipt
+    group.resume(earlier).ack()
+    with pytest.raises(LeaseLost, match="it is done"):
+        message.ack()
 
 
 # Groups and topics

@@ -12,6 +12,7 @@ import holdfast
 from holdfast import HoldfastError, InvalidRequest
 from holdfast.broker.folder.stored import cache_folder
 from holdfast.env.chain.engines import open_store, parse_place
+from holdfast.errors import UnknownFormat
 from holdfast.settings import BrokerSettings
 
 SETTINGS = BrokerSettings(store_cache_dir="/cache")
@@ -115,3 +116,46 @@ def test_another_folder_beside_the_copy_is_not_taken_for_it(cache):
     with holdfast.open(other) as queue:
         assert queue.folder == copy
     assert os.listdir(other) == ["precious"]
+
+
+def test_a_folder_of_a_later_release_is_left_as_it_is(cache, tmp_path):
+    url = f"file://{tmp_path}/store/jobs"
+    with holdfast.open(url) as queue:
+        queue.put(b"one", durability="fsync")
+    number = tmp_path / f"store/jobs/chain/{2:020}"
+    content = bytearray(number.read_bytes())
+    content[4] = 9
+    number.write_bytes(content)
+    before = sorted((each, each.read_bytes()) for each in (tmp_path / "store").rglob("*") if each.is_file())
+    with pytest.raises(UnknownFormat, match=r"format 9.*Nothing was changed; open it with the release that"):
+        holdfast.open(url)
+    assert before == sorted((each, each.read_bytes()) for each in (tmp_path / "store").rglob("*") if each.is_file())
+
+
+def test_backups_and_a_data_folder_in_one_place_are_refused(cache, tmp_path):
+    """Each of them removes contents that it does not list itself."""
+    url, backups = f"file://{tmp_path}/store/jobs", f"file://{tmp_path}/store/backups"
+    with holdfast.open(url) as queue:
+        queue.put(b"one", durability="fsync")
+    for place in (url, f"{tmp_path}/store/jobs"):
+        with pytest.raises(InvalidRequest, match=r"holds a data folder.*choose another place"):
+            holdfast.backup(url, place)
+    assert not (tmp_path / "store/jobs/backup").exists()
+    holdfast.backup(url, backups)
+    with pytest.raises(InvalidRequest, match=r"holds backups.*Choose another place"):
+        holdfast.open(backups)
+    assert not (tmp_path / "store/backups/chain").exists()
+    assert holdfast.verify(backups).ok
+
+
+def test_an_owner_that_lost_its_folder_is_not_told_to_look_at_its_disk(cache):
+    queue = holdfast.open("memory://taken")
+    store, _ = open_store(parse_place("memory://taken"))
+    for number in range(20):
+        store.create(f"chain/{queue._port.engine.store.next_number + number:020}", b"someone else's")
+    with pytest.raises(holdfast.DiskFailed, match="another process has taken over") as caught:
+        queue.put(b"two", durability="fsync")
+    assert "dmesg" not in str(caught.value)
+    assert "open the folder again to go on" in str(caught.value)
+    with pytest.raises(holdfast.DiskFailed):
+        queue.close()

@@ -15,7 +15,7 @@ from holdfast.api.aio.broker import AsyncBroker
 from holdfast.api.sync.broker import Broker
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.partition import Partition
-from holdfast.broker.tracing.log import TraceStep
+from holdfast.broker.tracing import TraceStep
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import InvalidRequest
 from holdfast.local.aio.broker import AsyncLocalBrokerPort

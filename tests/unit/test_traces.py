@@ -12,7 +12,14 @@ import pytest
 
 from holdfast.broker.delayed import Delayed
 from holdfast.broker.messages import DEAD, DELAYED_ID, DeadNote, encode_note
-from holdfast.broker.tracing import TraceContext, format_tracestate, new_context, parse_traceparent, parse_tracestate
+from holdfast.broker.tracing import (
+    TraceContext,
+    TraceStep,
+    format_tracestate,
+    new_context,
+    parse_traceparent,
+    parse_tracestate,
+)
 from holdfast.broker.tracing.log import (
     STEPS,
     TRACE,
@@ -20,7 +27,6 @@ from holdfast.broker.tracing.log import (
     Sampler,
     Search,
     TraceLog,
-    TraceStep,
     decode_step,
     encode_step,
     newest,

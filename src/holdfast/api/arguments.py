@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -12,6 +11,7 @@ import msgspec
 from holdfast.api.drafts import Seconds, duration_ms, instant_ns, lease_of
 from holdfast.env.process import asyncio
 from holdfast.errors import InvalidRequest, MessageTooLarge
+from holdfast.later import traceback
 from holdfast.model import MOST_DOCUMENT_BYTES, Durability
 
 # Searches in traces, with their times and limits.

@@ -17,7 +17,6 @@ Several terms must all hold. They are translated to a condition in the language 
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
@@ -31,12 +30,12 @@ from holdfast.api.contents import Body, Contents, Home
 from holdfast.api.drafts import Bodies, moment_at, to_datetime
 from holdfast.broker.folder.layout import DEAD_SUFFIX, message_id
 from holdfast.broker.messages import CORRELATION_ID, DeadNote, mark
-from holdfast.broker.tracing.log import TraceStep
-from holdfast.delivery.group import Failure
+from holdfast.broker.tracing import TraceStep
 from holdfast.delivery.where import compile_where, headline, moment_of, seconds_of
+from holdfast.env.process import get_logger
 from holdfast.errors import InvalidRequest
 from holdfast.later import pattern
-from holdfast.model import Record
+from holdfast.model import Failure, Record
 
 # Errors that differ only in numbers, addresses and quoted values are one kind of error.
 _DETAILS: Final = pattern(r"0x[0-9a-fA-F]+|'[^']*'|\"[^\"]*\"|\d+")
@@ -120,7 +119,7 @@ def no_letter(letter_id: str) -> InvalidRequest:
 # Messages that were listed without being leased.
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 PhaseName: TypeAlias = Literal["ready", "leased", "delayed", "dead", "done"]
 Where: TypeAlias = str | Callable[[Any], object] | None

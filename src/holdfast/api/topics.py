@@ -11,14 +11,13 @@ import msgspec
 
 from holdfast.api.contents import Body, Home, MessageFields, PartitionHome
 from holdfast.api.drafts import Bodies, instant_ns
-from holdfast.broker.folder.contents import check_settings
 from holdfast.broker.folder.layout import check_name, check_topic_name
-from holdfast.broker.streams.offsets import To
+from holdfast.broker.streams import To
 from holdfast.env.process import asyncio
 from holdfast.errors import BadSettings, InvalidRequest
 from holdfast.membership import TopicPartition
 from holdfast.model import Pause, Record
-from holdfast.settings import ConsumerSettings, QueueSettings, TopicSettings
+from holdfast.settings import ConsumerSettings, QueueSettings, TopicSettings, check_settings
 
 _MOST_LISTED: Final = 100_000
 

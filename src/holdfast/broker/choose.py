@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from holdfast.delivery.events import Bury, Cancelled, Event, Expired, Lost, Phas
 from holdfast.delivery.group import Group
 from holdfast.delivery.key_policy import KeyPolicy
 from holdfast.delivery.keys import KeyGate, KeyLimits
+from holdfast.env.process import get_logger
 from holdfast.errors import DamagedRange, OffsetOutOfRange, Removed
 from holdfast.model import Record, extra_bytes
 from holdfast.settings import TopicSettings
@@ -159,7 +159,7 @@ def follow_keys(delivery: Delivery, keyed: Keyed, events: Sequence[Event] = ()) 
 # Reading the log for one group.
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Expired messages skipped at a time, while other threads wait for the group's lock.
 _PASS_MOST: Final = 10_000

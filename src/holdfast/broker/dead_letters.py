@@ -12,7 +12,6 @@ finds the message, it notes the move as done; otherwise the move starts over. So
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -44,6 +43,7 @@ from holdfast.broker.messages import (
 from holdfast.broker.tracing.log import TRACE
 from holdfast.delivery.events import Ack, Acked, Cancel, Command, DeadStored, Nack, Phase, runs_of
 from holdfast.delivery.group import Burial
+from holdfast.env.process import get_logger
 from holdfast.env.world import checkpoint
 from holdfast.errors import DamagedRange, HoldfastError, InvalidRequest, OffsetOutOfRange, Removed, Unavailable
 from holdfast.model import Batch, HeaderPairs, Record
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from holdfast.broker.delivery import Delivery
     from holdfast.broker.partition import Partition
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _MOVE_MOST: Final = 1_000
 _REDRIVE_LEASE_MS: Final = 3_600_000

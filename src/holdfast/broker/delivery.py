@@ -22,7 +22,6 @@ falls back to the general path. Keep the two paths in step; tests compare them.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
@@ -61,7 +60,7 @@ from holdfast.delivery.events import (
 )
 from holdfast.delivery.group import FAR, Group, Lease
 from holdfast.env import World
-from holdfast.env.process import asyncio, stand_back
+from holdfast.env.process import asyncio, get_logger, stand_back
 from holdfast.errors import CorruptData, HoldfastError, LeaseLost, Unavailable
 from holdfast.model import Appended, Durability, Record
 from holdfast.settings import TopicSettings
@@ -72,7 +71,7 @@ if TYPE_CHECKING:
     from holdfast.broker.partition import Partition, Site
     from holdfast.broker.tracing.observer import GroupTracer
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _END_MOST: Final = 100  # leases and delays ended before the lock is released for a moment
 _FENCE: Final = attrgetter("fence")
@@ -356,6 +355,21 @@ class Delivery:
                     appended = self._ack(in_order, leases, durability or self.settings.ack_durability)
                     return Pending(appended=appended)
         return self.ack([one.receipt for one in taken], durability)
+
+    def ack_run(self, offsets: Sequence[int], fence: int) -> Pending:
+        """Fast form of `ack` for messages by their offsets: usually leased together, and all of them."""
+        self.check_open()
+        in_order = range(offsets[0], offsets[0] + len(offsets))
+        alone: Collection[int] = in_order if offsets == list(in_order) else set(offsets)
+        if self.lock.locked():
+            stand_back(self.lock)
+        with self.lock:
+            leases = list(map(self.group.leases.get, offsets))
+            lease = leases[0]
+            together = lease is not None and lease.fence == fence and leases.count(lease) == len(alone) == len(leases)
+            if lease is not None and together:
+                return Pending(appended=self._ack(alone, [lease] * len(alone), self.settings.ack_durability))
+        return self.ack([Receipt(offset, fence) for offset in dict.fromkeys(offsets)])
 
     def _ack(self, offsets: Collection[int], leases: Sequence[Lease], durability: Durability) -> Appended:
         appended = self.commit_events([Acked(runs_of(offsets))], durability)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -41,12 +40,13 @@ from holdfast.broker.sampler import QueueSampler
 from holdfast.broker.streams.group import StreamGroups
 from holdfast.broker.streams.queries import Queries
 from holdfast.broker.topic import Topic
-from holdfast.broker.tracing.log import TraceStep, found_by
+from holdfast.broker.tracing import TraceStep
+from holdfast.broker.tracing.log import found_by
 from holdfast.broker.tracing.observer import Traces, traced_as
 from holdfast.broker.upkeep import LOCKS, PRODUCERS, Cleaner, Space, Sweep, Tiering, TopicLocks, Using
 from holdfast.broker.workers import WorkerRegistry
 from holdfast.env import OpenFiles, World, close_in_children, real_world
-from holdfast.env.process import descriptor_limit
+from holdfast.env.process import descriptor_limit, get_logger
 from holdfast.env.world import checkpoint, still_world
 from holdfast.errors import BadSettings, Closed, HoldfastError, InvalidRequest, NotALog, NotAQueue, UnknownTopic
 from holdfast.settings import BrokerSettings, QueueSettings
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from holdfast.broker.locks import FolderLocks
     from holdfast.env.chain.chain import Chain
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _SHARE_IT: Final = "Close it there and try again; in one process share the object: it is safe for threads"
 _LOOK_AT_ALL_NS: Final = 60_000_000_000  # tick every topic this often, in case the wall clock was set

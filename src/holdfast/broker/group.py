@@ -6,59 +6,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from holdfast.broker.choose import KeyedGroup, peek
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.folder.layout import MessagePlace, parse_message_id, parse_receipt
 from holdfast.broker.leases import TOKEN_CHARACTERS, Delivered
 from holdfast.broker.messages import check_partition
-from holdfast.broker.metrics import Metrics, MetricsSnapshot
+from holdfast.broker.metrics import Compacted, Metrics, QueueStats
 from holdfast.broker.waiters import Waiter, Waiters
 from holdfast.delivery.events import TAKEN_BACK, Cancel, Nack, Receipt, Released, runs_of
 from holdfast.delivery.group import Lease
 from holdfast.delivery.key_policy import KeyPolicy
 from holdfast.errors import HoldfastError, InvalidRequest, LeaseLost, UnknownGroup
-from holdfast.model import Durability, Pause, Record, extra_bytes
+from holdfast.model import Pause, Record, extra_bytes
 from holdfast.settings import TopicSettings
 from holdfast.storage.keeper import soonest
 
 if TYPE_CHECKING:
     from holdfast.broker.topic import Topic
-
-
-class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue at one moment: messages by phase, their size on disk, and the metrics since opening.
-
-    With several partitions all numbers are sums, including `start`, `end` and `floor`.
-    """
-
-    name: str
-    folder: str
-    ready: int
-    leased: int
-    delayed: int
-    dead: int
-    start: int
-    end: int
-    floor: int
-    bytes: int
-    segments: int
-    waiters: int
-    durability: Durability
-    metrics: MetricsSnapshot
-    group: str = "default"
-    partitions: int = 1
-    damaged: int = 0
-    paused: Pause | None = None
-
-
-class Compacted(msgspec.Struct, frozen=True, kw_only=True):
-    """What a compaction freed."""
-
-    segments: int
-    bytes: int
-    journal_bytes: int
 
 
 class QueueGroup:

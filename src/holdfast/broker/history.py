@@ -21,7 +21,7 @@ from holdfast.broker.delivery import Delivery
 from holdfast.broker.folder.layout import DEAD_SUFFIX, message_id
 from holdfast.broker.messages import REDRIVEN_FROM, DeadNote, mark, moved_records
 from holdfast.broker.past import Happened
-from holdfast.broker.tracing import log
+from holdfast.broker.tracing import TraceStep, log
 from holdfast.delivery import events
 from holdfast.model import Record
 from holdfast.storage.log import Log
@@ -32,9 +32,9 @@ _MOST_STEPS: Final = 1_000  # of a longer history, the beginning and the end are
 _ENDS: Final[dict[type, str]] = {events.Expired: log.EXPIRED, events.Cancelled: log.CANCELLED, events.Lost: log.LOST}
 
 
-def history(delivery: Delivery, offset: int) -> list[log.TraceStep]:
+def history(delivery: Delivery, offset: int) -> list[TraceStep]:
     """All steps of a message, including those of messages that it was redriven from or into."""
-    steps: list[log.TraceStep] = []
+    steps: list[TraceStep] = []
     at: int | None = _first_life(delivery, offset)
     while at is not None and len({step.id for step in steps}) < _MOST_LIVES:
         life = _life(delivery, at)
@@ -43,18 +43,18 @@ def history(delivery: Delivery, offset: int) -> list[log.TraceStep]:
     return _abridged(steps)
 
 
-def _abridged(steps: list[log.TraceStep]) -> list[log.TraceStep]:
+def _abridged(steps: list[TraceStep]) -> list[TraceStep]:
     left_out = steps[_MOST_STEPS // 2 : -_MOST_STEPS // 2]
     if not left_out:
         return steps
     first = left_out[0]
-    omitted = log.TraceStep(
+    omitted = TraceStep(
         first.at_ns, log.OMITTED, first.id, first.topic, first.partition, first.offset, why=f"{len(left_out)} steps"
     )
     return [*steps[: _MOST_STEPS // 2], omitted, *steps[-_MOST_STEPS // 2 :]]
 
 
-def history_of_letter(delivery: Delivery, letter: DeadLetter) -> list[log.TraceStep]:
+def history_of_letter(delivery: Delivery, letter: DeadLetter) -> list[TraceStep]:
     """The history of the message behind a dead letter, even if the message itself is no longer kept."""
     if _record(delivery.partition.log, letter.note.offset) is not None:
         return history(delivery, letter.note.offset)
@@ -68,7 +68,7 @@ class _MessageLife:
         self._place = name, delivery.topic, delivery.number, offset
         self._group = delivery.name
         self._offset = offset
-        self.steps: list[log.TraceStep] = []
+        self.steps: list[TraceStep] = []
         self.went_on_at: int | None = None  # offset of the message that it was redriven into
         self.dead_from: int | None = None  # where to start looking for its dead letter
         self.moving_to: int | None = None  # of a dead letter: where to start looking for the redriven message
@@ -84,7 +84,7 @@ class _MessageLife:
 
     def add(self, at_ns: int, step: str, **more: Any) -> None:
         """Append a step."""
-        self.steps.append(log.TraceStep(at_ns, step, *self._place, **more))
+        self.steps.append(TraceStep(at_ns, step, *self._place, **more))
 
     def read(self, events: Iterable[Happened]) -> None:
         """Collect the steps of this message from a journal's events, oldest first."""
@@ -179,9 +179,9 @@ def _life(delivery: Delivery, offset: int) -> _MessageLife:
     return life
 
 
-def _published(delivery: Delivery, record: Record, name: str) -> log.TraceStep:
+def _published(delivery: Delivery, record: Record, name: str) -> TraceStep:
     source = _source(delivery, record)
-    return log.TraceStep(
+    return TraceStep(
         record.timestamp_ns,
         log.PUBLISHED,
         name,
@@ -262,11 +262,11 @@ def _way_back(why: str) -> tuple[str, str]:
     return (log.NACKED, "") if why == events.NACKED else (log.RETURNED, why)
 
 
-def steps_of_letter(note: DeadNote) -> list[log.TraceStep]:
+def steps_of_letter(note: DeadNote) -> list[TraceStep]:
     """The steps that the note of a dead letter contains."""
 
-    def step(at_ns: int, name: str, **more: Any) -> log.TraceStep:
-        return log.TraceStep(at_ns, name, note.id, note.topic, note.partition, note.offset, **more)
+    def step(at_ns: int, name: str, **more: Any) -> TraceStep:
+        return TraceStep(at_ns, name, note.id, note.topic, note.partition, note.offset, **more)
 
     steps = [step(note.timestamp_ns, log.PUBLISHED)]
     for number, failure in enumerate(note.failures[:-1], 1):

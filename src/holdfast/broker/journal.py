@@ -27,7 +27,6 @@ need not be kept. `past` keeps what is trimmed from a group's journal, `scratch`
 
 from __future__ import annotations
 
-import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -46,6 +45,7 @@ from holdfast.delivery.events import Acked, Event, Skipped, encode_event
 from holdfast.delivery.group import FAR, Group, IllegalMove, Lease
 from holdfast.delivery.image import GroupImage, group_of, image_of
 from holdfast.env import World
+from holdfast.env.process import get_logger, logging
 from holdfast.errors import CorruptData, DamagedRange, DiskFull, HoldfastError, Unavailable
 from holdfast.model import Appended, Durability, count_of
 from holdfast.settings import LogSettings
@@ -59,7 +59,7 @@ from holdfast.storage.log import Log
 # 4    4     check    CRC32C of the rest
 # 8    n     payload  MessagePack of a position in the journal, and the state after all events below it
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 SNAPSHOT: Final = "snapshot"
 BEFORE: Final = "snapshot.before"

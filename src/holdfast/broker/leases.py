@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import struct
 import threading
 from binascii import a2b_base64, b2a_base64
@@ -18,6 +17,7 @@ from holdfast.delivery.decide import held, lost
 from holdfast.delivery.events import Buried, BuriedReady, Event, Receipt
 from holdfast.delivery.group import Group, Lease
 from holdfast.env import World
+from holdfast.env.process import get_logger
 from holdfast.errors import LeaseLost
 from holdfast.later import hashlib, hmac
 from holdfast.model import Appended, Record
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.broker.delivery import Delivery
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _UNHANDLED: Final = (
     "message %d of %s was dropped without ack or nack, and returns to the queue; use `with message:` (logged only once)"
@@ -200,29 +200,40 @@ def _key_of(content: bytes) -> bytes | None:
 # Both consist of the name of what is leased, an `@` and a token, which is base64url of:
 #
 #     at   size  field
-#     0    1     version       1
+#     0    1     version       1 for a lease id, 2 for a receipt
 #     1    8     fence         big endian, like the next one
 #     9    4     granted       time of the grant in ms since 1970: the lowest 32 bits
-#     13   11    mac           BLAKE2b over scope, bytes 0..12 and name, with the folder's key
+#     13   11    mac
+#
+# In a lease id the mac is BLAKE2b over scope, bytes 0..12 and name, with the folder's key. In a receipt it is made in
+# two steps, because messages are leased together: BLAKE2b over scope, bytes 0..12 and the name up to the offset, with
+# the folder's key, is the key of the run, of 16 bytes; BLAKE2b over the offset, with the key of the run, is the mac.
+# A caller who holds all messages of a run may have its key, and make their receipts when they are needed: bytes 0..12
+# and the key are the run's token. From a receipt nobody can tell the key, nor another receipt.
 #
 # The scope of a receipt is the topic's id, its creation time and the group's name, so it is not valid for another group
 # or for a later topic of the same name. A group that is deleted and created again restarts its fences, so the
 # same fence can be given twice; the time of the grant tells the two apart.
 #
-# Older versions wrote the fence as a hexadecimal number after the `@`. Such leases may still be in the journals, and
-# their holders still at work, so the old form is accepted, but only for fences without a mark bit. All fences given
-# since then have that bit, so nobody can forge an old receipt for a current lease.
+# Receipts of version 1 were made as lease ids are. Even older versions wrote the fence as a hexadecimal number after
+# the `@`. Such leases may still be in the journals, and their holders still at work, so both are accepted; a
+# hexadecimal number only for fences without a mark bit. All fences given since then have that bit, so nobody can forge
+# an old receipt for a current lease.
 
 
 VERSION: Final = 1
+RUN_VERSION: Final = 2
 TOKEN_CHARACTERS: Final = 32
 _MAC_BYTES: Final = 11
+_RUN_KEY_BYTES: Final = 16
 _HEAD: Final = struct.Struct(">BQI")
+RUN_TOKEN_BYTES: Final = 29
 _TIME: Final = 0xFFFF_FFFF
 _MOST_GIVEN: Final = 128  # texts that are kept for one group on one partition, twice
 _NEVER_GIVEN: Final = (-1, -1, "")
 
 assert _HEAD.size == 13  # keeps the table above and the code in step
+assert _HEAD.size + _RUN_KEY_BYTES == RUN_TOKEN_BYTES
 assert (_HEAD.size + _MAC_BYTES) * 4 == TOKEN_CHARACTERS * 3  # no padding: one text for each value
 
 _TO_URL: Final = bytes.maketrans(b"+/", b"-_")
@@ -240,35 +251,41 @@ class Proven(NamedTuple):
         return self.granted in (-1, at_ms & _TIME)
 
 
+def run_receipt(token: bytes, start: str, offset: int) -> str:
+    """The receipt of a message of a run: of its token, and what the names of its messages start with."""
+    mac = hashlib.blake2b(b"%d" % offset, key=token[_HEAD.size :], digest_size=_MAC_BYTES).digest()
+    return f"{start}{offset}@{b2a_base64(token[: _HEAD.size] + mac, newline=False).translate(_TO_URL).decode()}"
+
+
 class Prover:
     """Writes and verifies the tokens of one scope; `mark` is the bit set in all fences of leases with tokens."""
 
     def __init__(self, key: bytes, *scope: str | int, mark: int) -> None:
         self._mark = mark
-        self._scope = hashlib.blake2b(key=key, digest_size=_MAC_BYTES)
-        self._scope.update("".join(f"{part}\0" for part in scope).encode())
+        said = "".join(f"{part}\0" for part in scope).encode()
+        self._scope = hashlib.blake2b(said, key=key, digest_size=_MAC_BYTES)
+        self._runs = hashlib.blake2b(said, key=key, digest_size=_RUN_KEY_BYTES, person=b"run")
 
     def text(self, name: str, fence: int, at_ms: int) -> str:
-        """The receipt or lease id of a lease."""
+        """The lease id of a lease."""
         head = _HEAD.pack(VERSION, fence, at_ms & _TIME)
-        mac = self._scope.copy()  # `_mac` inlined: every message that is sent comes here
-        mac.update(head + name.encode())
-        return f"{name}@{b2a_base64(head + mac.digest(), newline=False).translate(_TO_URL).decode()}"
+        return f"{name}@{b2a_base64(head + self._mac(head, name), newline=False).translate(_TO_URL).decode()}"
 
-    def texts(self, start: str, ends: Sequence[int], fence: int, at_ms: int) -> list[str]:
-        """The same texts as those of `text` for leases that were granted at once, whose names differ by a number."""
-        head = _HEAD.pack(VERSION, fence, at_ms & _TIME)
-        begun = self._scope.copy()
-        begun.update(head + start.encode())
-        macs = [b""]
-        for end in ends:
-            mac = begun.copy()
-            mac.update(b"%d" % end)
-            macs.append(mac.digest())
-        # No token has padding, so all of them are encoded as one text, and cut apart.
-        tokens = b2a_base64(head.join(macs), newline=False).translate(_TO_URL).decode()
-        cuts = range(0, len(tokens), TOKEN_CHARACTERS)
-        return [f"{start}{end}@{tokens[cut : cut + TOKEN_CHARACTERS]}" for end, cut in zip(ends, cuts, strict=True)]
+    def run(self, start: str, fence: int, at_ms: int) -> bytes:
+        """The token of messages that were leased at once, and whose names start with this."""
+        head = _HEAD.pack(RUN_VERSION, fence, at_ms & _TIME)
+        key = self._runs.copy()
+        key.update(head + start.encode())
+        return head + key.digest()
+
+    def read_run(self, start: str, token: bytes) -> Proven | None:
+        """Verify the token of a run; None if it is not valid."""
+        if len(token) != RUN_TOKEN_BYTES:
+            return None
+        version, fence, granted = _HEAD.unpack_from(token)
+        if version != RUN_VERSION or not hmac.compare_digest(token, self.run(start, fence, granted)):
+            return None
+        return Proven(fence, granted)
 
     def read(self, name: str, token: str) -> Proven | None:
         """Verify the token after this name; None if it is not valid."""
@@ -276,9 +293,17 @@ class Prover:
             return self._read_old(token)
         content = a2b_base64(token.encode().translate(_FROM_URL))
         head = content[: _HEAD.size]
+        version, fence, granted = _HEAD.unpack(head)
+        if version == RUN_VERSION:
+            start, dash, offset = name.rpartition("-")
+            start += dash
+            if not offset.isdecimal():
+                return None
+            given_out = run_receipt(self.run(start, fence, granted), start, int(offset))
+            is_it = hmac.compare_digest(f"{name}@{token}".encode(), given_out.encode())
+            return Proven(fence, granted) if is_it else None
         if not hmac.compare_digest(content[_HEAD.size :], self._mac(head, name)):
             return None
-        version, fence, granted = _HEAD.unpack(head)
         return Proven(fence, granted) if version == VERSION else None
 
     def _read_old(self, token: str) -> Proven | None:
@@ -308,23 +333,27 @@ class Receipts:
     def _prover(self) -> Prover:
         return self._new_prover()  # only when needed, because this creates the folder's key
 
+    @cached_property
+    def start(self) -> str:
+        """What the names of all messages of the partition start with."""
+        return message_id(self._topic, self._number, 0, None)[:-1]
+
+    def run(self, lease: Lease) -> bytes:
+        """The token of the messages that were leased at once: whoever has it has their receipts."""
+        return self._prover.run(self.start, lease.fence, lease.at_ms)
+
+    def proven_run(self, token: bytes) -> Proven | None:
+        """What the token of a run proves; None if it is not of this group."""
+        return self._prover.read_run(self.start, token)
+
     def text(self, offset: int, lease: Lease) -> str:
         """The receipt of a message under this lease. Only its holder may see it."""
-        name, fence, at_ms = message_id(self._topic, self._number, offset, None), lease.fence, lease.at_ms
-        text = self._prover.text(name, fence, at_ms)
+        fence, at_ms = lease.fence, lease.at_ms
+        text = run_receipt(self._prover.run(self.start, fence, at_ms), self.start, offset)
         if len(self._given) >= _MOST_GIVEN:
             self._given_earlier, self._given = self._given, {}
         self._given[offset] = fence, at_ms, text
         return text
-
-    def texts(self, offsets: Sequence[int], lease: Lease) -> list[str]:
-        """The receipts of messages that were leased together."""
-        fence, at_ms = lease.fence, lease.at_ms
-        texts = self._prover.texts(message_id(self._topic, self._number, 0, None)[:-1], offsets, fence, at_ms)
-        if len(self._given) >= _MOST_GIVEN:
-            self._given_earlier, self._given = self._given, {}
-        self._given.update({offset: (fence, at_ms, text) for offset, text in zip(offsets, texts, strict=True)})
-        return texts
 
     def current(self, text: str, offset: int) -> Receipt | None:
         """The receipt, if the text is exactly the one given out for the message's lease; else see `proof`.
@@ -336,8 +365,7 @@ class Receipts:
             return None
         fence, at_ms, given_out = self._given.get(offset) or self._given_earlier.get(offset, _NEVER_GIVEN)
         if (fence, at_ms) != (lease.fence, lease.at_ms):
-            name = message_id(self._topic, self._number, offset, None)
-            given_out = self._prover.text(name, lease.fence, lease.at_ms)
+            given_out = run_receipt(self.run(lease), self.start, offset)
         if not hmac.compare_digest(given_out.encode(), text.encode()):
             return None
         return Receipt(offset, lease.fence)

@@ -6,7 +6,6 @@ need not try again.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from holdfast.broker.waiters import Waiter
 from holdfast.delivery.decide import Moment
 from holdfast.delivery.group import FAR
 from holdfast.env import World
+from holdfast.env.process import get_logger
 from holdfast.errors import (
     Closed,
     Conflict,
@@ -122,7 +122,7 @@ def newest_locks(world: World, folder: str) -> tuple[LocksSnapshot | None, str]:
     return SnapshotFiles(world, folder).newest(_decode)
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _MOST_BYTES: Final = 256 * 1024 * 1024  # of all documents, which are kept in memory
 _MOST_WAITERS: Final = 10_000

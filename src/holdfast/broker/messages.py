@@ -11,10 +11,9 @@ import msgspec
 from holdfast.broker.folder.layout import message_id
 from holdfast.codec.columns import FLAGS, HEADERS, encode_head
 from holdfast.codec.frame import Frame
-from holdfast.delivery.group import Failure
 from holdfast.errors import UnknownTopic
 from holdfast.large import Value
-from holdfast.model import Appended, Batch, CodecName, Durability, HeaderPairs, Record
+from holdfast.model import Appended, Batch, CodecName, Durability, Failure, HeaderPairs, Record
 
 if TYPE_CHECKING:
     from holdfast.broker.delayed import Delayed

@@ -7,7 +7,6 @@ happen. A snapshot may contain one part of a concurrent observation and not the 
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from bisect import bisect_right
@@ -20,8 +19,10 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from holdfast.delivery.events import LEASE_ENDED, Buried, Event, Returned
+from holdfast.env.process import get_logger
+from holdfast.model import Durability, Pause
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # 16 slots for each power of two: a slot is at most 1/16 of its values wide, so its middle is within 1/32 of each of
 # them. Slots 0 to 31 hold one nanosecond each.
@@ -337,3 +338,37 @@ class _Relay:
             extra={"observer": type(self._observer).__name__, "error": str(error)},
             exc_info=error,
         )
+
+
+class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue at one moment: messages by phase, their size on disk, and the metrics since opening.
+
+    With several partitions all numbers are sums, including `start`, `end` and `floor`.
+    """
+
+    name: str
+    folder: str
+    ready: int
+    leased: int
+    delayed: int
+    dead: int
+    start: int
+    end: int
+    floor: int
+    bytes: int
+    segments: int
+    waiters: int
+    durability: Durability
+    metrics: MetricsSnapshot
+    group: str = "default"
+    partitions: int = 1
+    damaged: int = 0
+    paused: Pause | None = None
+
+
+class Compacted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a compaction freed."""
+
+    segments: int
+    bytes: int
+    journal_bytes: int

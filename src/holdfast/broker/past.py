@@ -15,7 +15,6 @@ The file name says what it contains, so that looking up one message opens few fi
 
 from __future__ import annotations
 
-import logging
 import threading
 import zlib
 from collections.abc import Iterator
@@ -47,6 +46,7 @@ from holdfast.delivery.events import (
 )
 from holdfast.delivery.group import FAR
 from holdfast.env import World
+from holdfast.env.process import get_logger
 from holdfast.errors import CorruptData, HoldfastError
 from holdfast.later import pattern
 from holdfast.model import Record
@@ -56,7 +56,7 @@ from holdfast.storage.frames import FrameRules, first_log_id, walk
 from holdfast.storage.log import Log
 from holdfast.storage.retention import SegmentFacts
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _HEADER: Final = Struct("<4sI")
 assert _HEADER.size == 8  # keeps the table above and the code in step

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from struct import Struct
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
@@ -14,6 +13,7 @@ from holdfast.broker.folder.layout import check_name
 from holdfast.checksum import crc32c
 from holdfast.env import World
 from holdfast.env.disk import Disk
+from holdfast.env.process import get_logger
 from holdfast.errors import (
     ChecksumMismatch,
     CorruptData,
@@ -26,7 +26,9 @@ from holdfast.errors import (
 )
 from holdfast.model import LogPosition, Producer
 from holdfast.storage.files import durable_replace, join, open_error, read_file
-from holdfast.storage.log import Log
+
+if TYPE_CHECKING:
+    from holdfast.storage.log import Log
 
 # The named producers: the file `producers` in the data folder.
 #
@@ -172,7 +174,7 @@ def _decode(path: str, content: bytes) -> dict[str, ProducerId]:
 # snapshot in the file `producers` beside the log saves reading all of the log.
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 IDLE_MS: Final = 7 * 24 * 3600 * 1000
 MOST_PRODUCERS: Final = 10_000

@@ -7,7 +7,6 @@ ready messages, is read only where the counters have moved, and once a minute.
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from operator import add, sub
@@ -20,6 +19,7 @@ from holdfast.broker.streams.offsets import CommittedOffset, lag_of
 from holdfast.broker.topic import Topic
 from holdfast.codec.samples import RINGS, SeriesKey, Slot
 from holdfast.env import Clock
+from holdfast.env.process import get_logger
 from holdfast.errors import HoldfastError
 from holdfast.membership import TopicPartition
 from holdfast.storage.log import Log
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from holdfast.broker.engine import BrokerEngine
     from holdfast.broker.streams.group import StreamGroup
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 EVERY_S: Final = RINGS[0].step_s
 _SAVE_EVERY: Final = 12  # samples: a minute

@@ -14,7 +14,6 @@ meanwhile the samples stay in memory. No error leaves this module.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,9 +27,10 @@ from holdfast.broker.folder.layout import TOPICS
 from holdfast.codec import samples
 from holdfast.env import World
 from holdfast.env.disk import File, write_fully
+from holdfast.env.process import get_logger
 from holdfast.storage.files import join
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 SAMPLES: Final = "samples"
 MOST_SERIES: Final = 100

@@ -38,7 +38,6 @@ their messages are delivered again.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -46,12 +45,12 @@ from holdfast.delivery.events import NOTE_PRIME, PLACES, SPAN_MS, Event, Noted, 
 from holdfast.delivery.group import Group, IllegalMove, Lease
 from holdfast.env import World
 from holdfast.env.disk import File, write_fully
-from holdfast.env.process import close_in_children
+from holdfast.env.process import close_in_children, get_logger
 from holdfast.storage.files import join, read_file
 from holdfast.storage.log import Log
 from holdfast.storage.state import StateWords, release_words
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 SCRATCH: Final = "scratch"
 NOTES: Final = 1_024

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -52,6 +51,7 @@ from holdfast.broker.tracing.log import TraceLog
 from holdfast.broker.tracing.observer import TopicTracing
 from holdfast.delivery.events import PROVEN
 from holdfast.env import World
+from holdfast.env.process import get_logger
 from holdfast.env.world import Abandoned, checkpoint
 from holdfast.errors import BadSettings, Closed, CorruptData, HoldfastError, UnknownGroup, UnknownTopic
 from holdfast.later import difflib
@@ -62,7 +62,7 @@ from holdfast.storage.files import is_log, is_of_its_files, translated
 from holdfast.storage.keeper import soonest
 from holdfast.storage.log import Log
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _ALIKE: Final = 0.8  # similarity of names: one letter in five may differ
 _MOST_NAMES: Final = 20

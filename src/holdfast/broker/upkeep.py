@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import posixpath
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +24,7 @@ from holdfast.broker.partition import Partition
 from holdfast.broker.past import is_past
 from holdfast.broker.samples import SAMPLES
 from holdfast.broker.topic import Topic
+from holdfast.env.process import get_logger
 from holdfast.errors import BadSettings, Closed, HoldfastError
 from holdfast.storage.files import LOCK, QUARANTINE, durable_replace, index_bases, join, read_file
 from holdfast.storage.retention import to_tier
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from holdfast.storage.segment import Segment
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _AFTER_ERROR_NS: Final = 10_000_000_000
 

@@ -11,11 +11,14 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
+from types import ModuleType
 from typing import Annotated, Any, Final, NamedTuple
 
 from holdfast import __version__
 from holdfast.cli.output import NOT_DONE, OK, exit_code
 from holdfast.cli.parsing import HELP_ROW, Command, Section, UsageError, argument, columns, nearest, paragraphs
+from holdfast.later import run_one_command
 
 
 class Entry(NamedTuple):
@@ -240,15 +243,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _load_msgspec() -> None:
-    """Load msgspec without typing_extensions: that would take longer than all the rest of it.
+    """Load msgspec without what it brings along for other uses, which takes longer to load than all the rest of it.
 
-    Of what it takes from there if it can, the standard library has the same since Python 3.11. Nobody else loads
-    anything meanwhile: this process has one thread yet.
+    What it takes from typing_extensions if it can, the standard library has since Python 3.11. Its `uuid` asks
+    platform for one word. Schemas and descriptions of types are for servers: they are loaded on first use. Nobody else
+    loads anything meanwhile: this process has one thread yet.
     """
-    if "typing_extensions" not in sys.modules:
-        sys.modules["typing_extensions"] = None  # type: ignore[assignment]  # as if it were not installed
-        importlib.import_module("msgspec")
-        del sys.modules["typing_extensions"]
+    absent = {name: stand_in for name, stand_in in _stand_ins().items() if name not in sys.modules}
+    sys.modules.update(absent)
+    importlib.import_module("msgspec")
+    for name in absent:
+        del sys.modules[name]
+
+
+def _stand_ins() -> dict[str, Any]:
+    """Return what stands for modules while msgspec is loaded."""
+
+    def later(name: str, attribute: str) -> Any:
+        return getattr(importlib.import_module(name), attribute)
+
+    def schema(*arguments: Any, **more: Any) -> Any:
+        return later(schemas.__name__, "schema")(*arguments, **more)
+
+    def schema_components(*arguments: Any, **more: Any) -> Any:
+        return later(schemas.__name__, "schema_components")(*arguments, **more)
+
+    platform, inspect, schemas = map(ModuleType, ("platform", "msgspec.inspect", "msgspec._json_schema"))
+    platform.system = lambda: os.uname().sysname  # type: ignore[attr-defined]
+    inspect.__getattr__ = partial(later, inspect.__name__)  # type: ignore[method-assign]
+    schemas.schema, schemas.schema_components = schema, schema_components  # type: ignore[attr-defined]
+    missing = {"typing_extensions": None}  # as if it were not installed
+    return missing | {module.__name__: module for module in (platform, inspect, schemas)}
 
 
 def _exit_code(arguments: list[str], *, alone: bool) -> int:
@@ -274,6 +299,7 @@ def _run(arguments: list[str], *, alone: bool) -> int:
 
         set_variable(TRUST, "true")
     if alone:
+        run_one_command()
         _load_msgspec()
     found, path, words = find(rest)
     wants_help = _asks_for_help(words)

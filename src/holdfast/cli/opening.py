@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import holdfast
@@ -14,7 +14,7 @@ from holdfast.api import port_of
 from holdfast.api.drafts import Bodies, parse_duration
 from holdfast.api.topics import topic_settings
 from holdfast.broker.folder import layout
-from holdfast.cli.output import OK
+from holdfast.cli.output import OK, note, safe
 from holdfast.cli.parsing import Parameter, Section, Typed, UsageError, argument, option
 from holdfast.cli.places import AT, PLACE, PROFILE, connected, place_of, queue_of, said_or_usual, usual_place
 from holdfast.client.opening import Address, is_address
@@ -530,3 +530,81 @@ class Views:
         if (topic, group) not in self._known:
             self._known[topic, group] = view(self._broker, topic, group)
         return self._known[topic, group]
+
+
+_LOOK_AGAIN_S: Final = 0.1
+# How often to open a place again: no log shows that a message was returned.
+_OPEN_EVERY_S: Final = 2.0
+
+
+class OpeningTurns:
+    """Opens a place repeatedly while a command waits for something there.
+
+    No other process can use a folder that this one owns, so a waiting command closes it between two turns. If the
+    topics are shared with other processes, one turn waits for the whole time.
+    """
+
+    def __init__(self, place: str, topic: str | None, timeout_s: float, wait: str | float) -> None:
+        self._place = place
+        self._topic = topic
+        self._timeout_s = timeout_s
+        self._wait_s = parse_duration(wait, "--wait") if isinstance(wait, str) else wait
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the waiting time now."""
+        self._idle_from = time.monotonic()
+
+    @property
+    def left_s(self) -> float:
+        return self._timeout_s - (time.monotonic() - self._idle_from)
+
+    def each(
+        self, *, create: bool = False, patient: bool = False
+    ) -> Generator[tuple[holdfast.Broker, float], None, None]:
+        """Yield the broker and the time to wait, for each turn.
+
+        If the place becomes busy after the first turn, wait for it: until the time is over, or, if `patient`, until it
+        is free.
+        """
+        rest: tuple[dict[int, int], float] | None = None
+        while True:
+            with ExitStack() as closing:
+                try:
+                    most_s = self._wait_s if create or patient else max(self._wait_s, self.left_s)
+                    broker = closing.enter_context(opened_broker(self._place, wait=most_s, create=create))
+                except Busy as busy:
+                    if rest is None or not patient:
+                        raise
+                    self._say(busy)
+                    continue
+                self._said = False
+                shared = port_of(broker).shared
+                yield broker, max(self.left_s, 0) if shared else 0
+                if shared:
+                    return
+                rest = self._rest(broker)
+            if self.left_s <= 0:
+                return
+            ends, most_s = rest
+            if self._topic is None:
+                time.sleep(min(self.left_s, most_s))
+            else:
+                from holdfast.cli.reading import FolderLogs
+
+                FolderLogs(self._place, self._topic).wait(ends, min(self.left_s, most_s))
+
+    _said = False
+
+    def _say(self, busy: Busy) -> None:
+        if not self._said:
+            note(f"waiting: {safe(str(busy))}")
+        self._said = True
+
+    def _rest(self, broker: holdfast.Broker) -> tuple[dict[int, int], float]:
+        """Return the ends of the partitions, and when to look again even if they have not grown."""
+        if self._topic is None:
+            return {}, _LOOK_AGAIN_S
+        due_ms = engine_of(broker).tick()
+        ends = {each.number: each.end for each in broker.describe_topic(self._topic).partitions}
+        return ends, min(_OPEN_EVERY_S, (due_ms or 60_000) / 1000)

@@ -5,31 +5,30 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from heapq import merge
 from itertools import islice
 from typing import Final
 
-import holdfast
-from holdfast.api import port_of
-from holdfast.api.drafts import instant_ns, parse_duration, parse_instant
+from holdfast.api.drafts import instant_ns, parse_instant
 from holdfast.api.topics import PartitionInfo
 from holdfast.broker.folder.contents import Catalog
 from holdfast.broker.folder.layout import partition_folder, topic_folder
+from holdfast.broker.inspect import GroupStanding, TopicStanding
 from holdfast.broker.inspect.messages import count_beside
-from holdfast.broker.inspect.status import FolderStatus, GroupStanding, TopicStanding
+from holdfast.broker.inspect.status import FolderStatus
 from holdfast.broker.messages import check_partition
 from holdfast.cli.look.messages import AnyMessage, reader_of
-from holdfast.cli.opening import asked, engine_of, opened_broker
-from holdfast.cli.output import note, safe
+from holdfast.cli.opening import asked, opened_broker
+from holdfast.cli.output import note
 from holdfast.client.opening import is_address
 from holdfast.config.settings_file import DEFAULT, read_settings
 from holdfast.delivery.where import compile_where
 from holdfast.env import World, real_world
 from holdfast.env.process import environment
-from holdfast.errors import Busy, DamagedRange, InvalidRequest, NotALog, OffsetOutOfRange
+from holdfast.errors import DamagedRange, InvalidRequest, NotALog, OffsetOutOfRange
 from holdfast.model import count_of
 from holdfast.storage import LogReader
 from holdfast.storage.files import is_log, join
@@ -44,9 +43,6 @@ ENDS: Final = ("end", "latest")
 _AT_ONCE: Final = 1_000
 _WAIT_S: Final = 10.0
 _BETWEEN_S: Final = 0.25
-_LOOK_EVERY_S: Final = 0.1
-# How often to open a place again: no log shows that a message was returned.
-_OPEN_EVERY_S: Final = 2.0
 
 
 class TopicReading:
@@ -269,77 +265,6 @@ class ServerLogs:
             path = ("topics", self._topic, "partitions", number, "messages")
             with suppress(OffsetOutOfRange):  # reading will report what was dropped
                 asked(self._broker, ReadMessages, *path, offset=end, limit=1, wait=min(most_s, _WAIT_S))
-
-
-class OpeningTurns:
-    """Opens a place repeatedly while a command waits for something there.
-
-    No other process can use a folder that this one owns, so a waiting command closes it between two turns. If the
-    topics are shared with other processes, one turn waits for the whole time.
-    """
-
-    def __init__(self, place: str, topic: str | None, timeout_s: float, wait: str | float) -> None:
-        self._place = place
-        self._topic = topic
-        self._timeout_s = timeout_s
-        self._wait_s = parse_duration(wait, "--wait") if isinstance(wait, str) else wait
-        self.begin()
-
-    def begin(self) -> None:
-        """Start the waiting time now."""
-        self._idle_from = time.monotonic()
-
-    @property
-    def left_s(self) -> float:
-        return self._timeout_s - (time.monotonic() - self._idle_from)
-
-    def each(
-        self, *, create: bool = False, patient: bool = False
-    ) -> Generator[tuple[holdfast.Broker, float], None, None]:
-        """Yield the broker and the time to wait, for each turn.
-
-        If the place becomes busy after the first turn, wait for it: until the time is over, or, if `patient`, until it
-        is free.
-        """
-        rest: tuple[dict[int, int], float] | None = None
-        while True:
-            with ExitStack() as closing:
-                try:
-                    most_s = self._wait_s if create or patient else max(self._wait_s, self.left_s)
-                    broker = closing.enter_context(opened_broker(self._place, wait=most_s, create=create))
-                except Busy as busy:
-                    if rest is None or not patient:
-                        raise
-                    self._say(busy)
-                    continue
-                self._said = False
-                shared = port_of(broker).shared
-                yield broker, max(self.left_s, 0) if shared else 0
-                if shared:
-                    return
-                rest = self._rest(broker)
-            if self.left_s <= 0:
-                return
-            ends, most_s = rest
-            if self._topic is None:
-                time.sleep(min(self.left_s, most_s))
-            else:
-                FolderLogs(self._place, self._topic).wait(ends, min(self.left_s, most_s))
-
-    _said = False
-
-    def _say(self, busy: Busy) -> None:
-        if not self._said:
-            note(f"waiting: {safe(str(busy))}")
-        self._said = True
-
-    def _rest(self, broker: holdfast.Broker) -> tuple[dict[int, int], float]:
-        """Return the ends of the partitions, and when to look again even if they have not grown."""
-        if self._topic is None:
-            return {}, _LOOK_EVERY_S
-        due_ms = engine_of(broker).tick()
-        ends = {each.number: each.end for each in broker.describe_topic(self._topic).partitions}
-        return ends, min(_OPEN_EVERY_S, (due_ms or 60_000) / 1000)
 
 
 def follow_settings(world: World) -> FollowSettings:

@@ -231,7 +231,7 @@ class QueueOpening:
         given |= {name: changes[name] for name in _PROMISES if name in changes}
         if durability is not None:
             given["durability"] = durability
-        from holdfast.broker.folder.contents import check_settings
+        from holdfast.settings import check_settings
 
         check_settings(settings, given)
         return given, {name: value for name, value in changes.items() if name not in _PROMISES}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import msgspec
 from holdfast.broker.engine import folder_path
 from holdfast.broker.folder.layout import OWNER_SOCKET, is_store, topic_for
 from holdfast.env import close_in_children, end_at_exit, real_world
-from holdfast.env.process import load_before_fork, no_fork
+from holdfast.env.process import get_logger, load_before_fork, no_fork
 from holdfast.env.sockets import (
     absolute,
     answers_at,
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from holdfast.server.server import Server
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _DRAIN_MS: Final = 1_000
 _ENDED_S: Final = 5.0

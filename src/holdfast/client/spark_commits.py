@@ -238,7 +238,9 @@ async def upload_stage(call: Call) -> None:
 
 def _store(engine: BrokerEngine, place: tuple[str, int], file: str, part: StagePart, content: bytes) -> None:
     staging, disk = Staging(engine.world, engine.folder), engine.world.disk
-    if place in _committing or staging.manifest(*place) is not None:
+    manifest = staging.manifest(*place)
+    # A batch whose commit was interrupted comes again in files of other names, and its commit finishes the first.
+    if place in _committing or (manifest is not None and file in {each.name for each in manifest.files}):
         raise Conflict(f"batch {place[1]} of write {place[0]} is committed: its files cannot change any more")
     folder = staging.batch_folder(*place)
     with translated(folder):

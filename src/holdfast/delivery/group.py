@@ -49,6 +49,7 @@ from holdfast.delivery.events import (
     run,
 )
 from holdfast.delivery.timers import Deadlines, Timers
+from holdfast.model import Failure
 
 LEVELS: Final = 10
 
@@ -176,15 +177,6 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
         """Return the event that gives this lease to one message."""
         runs, times = (offset, offset + 1), (self.lease_ms, self.until_ms, self.at_ms)
         return Leased(runs, cursor, self.fence, self.session, *times, self.holder, self.moving_to)
-
-
-class Failure(msgspec.Struct, frozen=True, gc=False):
-    """How one delivery ended without an ack."""
-
-    at_ms: int
-    holder: str
-    why: str
-    error: str
 
 
 class History(msgspec.Struct, frozen=True, gc=False):

@@ -1,13 +1,15 @@
 """This process: its environment, descriptors and signals, what happens when it forks or exits, what it loads late.
 
-`asyncio`, `ctypes` and `futures` are here as modules that are loaded on first use; see `holdfast.later`.
+`asyncio`, `ctypes`, `futures` and `logging` are here as modules that are loaded on first use; see `holdfast.later`.
+`get_logger` is `logging.getLogger`, except in a process that runs one command: there, logging is loaded for the first
+thing that is logged. Other processes load it at once: a warning must not need a file when none can be opened.
 """
 
 from __future__ import annotations
 
 import atexit
 import gc
-import logging  # noqa: F401  what it does at a fork has to be registered before ours
+import importlib
 import os
 import resource
 import signal
@@ -20,16 +22,26 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 from weakref import WeakSet, ref
 
-from holdfast.later import module
+from holdfast.later import Later, module, runs_one_command
 
 if TYPE_CHECKING:
     import asyncio as asyncio  # noqa: PLC0414  for others to import, here and below
     import ctypes as ctypes  # noqa: PLC0414
+    import logging as logging  # noqa: PLC0414
     from concurrent import futures as futures  # noqa: PLC0414
+    from logging import Logger
 else:
     asyncio = module("asyncio")
     ctypes = module("ctypes")
     futures = module("concurrent.futures")
+    logging = module("logging")
+
+
+def get_logger(name: str) -> Logger:
+    """Return the logger of this name, or what stands for it in a process that runs one command."""
+    stands: Any = Later(lambda: logging.getLogger(name)) if runs_one_command() else logging.getLogger(name)
+    found: Logger = stands
+    return found
 
 
 def environment() -> Mapping[str, str]:
@@ -185,6 +197,8 @@ def _allow_imports() -> None:
 
 
 if hasattr(os, "register_at_fork"):
+    if not runs_one_command():
+        importlib.import_module("logging")
     os.register_at_fork(after_in_child=_disown_all)
     # Registered after those of logging, and so called before: they take a lock that an import needs.
     os.register_at_fork(before=_wait_for_imports, after_in_parent=_allow_imports, after_in_child=_renew_imports)
@@ -242,6 +256,8 @@ def first_signal(tell: Callable[[int], object]) -> Iterator[None]:
 
 
 _AGAIN_MS: Final = 100
+_LOOKS: Final = 4  # openers that one who must not wait looks at: those that wait for a sync would be looked at in vain
+_LEAST_ABOVE: Final = 50
 
 
 class Opener(Protocol):
@@ -260,12 +276,14 @@ class Opener(Protocol):
 class OpenFiles:
     """Counts open descriptors. When there are too many, the least recently used openers close theirs.
 
-    May be called from any thread and with any locks held, since it never waits. Openers used since the last look are
-    spared once, and those at work keep their files, so the limit may be exceeded for a moment.
+    May be called from any thread and with any locks held, since it never waits, except for `make_room`. Openers used
+    since the last look are spared once, and those at work keep their files, so the limit may be exceeded for a moment,
+    but hardly by more than a third: from there on, whoever is about to open files makes room first.
     """
 
     def __init__(self, most: int | None = None) -> None:
         self.most = most  # None: no limit, and nothing is counted
+        self._full = 0 if most is None else most + max(most // 3, _LEAST_ABOVE)
         self.count = 0
         self.on_too_many: Callable[[], None] = lambda: None  # asks a thread that can wait to call `tick`
         self._reported = False
@@ -275,6 +293,11 @@ class OpenFiles:
     @property
     def too_many(self) -> bool:
         return self.most is not None and self.count > self.most
+
+    @property
+    def is_full(self) -> bool:
+        """Whether whoever opens more files should call `make_room` first."""
+        return self.most is not None and self.count >= self._full
 
     def took(self, opener: Opener, descriptors: int) -> None:
         """Record how many descriptors the opener has now; closes others if that is too many."""
@@ -306,9 +329,19 @@ class OpenFiles:
         self.rest_idle(wait=True)
         return _AGAIN_MS
 
-    def rest_idle(self, *, but: Opener | None = None, wait: bool = False) -> None:
-        """Close files until there are few enough, or all that remain are in use."""
+    def make_room(self) -> None:
+        """Close files of others until it is no longer full, if need be after a sync. The caller holds no log's lock."""
         for _ in range(2 * len(self._openers)):
+            opener = self._next() if self.is_full else None
+            if opener is None:
+                return
+            if not opener.used():
+                opener.rest(wait=True)
+
+    def rest_idle(self, *, but: Opener | None = None, wait: bool = False) -> None:
+        """Close files until there are few enough, or all that remain are in use; without `wait`, look at a few only."""
+        every = 2 * len(self._openers)
+        for _ in range(every if wait else min(every, _LOOKS)):
             opener = self._next()
             if opener is None:
                 return

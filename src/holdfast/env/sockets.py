@@ -28,7 +28,9 @@ _PATH_BYTES: Final = 107  # the longest name of a Unix socket, without its termi
 
 def connect_tcp(host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None = None) -> socket.socket:
     """Connect to a server; small messages are sent without delay."""
-    made = socket.create_connection((host, port), timeout_s)
+    # As bytes where that is possible: for text, Python loads its tables of international names first.
+    name: Any = host.encode() if host.isascii() else host
+    made = socket.create_connection((name, port), timeout_s)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if tls is None:
         return made

@@ -23,8 +23,6 @@ in a file; what is intact can be read.
 from __future__ import annotations
 
 import errno
-import hashlib
-import logging
 import os
 import posixpath
 import threading
@@ -38,13 +36,14 @@ import msgspec
 
 from holdfast.checksum import crc32c
 from holdfast.env.disk import BytesLike, Disk, File, WritableMap, write_fully
-from holdfast.env.process import close_in_children
+from holdfast.env.process import close_in_children, get_logger
 from holdfast.errors import HoldfastError
+from holdfast.later import hashlib
 
 if TYPE_CHECKING:
     from holdfast.env.chain.engines import Store
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 STUB: Final = ".stub"
 _MOVABLE: Final = ".log"

@@ -246,7 +246,7 @@ class SeededIds:
 
 def _read_boot_id() -> int:
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             return int(file.read().strip().replace("-", ""), 16) >> 64
     except (OSError, ValueError):
         return 0

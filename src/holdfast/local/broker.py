@@ -19,12 +19,15 @@ from holdfast.broker.delivery import Delivery
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
 from holdfast.broker.folder.contents import differing_settings
 from holdfast.broker.folder.layout import DEFAULT_GROUP
-from holdfast.broker.group import Compacted, QueueGroup
+from holdfast.broker.group import QueueGroup
+from holdfast.broker.metrics import Compacted
 from holdfast.broker.partition import Partition
 from holdfast.broker.samples import TOTAL, Samples
-from holdfast.broker.streams.offsets import Reset, ResetEffect, To, effect_of, lag_of
+from holdfast.broker.streams import Reset, ResetEffect, To, effect_of
+from holdfast.broker.streams.offsets import lag_of
 from holdfast.broker.topic import Topic
-from holdfast.broker.tracing.log import Search, TraceStats, TraceStep
+from holdfast.broker.tracing import TraceStep
+from holdfast.broker.tracing.log import Search, TraceStats
 from holdfast.broker.upkeep import reading
 from holdfast.codec.samples import SeriesKey
 from holdfast.env.process import asyncio, futures

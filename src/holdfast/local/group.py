@@ -6,6 +6,7 @@ Waiting, for a message or for the disk, is in `local/aio` and `local/sync`. The 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
 from itertools import islice
@@ -17,15 +18,15 @@ from holdfast.api.contents import Contents
 from holdfast.api.drafts import Bodies, Stored, instant_ns
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.engine import BrokerEngine
-from holdfast.broker.group import Compacted, QueueGroup, QueueStats
+from holdfast.broker.group import QueueGroup
 from holdfast.broker.leases import Delivered, Pending
-from holdfast.broker.metrics import Observer
+from holdfast.broker.metrics import Compacted, Observer, QueueStats
 from holdfast.broker.samples import Samples
 from holdfast.broker.waiters import Waiter
 from holdfast.codec.samples import SeriesKey
 from holdfast.delivery.events import DEFERRED, DROPPED, NO_SESSION, Command, Extend, Nack, Phase, Receipt, Reject, Save
 from holdfast.delivery.group import HolderState, Lease
-from holdfast.errors import Closed, HoldfastError, InvalidRequest, LeaseLost, OffsetOutOfRange
+from holdfast.errors import Closed, DiskFailed, HoldfastError, InvalidRequest, LeaseLost, OffsetOutOfRange
 from holdfast.local.publisher import Publisher
 from holdfast.model import BodyKind, Durability, Pause, Retained
 from holdfast.settings import TopicSettings
@@ -45,6 +46,7 @@ class LocalGroup:
         self.group = group.name
         self.deliveries = group.deliveries
         self._standing = group.waiters.standing
+        self._store = engine.store
         self.alone = alone  # whether the folder is closed with it
         self.view_closed = False
         group.topic.holders.add(self)
@@ -99,6 +101,8 @@ class LocalGroup:
         """Return the next message on the fast path, with default arguments; None if the slow path is needed."""
         if self._standing or self.view_closed or self.engine.closed:
             return None
+        if self._store is not None and not self._store.is_ready():
+            return None
         deliveries = self.deliveries
         delivery = deliveries[0] if len(deliveries) == 1 else self.queue_group.next_in_turn()
         try:
@@ -147,7 +151,7 @@ class LocalGroup:
         if self.engine.closed:
             self.check_open()
         delivery = taken.home
-        if not delivery.unhurried:
+        if not delivery.unhurried or (self._store is not None and not self._store.is_ready()):
             return False
         refused = delivery.ack_one(taken.record.offset, taken.lease.fence)
         if refused is not None:
@@ -158,7 +162,7 @@ class LocalGroup:
     def ack_receipt_now(self, text: str) -> bool:
         """Ack one message by its receipt, on the fast path; returns False also if the receipt is not valid."""
         delivery, receipt = self.queue_group.proof(text)
-        if receipt is None or not delivery.unhurried:
+        if receipt is None or not delivery.unhurried or (self._store is not None and not self._store.is_ready()):
             return False
         refused = delivery.ack_one(receipt.offset, receipt.fence)
         if refused is not None:
@@ -504,3 +508,25 @@ def until_ms(delivery: Delivery, lease: Lease) -> int:
     """Return when a lease ends by the wall clock; the lease itself is kept by the monotonic clock."""
     clock = delivery.clock
     return clock.now_ns() // 1_000_000 + lease.until_ms - clock.monotonic_ns() // 1_000_000
+
+
+def require_current(engine: BrokerEngine) -> None:
+    """Before saying how things are, be sure that nobody else can own a folder in a store by now; raises DiskFailed."""
+    if engine.store is not None:
+        with _explained(engine):
+            engine.store.require_current()
+
+
+async def require_current_async(engine: BrokerEngine) -> None:
+    """Do the same without holding up the event loop."""
+    if engine.store is not None:
+        with _explained(engine):
+            await engine.store.require_current_async()
+
+
+@contextmanager
+def _explained(engine: BrokerEngine) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DiskFailed(f"nothing can be said about {engine.folder}: {error.strerror or error}") from error

@@ -41,11 +41,12 @@ from holdfast.broker.folder.layout import DEAD_SUFFIX, parse_message_id, topic_f
 from holdfast.broker.history import history, history_of_letter
 from holdfast.broker.inspect.messages import letters_of
 from holdfast.broker.messages import is_for
-from holdfast.broker.tracing.log import DELAYED, LEASED, PUBLISHED, TraceStep
+from holdfast.broker.tracing import TraceStep
+from holdfast.broker.tracing.log import DELAYED, LEASED, PUBLISHED
 from holdfast.delivery.events import Phase
 from holdfast.env import World
 from holdfast.errors import CorruptData, InvalidRequest, NotFound, UnknownGroup
-from holdfast.local.group import until_ms
+from holdfast.local.group import require_current, until_ms
 from holdfast.local.publisher import Publisher
 from holdfast.model import Record
 
@@ -258,6 +259,7 @@ def listed(
 
 def _whole(source: _Source, group: LocalGroup, after: Mark, look: Look, lost: Lost) -> Iterator[Listed[Any]]:
     """Iterate over the messages of a source; at the end, report how many were damaged."""
+    require_current(group.engine)
     counts: list[int] = []
     try:
         yield from source(group, after, look, counts.append)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -16,17 +15,19 @@ from holdfast.api.topics import ConsumedPartition, Listener, MemberRequest, Seek
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.messages import MOVED, is_for
 from holdfast.broker.partition import Partition
+from holdfast.broker.streams import PartitionLag
 from holdfast.broker.streams.group import StreamGroup
-from holdfast.broker.streams.offsets import PartitionLag, check_offset, lag_of
+from holdfast.broker.streams.offsets import check_offset, lag_of
 from holdfast.broker.topic import Topic
 from holdfast.broker.waiters import Waiters
 from holdfast.env import Clock, close_in_children
+from holdfast.env.process import get_logger
 from holdfast.errors import Closed, DamagedRange, Fenced, HoldfastError, InvalidRequest, OffsetOutOfRange, UnknownTopic
 from holdfast.membership import TopicPartition
 from holdfast.model import Appended, Durability, Record, extra_bytes
 from holdfast.settings import ConsumerSettings, load
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _AT_A_TIME: Final = 64
 

@@ -11,7 +11,6 @@ import msgspec
 from holdfast.api.arguments import switch
 from holdfast.api.drafts import Bodies
 from holdfast.broker.engine import BrokerEngine, folder_path
-from holdfast.broker.folder.contents import check_settings
 from holdfast.broker.folder.layout import DEFAULT_GROUP, is_store, store_of
 from holdfast.broker.metrics import Observer
 from holdfast.env import World, real_world
@@ -20,7 +19,7 @@ from holdfast.errors import BadSettings, InvalidRequest
 from holdfast.local.broker import LocalBroker, keep_bodies
 from holdfast.local.group import LocalGroup
 from holdfast.model import Durability
-from holdfast.settings import BrokerSettings, QueueSettings
+from holdfast.settings import BrokerSettings, QueueSettings, check_settings
 from holdfast.storage.files import TRUST
 
 _Port = TypeVar("_Port")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, TypeAlias, TypeVar
@@ -18,6 +17,7 @@ from holdfast.broker.messages import Draft, RoundRobin
 from holdfast.broker.producers import ProducerId
 from holdfast.broker.waiters import Waiter
 from holdfast.env import Clock, close_in_children
+from holdfast.env.process import get_logger
 from holdfast.errors import Closed, HoldfastError, InvalidRequest, OutOfSequence, QueueFull
 from holdfast.model import Durability
 from holdfast.producing.parcels import MESSAGE_COST, Callback, Destination, Outbox, Parcel, ProducerPort, Span
@@ -513,7 +513,7 @@ class Accumulator(Generic[_Sent]):
 # a producer that resumes would count wrongly.
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _NUMBERS: Final = 2**32
 

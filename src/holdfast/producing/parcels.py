@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence, Sized
@@ -16,6 +15,7 @@ from holdfast.broker.messages import Draft, Place, RoundRobin, murmur3
 from holdfast.broker.producers import ProducerId
 from holdfast.broker.waiters import Waiter
 from holdfast.env import Clock
+from holdfast.env.process import get_logger
 from holdfast.errors import MessageTooLarge, Unavailable
 from holdfast.model import Durability
 from holdfast.settings import ProducerSettings, TopicSettings
@@ -166,7 +166,7 @@ class ProducerPort(Protocol):
 # Parcels and outboxes.
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Memory of a message besides its bytes, so that a buffer of empty messages is bounded, too.
 MESSAGE_COST: Final = 64

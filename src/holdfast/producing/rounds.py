@@ -6,18 +6,17 @@ asks a server, a thread does the rounds for tasks as well: no loop waits for it,
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from contextlib import suppress
 from typing import Any, Final
 
 from holdfast.env import Clock, end_at_exit
-from holdfast.env.process import asyncio
+from holdfast.env.process import asyncio, get_logger
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.producing.core import ProducerCore, Writing
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _AFTER_ERROR_NS: Final = 1_000_000_000
 

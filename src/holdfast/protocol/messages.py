@@ -11,9 +11,8 @@ from msgspec import UNSET, Meta, UnsetType
 
 from holdfast.api.arguments import MOST_REASON_CHARS
 from holdfast.api.listing import DeadGroup
-from holdfast.broker.tracing.log import TraceStep
-from holdfast.delivery.group import Failure
-from holdfast.model import Pause
+from holdfast.broker.tracing import TraceStep
+from holdfast.model import Failure, Pause
 
 Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
 Receipt = Annotated[str, Meta(max_length=300)]
@@ -32,6 +31,7 @@ Codec = Literal["none", "zstd", "lz4", "gzip"]
 
 MOST_MESSAGES: Final = 100_000  # of one call; a server may be set to take fewer
 MOST_HEADERS: Final = 1_000  # of one message
+MOST_RECEIPTS: Final = 10_000  # of one call
 
 
 class Wire(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -166,15 +166,11 @@ class Delivery(Said, kw_only=True):
     state: State | None = None
 
 
-def message_of(receipt: str) -> str:
-    """The id of the message that a receipt is for."""
-    return receipt.partition("@")[0]
-
-
 class DeliveryRun(ServerValue, kw_only=True):
     """Messages of one partition that were leased together and have nothing but their bodies, each in its place.
 
-    A message's id is what stands before the `@` of its receipt.
+    The id of a message is its topic, partition and offset, joined by `-`. The `token` stands for the receipts of all
+    of them: each can be made of it, and `runs` of a settling call takes it as it is.
     """
 
     topic: str
@@ -182,7 +178,7 @@ class DeliveryRun(ServerValue, kw_only=True):
     offsets: list[int]
     timestamps_ns: list[int]
     bodies: list[bytes]
-    receipts: list[str]
+    token: bytes
     fence: int
     holder: str
     lease_ms: int
@@ -225,12 +221,28 @@ class Subscribe(Wire, kw_only=True):
     heartbeat: Annotated[float, Meta(ge=0.1, le=3600)] = 15
 
 
-class Receipts(Wire, kw_only=True):
-    """Messages in flight, by their receipts."""
+class RunReceipts(Wire, kw_only=True):
+    """Receipts of messages that were received as one run: the run's token, and the offsets of these messages."""
 
-    receipts: Annotated[list[Receipt], Meta(min_length=1, max_length=10_000)]
+    partition: PartitionNumber
+    token: Annotated[bytes, Meta(min_length=29, max_length=29)]
+    offsets: Annotated[list[Number], Meta(min_length=1, max_length=MOST_RECEIPTS)]
+
+
+class Receipts(Wire, kw_only=True):
+    """Messages in flight, by their receipts, or by `runs` in which they were received: at most 10,000 in all."""
+
+    receipts: Annotated[list[Receipt], Meta(max_length=MOST_RECEIPTS)]
+    runs: Annotated[list[RunReceipts], Meta(max_length=MOST_RECEIPTS)] = []
     group: Name | None = None
     durability: Durability | None = None  # of what is said of them; the group's own where none is given
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            if not self.receipts:
+                raise ValueError("it names no message: give its `receipts` or `runs`")
+        elif sum([len(run.offsets) for run in self.runs], len(self.receipts)) > MOST_RECEIPTS:
+            raise ValueError(f"it names more than {MOST_RECEIPTS:,} messages, which is the limit: make several calls")
 
 
 class Ack(Receipts, kw_only=True):

@@ -13,9 +13,9 @@ from msgspec import UNSET, Meta, UnsetType
 
 from holdfast.api.locks import LockInfo
 from holdfast.api.topics import GroupInfo, TopicInfo
-from holdfast.broker.inspect.status import TopicStanding
-from holdfast.broker.streams.offsets import GroupFacts, PartitionLag
-from holdfast.broker.tracing.log import TraceStep
+from holdfast.broker.inspect import TopicStanding
+from holdfast.broker.streams import GroupFacts, PartitionLag
+from holdfast.broker.tracing import TraceStep
 from holdfast.broker.workers import Order, WorkerInfo
 from holdfast.protocol.messages import (
     MOST_MESSAGES,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final
@@ -16,9 +15,10 @@ from holdfast.api.locks import Lock
 from holdfast.api.topics import ConsumedPartition, MemberRequest, StreamHome, StreamMessage
 from holdfast.broker.folder.layout import parse_message_id
 from holdfast.broker.messages import DELAYED_ID
-from holdfast.broker.streams.offsets import Reset, To
+from holdfast.broker.streams import Reset, To
 from holdfast.client.calling import Ask, Caller, path_of
 from holdfast.client.network import run
+from holdfast.env.process import get_logger
 from holdfast.errors import HoldfastError, Unavailable
 from holdfast.membership import TopicPartition
 from holdfast.model import Durability
@@ -112,7 +112,7 @@ def plain(changes: Mapping[str, Any]) -> dict[str, Any]:
 # A consumer on a server: its heartbeats, its settings and its messages. Nothing here blocks.
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _NS: Final = 1_000_000
 _OURS: Final = frozenset({"auto_commit", "auto_commit_ms", "max_poll_ms"})  # handled by the client

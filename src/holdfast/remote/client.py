@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -15,15 +14,16 @@ import msgspec
 
 from holdfast.api.drafts import Bodies, NewMessage, PublishRequest
 from holdfast.broker.folder.layout import DEFAULT_TOPIC
+from holdfast.broker.leases import run_receipt
 from holdfast.broker.messages import TEXT_KEY, Draft, Place, check_partition
 from holdfast.broker.producers import ProducerId
 from holdfast.client.calling import Ask, Caller, packed, path_of
 from holdfast.client.network import Network, TaskNetwork, ThreadNetwork, run
 from holdfast.client.opening import Address
 from holdfast.env import Clock, World, close_in_children, end_at_exit
-from holdfast.env.process import asyncio
+from holdfast.env.process import asyncio, get_logger
 from holdfast.errors import HoldfastError, LeaseLost, Unavailable
-from holdfast.model import Durability
+from holdfast.model import Durability, Record
 from holdfast.producing.parcels import Outbox, Parcel
 from holdfast.protocol import messages as wire
 from holdfast.protocol.messages import Extend, Nack, Settled
@@ -347,7 +347,7 @@ def _message(parcel: Parcel, i: int) -> wire.NewMessage:
 # Each client has one thread for this. It does not depend on an event loop, so a handler that blocks one loses no lease.
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _NS: Final = 1_000_000
 _AT_ONCE: Final = 1_000
@@ -359,12 +359,25 @@ _UNHANDLED: Final = (
 
 
 # A struct is created in C. It needs no garbage collection (gc=False), because it refers to nothing but texts.
+class HeldRun(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Messages that came as one run: where they are kept, and the token that stands for their receipts."""
+
+    topic: str
+    number: int
+    start: str  # of their names
+    token: bytes
+
+    def id_of(self, record: Record) -> str:
+        """The id of one of the messages."""
+        return f"{self.start}{record.offset}"
+
+
 class HeldLease(msgspec.Struct, eq=False, gc=False):
     """The lease of a message in flight, without the message: what the thread needs to know."""
 
     topic: str
     group: str
-    receipt: str
+    given: str  # its receipt, unless it came in a run
     lease_ms: int
     until_ns: int
     due_ns: int  # when to renew it
@@ -372,6 +385,14 @@ class HeldLease(msgspec.Struct, eq=False, gc=False):
     renew: bool = False
     ended: bool = False
     lost: bool = False
+    run: HeldRun | None = None
+    offset: int = 0  # in the run's partition
+
+    @property
+    def receipt(self) -> str:
+        """The proof of the lease as text."""
+        run = self.run
+        return self.given if run is None else run_receipt(run.token, run.start, self.offset)
 
     def begin(self, lease_ms: int, now_ns: int) -> None:
         """Restart the lease."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -25,10 +26,10 @@ from holdfast.protocol.messages import (
     Letters,
     Nack,
     Reject,
+    RunReceipts,
     Take,
-    message_of,
 )
-from holdfast.remote.client import Client, HeldLease, ask_of, lease_times
+from holdfast.remote.client import Client, HeldLease, HeldRun, ask_of, lease_times
 from holdfast.remote.records import NamedPlace, RemoteBody, listed_from, path_by_id, record_from
 from holdfast.settings import TopicSettings
 
@@ -45,13 +46,14 @@ _MOST_UNANSWERED: Final = 100
 _PAGE: Final = 1_000
 _DONE: Final = "it is done"
 _PLACE: Final = attrgetter("held.topic", "held.group")
+_RUN: Final = attrgetter("run")
 _USUAL: Final = frozenset({"dequeue", "ack", "nack", "extend"})  # verbs whose heads are made once
 
 
 class RemoteTaken(msgspec.Struct, frozen=True, gc=False):
     """A message in flight from a server, and its lease as the client's thread knows it."""
 
-    home: NamedPlace
+    home: NamedPlace | HeldRun
     record: Record
     attempt: int
     holder: str
@@ -188,20 +190,19 @@ class RemoteGroup:
         return taken
 
     def _run_in_flight(self, run: DeliveryRun, *, renew: bool, detached: bool) -> list[RemoteTaken]:
-        topic, number, fence, holder = run.topic, run.partition, run.fence, run.holder
-        until_ns, due_ns = lease_times(run.lease_ms, self.client.world.clock.monotonic_ns())
-        lease = run.lease_ms, until_ns, due_ns, detached
-        columns = zip(run.offsets, run.timestamps_ns, run.bodies, run.receipts, strict=True)
+        topic, group, fence, holder, lease_ms = self.topic, self.group, run.fence, run.holder, run.lease_ms
+        until_ns, due_ns = lease_times(lease_ms, self.client.world.clock.monotonic_ns())
+        home = HeldRun(run.topic, run.partition, f"{run.topic}-{run.partition}-", run.token)
         taken = [
             RemoteTaken(
-                NamedPlace(topic, number, message_of(receipt)),
+                home,
                 Record(offset, timestamp_ns, body),
                 1,
                 holder,
                 fence,
-                HeldLease(self.topic, self.group, receipt, *lease),
+                HeldLease(topic, group, "", lease_ms, until_ns, due_ns, detached, False, False, False, home, offset),
             )
-            for offset, timestamp_ns, body, receipt in columns
+            for offset, timestamp_ns, body in zip(run.offsets, run.timestamps_ns, run.bodies, strict=True)
         ]
         if renew:
             for each in taken:
@@ -240,10 +241,12 @@ class RemoteGroup:
 
     # Messages in flight
 
-    def _settling(self, receipts: list[str], outcome: MessageOutcome, durability: Durability | None) -> tuple[str, Any]:
+    def _settling(
+        self, receipts: list[str], runs: list[RunReceipts], outcome: MessageOutcome, durability: Durability | None
+    ) -> tuple[str, Any]:
         """Return the request that settles messages by their receipts."""
         verb, why = outcome.verb, outcome.why or None
-        facts: dict[str, Any] = {"receipts": receipts, "group": self.group, "durability": durability}
+        facts: dict[str, Any] = {"receipts": receipts, "runs": runs, "group": self.group, "durability": durability}
         delay_s = None if outcome.delay_ms is None else outcome.delay_ms / 1000
         match verb:
             case "ack":
@@ -358,9 +361,18 @@ def end(taken: Sequence[RemoteTaken]) -> None:
         each.held.ended = True
 
 
-def receipts_of(taken: Sequence[RemoteTaken]) -> list[str]:
-    """Return the receipts of these messages, each once."""
-    return list(dict.fromkeys([each.held.receipt for each in taken]))
+def named(taken: Sequence[RemoteTaken]) -> tuple[list[str], list[RunReceipts]]:
+    """Return the receipts of these messages, each once; those of messages that came in runs as such."""
+    receipts: dict[str, None] = {}
+    runs: dict[HeldRun, dict[int, None]] = {}
+    for run, some in groupby([each.held for each in taken], _RUN):
+        if run is None:
+            receipts.update(dict.fromkeys([held.given for held in some]))
+        else:
+            runs.setdefault(run, {}).update(dict.fromkeys([held.offset for held in some]))
+    return list(receipts), [
+        RunReceipts(partition=run.number, token=run.token, offsets=list(offsets)) for run, offsets in runs.items()
+    ]
 
 
 def both(one: LeaseLost | None, other: LeaseLost | None) -> LeaseLost | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,8 +17,9 @@ from holdfast.api.contents import Contents, Home
 from holdfast.api.drafts import Bodies, PublishRequest, Stored
 from holdfast.broker.delivery import Delivery as PartitionDelivery
 from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.folder.layout import message_id
 from holdfast.broker.group import QueueGroup
-from holdfast.broker.leases import TOKEN_CHARACTERS, Delivered
+from holdfast.broker.leases import TOKEN_CHARACTERS, Delivered, run_receipt
 from holdfast.broker.messages import MOVED, TEXT_KEY, TOMBSTONE, original_of
 from holdfast.broker.partition import Partition
 from holdfast.broker.producers import KnownBatch
@@ -28,10 +28,10 @@ from holdfast.delivery.group import Lease
 from holdfast.errors import HoldfastError, InvalidRequest, LeaseLost
 from holdfast.local.aio.broker import AsyncLocalBrokerPort
 from holdfast.local.aio.group import AsyncLocalGroupPort
-from holdfast.local.group import Claims, lost_texts
+from holdfast.local.group import CLAIMS_AT_ONCE
 from holdfast.local.publisher import Publisher
 from holdfast.model import Appended, CodecName, Durability, Producer, Record, extra_bytes
-from holdfast.protocol.messages import Delivery, DeliveryRun, Header, Said, State
+from holdfast.protocol.messages import Delivery, DeliveryRun, Header, Receipts, RunReceipts, Said, State
 from holdfast.server.http.messages import ANSWER_BYTES
 from holdfast.server.turns import Job, Pool, other_turns
 from holdfast.settings import TopicSettings
@@ -42,7 +42,6 @@ Leased: TypeAlias = list[tuple[PartitionDelivery, list[Receipt]]]
 MOST_AT_ONCE: Final = 100  # messages that are handled before other tasks get a turn
 _MOST_BYTES: Final = 2 * ANSWER_BYTES  # messages are taken before their size is known; what exceeds this goes back
 _KEPT_REQUESTS: Final = 256  # consumers ask for the same again and again
-_MOST_RUNS: Final = 32  # that are kept for each group, twice
 _NO_STATE: Final = State()
 _RECORD: Final = attrgetter("record")
 _OFFSET, _TIMESTAMP, _VALUE = (attrgetter(name) for name in ("offset", "timestamp_ns", "value"))
@@ -54,66 +53,56 @@ _NOTHING: Final = (None, (), 0, 0, 0, 0)
 _giving: Final[set[asyncio.Task[None]]] = set()  # the loop holds only weak references to tasks
 
 
-class GivenRun(NamedTuple):
-    """The receipts of messages that were sent together, as texts and as what they prove."""
-
-    delivery: PartitionDelivery
-    text: bytes  # all of them, each in a line
-    receipts: list[Receipt]
-
-
-class GivenRuns:
-    """The runs that were sent last. Most are settled soon, by the same receipts in the same order.
-
-    Then one comparison proves all of them. Whether their leases still hold is another question.
-    """
-
-    def __init__(self) -> None:
-        # By their first receipts. When these are many, they become the earlier ones.
-        self._runs: dict[str, GivenRun] = {}
-        self._earlier: dict[str, GivenRun] = {}
-
-    def add(self, delivery: PartitionDelivery, texts: list[str], receipts: list[Receipt]) -> None:
-        """Note a run. Long answers are made by threads, so other runs may be noted at the same time."""
-        if len(self._runs) >= _MOST_RUNS:
-            self._earlier, self._runs = self._runs, {}
-        self._runs[texts[0]] = GivenRun(delivery, "\n".join(texts).encode(), receipts)
-
-    def find(self, texts: Sequence[str]) -> GivenRun | None:
-        """The run of which these are the receipts, all of them and in order."""
-        run = self._runs.get(texts[0]) or self._earlier.get(texts[0])
-        if run is None or len(run.receipts) != len(texts):
-            return None
-        return run if hmac.compare_digest(run.text, "\n".join(texts).encode()) else None
-
-
 class ServedGroupPort(AsyncLocalGroupPort):
     """A group's port that shares the event loop fairly among callers, and among the calls of one caller."""
-
-    def __init__(self, engine: BrokerEngine, group: QueueGroup, bodies: Bodies) -> None:
-        super().__init__(engine, group, bodies)
-        self.given = GivenRuns()
 
     async def pause(self) -> None:
         await other_turns()
 
-    async def claims(self, receipts: Sequence[str]) -> Claims:
-        """What receipts prove, at once for a run that was sent."""
-        run = self.given.find(receipts)
-        if run is None:
-            return await super().claims(receipts)
-        return Claims({run.delivery: dict(zip(run.receipts, receipts, strict=True))}, [], None)
+    def ack_runs_now(self, runs: Sequence[RunReceipts]) -> bool:
+        """Ack messages by the runs in which they were leased, in one step.
 
-    def ack_run_now(self, texts: Sequence[str]) -> bool:
-        """Ack a run that was sent, in one step. False if these are other receipts, or acks wait for a sync."""
-        run = self.given.find(texts)
-        if run is None or not run.delivery.unhurried:
+        False if this takes more: they are many, not all of them are still leased, or acks wait for a sync.
+        """
+        proven = [self._proven(run) for run in runs] if sum([len(run.offsets) for run in runs]) <= MOST_AT_ONCE else []
+        if not proven or None in proven:
             return False
-        refused = run.delivery.ack(run.receipts).refused
-        if refused is not None:
-            refused.receipts = tuple(lost_texts(dict(zip(run.receipts, texts, strict=True)), refused))
-            raise refused
+        for run, proof in zip(runs, proven, strict=True):
+            if proof is not None:
+                refused = proof[0].ack_run(run.offsets, proof[1]).refused
+                if refused is not None:  # their leases have ended since
+                    gone = [run_receipt(run.token, proof[0].receipts.start, offset) for offset in refused.offsets]
+                    refused.receipts = tuple(gone)
+                    raise refused
         return True
+
+    def _proven(self, run: RunReceipts) -> tuple[PartitionDelivery, int] | None:
+        """Where the messages of a run are leased, all of them, and the fence of their leases; None if any is not."""
+        deliveries = self.queue_group.deliveries
+        delivery = deliveries[run.partition] if run.partition < len(deliveries) else None
+        if delivery is None or not delivery.unhurried:
+            return None
+        leases = list(map(delivery.group.leases.get, run.offsets))
+        lease = leases[0]
+        if lease is None or leases.count(lease) != len(leases) or len(set(run.offsets)) != len(leases):
+            return None
+        proof = delivery.receipts.proven_run(run.token)
+        if proof is None or proof.fence != lease.fence or not proof.is_of(lease.at_ms):
+            return None
+        return delivery, lease.fence
+
+
+async def texts_of(group: ServedGroup, given: Receipts) -> list[str]:
+    """All receipts that were given, those of runs, too. Where they are many, others have their turn in between."""
+    texts, made = list(given.receipts), 0
+    for run in given.runs:
+        start = message_id(group.topic, run.partition, 0, None)[:-1]
+        for offset in run.offsets:
+            made += 1
+            if not made % CLAIMS_AT_ONCE:
+                await group.port.pause()
+            texts.append(run_receipt(run.token, start, offset))
+    return texts
 
 
 class ServedGroup:
@@ -220,11 +209,9 @@ class ServedGroup:
     def holds(self, delivery: PartitionDelivery, receipt: Receipt) -> bool:
         return not self.port.ended and delivery.holds(receipt)
 
-    def run(self, plain: PlainRun, receipts: list[Receipt]) -> DeliveryRun:
-        """Leased messages as they are sent together. Their receipts are noted, because most come back together."""
+    def run(self, plain: PlainRun) -> DeliveryRun:
+        """Leased messages as they are sent together."""
         delivery, lease = plain.delivery, plain.lease
-        texts = delivery.receipts.texts(plain.offsets, lease)
-        self.port.given.add(delivery, texts, receipts)
         place: dict[str, Any] = {"topic": delivery.topic, "partition": delivery.number}
         terms: dict[str, Any] = {"fence": lease.fence, "holder": lease.holder, "lease_ms": lease.lease_ms}
         columns: dict[str, Any] = {
@@ -232,7 +219,7 @@ class ServedGroup:
             "timestamps_ns": plain.timestamps_ns,
             "bodies": plain.bodies,
         }
-        return DeliveryRun(**place, **columns, **terms, receipts=texts)
+        return DeliveryRun(**place, **columns, **terms, token=delivery.receipts.run(lease))
 
     def delivery(self, delivery: PartitionDelivery, delivered: Delivered, *, state: bool = False) -> Delivery:
         """A leased message as it is sent."""

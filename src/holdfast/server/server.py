@@ -31,6 +31,7 @@ from holdfast.errors import (
     UnknownTopic,
 )
 from holdfast.local.aio.broker import AsyncLocalBrokerPort, open_broker_port_async
+from holdfast.local.group import require_current_async
 from holdfast.protocol.media import JSON, MSGPACK, SMALL_BYTES, ErrorAnswer, Fault, encode, fault_of
 from holdfast.server.api import admin, dead, enqueue, groups, locks, queues, takes, topics
 from holdfast.server.api.admin import audit_routes, description_routes, metrics_routes
@@ -261,7 +262,7 @@ def make_server(
 
 _ID: Final = re.compile(r"[!-~]{1,128}")  # correlation ids that can be sent back in a header
 HEALTH: Final = frozenset({"/healthz", "/readyz"})
-_WITHOUT_STORE: Final = frozenset({"open", "read"})  # calls that write nothing
+_READS: Final = frozenset({"open", "read"})
 _INTERNAL: Final = "something went wrong inside the server; its log says what, under this correlation id"
 
 
@@ -505,9 +506,8 @@ class ServerApp:
             call.write_down = self._auditor.begin
             if route.act and not route.looks_first:
                 await call.begin_act()
-        store = self.service.engine.store
-        if store is not None and route.action not in _WITHOUT_STORE:
-            await store.ready()
+        if self.service.engine.store is not None:
+            await _ready_for(route, self.service.engine)
         found = await _handled(call)
         if isinstance(found, Response | StreamResponse):
             return found
@@ -568,6 +568,15 @@ class ServerApp:
         answer = Response(refused.status, encode(ErrorAnswer(error=fault), JSON), JSON)
         answer.headers += refused.headers
         return answer
+
+
+async def _ready_for(route: Route, engine: BrokerEngine) -> None:
+    """Wait for a store. An owner that may have been replaced says nothing but what is about the server itself."""
+    if route.action not in _READS:
+        if engine.store is not None:
+            await engine.store.ready()
+    elif route.pattern.startswith("/v1/") and not route.pattern.startswith("/v1/admin/"):
+        await require_current_async(engine)
 
 
 async def _handled(call: Call) -> Any:

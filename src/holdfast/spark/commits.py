@@ -666,7 +666,7 @@ class Staging:
         if MANIFEST in names or not names:
             return False
         now_ms = self._world.clock.now_ns() // 1_000_000
-        return all(_begun_ms(name) < now_ms - _LEFT_MS for name in names)
+        return all(staged_since_ms(name) < now_ms - _LEFT_MS for name in names)
 
     def _writes(self) -> Iterator[tuple[str, list[int]]]:
         """Each write that has staged batches, with their numbers."""
@@ -691,6 +691,7 @@ class Staging:
         return found
 
 
-def _begun_ms(name: str) -> int:
+def staged_since_ms(name: str) -> int:
+    """When a file was staged, by its name."""
     parts = name.removesuffix(_SUFFIX).split("-")
     return int(parts[-2]) if len(parts) >= 3 and parts[-2].isdigit() else 0

@@ -370,6 +370,10 @@ class Targets:
             self._known[name] = self._look(check_topic_name(name))
         return self._known[name]
 
+    def names(self) -> list[str]:
+        """All topics that there are."""
+        return self._catalog.names()
+
     def _look(self, name: str) -> Target:
         filed = self._settings.topics.get(name, {})
         if name in self._catalog:
@@ -377,7 +381,7 @@ class Targets:
             settings = settings_for(self._world, topic_folder(self._root, name), None, filed, self._settings.topic)
             return Target(name, facts.id, facts.partitions, settings)
         if self._new_partitions is None:
-            there = ", ".join(self._catalog.names()[:10]) or "none yet"
+            there = ", ".join(self.names()[:10]) or "none yet"
             raise UnknownTopic(f"there is no topic {name} in {self._root} (there are: {there}); {_MAKE_IT}")
         settings = settings_for(self._world, "", None, filed, self._settings.topic)
         return Target(name, 0, self._new_partitions, settings)

@@ -258,9 +258,9 @@ class RowsCommitted(msgspec.Struct):
 class ServerPlace:
     """A server. Connections are kept for the next task of the process."""
 
-    def __init__(self, access: ServerAccess) -> None:
+    def __init__(self, access: ServerAccess, caller: Caller | None = None) -> None:
         self.path = access.url
-        self._caller = _caller(access)
+        self._caller = caller or _caller(access)
 
     def plan(self, asked: PlanRequest) -> ReadPlan:
         asked = msgspec.structs.replace(asked, options=_sent(asked.options))

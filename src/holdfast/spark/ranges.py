@@ -629,11 +629,19 @@ class StreamPlanner:
         return Positions(topics)
 
 
+def sealed_ranges(folder: DataFolder, subscription: Subscription) -> Iterator[Range]:
+    """What each partition has in front of the segment that is being written."""
+    for topic, number in folder.partitions(subscription):
+        reader = folder.reader(topic, number)
+        if reader is not None and (segments := reader.segments()):
+            yield Range(topic, number, reader.start, segments[-1].base_offset)
+
+
 # What the driver asks of a place: one question and one answer for each call of Spark's, so that a server is asked as
 # few times as a folder is.
 
 
-Step: TypeAlias = Literal["batch", "initial", "latest", "end", "ranges", "unread"]
+Step: TypeAlias = Literal["batch", "initial", "latest", "end", "ranges", "sealed", "unread"]
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -665,6 +673,8 @@ def plan(folder: DataFolder, asked: PlanRequest, options: ReadOptions) -> ReadPl
     if asked.step == "batch":
         ranges = batch_ranges(folder, options, lost.append)
         return ReadPlan(ranges=_shared_out(folder, ranges, options), lost=lost)
+    if asked.step == "sealed":
+        return ReadPlan(ranges=list(sealed_ranges(folder, options.subscription)))
     start = from_json(asked.start) if asked.start else Positions()
     until = None if asked.until is None else from_json(asked.until)
     planner = StreamPlanner(folder, options, last=until, say=lost.append)

@@ -18,10 +18,12 @@ import msgspec
 
 from holdfast.broker.folder.contents import Catalog
 from holdfast.broker.folder.layout import DEAD_SUFFIX, message_id, partition_folder
+from holdfast.broker.inspect import GroupStanding
 from holdfast.broker.inspect.messages import damage_in, frames_beside, letters_of, waiting_beside
-from holdfast.broker.inspect.status import FolderStatus, GroupStanding
+from holdfast.broker.inspect.status import FolderStatus
 from holdfast.broker.messages import users_headers
-from holdfast.broker.tracing.log import TRACES, TraceStep, decode_step
+from holdfast.broker.tracing import TraceStep
+from holdfast.broker.tracing.log import TRACES, decode_step
 from holdfast.env import World
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.model import HeaderPairs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,7 +26,6 @@ from pyspark.sql.types import StructField, StructType
 from holdfast.api.drafts import parse_duration
 from holdfast.broker.engine import BrokerEngine, folder_path
 from holdfast.broker.folder.layout import TOPICS, check_name
-from holdfast.broker.folder.stored import shown_place
 from holdfast.client.opening import is_address
 from holdfast.client.spark_commits import commit_there, is_shared
 from holdfast.config.settings_file import read_settings
@@ -46,6 +45,7 @@ from holdfast.spark.options import (
     whole_number,
 )
 from holdfast.spark.places import ServerAccess, ServerPlace, UploadDisk, access_of, check_place, stored_at
+from holdfast.spark.stored_sink import ObjectStage, StoredTargets, StoredTopics, commit_stored, stored_topics
 from holdfast.storage.files import join, translated
 
 # The data source "holdfast": what Spark asks first, and who answers then.
@@ -160,6 +160,7 @@ def options_within(columns: StructType) -> dict[str, str] | None:
 WRITING: Final = frozenset({"path", "server", "tokenFile", "topic", "createTopics", "partitions", "ownerTimeout"})
 BATCH_WRITING: Final = WRITING | {"writeId", "batchId"}
 _OWNER_WAIT_S: Final = 10.0
+_STORE_OWNER_WAIT_S: Final = 30.0  # one that was killed on another machine is owner for some time still
 _MOST_BATCH: Final = 2**31 - 2
 _SLAB_BYTES: Final = 4 << 20
 _MOST_SLAB_BYTES: Final = 64 << 20
@@ -176,11 +177,14 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
     write_id: str | None = None
     batch: int = 0
     server: ServerAccess | None = None
+    stored: StoredTopics | None = None
 
     def targets(self, world: World) -> Targets:
         """The topics of the place, as they are now."""
         if self.server is not None:
             return ServerTargets(self.path, ServerPlace(self.server).describe, self.new_partitions)
+        if self.stored is not None:
+            return StoredTargets(self.stored, self.settings, self.new_partitions)
         return Targets(world, self.path, self.settings, self.new_partitions)
 
 
@@ -208,6 +212,8 @@ class HoldfastSink:
         folder = Staging(world, options.path).batch_folder(write_id, batch)
         if options.server is not None:
             disk, folder = UploadDisk(ServerPlace(options.server)), f"{write_id}/{batch}"
+        if options.stored is not None:
+            disk, folder = ObjectStage(options.stored.url), f"{write_id}/{batch}"
         targets = options.targets(world)
         router = RowRouter(world, targets, options.topic, task.number)
         files = FrameFiles(world, folder, f"{task.number}-{task.attempt}", disk)
@@ -238,6 +244,9 @@ class HoldfastSink:
         if options.server is not None:
             ServerPlace(options.server).commit(write)
             return
+        if options.stored is not None:
+            commit_stored(options.stored.url, options.settings, write, options.owner_wait_ms, world)
+            return
         while True:
             with self._owning(world) as engine:
                 if engine is not None:
@@ -253,7 +262,14 @@ class HoldfastSink:
 
     def abort(self, messages: Sequence[StagedRows | None]) -> None:
         """Remove what was staged, unless a commit took effect."""
-        server = self._options.server
+        server, stored = self._options.server, self._options.stored
+        if stored is not None:
+            # A commit that took effect has copied what it needs.
+            with closing(ObjectStage(stored.url)) as disk:
+                for staged in filter(None, messages):
+                    for file in staged.files:
+                        disk.remove(f"{staged.write_id}/{staged.batch}/{file.name}")
+            return
         staging = Staging(self._world or real_world(), self._options.path)
         for message in messages:
             if message is not None and server is not None:
@@ -264,7 +280,7 @@ class HoldfastSink:
 
     def check_owner(self) -> None:
         """Raise Busy if another process owns the folder and does not share it, before any task works in vain."""
-        if self._options.server is not None:
+        if self._options.server is not None or self._options.stored is not None:
             return
         with self._owning(self._world or real_world()):
             pass
@@ -353,12 +369,10 @@ def _checked(options: Mapping[str, str], schema: StructType, *, overwrite: bool)
             'messages can only be added: write with mode("append"), and a stream with outputMode("append") or "update"'
         )
     world, path, server = real_world(), required_path(options), access_of(options)
-    if server is None and (url := stored_at(path)) is not None:
-        raise InvalidRequest(
-            f"{shown_place(url)} is a folder in a store, and rows are written through its owner: run `holdfast serve` "
-            'on it, and give the option "path" the address of the server'
-        )
-    if server is None:
+    url, settings = None if server is not None else stored_at(path), read_settings(world, environment()).broker
+    if url is not None:
+        check_place(path)
+    elif server is None:
         path = folder_path(path, 'option "path"')
         if not world.disk.exists(join(path, TOPICS)):
             raise NotAQueue(f'{path} holds no topics: option "path" names the folder that open_broker was given')
@@ -369,7 +383,7 @@ def _checked(options: Mapping[str, str], schema: StructType, *, overwrite: bool)
     creates = flag(options, "createTopics", default=False)
     if "partitions" in options and not creates:
         raise InvalidRequest('option "partitions" is for topics that the write makes: add option "createTopics"')
-    wait = options.get("ownerTimeout")
+    wait, usual_s = options.get("ownerTimeout"), _OWNER_WAIT_S if url is None else _STORE_OWNER_WAIT_S
     write_id = options.get("writeId")
     if write_id is None and "batchId" in options:
         raise InvalidRequest('option "batchId" numbers the batches of one write: say which with option "writeId"')
@@ -377,11 +391,12 @@ def _checked(options: Mapping[str, str], schema: StructType, *, overwrite: bool)
         path=path,
         topic=topic,
         new_partitions=whole_number(options, "partitions", 1) if creates else None,
-        owner_wait_ms=round((_OWNER_WAIT_S if wait is None else parse_duration(wait, 'option "ownerTimeout"')) * 1000),
-        settings=read_settings(world, environment()).broker,
+        owner_wait_ms=round((usual_s if wait is None else parse_duration(wait, 'option "ownerTimeout"')) * 1000),
+        settings=settings,
         write_id=None if write_id is None else check_name(write_id, "writeId"),
         batch=batch_number(options),
         server=server,
+        stored=None if url is None else stored_topics(url, settings, topic),
     )
     if topic is not None:
         checked.targets(world).find(topic)

@@ -15,7 +15,6 @@ that have the old file mapped continue with it. A message without a key always s
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -27,6 +26,7 @@ from holdfast.codec.encode import Body, FramePlace, Packing, header_for, hole_bo
 from holdfast.codec.frame import HEADER_BYTES, MOST_RAW_BYTES, Codec, Frame, FrameHeader, Kind
 from holdfast.env import File, World
 from holdfast.env.disk import write_fully
+from holdfast.env.process import get_logger
 from holdfast.errors import CorruptData, DiskFull, HoldfastError, MessageTooLarge, Unavailable, UnknownFormat
 from holdfast.later import hashlib
 from holdfast.model import Producer
@@ -291,7 +291,7 @@ class Output:
         self._parts, self._parts_bytes = [], 0
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 Progress = Callable[[int, int], None]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Final, TypeVar
@@ -254,16 +254,30 @@ def translated(folder: str) -> Iterator[None]:
 READ_IT = "Close it there, or read it from here without owning it: holdfast.storage.LogReader"
 
 
-def take_lock(world: World, folder: str, advice: str = READ_IT) -> FolderLock:
-    """Take ownership of the folder, or raise Busy, naming the owner. The OS releases the lock if the process dies."""
+def lock_note(world: World) -> bytes:
+    """Return what the lock file says about its owner, who has it from now on."""
     since = datetime.fromtimestamp(world.clock.now_ns() / 1e9, UTC).isoformat(timespec="seconds")
-    note = json.dumps({**world.ids.process_note(), "since": since}).encode()[:500]
+    return note_bytes({**world.ids.process_note(), "since": since})[:500]
+
+
+def take_lock(world: World, folder: str, advice: str = READ_IT, note: bytes = b"") -> FolderLock:
+    """Take ownership of the folder, or raise Busy, naming the owner. The OS releases the lock if the process dies."""
     try:
-        return world.disk.lock(join(folder, LOCK), note)
+        return world.disk.lock(join(folder, LOCK), note or lock_note(world))
     except FolderLocked as locked:
         raise Busy(
             f"{folder} is owned by {_holder(locked.note)}; one process owns a folder at a time. {advice}"
         ) from None
+
+
+def note_bytes(facts: Mapping[str, str | int]) -> bytes:
+    """Return facts about an owner as JSON; an argument of its command need not be valid text."""
+    written = {name: _as_text(value) if isinstance(value, str) else value for name, value in facts.items()}
+    return msgspec.json.encode(written)
+
+
+def _as_text(value: str) -> str:
+    return value.encode("utf-8", "backslashreplace").decode()
 
 
 def _holder(note: bytes) -> str:

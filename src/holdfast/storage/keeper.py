@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Callable
@@ -12,12 +11,13 @@ from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 from holdfast.env import real_world
+from holdfast.env.process import get_logger
 from holdfast.errors import Closed
 from holdfast.settings import LogSettings
 from holdfast.storage.files import is_log, require_own, translated
 from holdfast.storage.log import Log
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _AFTER_ERROR_MS = 1_000
 _OVER = -1.0

@@ -9,7 +9,6 @@ Durability is chosen by name, for the log or for a single call, and the result s
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from pyroaring import BitMap64
 from holdfast.codec.encode import Body
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import FolderLock, World, close_in_children, real_world
+from holdfast.env.process import get_logger
 from holdfast.errors import Closed, DamagedRange, InvalidRequest, OffsetOutOfRange
 from holdfast.model import NO_PRODUCER, Appended, Batch, CodecName, Durability, LogPosition, Producer, Record, Trimmed
 from holdfast.settings import LogSettings
@@ -39,7 +39,7 @@ from holdfast.storage.writer import Writer
 if TYPE_CHECKING:
     import pyarrow as pa
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Space that opening may use when the disk is full: enough to get to where something can be removed.
 _TO_OPEN_BYTES = 64 * 1024
@@ -115,6 +115,8 @@ class Log:
         folder = fspath(folder)
         world = world or real_world()
         settings = settings or LogSettings()
+        if world.open_files.is_full:
+            world.open_files.make_room()
         with world.still.moving():  # recovery writes where no writer's lock is held yet
             try:
                 if not create:

@@ -11,7 +11,6 @@ holds the lock of the whole data folder. The state file shows it, and then the l
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,13 +18,14 @@ from typing import Final
 from weakref import WeakSet
 
 from holdfast.env import FolderLock, World
+from holdfast.env.process import get_logger
 from holdfast.errors import HoldfastError
-from holdfast.storage.files import take_lock, translated
+from holdfast.storage.files import lock_note, take_lock, translated
 from holdfast.storage.state import Identity, LogState
 from holdfast.storage.view import Follower, LogView
 from holdfast.storage.writer import Writer
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # The lock, and the state file and active segment, each with a map that has a descriptor of its own.
 DESCRIPTORS: Final = 5
@@ -44,6 +44,7 @@ class LogFiles:
         self._view = view
         self._sync = sync
         self._left: tuple[int, Identity | None] = (0, None)  # what the state file said when the log went to rest
+        self._note = b""  # of the lock: writing a new one each time would take as long as opening the files
         self._mark = (0, 0)
         self._followers: WeakSet[Follower] = WeakSet()
         self._following = threading.Lock()  # guards the set: it must not change while another thread iterates
@@ -62,9 +63,10 @@ class LogFiles:
         """Open the files again. The caller holds the writer's lock."""
         writer = self._writer
         with translated(self._folder):
-            lock = take_lock(self._world, self._folder)
+            self._note = self._note or lock_note(self._world)
+            lock = take_lock(self._world, self._folder, note=self._note)
             try:
-                state = LogState.open(self._world.disk, self._folder, write=True)
+                state = LogState.open(self._world.disk, self._folder, write=True, mapped=writer.state.mapped)
                 # Every owner raises the sequence, so an unchanged one means that nobody else has written here.
                 if state is None or (state.sequence, state.identity) != self._left:
                     if state is not None:

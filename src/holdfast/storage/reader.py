@@ -12,7 +12,6 @@ knew.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +23,7 @@ import msgspec
 
 from holdfast.codec.frame import Frame
 from holdfast.env import FolderWatch, WatchRefused, World, is_remote, real_world
+from holdfast.env.process import get_logger
 from holdfast.errors import InvalidRequest
 from holdfast.model import LogPosition, Record
 from holdfast.settings import LogSettings
@@ -34,7 +34,7 @@ from holdfast.storage.segment import Segment
 from holdfast.storage.state import NO_EPOCHS, Epochs, Identity, LogState, load_epochs
 from holdfast.storage.view import LogView, OnDamage
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _NEVER_NS: Final = 2**62
 

@@ -17,7 +17,6 @@ reached the disk. Writing the same bytes again makes the kernel treat them as di
 
 from __future__ import annotations
 
-import logging
 from contextlib import closing
 from itertools import pairwise
 
@@ -26,6 +25,7 @@ import msgspec
 from holdfast.codec.encode import FramePlace, gap_body, header_for
 from holdfast.codec.frame import frame_bytes
 from holdfast.env import World
+from holdfast.env.process import get_logger
 from holdfast.storage.batches import LaidOut
 from holdfast.storage.examine import Cut, Findings, ScannedTail, SegmentDamage, examine
 from holdfast.storage.files import (
@@ -45,7 +45,7 @@ from holdfast.storage.frames import SegmentIndex, used_end
 from holdfast.storage.segment import ActiveSegment, Segment, blocks
 from holdfast.storage.state import Epochs, Identity, LogState
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class OpenReport(msgspec.Struct, frozen=True):

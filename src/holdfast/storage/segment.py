@@ -9,7 +9,6 @@ is using one at that moment keeps it alive; the next one opens it again.
 from __future__ import annotations
 
 import errno
-import logging
 import threading
 import weakref
 from collections import OrderedDict, deque
@@ -20,6 +19,7 @@ from typing import Final
 from holdfast.codec.frame import FrameHeader
 from holdfast.env import close_in_children
 from holdfast.env.disk import BytesLike, Disk, File, WritableMap, write_fully
+from holdfast.env.process import get_logger, logging
 from holdfast.env.tier import TieredFile
 from holdfast.errors import Unavailable
 from holdfast.storage.files import (
@@ -114,7 +114,7 @@ class KeptOpen:
 KEPT_OPEN: Final = KeptOpen()
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Reservations grow from small to large, so that a thousand quiet logs do not take up a whole disk.
 _FIRST_RESERVE: Final = 64 * 1024

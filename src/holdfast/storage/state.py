@@ -123,6 +123,7 @@ class LogState:
 
     def __init__(self, file: File, *, mapped: bool = True) -> None:
         self._file = file
+        self.mapped = mapped
         self.words: StateWords = file.words(WORDS) if mapped else WrittenWords(file)
 
     @staticmethod
@@ -137,12 +138,16 @@ class LogState:
         return LogState(disk.open(join(folder, STATE), write=True), mapped=mapped)
 
     @staticmethod
-    def open(disk: Disk, folder: str, *, write: bool) -> LogState | None:
-        """Open the existing file; None if it is missing, too short or not a state file."""
+    def open(disk: Disk, folder: str, *, write: bool, mapped: bool | None = None) -> LogState | None:
+        """Open the existing file; None if it is missing, too short or not a state file.
+
+        `mapped` says whether its words may be stored through a map, if the caller knows.
+        """
         path = join(folder, STATE)
         if not disk.exists(path):
             return None
-        mapped = not write or disk.can_map(folder)
+        if mapped is None:
+            mapped = not write or disk.can_map(folder)
         file = disk.open(path, write=write)
         if file.size() >= STATE_BYTES:
             state = LogState(file, mapped=mapped)

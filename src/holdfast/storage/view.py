@@ -500,8 +500,9 @@ class Follower:
     def _skip_to(self, offset: int) -> Record | None:
         """Return the message at an offset further on, if it has a frame of its own and is not far."""
         # Messages with priorities are read at regular distances, and many are of one size.
-        at: int | None = self._next_position + (offset - self._next_offset) * self._frame_bytes
-        found = read_single(self._data, at, self._prefix)
+        guess = self._next_position + (offset - self._next_offset) * self._frame_bytes
+        at: int | None = guess
+        found = read_single(self._data, guess, self._prefix)
         if found is None or found[0].offset != offset:
             if offset > self._next_offset + _NEAR:
                 return None

@@ -21,7 +21,6 @@ may report success without having written it. A full disk, or a shortage of desc
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -34,7 +33,7 @@ from holdfast.codec.columns import KNOWN_COLUMNS
 from holdfast.codec.encode import Body, FramePlace, header_for
 from holdfast.codec.frame import HEADER_BYTES, MAGIC, Codec, Kind
 from holdfast.env import File, OpenFolder, World
-from holdfast.env.process import stand_back
+from holdfast.env.process import get_logger, stand_back
 from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, MessageTooLarge
 from holdfast.model import Producer
 from holdfast.settings import LogSettings
@@ -45,7 +44,9 @@ from holdfast.storage.recovery import Recovered, SegmentLimits, open_segment
 from holdfast.storage.segment import MOST_RESERVE, ActiveSegment, Segment, blocks
 from holdfast.storage.state import ASKED, READABLE, Epochs, LogState
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
+
+_ADVICE: Final = "Reading goes on. Look at the disk (`dmesg`), then open the log again: it recovers what is there"
 
 _MOST_SEGMENT_BYTES: Final = 2**32 - 1  # positions are stored in 32 bits
 _NO_LIMIT: Final = 2**63
@@ -358,10 +359,10 @@ class Writer:
 
     def fail(self, what: str, error: OSError) -> DiskFailed:
         """Stop for good: the failure may affect any byte that is not yet synced. Returns the error to raise."""
+        advice = getattr(error, "advice", _ADVICE)
         why = (
             f"{what} in {self._folder}: {error.strerror or error}. Messages not yet acknowledged may be lost; nothing "
-            "more is accepted. Reading goes on. Look at the disk (`dmesg`), then open the log again: it recovers what "
-            "is there"
+            f"more is accepted. {advice}"
         )
         # Keep no exception that was raised: its frames hold files, and after a failure, too, closing the log must
         # close them all, or the disk cannot be unmounted.
@@ -471,6 +472,8 @@ class Writer:
 
         The lock may be released meanwhile, so the caller must read the log's state after this, not before.
         """
+        if self.resting and self._world.open_files.is_full:
+            self._make_room_for_files()
         if total > _MOST_SEGMENT_BYTES - HEADER_BYTES:
             raise MessageTooLarge(f"a batch of {total} bytes fits in no segment; split it")
         refusal = ""
@@ -487,6 +490,14 @@ class Writer:
             if not self._made_space(total, tries):
                 break
         raise DiskFull(refusal)
+
+    def _make_room_for_files(self) -> None:
+        """Have other logs close their files. The caller holds the lock, which is released for as long as this takes."""
+        self.lock.release()
+        try:
+            self._world.open_files.make_room()
+        finally:
+            self.lock.acquire()
 
     def _made_space(self, total: int, tries: int = 0) -> bool:
         """Have handled messages removed; returns whether another try is worthwhile. The caller holds the lock.

@@ -387,6 +387,7 @@ class WorkerLane:
         bridge: Bridge,
         poll_s: float,
         lease: Seconds | None,
+        holder: str | None,
         alone: bool,
         start_run: Callable[[HandlerRun], None],
         failed: Callable[[Exception], None],
@@ -397,6 +398,7 @@ class WorkerLane:
         self._bridge = bridge
         self._poll_s = poll_s
         self._lease = lease
+        self._holder = holder
         self._alone = alone
         self._start_run = start_run
         self._failed = failed
@@ -488,7 +490,7 @@ class WorkerLane:
         try:
             if self._asking_since_ns is None:
                 self._asking_since_ns = self._clock.monotonic_ns()
-            taken = source.take(held, timeout_s=timeout_s, lease=self._lease)
+            taken = source.take(held, timeout_s=timeout_s, lease=self._lease, holder=self._holder)
             self._answered_ns = self._clock.monotonic_ns()
             self._asking_since_ns = None
             self._backoff.reset()

@@ -140,9 +140,9 @@ class WorkerQueue:
     def closed(self) -> bool:
         return bool(self.face.closed)
 
-    def take(self, count: int, *, timeout_s: float, lease: Seconds | None) -> list[Any]:
+    def take(self, count: int, *, timeout_s: float, lease: Seconds | None, holder: str | None) -> list[Any]:
         """Receive up to `count` messages; their leases are renewed until they are settled. For threads."""
-        answer = self.face.receive_many(count, timeout=timeout_s, lease=lease, renew=True)
+        answer = self.face.receive_many(count, timeout=timeout_s, lease=lease, holder=holder, renew=True)
         taken: list[Any] = self._bridge.wait(answer)
         return taken
 

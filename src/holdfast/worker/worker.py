@@ -163,6 +163,7 @@ class Control:
             bridge=self._bridge,
             poll_s=self._options.poll_s,
             lease=self._options.lease,
+            holder=self._options.name,
             alone=len(self._options.origins) == 1,
             start_run=self._begin,
             failed=self._receive_failed,
@@ -369,7 +370,8 @@ class Worker:
     Args:
         handler: A function, or an async function, that takes a message.
         queue: An open queue or group, a folder, a URL, or a list of these; with `at`, the name of a queue there.
-        name: The name under which it reports itself to its queues, for `broker.workers()`; host and process by default.
+        name: The name under which it reports itself to its queues, for `broker.workers()`, and holds messages; host
+            and process by default.
         at: A data folder or the URL of a server.
         group: With `at`, the group to use on each queue.
         body_type: The type of bodies for queues that the worker opens, as for `holdfast.open`.

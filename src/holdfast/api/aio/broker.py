@@ -48,8 +48,9 @@ from holdfast.settings import BrokerSettings, QueueSettings
 if TYPE_CHECKING:
     from holdfast.api.aio.producer import AsyncProducer
     from holdfast.broker.samples import Samples
-    from holdfast.broker.streams.offsets import Reset
-    from holdfast.broker.tracing.log import TraceStats, TraceStep
+    from holdfast.broker.streams import Reset
+    from holdfast.broker.tracing import TraceStep
+    from holdfast.broker.tracing.log import TraceStats
     from holdfast.broker.workers import Order, WorkerInfo
     from holdfast.storage.compaction import KeysCompacted
 

@@ -43,10 +43,9 @@ from holdfast.model import CodecName, Durability, Retained
 from holdfast.settings import TopicSettings
 
 if TYPE_CHECKING:
-    from holdfast.broker.group import Compacted, QueueStats
-    from holdfast.broker.metrics import Observer
+    from holdfast.broker.metrics import Compacted, Observer, QueueStats
     from holdfast.broker.samples import Samples
-    from holdfast.broker.tracing.log import TraceStep
+    from holdfast.broker.tracing import TraceStep
 
 
 class AsyncGroup(Face, Generic[Body]):

@@ -29,11 +29,11 @@ from holdfast.settings import BrokerSettings, ConsumerSettings, TopicSettings
 if TYPE_CHECKING:
     from holdfast.api.aio.producer import AsyncProducer
     from holdfast.api.listing import SearchPage
-    from holdfast.broker.group import Compacted, QueueStats
-    from holdfast.broker.metrics import Observer
+    from holdfast.broker.metrics import Compacted, Observer, QueueStats
     from holdfast.broker.samples import Samples
-    from holdfast.broker.streams.offsets import PartitionLag, Reset, ResetEffect, To
-    from holdfast.broker.tracing.log import TraceStats, TraceStep
+    from holdfast.broker.streams import PartitionLag, Reset, ResetEffect, To
+    from holdfast.broker.tracing import TraceStep
+    from holdfast.broker.tracing.log import TraceStats
     from holdfast.broker.workers import Order, WorkerInfo, WorkerReport
     from holdfast.storage.compaction import KeysCompacted
     from holdfast.storage.view import OnDamage

@@ -29,7 +29,7 @@ from holdfast.model import Durability
 from holdfast.settings import ConsumerSettings
 
 if TYPE_CHECKING:
-    from holdfast.broker.streams.offsets import PartitionLag
+    from holdfast.broker.streams import PartitionLag
 
 
 class Consumer(Generic[Body]):

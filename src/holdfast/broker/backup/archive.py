@@ -29,6 +29,7 @@ import msgspec
 from holdfast.broker.folder.stored import has_ended, process_facts
 from holdfast.checksum import crc32c
 from holdfast.env import World
+from holdfast.env.chain.chain import has_chain
 from holdfast.env.chain.engines import (
     FolderStore,
     Store,
@@ -179,6 +180,14 @@ class Archive:
     @property
     def is_encrypting(self) -> bool:
         return self._secret is not None
+
+    def require_apart(self) -> None:
+        """Refuse a place that a data folder lives in: each would remove contents that the other needs."""
+        if self._patiently(lambda: has_chain(self._store, self._root)):
+            raise InvalidRequest(
+                f"{self.shown} holds a data folder: backups there would be removed with its old contents. Nothing was "
+                f"stored; choose another place, such as {self.shown}-backups"
+            )
 
     def numbers(self) -> list[int]:
         """Return the numbers of all backups, oldest first."""

@@ -151,6 +151,7 @@ def take(
     progress: Progress | None = None,
 ) -> TakenBackup:
     """Store a backup of the source; `name` says what it is of. Then remove those that are not to be kept."""
+    archive.require_apart()
     archive.require_key()
     with archive.at_work() as check_time:
         known, before = archive.contents(), _newest(archive, name)

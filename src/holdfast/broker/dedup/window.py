@@ -23,7 +23,6 @@ Make one call at a time, under the caller's own lock. Only `Saving.write` may ru
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -53,14 +52,14 @@ from holdfast.broker.messages import reference_of as place_reference_of
 from holdfast.broker.metrics import Metrics
 from holdfast.broker.partition import Partition
 from holdfast.env import Disk, World
-from holdfast.env.process import stand_back
+from holdfast.env.process import get_logger, stand_back
 from holdfast.errors import Closed, CorruptData, DamagedRange, DiskFailed, DiskFull, HoldfastError
 from holdfast.later import hashlib
 from holdfast.model import Appended, Durability
 from holdfast.storage.files import FULL_DISK, join, open_error, ran_out, remove_tree, shortage
 from holdfast.storage.log import Log
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 # Time and reference, big endian: comparing entries as bytes compares their times first.

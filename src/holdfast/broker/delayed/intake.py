@@ -6,7 +6,6 @@ A message is a data record with its due time. A cancellation is a control record
 
 from __future__ import annotations
 
-import logging
 from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,6 +20,7 @@ from pyroaring import BitMap64
 
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import World
+from holdfast.env.process import get_logger
 from holdfast.errors import CorruptData, DamagedRange
 from holdfast.model import Appended, Batch, Record
 from holdfast.settings import LogSettings
@@ -333,7 +333,7 @@ def _record(columns: Batch, at: int, plain: Record) -> Record:
     )
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _NOTE: Final = Struct("<BQ")
 _CANCELLED: Final = 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from holdfast.checksum import crc32c
 from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind, frame_bytes, read_frame, read_header
 from holdfast.env import World
 from holdfast.env.disk import Disk, File
+from holdfast.env.process import get_logger
 from holdfast.errors import ChecksumMismatch, CorruptData, UnknownFormat
 from holdfast.large import LARGE_BYTES
 from holdfast.later import pattern
@@ -83,7 +83,7 @@ def load_manifest(disk: Disk, folder: str) -> Manifest | None:
 # the intake counts once, and the caller has to look for releases in the partition's whole log.
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _RUN: Final = pattern(r"\d{20}-(\d{10})\.run")
 

@@ -8,7 +8,6 @@ mentions), puts the manifest in place, and only then removes files that nothing 
 from __future__ import annotations
 
 import contextlib
-import logging
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,6 +38,7 @@ from holdfast.codec.encode import PLAIN, Body, FramePlace, Packing, encode_batch
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import World
 from holdfast.env.disk import File, write_fully
+from holdfast.env.process import get_logger
 from holdfast.errors import Closed, DiskFull, HoldfastError, Unavailable
 from holdfast.large import LargeValue
 from holdfast.model import Batch, Record
@@ -434,7 +434,7 @@ def _dues_ms(frame: Frame) -> Sequence[int]:
     return frame.columns().due_at_ms() or [0] * frame.count
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _Item = TypeVar("_Item")
 

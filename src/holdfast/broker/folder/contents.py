@@ -29,7 +29,7 @@ from holdfast.env import World
 from holdfast.errors import BadSettings, CorruptData, TopicExists, UnknownTopic
 from holdfast.later import pattern, shlex
 from holdfast.model import Pause
-from holdfast.settings import QueueSettings, TopicSettings, load
+from holdfast.settings import QueueSettings, TopicSettings, check_settings, load
 from holdfast.storage.files import durable_replace, is_log, join, read_file, remove_tree, translated
 
 __all__ = ["Catalog", "TopicFacts"]
@@ -320,13 +320,6 @@ def settings_for(
         kept = kept_settings(world, join(folder, SETTINGS))
         return load(TopicSettings, {**msgspec.structs.asdict(base), **kept, **changes})
     return check_settings(given, changes)
-
-
-def check_settings(given: QueueSettings | None, changes: Mapping[str, Any]) -> TopicSettings:
-    """Apply the changes to the settings given; raises BadSettings if they are invalid."""
-    if given is not None and not isinstance(given, QueueSettings):
-        raise BadSettings(f"settings must be QueueSettings or TopicSettings, not {type(given).__name__}")
-    return load(TopicSettings, {**msgspec.structs.asdict(given or _DEFAULTS), **changes})
 
 
 def keep_settings(world: World, folder: str, settings: TopicSettings, base: TopicSettings = _DEFAULTS) -> None:

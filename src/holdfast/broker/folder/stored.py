@@ -14,18 +14,18 @@ import msgspec
 
 from holdfast.broker.folder.layout import OWNER_SOCKET, RESERVE, STORE_MARK, TIER, is_store
 from holdfast.env import World
-from holdfast.env.chain.chain import ChainTimes, key_of
+from holdfast.env.chain.chain import ChainTimes, has_chain, key_of
 from holdfast.env.chain.checkpoints import KEPT_NS, LeftInStore, checkpoints
 from holdfast.env.chain.engines import (
     Store,
     StorePlace,
     StoreRefused,
     StoreUnreachable,
+    cannot_open,
     open_store,
     parse_place,
-    store_advice,
 )
-from holdfast.env.chain.format import BadObject
+from holdfast.env.chain.format import BadObject, NewerObject
 from holdfast.env.chain.ownership import (
     ChainFollower,
     OwnedElsewhere,
@@ -37,7 +37,7 @@ from holdfast.env.chain.ownership import (
 )
 from holdfast.env.disk import FolderLock
 from holdfast.env.process import environment, is_alive, process_space
-from holdfast.errors import BadSettings, Busy, CorruptData, DiskFailed, NotFound
+from holdfast.errors import BadSettings, Busy, CorruptData, DiskFailed, NotFound, UnknownFormat
 from holdfast.settings import BrokerSettings
 from holdfast.storage.files import LOCK, durable_replace, open_error, read_file, take_lock
 
@@ -242,9 +242,14 @@ def _translated(place: StorePlace) -> Iterator[None]:
         busy.is_elsewhere = True
         raise busy from None
     except (StoreRefused, StoreUnreachable) as error:
-        raise DiskFailed(f"{place.shown} cannot be opened: {error}{store_advice(place)}") from error
+        raise DiskFailed(cannot_open(place, error)) from error
     except OSError as error:
         raise open_error(f"the local copy of {place.shown}", error) from error
+    except NewerObject as error:
+        raise UnknownFormat(
+            f"{place.shown} cannot be opened: {error}. Nothing was changed; open it with the release that wrote it, or "
+            "a later one"
+        ) from error
     except BadObject as error:
         raise CorruptData(f"{place.shown} cannot be opened: {error}. Restore it from a copy") from error
 
@@ -253,7 +258,7 @@ def is_chain(place: StorePlace) -> bool:
     """Whether a data folder lives in the place."""
     store, root = open_store(place)
     with closing(store), _translated(place):
-        return any(next(store.keys(f"{root}{part}/"), None) is not None for part in ("chain", "checkpoint"))
+        return has_chain(store, root)
 
 
 def store_standing(url: str, world: World) -> StoreStanding:

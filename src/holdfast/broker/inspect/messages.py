@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -21,6 +20,7 @@ from holdfast.delivery.events import Acked, Cancelled, Noted, Opened, Phase, dec
 from holdfast.delivery.events import Replayed as Rewound
 from holdfast.delivery.group import Group
 from holdfast.env import World
+from holdfast.env.process import get_logger
 from holdfast.errors import CorruptData, DamagedRange, HoldfastError, OffsetOutOfRange, Unavailable, UnknownFormat
 from holdfast.model import Record
 from holdfast.storage import LogReader
@@ -103,7 +103,7 @@ def _undecodable(frame: Frame) -> Iterator[UnreadableRange]:
 # was replayed; letters that arrived since are not seen.
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 LetterState: TypeAlias = Literal["waiting", "moving", "redriven", "purged", "done"]
 

@@ -6,7 +6,6 @@ static members are journaled: all other members are gone after a restart, and jo
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -17,20 +16,10 @@ import msgspec
 from holdfast.broker.folder.contents import lacking_root
 from holdfast.broker.folder.layout import GROUPS, check_name, names_in, stream_group_folder
 from holdfast.broker.partition import STREAM_PIN, Partition
-from holdfast.broker.streams.offsets import (
-    CommittedOffset,
-    GroupFacts,
-    MemberFacts,
-    Offsets,
-    PartitionLag,
-    Remembered,
-    Reset,
-    To,
-    check_offset,
-    lag_of,
-    usable_offset,
-)
+from holdfast.broker.streams import GroupFacts, MemberFacts, PartitionLag, Reset, To
+from holdfast.broker.streams.offsets import CommittedOffset, Offsets, Remembered, check_offset, lag_of, usable_offset
 from holdfast.broker.waiters import Waiters
+from holdfast.env.process import get_logger
 from holdfast.errors import Closed, CorruptData, HoldfastError, InvalidRequest, UnknownGroup, UnknownTopic
 from holdfast.later import pattern
 from holdfast.membership import TopicPartition
@@ -62,7 +51,7 @@ if TYPE_CHECKING:
     from holdfast.broker.topic import Topic
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class PartitionWakeup(Waiters):

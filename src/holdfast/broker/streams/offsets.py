@@ -7,16 +7,17 @@ well, so that fenced members stay fenced after a restart, and so are its static 
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterable
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 from holdfast.broker.journal import SNAPSHOT, SnapshotFiles, log_settings
+from holdfast.broker.streams import PartitionLag
 from holdfast.codec.frame import Kind
 from holdfast.env import World
+from holdfast.env.process import get_logger
 from holdfast.errors import CorruptData, DamagedRange, DiskFull, InvalidRequest, OffsetOutOfRange, TailLost
 from holdfast.membership import Assignor, TopicPartition
 from holdfast.membership.members import Rebalance, StaticMember
@@ -24,7 +25,7 @@ from holdfast.model import Appended, Durability, LogPosition
 from holdfast.settings import LogSettings
 from holdfast.storage.log import Log
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Take a snapshot after this many commits, which cost about as much as the snapshot.
 _SNAPSHOT_FRAMES: Final = 2_000
@@ -271,98 +272,6 @@ class Offsets:
 
 
 # A group's position in a partition, where it can be moved, and how far behind it is.
-
-
-class PartitionLag(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a group is behind in a partition: in messages, and in the age of the first one not handled."""
-
-    topic: str
-    partition: int
-    offset: int
-    end: int
-    messages: int
-    seconds: float
-
-
-class Reset(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reset does to one partition: `messages` are redelivered, or skipped if below 0."""
-
-    topic: str
-    partition: int
-    before: int | None
-    after: int
-
-    @property
-    def messages(self) -> int:
-        return 0 if self.before is None else self.before - self.after
-
-
-class ResetEffect(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reset does to a partition: `again` handled messages are redelivered, `passed_over` are never delivered."""
-
-    topic: str
-    partition: int
-    before: int | None
-    after: int
-    again: int
-    passed_over: int
-
-
-def effect_of(reset: Reset, counts: tuple[int, int] | None = None) -> ResetEffect:
-    """Return the effect of a reset; without `counts`, all messages between the two positions are counted."""
-    again, passed_over = counts or (max(reset.messages, 0), max(-reset.messages, 0))
-    return ResetEffect(
-        topic=reset.topic,
-        partition=reset.partition,
-        before=reset.before,
-        after=reset.after,
-        again=again,
-        passed_over=passed_over,
-    )
-
-
-class MemberFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A member of a group at one moment."""
-
-    id: str
-    instance_id: str
-    holder: str
-    topics: tuple[str, ...]
-    partitions: tuple[TopicPartition, ...]
-    epoch: int
-    heard_ms_ago: int
-
-
-class GroupFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A group in stream mode at one moment."""
-
-    name: str
-    state: Literal["empty", "stable", "rebalancing"]
-    epoch: int
-    assignor: str
-    rebalance: str
-    members: list[MemberFacts]
-    lag: list[PartitionLag]
-
-
-class To(msgspec.Struct, frozen=True, kw_only=True):
-    """The target of a reset: the start, the end, the first message of a time, or an offset."""
-
-    end: Literal["earliest", "latest"] | None = None
-    time_ns: int | None = None
-    offset: int | None = None
-
-    def __post_init__(self) -> None:
-        if sum(choice is not None for choice in (self.end, self.time_ns, self.offset)) != 1:
-            raise InvalidRequest("say where to continue: give exactly one of earliest, latest, a time or an offset")
-
-    def find(self, log: Log) -> int:
-        """Return the offset in this log, clamped to those that it holds."""
-        if self.end is not None:
-            return log.start if self.end == "earliest" else log.end
-        if self.time_ns is not None:
-            return log.find_time(self.time_ns)
-        return max(log.start, min(self.offset or 0, log.end))
 
 
 def usable_offset(log: Log, committed: CommittedOffset) -> int:

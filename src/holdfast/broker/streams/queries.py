@@ -10,7 +10,6 @@ the file is replaced by a rename. The file is not synced: after a power cut its 
 from __future__ import annotations
 
 import errno
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -19,9 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 import msgspec
 
 from holdfast.broker.folder.layout import QUERIES, STAGING, TOPICS, check_name, names_in
-from holdfast.broker.streams.offsets import PartitionLag, lag_of
+from holdfast.broker.streams import PartitionLag
+from holdfast.broker.streams.offsets import lag_of
 from holdfast.env import World, close_in_children, end_at_exit
 from holdfast.env.disk import Disk, write_fully
+from holdfast.env.process import get_logger
 from holdfast.errors import Closed, InvalidRequest
 from holdfast.later import pattern
 from holdfast.storage.files import join, read_file, translated
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from holdfast.broker.topic import Topic
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 VERSION: Final = 1
 TTL_MS: Final = 300_000

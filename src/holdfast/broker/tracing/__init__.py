@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
 import msgspec
@@ -28,6 +29,7 @@ SAMPLED: Final = 1
 
 TraceState: TypeAlias = tuple[tuple[str, str], ...]
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST_MEMBERS: Final = 32
 _MOST_STATE_CHARS: Final = 8_192  # 16 times what everyone must support; more is an attack or a mistake
 _PARENT: Final = pattern(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII | re.DOTALL)
@@ -106,3 +108,31 @@ def format_tracestate(state: TraceState) -> str:
 def _text(value: bytes | str) -> str:
     """Return text; bytes that are not ASCII become characters that no valid header has."""
     return value if isinstance(value, str) else value.decode("latin-1")
+
+
+class TraceStep(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One step of one message. `due_ms` is when the message is due next, `until_ms` when its lease ends."""
+
+    at_ns: int
+    step: str
+    id: str
+    topic: str
+    partition: int = 0
+    offset: int | None = None
+    group: str = ""
+    holder: str = ""
+    attempt: int = 0
+    why: str = ""
+    error: str = ""
+    due_ms: int = 0
+    until_ms: int = 0
+    trace_id: str = ""
+    span_id: str = ""
+    parent_id: str = ""
+    state: str = ""
+    related: str = ""  # the message that this one was redriven to or from
+
+    @property
+    def time(self) -> datetime:
+        """When it happened, in UTC."""
+        return _EPOCH + timedelta(microseconds=self.at_ns // 1000)

@@ -6,12 +6,10 @@ so that a search for one message decodes no other. Steps survive kill -9; a powe
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from struct import Struct
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
@@ -25,6 +23,7 @@ from holdfast.broker.tracing import (
     TRACEPARENT,
     TRACESTATE,
     TraceContext,
+    TraceStep,
     format_tracestate,
     parse_traceparent,
     parse_tracestate,
@@ -33,6 +32,7 @@ from holdfast.codec.columns import KEYS
 from holdfast.codec.encode import single_head
 from holdfast.codec.frame import Frame
 from holdfast.env import World
+from holdfast.env.process import get_logger
 from holdfast.errors import Closed, HoldfastError, InvalidRequest
 from holdfast.later import difflib, hashlib
 from holdfast.model import Batch, HeaderPairs, Record
@@ -85,35 +85,6 @@ TRACE: Final = PREFIX + "trace"
 _MASK: Final = 2**64 - 1
 _ONE_NUMBER: Final = Struct(">Q").pack
 _TWO_NUMBERS: Final = Struct(">QQ").pack
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class TraceStep(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One step of one message. `due_ms` is when the message is due next, `until_ms` when its lease ends."""
-
-    at_ns: int
-    step: str
-    id: str
-    topic: str
-    partition: int = 0
-    offset: int | None = None
-    group: str = ""
-    holder: str = ""
-    attempt: int = 0
-    why: str = ""
-    error: str = ""
-    due_ms: int = 0
-    until_ms: int = 0
-    trace_id: str = ""
-    span_id: str = ""
-    parent_id: str = ""
-    state: str = ""
-    related: str = ""  # the message that this one was redriven to or from
-
-    @property
-    def time(self) -> datetime:
-        """When it happened, in UTC."""
-        return _EPOCH + timedelta(microseconds=self.at_ns // 1000)
 
 
 encode_step = msgspec.msgpack.Encoder().encode
@@ -347,7 +318,7 @@ def _seeds(name: str, count: int) -> Sequence[int]:
     return [int.from_bytes(digest[i : i + 8], "little") for i in range(0, len(digest), 8)]
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 TRACES: Final = "__traces"
 

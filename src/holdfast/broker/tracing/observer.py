@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from holdfast.broker.delivery import Delivery
 from holdfast.broker.folder.layout import message_id, parse_message_id, partition_folder, topic_of_id
 from holdfast.broker.messages import DELAYED_ID, mark
 from holdfast.broker.partition import Partition
+from holdfast.broker.tracing import TraceStep
 from holdfast.broker.tracing.log import (
     ACKED,
     BURIED,
@@ -34,7 +34,6 @@ from holdfast.broker.tracing.log import (
     Traced,
     TraceLog,
     TraceStats,
-    TraceStep,
     delivery_span,
     extent,
     looking_for,
@@ -63,6 +62,7 @@ from holdfast.delivery.events import (
 )
 from holdfast.delivery.group import Group, Lease
 from holdfast.env import World
+from holdfast.env.process import get_logger
 from holdfast.errors import HoldfastError
 from holdfast.model import Record
 from holdfast.storage.files import join
@@ -321,7 +321,7 @@ def _without_short_waits(steps: list[TraceStep]) -> list[TraceStep]:
 # The fast path of a plain put knows no tracer: it is not taken while a topic is sampled.
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Setting the clock back a little must not hide the beginning of a message's life.
 _MARGIN_NS: Final = 60_000_000_000

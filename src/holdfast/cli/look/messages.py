@@ -27,15 +27,14 @@ from holdfast.api.listing import (
 )
 from holdfast.api.sync.message import taken_of
 from holdfast.broker.messages import TOMBSTONE
-from holdfast.broker.tracing.log import TraceStep
+from holdfast.broker.tracing import TraceStep
 from holdfast.cli import output
 from holdfast.cli.opening import WAIT, AsJson, DataFolder, Limit, QueueAt, Wait, Where, opened_broker, some_of
 from holdfast.cli.parsing import argument, option
-from holdfast.delivery.group import Failure
 from holdfast.delivery.where import headline
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest
-from holdfast.model import Record, count_of
+from holdfast.model import Failure, Record, count_of
 
 AnyMessage: TypeAlias = MessageFields[Any]
 

@@ -15,7 +15,7 @@ import msgspec
 from holdfast.api import port_of
 from holdfast.api.drafts import parse_duration, to_datetime
 from holdfast.broker.folder.layout import DEFAULT_GROUP
-from holdfast.broker.inspect.status import GroupStanding, TopicStanding
+from holdfast.broker.inspect import GroupStanding, TopicStanding
 from holdfast.broker.samples import Line, Samples, line_of, peak_of, squeezed, top_of
 from holdfast.cli import output
 from holdfast.cli.opening import AsJson, DataFolder, QueueAt, Topic, opened_broker, topics_of, unknown_topic

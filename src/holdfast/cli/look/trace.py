@@ -11,7 +11,7 @@ import msgspec
 from holdfast.api.drafts import instant_ns, parse_instant, to_datetime
 from holdfast.broker.folder.layout import partition_folder, topic_of_id
 from holdfast.broker.metrics import Times
-from holdfast.broker.tracing import log
+from holdfast.broker.tracing import TraceStep, log
 from holdfast.cli import output
 from holdfast.cli.opening import AsJson, QueueFolder, opened_broker, topics_of
 from holdfast.cli.parsing import Section, argument, option
@@ -64,7 +64,7 @@ _MOST_ERROR_CELLS: Final = 200
 _UNITS: Final = (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0), ("s", 1.0))
 
 
-def life_line(steps: Sequence[log.TraceStep], *, width: int, now_ns: int) -> Iterator[output.Text]:
+def life_line(steps: Sequence[TraceStep], *, width: int, now_ns: int) -> Iterator[output.Text]:
     """Yield the lines of the drawing. The steps are in order of time; a running lease is drawn up to `now_ns`."""
     if not steps:
         return
@@ -88,7 +88,7 @@ def time_text(ns: int) -> str:
 
 
 class _Drawing:
-    def __init__(self, steps: Sequence[log.TraceStep], width: int, now_ns: int) -> None:
+    def __init__(self, steps: Sequence[TraceStep], width: int, now_ns: int) -> None:
         self._steps = steps
         self._begin_ns = steps[0].at_ns
         self._now_ns = max(now_ns, steps[-1].at_ns)
@@ -100,7 +100,7 @@ class _Drawing:
         self._cells = min(max(free, _LEAST_BAR), _MOST_BAR)
         self._indent = _TIME_CELLS + 2 + self._cells + 2 + _NAME_CELLS
 
-    def lines(self, i: int, step: log.TraceStep) -> Iterator[output.Text]:
+    def lines(self, i: int, step: TraceStep) -> Iterator[output.Text]:
         time = time_text(step.at_ns - self._begin_ns)
         line = output.Text(f"{time:>{_TIME_CELLS}}  ")
         line.append(self._bar(i, step), _STYLES.get(step.step, ""))
@@ -112,7 +112,7 @@ class _Drawing:
         if error:
             yield output.Text(" " * self._indent + output.cut(output.safe(error), _MOST_ERROR_CELLS), "red")
 
-    def _bar(self, i: int, step: log.TraceStep) -> str:
+    def _bar(self, i: int, step: TraceStep) -> str:
         row = [" "] * self._cells
         at = self._cell(step.at_ns)
         if step.step == log.LEASED:
@@ -138,7 +138,7 @@ class _Drawing:
         cell = (at_ns - self._begin_ns) * (self._cells - 1) // self._whole_ns
         return min(max(cell, 0), self._cells - 1)
 
-    def _lease_end_ns(self, i: int, step: log.TraceStep) -> int | None:
+    def _lease_end_ns(self, i: int, step: TraceStep) -> int | None:
         """Return when the lease that began here ended; None if no step says so."""
         for later in self._steps[i + 1 :]:
             if later.step in _ENDS and later.span_id == step.span_id and later.id == step.id:
@@ -151,10 +151,10 @@ class _Drawing:
             for i, step in enumerate(self._steps)
         )
 
-    def _is_last_lease(self, i: int, step: log.TraceStep) -> bool:
+    def _is_last_lease(self, i: int, step: TraceStep) -> bool:
         return not any(later.id == step.id and later.group == step.group for later in self._steps[i + 1 :])
 
-    def _facts(self, step: log.TraceStep) -> Iterator[str]:
+    def _facts(self, step: TraceStep) -> Iterator[str]:
         if step.group:
             yield step.group
         if step.attempt:
@@ -309,7 +309,7 @@ def stats_command(
     return output.OK
 
 
-def _steps(place: str, wanted: log.Search, limit: int, *, last: bool) -> Iterable[log.TraceStep]:
+def _steps(place: str, wanted: log.Search, limit: int, *, last: bool) -> Iterable[TraceStep]:
     if is_address(place):
         with opened_broker(place) as broker:
             return broker.search_traces(**_question(wanted), limit=limit, last=last)
@@ -317,7 +317,7 @@ def _steps(place: str, wanted: log.Search, limit: int, *, last: bool) -> Iterabl
     return log.newest(found, limit) if last else islice(found, limit)
 
 
-def _all_steps(place: str, wanted: log.Search) -> Iterator[log.TraceStep]:
+def _all_steps(place: str, wanted: log.Search) -> Iterator[TraceStep]:
     """Yield all matching steps; from a server, as many of the newest as one answer holds."""
     return iter(_steps(place, wanted, _MOST_STEPS, last=True)) if is_address(place) else log.search(_log(place), wanted)
 
@@ -349,13 +349,13 @@ def _search(topic: str | None, group: str | None, since: str | None, until: str 
     return log.Search(topic=topic, group=group, **times, **more)
 
 
-def _document(step: log.TraceStep) -> dict[str, Any]:
+def _document(step: TraceStep) -> dict[str, Any]:
     """Return a step as a JSON document, with the fields that are set."""
     found: dict[str, Any] = msgspec.to_builtins(step)
     return {"time": output.iso_time(step.at_ns), **found}
 
 
-def _summary(message_id: str, steps: list[log.TraceStep]) -> str:
+def _summary(message_id: str, steps: list[TraceStep]) -> str:
     life = _TracedMessage(steps[0])
     for step in steps:
         life.add(step)
@@ -364,7 +364,7 @@ def _summary(message_id: str, steps: list[log.TraceStep]) -> str:
     return output.safe(f"{message_id}: {begun}; trace {steps[0].trace_id}")
 
 
-def _show_steps(steps: Iterable[log.TraceStep]) -> bool:
+def _show_steps(steps: Iterable[TraceStep]) -> bool:
     console, shown = output.stdout(), False
     for step in steps:
         facts = [step.group, step.holder, f"attempt {step.attempt}" if step.attempt else "", step.why]
@@ -379,12 +379,12 @@ def _show_steps(steps: Iterable[log.TraceStep]) -> bool:
 class _TracedMessage:
     """One message, as far as its steps tell."""
 
-    def __init__(self, first: log.TraceStep) -> None:
+    def __init__(self, first: TraceStep) -> None:
         self.first = self.last = first
         self.deliveries = 0
         self.error = ""
 
-    def add(self, step: log.TraceStep) -> None:
+    def add(self, step: TraceStep) -> None:
         self.last = step
         self.deliveries += step.step == log.LEASED
         if step.error or step.step == log.BURIED:
@@ -408,7 +408,7 @@ class _TracedMessage:
         }
 
 
-def _lives(steps: Iterator[log.TraceStep]) -> list[_TracedMessage]:
+def _lives(steps: Iterator[TraceStep]) -> list[_TracedMessage]:
     """Return what became of each message, the one with the newest step last."""
     lives: dict[str, _TracedMessage] = {}
     for step in steps:

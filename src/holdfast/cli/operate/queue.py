@@ -16,8 +16,8 @@ from holdfast.api.drafts import parse_instant
 from holdfast.api.listing import DeadGroup
 from holdfast.api.sync.message import DeadLetters
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_name
-from holdfast.broker.group import Compacted
-from holdfast.broker.streams.offsets import ResetEffect
+from holdfast.broker.metrics import Compacted
+from holdfast.broker.streams import ResetEffect
 from holdfast.cli import opening, output
 from holdfast.cli.look.messages import (
     DEAD,

@@ -12,7 +12,7 @@ import holdfast
 from holdfast.api import port_of
 from holdfast.api.drafts import to_datetime
 from holdfast.broker.folder.layout import QUERIES, check_name, check_topic_name
-from holdfast.broker.inspect.status import GroupStanding, TopicStanding
+from holdfast.broker.inspect import GroupStanding, TopicStanding
 from holdfast.broker.streams.queries import list_queries, remove_queries
 from holdfast.cli import opening, output
 from holdfast.cli.look.trace import time_text

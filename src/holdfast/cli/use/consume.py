@@ -18,13 +18,14 @@ import holdfast
 from holdfast.api.drafts import parse_duration, to_datetime, type_of
 from holdfast.api.topics import to_of
 from holdfast.broker.folder.layout import check_name, check_topic_name
-from holdfast.broker.streams.offsets import To
+from holdfast.broker.streams import To
 from holdfast.cli import opening
 from holdfast.cli.look.messages import HEADERS, ID, KEY, PRIORITY, SIZE, TIME, AnyMessage, Pages, bytes_of, document
+from holdfast.cli.opening import OpeningTurns
 from holdfast.cli.output import NOTHING_THERE, OK, note, print_json, safe, stdout, write_bytes
 from holdfast.cli.parsing import argument, option
 from holdfast.cli.places import enter, queue_of
-from holdfast.cli.reading import OpeningTurns, TopicReading, time_of
+from holdfast.cli.reading import TopicReading, time_of
 from holdfast.cli.use.get import given_back_unless_shown
 from holdfast.cli.use.put import separator_of
 from holdfast.client.opening import is_address

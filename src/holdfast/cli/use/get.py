@@ -16,9 +16,8 @@ from holdfast.api.drafts import moment_at, parse_duration, to_datetime
 from holdfast.api.sync.message import taken_of
 from holdfast.cli import output
 from holdfast.cli.look.messages import base64_text, body_text, bytes_of, document, header_text, lease_end, text_value
-from holdfast.cli.opening import QueueAt, Views, chosen_topic, opened_broker, view
+from holdfast.cli.opening import OpeningTurns, QueueAt, Views, chosen_topic, opened_broker, view
 from holdfast.cli.parsing import argument, option
-from holdfast.cli.reading import OpeningTurns
 from holdfast.client.opening import is_address
 from holdfast.env import real_world
 from holdfast.errors import Empty, HoldfastError, InvalidRequest

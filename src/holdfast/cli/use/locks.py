@@ -16,9 +16,8 @@ from holdfast.api.drafts import parse_duration
 from holdfast.broker.folder.layout import check_name
 from holdfast.broker.locks import LockStatus, held_now, replayed_locks
 from holdfast.cli import output
-from holdfast.cli.opening import WAIT, AsJson, DataFolder, Wait, opened_broker, topics_of
+from holdfast.cli.opening import WAIT, AsJson, DataFolder, OpeningTurns, Wait, opened_broker, topics_of
 from holdfast.cli.parsing import Section, argument, option
-from holdfast.cli.reading import OpeningTurns
 from holdfast.cli.use.get import default_holder, nothing_exported
 from holdfast.client.opening import is_address
 from holdfast.delivery.decide import Moment

@@ -91,6 +91,11 @@ def key_of(root: str, number: int) -> str:
     return f"{root}chain/{number:020}"
 
 
+def has_chain(store: Store, root: str) -> bool:
+    """Whether a data folder lives there."""
+    return any(next(store.keys(f"{root}{part}/"), None) is not None for part in ("chain", "checkpoint"))
+
+
 def is_left_behind(store: Store, root: str, number: int) -> bool:
     """Whether a checkpoint is beyond the number. Then the object may be missing because it was cleaned up."""
     prefix = f"{root}checkpoint/"
@@ -130,6 +135,8 @@ def walk(
 
 class OwnershipLost(OSError):
     """Another owner has taken over, or this one can no longer prove that it is the owner. Final."""
+
+    advice = "Whatever was acknowledged with fsync is in the store: open the folder again to go on"
 
     def __init__(self, why: str) -> None:
         super().__init__(errno.EIO, why)
@@ -307,9 +314,15 @@ class Chain:
         return self._clock.now_ns() - self._confirmed_at_ns < limit_ns
 
     def require_current(self) -> None:
-        """Before handing something out: be sure that no other owner can hand it out as well."""
+        """Before handing something out, or saying how things are: be sure that no other owner can do so as well."""
+        self.check()
         if not self.is_current():
             self.confirm()
+
+    async def require_current_async(self) -> None:
+        """Do the same without holding up the event loop."""
+        if self._failure is not None or not self.is_current():
+            await asyncio.to_thread(self.require_current)
 
     def tick(self) -> None:
         """Send what nobody waits for, and show that the owner lives. Called every now and then."""

@@ -8,7 +8,6 @@ checkpoint may be removed once the checkpoint is old enough (`clean_up`).
 from __future__ import annotations
 
 import hashlib
-import logging
 import posixpath
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -19,12 +18,13 @@ from holdfast.checksum import crc32c
 from holdfast.env.chain.chain import Position
 from holdfast.env.chain.disk import INLINE_BYTES, Capture, ChainDisk
 from holdfast.env.chain.engines import Store
-from holdfast.env.chain.format import BadObject, check_path
+from holdfast.env.chain.format import BadObject, NewerObject, check_path
 from holdfast.env.disk import BytesLike, Disk, write_fully
+from holdfast.env.process import get_logger
 from holdfast.env.threads import DaemonThreads
 from holdfast.env.tier import Stub, TieredDisk
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _MAGIC: Final = b"HFCP"
 _VERSION: Final = 1
@@ -113,7 +113,7 @@ def read_checkpoint(store: Store, root: str, number: int) -> Checkpoint:
     if content is None or content[:4] != _MAGIC or len(content) < _HEAD_BYTES:
         raise BadObject(f"checkpoint {number} is missing or not a checkpoint")
     if content[4] != _VERSION:
-        raise BadObject(f"checkpoint {number} was written by a newer release (format {content[4]})")
+        raise NewerObject(f"checkpoint {number} has format {content[4]}, and this release reads {_VERSION}")
     payload = memoryview(content)[_HEAD_BYTES:]
     if crc32c(payload) != int.from_bytes(content[5:_HEAD_BYTES], "little"):
         raise BadObject(f"checkpoint {number} is damaged: its checksum does not match")

@@ -275,13 +275,19 @@ def open_store(place: StorePlace) -> tuple[Store, str]:
     try:
         return _ENGINES[scheme](place)
     except StoreRefused as error:
-        raise InvalidRequest(f"{place.shown} cannot be opened: {error}{store_advice(place)}") from error
+        raise InvalidRequest(cannot_open(place, error)) from error
     except StoreUnreachable as error:
-        raise DiskFailed(f"{place.shown} cannot be opened: {error}{store_advice(place)}") from error
+        raise DiskFailed(cannot_open(place, error)) from error
+
+
+def cannot_open(place: StorePlace, error: Exception) -> str:
+    """Return why a place cannot be opened, and what to look at."""
+    why = str(error).removeprefix(f"{place.shown}: ")
+    return f"{place.shown} cannot be opened: {why}{store_advice(place)}"
 
 
 def store_advice(place: StorePlace) -> str:
-    """Return what to look at if a place cannot be opened."""
+    """Return what to look at if a store does not answer as it should."""
     needed = _KEYS.get(place.url.partition("://")[0])
     return "" if needed is None else f". See that the environment has what it needs: {needed}"
 

@@ -28,6 +28,10 @@ class BadObject(Exception):
     """An object is damaged, or not one of a chain."""
 
 
+class NewerObject(BadObject):
+    """An object was written by a later release, which knows what this one does not."""
+
+
 class ObjectKind(IntEnum):
     """What an object is for."""
 
@@ -70,7 +74,7 @@ def decode(content: bytes, number: int) -> tuple[ObjectHeader, memoryview]:
         raise BadObject(f"object {number} is not part of a chain")
     _, version, kind, window, said, epoch, resume_at, time_ns, writer, length, check = _HEADER.unpack_from(content)
     if version != VERSION:
-        raise BadObject(f"object {number} was written by a newer release (format {version}); this one reads {VERSION}")
+        raise NewerObject(f"object {number} has format {version}, and this release reads {VERSION}")
     payload = memoryview(content)[HEADER_BYTES:]
     if len(payload) != length or check != crc32c(payload, crc32c(content[:_CHECK_AT])):
         raise BadObject(f"object {number} is damaged: its checksum does not match")
@@ -258,7 +262,7 @@ def _replay(payload: memoryview, changes: Changes) -> None:
             changes.rename(names[old], names[new])
             at += _RENAME.size
         else:
-            raise BadObject(f"a record of kind {op} was written by a newer release")
+            raise NewerObject(f"a record is of kind {op}, which this release does not know")
 
 
 def check_path(path: str) -> str:

@@ -8,10 +8,10 @@ people, and nothing is decided by it.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -31,10 +31,11 @@ from holdfast.env.chain.disk import ChainDisk
 from holdfast.env.chain.engines import Store, StoreRefused, StoreUnreachable, probe
 from holdfast.env.chain.format import BadObject, ObjectHeader, ObjectKind, decode, replay
 from holdfast.env.disk import BytesLike
-from holdfast.env.process import close_in_children
+from holdfast.env.process import close_in_children, get_logger
 from holdfast.env.world import Clock, World
+from holdfast.errors import InvalidRequest
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _LOOK_S: Final = 0.2  # a standby looks for the next object this often
 _CHECKPOINT_BYTES: Final = 256 * 1024 * 1024
@@ -417,6 +418,7 @@ def take_over(
     _patiently(clock, times, follower.begin)
     follower.catch_up()
     if follower.at.number == 0:
+        _patiently(clock, times, partial(_require_apart, store, root))
         probe(store, root, world.ids.random_bytes(8).hex())
     began_ns = moved_ns = clock.monotonic_ns()
     writer = world.ids.random_bytes(16)
@@ -447,6 +449,12 @@ def take_over(
                 clock.wait(threading.Event(), _LOOK_S)
             if follower.catch_up():
                 moved_ns = clock.monotonic_ns()
+
+
+def _require_apart(store: Store, root: str) -> None:
+    """Refuse to begin where backups are: each would remove contents that the other needs."""
+    if any(next(store.keys(f"{root}{part}/"), None) is not None for part in ("backup", "begun")):
+        raise InvalidRequest(f"{store.name} holds backups, and cannot hold a data folder as well. Choose another place")
 
 
 def _patiently(clock: Clock, times: ChainTimes, call: Callable[[], _Answer]) -> _Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -42,7 +43,7 @@ class ObjectStoreEngine:
 
         self.name = name
         options: dict[str, Any] = {}
-        if any(environment().get(name, "").startswith("http://") for name in _ENDPOINTS):
+        if any(endpoint.startswith("http://") for endpoint in _endpoints()):
             options["allow_http"] = True  # whoever names such an endpoint means it
 
         def opened(timeout_s: int) -> ObjectStore:
@@ -55,7 +56,7 @@ class ObjectStoreEngine:
         try:
             self._store, self._for_bulk = opened(_TIMEOUT_S), opened(_BULK_TIMEOUT_S)
         except Exception as error:
-            raise StoreRefused(f"{name} cannot be used: {_first_line(error)}") from error
+            raise StoreRefused(f"{name}: {_plain(error)}") from error
 
     def create(self, key: str, content: bytes) -> bool:
         import obstore
@@ -66,7 +67,7 @@ class ObjectStoreEngine:
                 obstore.put(self._for(key), key, content, mode="create", use_multipart=False)
             except (AlreadyExistsError, PreconditionError) as error:
                 if any(code in str(error) for code in _CONFLICTS):
-                    raise StoreUnreachable(f"{self.name}: {_first_line(error)}") from error
+                    raise StoreUnreachable(f"{self.name}: {_plain(error)}") from error
                 return False
         return True
 
@@ -85,7 +86,8 @@ class ObjectStoreEngine:
 
         with self._translated():
             pages = obstore.list(self._store, prefix or None, offset=after or None)
-            found = sorted(each["path"] for page in pages for each in page)
+            # Azure lists from the offset on, S3 what comes after it.
+            found = sorted(each["path"] for page in pages for each in page if each["path"] > after)
         return iter(found)
 
     def remove(self, key: str) -> None:
@@ -123,9 +125,13 @@ class ObjectStoreEngine:
             NotFoundError,
             FileNotFoundError,  # no such bucket
         ) as error:
-            raise StoreRefused(f"{self.name}: {_first_line(error)}") from error
+            raise StoreRefused(f"{self.name}: {_plain(error)}") from error
         except (BaseError, OSError) as error:
-            raise StoreUnreachable(f"{self.name}: {_first_line(error)}") from error
+            raise StoreUnreachable(f"{self.name}: {_plain(error)}") from error
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":
+                raise
+            raise StoreRefused(f"{self.name}: the client gave up: {_first_line(error)}") from error
 
 
 def _is_bulk(key: str) -> bool:
@@ -133,7 +139,48 @@ def _is_bulk(key: str) -> bool:
     return key.rpartition("/")[0].rpartition("/")[2] in _BULK
 
 
-def _first_line(error: Exception) -> str:
+def _endpoints() -> list[str]:
+    """Return the endpoints that the environment names. The library panics at a bad one, and does not say which."""
+    found = {name: environment().get(name, "") for name in _ENDPOINTS}
+    for name, endpoint in found.items():
+        try:
+            parts = urlsplit(endpoint)
+            is_good = (
+                parts.scheme in ("http", "https") and bool(parts.hostname) and " " not in endpoint and parts.port != 0
+            )
+        except ValueError:
+            is_good = False
+        if endpoint and not is_good:
+            raise StoreRefused(f"{name}={endpoint} is not an address: give one such as https://host:9000")
+    return list(found.values())
+
+
+_PERFORMED: Final = re.compile(r"Error performing (?P<verb>\w+) (?P<url>[^\s?]+)\S* in \S+ - (?P<what>.*)", re.DOTALL)
+_ANSWERED: Final = re.compile(
+    r"Server returned non-2xx status code: (?P<status>[^:]+)(?:.*<Code>(?P<code>\w+)</Code>)?"
+    r"(?:.*<Message>(?P<said>[^<]+)</Message>)?",
+    re.DOTALL,
+)
+
+
+def _plain(error: Exception) -> str:
+    """Return what the library says in fewer words: which call failed, and what the server said."""
+    found = _PERFORMED.search(str(error))
+    if found is None:
+        return _first_line(error)
+    call, what = f"{found['verb']} {found['url']}", found["what"].strip()
+    answer = _ANSWERED.match(what)
+    if answer is not None:
+        parts = (answer[name] for name in ("status", "code", "said"))
+        return f"{call} was answered with {', '.join(part.strip() for part in parts if part)}"[:300]
+    if "timed out" in what:
+        return f"{call} was not answered in time"
+    if what.startswith("HTTP error"):
+        return f"{call} got no answer: no server was reached there"
+    return f"{call}: {what.splitlines()[0]}"[:300]
+
+
+def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 

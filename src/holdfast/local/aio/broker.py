@@ -21,17 +21,20 @@ from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
 from holdfast.api.topics import GroupInfo, MemberRequest, QueueRequest, SeekTarget, StreamMessage, TopicInfo
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
 from holdfast.broker.folder.layout import DEAD_SUFFIX, check_topic_name
-from holdfast.broker.group import Compacted, QueueGroup
+from holdfast.broker.group import QueueGroup
+from holdfast.broker.metrics import Compacted
 from holdfast.broker.samples import Samples
-from holdfast.broker.streams.offsets import PartitionLag, Reset, ResetEffect, To
+from holdfast.broker.streams import PartitionLag, Reset, ResetEffect, To
 from holdfast.broker.topic import Topic
-from holdfast.broker.tracing.log import TraceStats, TraceStep
+from holdfast.broker.tracing import TraceStep
+from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.waiters import TaskWaiter
 from holdfast.broker.workers import Order, WorkerInfo
 from holdfast.env.threads import aside, aside_while_wanted, opened_aside
 from holdfast.later import module
 from holdfast.local.aio.group import AsyncLocalGroupPort
 from holdfast.local.broker import LocalBroker, TopicThread, TopicThreads, samples_in, search_in, stats_in
+from holdfast.local.group import require_current_async
 from holdfast.local.member import StreamMember, member_of
 from holdfast.local.opening import close_engine, open_broker_port
 from holdfast.local.publisher import LocalProducerPort, SpooledUpload
@@ -150,11 +153,13 @@ class AsyncLocalBrokerPort(LocalBroker):
 
     async def describe_topic(self, name: str) -> TopicInfo:
         """Return the partitions, groups and settings of a topic."""
+        await require_current_async(self.engine)
         await self._opened(name.removesuffix(DEAD_SUFFIX))  # async only
         return await aside_while_wanted(self.describe_topic_now, name)
 
     async def topics(self) -> list[str]:
         """Return the names of all topics."""
+        await require_current_async(self.engine)
         return await asyncio.to_thread(self.engine.topics)
 
     async def delete_topic(self, name: str) -> None:
@@ -221,11 +226,13 @@ class AsyncLocalBrokerPort(LocalBroker):
         self, topic: str, partition: int, offset: int | None, limit: int, on_damage: OnDamage
     ) -> list[Contents[Any]]:
         """Return messages of a partition from an offset on."""
+        await require_current_async(self.engine)
         await self._opened(topic.removesuffix(DEAD_SUFFIX))  # async only
         return await asyncio.to_thread(self.read_now, topic, partition, offset, limit, on_damage=on_damage)
 
     async def groups(self, topic: str | None) -> list[GroupInfo]:
         """Return the groups of one topic, or of all topics, in queue mode and in stream mode."""
+        await require_current_async(self.engine)
         return await asyncio.to_thread(self.groups_now, topic)
 
     async def workers(self) -> list[WorkerInfo]:
@@ -248,14 +255,17 @@ class AsyncLocalBrokerPort(LocalBroker):
 
     async def effects(self, group: str, resets: Sequence[Reset]) -> list[ResetEffect]:
         """Return what resets would do to the messages of a group."""
+        await require_current_async(self.engine)
         return await asyncio.to_thread(self.effects_now, group, resets)
 
     async def trace(self, message_id: str) -> list[TraceStep]:
         """Return the traced steps of a message."""
+        await require_current_async(self.engine)
         return await asyncio.to_thread(self.engine.trace, message_id)
 
     async def search(self, text: str, limit: int, after: str) -> SearchPage:
         """Search the messages of all queues for what somebody typed."""
+        await require_current_async(self.engine)
         from holdfast.local.search import search_folder
 
         return await asyncio.to_thread(search_folder, self, text, limit, after)
@@ -354,6 +364,7 @@ class AsyncLocalConsumerPort(StreamMember):
                     await aside(self._auto_commit, self.partitions)
                 if self._must_follow:
                     await self._follow()
+                await require_current_async(self.engine)
                 with self._line.in_line(waiter):
                     found = self._fetch(count)  # what arrived before we lined up would not wake us
                     if found or self._is_over(until_ns):
@@ -411,10 +422,12 @@ class AsyncLocalLocksPort:
 
     async def describe(self, name: str) -> LockInfo:
         locks = await self._locks()
+        await require_current_async(self.engine)
         return lock_views.info_of(locks.describe(name), locks.moment())
 
     async def held_locks(self) -> list[LockInfo]:
         locks = await self._locks()
+        await require_current_async(self.engine)
         return [lock_views.info_of(standing, locks.moment()) for standing in locks.standings()]
 
     def keep(self, lock: Lock) -> lock_views.LocalKeptLock:
@@ -422,6 +435,7 @@ class AsyncLocalLocksPort:
 
     async def document(self, name: str) -> Document | None:
         locks = await self._locks()
+        await require_current_async(self.engine)
         decided = locks.document(name)
         await self._written(locks, decided)
         return lock_views.decided_document(name, decided)
@@ -445,10 +459,13 @@ class AsyncLocalLocksPort:
         return decided.content is not None
 
     async def document_names(self) -> list[str]:
+        await require_current_async(self.engine)
         return list((await self._locks()).documents())
 
     async def _locks(self) -> FolderLocks:
         """The first call opens the journal, which reads files."""
+        if self.engine.store is not None:  # async only
+            await self.engine.store.ready()
         if not self.engine.has_locks:  # async only
             await asyncio.to_thread(self.engine.locks)
         return self.engine.locks()

@@ -16,16 +16,24 @@ from holdfast.api.drafts import Stored, StreamRequest
 from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Listed, Redriven, Where
 from holdfast.broker.choose import give_way  # noqa: F401  threads do
 from holdfast.broker.delivery import Delivery
-from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.leases import Delivered, Pending
+from holdfast.broker.metrics import Compacted, QueueStats
 from holdfast.broker.samples import Samples
-from holdfast.broker.tracing.log import TraceStep
+from holdfast.broker.tracing import TraceStep
 from holdfast.broker.waiters import TaskWaiter, Waiter
 from holdfast.broker.workers import Order, WorkerReport
 from holdfast.delivery.events import Receipt
 from holdfast.errors import LeaseLost
 from holdfast.later import module
-from holdfast.local.group import CLAIMS_AT_ONCE, Claims, LocalGroup, claims_of, lost_texts, parts_of
+from holdfast.local.group import (
+    CLAIMS_AT_ONCE,
+    Claims,
+    LocalGroup,
+    claims_of,
+    lost_texts,
+    parts_of,
+    require_current_async,
+)
 from holdfast.local.publisher import SpooledUpload
 from holdfast.model import CodecName, Durability, Retained
 
@@ -52,6 +60,8 @@ class AsyncLocalGroupPort(LocalGroup):
         found = self.take_ready(wanted)
         if found is None:
             found = await self.take_to_end(wanted)
+        if not found and self.engine.store is not None:
+            await require_current_async(self.engine)
         return found or await self.stand_in_line(wanted)
 
     async def take_to_end(
@@ -91,22 +101,30 @@ class AsyncLocalGroupPort(LocalGroup):
 
     async def holds(self, receipt: str) -> bool:
         """Return whether the receipt is of a delivery of this group whose lease has not ended."""
+        await require_current_async(self.engine)
         return self.queue_group.holds(receipt)
 
     async def phase(self, taken: Delivered) -> tuple[str, int]:
         """Return the phase of a message, and when its lease or its delay ends."""
+        await require_current_async(self.engine)
         return self.phase_now(taken)
 
     async def ack(self, taken: Sequence[Delivered], durability: Durability | None) -> None:
         """Ack messages in one call. LeaseLost names those whose lease has ended; the others are acked."""
+        if self.engine.store is not None:  # async only
+            await self.engine.store.ready()
         await wait_all(self._ack_all(taken, durability))
 
     async def nack(self, taken: Sequence[Delivered], delay_ms: int | None, error: str) -> None:
         """Return messages to the queue after a failure."""
+        if self.engine.store is not None:  # async only
+            await self.engine.store.ready()
         await wait_all(self._nack_all(taken, delay_ms, error))
 
     async def defer(self, taken: Delivered, delay_ms: int) -> None:
         """Return a message to the queue without counting an attempt."""
+        if self.engine.store is not None:  # async only
+            await self.engine.store.ready()
         await taken.home.wait_async(self._defer(taken, delay_ms))
 
     async def release(self, taken: Delivered) -> None:
@@ -115,10 +133,14 @@ class AsyncLocalGroupPort(LocalGroup):
 
     async def reject(self, taken: Delivered, reason: str) -> None:
         """Make a message a dead letter."""
+        if self.engine.store is not None:  # async only
+            await self.engine.store.ready()
         await taken.home.wait_async(self._reject(taken, reason))
 
     async def extend(self, taken: Delivered, lease_ms: int | None) -> None:
         """Restart the lease."""
+        if self.engine.store is not None:  # async only
+            await self.engine.store.ready()
         await taken.home.wait_async(self._extend(taken, lease_ms))
 
     async def settle(self, receipts: Sequence[str], outcome: MessageOutcome, durability: Durability | None) -> None:
@@ -130,6 +152,8 @@ class AsyncLocalGroupPort(LocalGroup):
         verb = outcome.verb
         if verb == "ack" and len(receipts) == 1 and durability is None and self.ack_receipt_now(receipts[0]):
             return
+        if self.engine.store is not None:  # async only
+            await self.engine.store.ready()
         claims = await self.claims(receipts)
         settled: list[tuple[Delivery, dict[Receipt, str], Pending]] = []
         for delivery, texts in claims.good.items():
@@ -171,11 +195,14 @@ class AsyncLocalGroupPort(LocalGroup):
         self, taken: Delivered, version: int, content: bytes | None, durability: Durability | None
     ) -> int:
         """Replace the state if it still has this version. Returns the new version."""
+        if self.engine.store is not None:  # async only
+            await self.engine.store.ready()
         await taken.home.wait_async(self._save_state(taken, version, content, durability))
         return 0 if content is None else version + 1
 
     async def peek(self, count: int) -> list[Contents[Any]]:
         """Return the next messages without leasing them."""
+        await require_current_async(self.engine)
         return await asyncio.to_thread(self.peek_now, count)
 
     async def cancel(self, message_id: str) -> bool:
@@ -192,20 +219,24 @@ class AsyncLocalGroupPort(LocalGroup):
 
     async def history(self, message_id: str) -> list[TraceStep]:
         """Return every step of a message that is still stored."""
+        await require_current_async(self.engine)
         self.check_open()
         return await asyncio.to_thread(listing.message_history, self, message_id)
 
     async def look_up(self, message_id: str) -> Found | None:
         """Return everything known about a message; None if it does not exist (any more)."""
+        await require_current_async(self.engine)
         self.check_open()
         return await asyncio.to_thread(listing.look_up, self, message_id)
 
     async def oldest_ready_ns(self) -> int | None:
         """Return when the oldest ready message was published."""
+        await require_current_async(self.engine)
         return await asyncio.to_thread(self.oldest_ready_ns_now)
 
     async def committed(self) -> dict[int, int]:
         """Return, for each partition, the offset below which every message is settled."""
+        await require_current_async(self.engine)
         return self.committed_now()
 
     async def seek(self, to: str | None, offset: int | None, time: datetime | None, partition: int | None) -> int:
@@ -219,14 +250,17 @@ class AsyncLocalGroupPort(LocalGroup):
 
     async def letter(self, letter_id: str) -> DeadLetter[Any]:
         """Return one dead letter."""
+        await require_current_async(self.engine)
         return await asyncio.to_thread(listing.LocalLetters(self).show, letter_id)
 
     async def letter_id_of(self, message_id: str) -> str | None:
         """Return the id of the dead letter that a message became."""
+        await require_current_async(self.engine)
         return await asyncio.to_thread(listing.LocalLetters(self).id_of, message_id)
 
     async def letter_groups(self, where: Where) -> list[DeadGroup]:
         """Group dead letters by reason and kind of error."""
+        await require_current_async(self.engine)
         return await asyncio.to_thread(listing.LocalLetters(self).groups, where)
 
     async def redrive(self, request: DeadLettersRequest) -> Redriven:
@@ -239,10 +273,12 @@ class AsyncLocalGroupPort(LocalGroup):
 
     async def qsize(self) -> int:
         """Return the number of ready messages."""
+        await require_current_async(self.engine)
         return self.ready_now()
 
     async def stats(self) -> QueueStats:
         """Return the number of messages in each phase, and more."""
+        await require_current_async(self.engine)
         return await asyncio.to_thread(self.stats_now)
 
     async def samples(self, span_ms: int) -> Samples:

@@ -19,14 +19,17 @@ from holdfast.api.sync.group import Queue
 from holdfast.api.sync.ports import tell
 from holdfast.api.topics import GroupInfo, MemberRequest, QueueRequest, SeekTarget, StreamMessage, TopicInfo
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
-from holdfast.broker.group import Compacted, QueueGroup
+from holdfast.broker.group import QueueGroup
+from holdfast.broker.metrics import Compacted
 from holdfast.broker.samples import Samples
-from holdfast.broker.streams.offsets import PartitionLag, Reset, ResetEffect, To
-from holdfast.broker.tracing.log import TraceStats, TraceStep
+from holdfast.broker.streams import PartitionLag, Reset, ResetEffect, To
+from holdfast.broker.tracing import TraceStep
+from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.waiters import ThreadWaiter
 from holdfast.broker.workers import Order, WorkerInfo
 from holdfast.later import module
 from holdfast.local.broker import LocalBroker, samples_in, search_in, stats_in
+from holdfast.local.group import require_current
 from holdfast.local.member import StreamMember, member_of
 from holdfast.local.opening import open_broker_port
 from holdfast.local.publisher import LocalProducerPort, SpooledUpload
@@ -105,10 +108,12 @@ class LocalBrokerPort(LocalBroker):
 
     def describe_topic(self, name: str) -> TopicInfo:
         """Return the partitions, groups and settings of a topic."""
+        require_current(self.engine)
         return self.describe_topic_now(name)
 
     def topics(self) -> list[str]:
         """Return the names of all topics."""
+        require_current(self.engine)
         return self.engine.topics()
 
     def delete_topic(self, name: str) -> None:
@@ -172,10 +177,12 @@ class LocalBrokerPort(LocalBroker):
         self, topic: str, partition: int, offset: int | None, limit: int, on_damage: OnDamage
     ) -> list[Contents[Any]]:
         """Return messages of a partition from an offset on."""
+        require_current(self.engine)
         return self.read_now(topic, partition, offset, limit, on_damage=on_damage)
 
     def groups(self, topic: str | None) -> list[GroupInfo]:
         """Return the groups of one topic, or of all topics, in queue mode and in stream mode."""
+        require_current(self.engine)
         return self.groups_now(topic)
 
     def workers(self) -> list[WorkerInfo]:
@@ -196,14 +203,17 @@ class LocalBrokerPort(LocalBroker):
 
     def effects(self, group: str, resets: Sequence[Reset]) -> list[ResetEffect]:
         """Return what resets would do to the messages of a group."""
+        require_current(self.engine)
         return self.effects_now(group, resets)
 
     def trace(self, message_id: str) -> list[TraceStep]:
         """Return the traced steps of a message."""
+        require_current(self.engine)
         return self.engine.trace(message_id)
 
     def search(self, text: str, limit: int, after: str) -> SearchPage:
         """Search the messages of all queues for what somebody typed."""
+        require_current(self.engine)
         from holdfast.local.search import search_folder
 
         return search_folder(self, text, limit, after)
@@ -299,6 +309,7 @@ class LocalConsumerPort(StreamMember):
                     self._auto_commit(self.partitions)
                 if self._must_follow:
                     self._follow()
+                require_current(self.engine)
                 with self._line.in_line(waiter):
                     found = self._fetch(count)  # what arrived before we lined up would not wake us
                     if found or self._is_over(until_ns):
@@ -356,10 +367,12 @@ class LocalLocksPort:
 
     def describe(self, name: str) -> LockInfo:
         locks = self._locks()
+        require_current(self.engine)
         return lock_views.info_of(locks.describe(name), locks.moment())
 
     def held_locks(self) -> list[LockInfo]:
         locks = self._locks()
+        require_current(self.engine)
         return [lock_views.info_of(standing, locks.moment()) for standing in locks.standings()]
 
     def keep(self, lock: Lock) -> lock_views.LocalKeptLock:
@@ -367,6 +380,7 @@ class LocalLocksPort:
 
     def document(self, name: str) -> Document | None:
         locks = self._locks()
+        require_current(self.engine)
         decided = locks.document(name)
         self._written(locks, decided)
         return lock_views.decided_document(name, decided)
@@ -390,6 +404,7 @@ class LocalLocksPort:
         return decided.content is not None
 
     def document_names(self) -> list[str]:
+        require_current(self.engine)
         return list(self._locks().documents())
 
     def _locks(self) -> FolderLocks:

@@ -15,16 +15,16 @@ from holdfast.api.drafts import Stored, StreamRequest
 from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Listed, Redriven, Where
 from holdfast.broker.choose import give_way
 from holdfast.broker.delivery import Delivery
-from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.leases import Delivered, Pending
+from holdfast.broker.metrics import Compacted, QueueStats
 from holdfast.broker.samples import Samples
-from holdfast.broker.tracing.log import TraceStep
+from holdfast.broker.tracing import TraceStep
 from holdfast.broker.waiters import ThreadWaiter, Waiter
 from holdfast.broker.workers import Order, WorkerReport
 from holdfast.delivery.events import Receipt
 from holdfast.errors import LeaseLost
 from holdfast.later import module
-from holdfast.local.group import CLAIMS_AT_ONCE, Claims, LocalGroup, claims_of, lost_texts, parts_of
+from holdfast.local.group import CLAIMS_AT_ONCE, Claims, LocalGroup, claims_of, lost_texts, parts_of, require_current
 from holdfast.local.publisher import SpooledUpload
 from holdfast.model import CodecName, Durability, Retained
 
@@ -49,6 +49,8 @@ class LocalGroupPort(LocalGroup):
         found = self.take_ready(wanted)
         if found is None:
             found = self.take_to_end(wanted)
+        if not found and self.engine.store is not None:
+            require_current(self.engine)
         return found or self.stand_in_line(wanted)
 
     def take_to_end(
@@ -86,10 +88,12 @@ class LocalGroupPort(LocalGroup):
 
     def holds(self, receipt: str) -> bool:
         """Return whether the receipt is of a delivery of this group whose lease has not ended."""
+        require_current(self.engine)
         return self.queue_group.holds(receipt)
 
     def phase(self, taken: Delivered) -> tuple[str, int]:
         """Return the phase of a message, and when its lease or its delay ends."""
+        require_current(self.engine)
         return self.phase_now(taken)
 
     def ack(self, taken: Sequence[Delivered], durability: Durability | None) -> None:
@@ -169,6 +173,7 @@ class LocalGroupPort(LocalGroup):
 
     def peek(self, count: int) -> list[Contents[Any]]:
         """Return the next messages without leasing them."""
+        require_current(self.engine)
         return self.peek_now(count)
 
     def cancel(self, message_id: str) -> bool:
@@ -185,20 +190,24 @@ class LocalGroupPort(LocalGroup):
 
     def history(self, message_id: str) -> list[TraceStep]:
         """Return every step of a message that is still stored."""
+        require_current(self.engine)
         self.check_open()
         return listing.message_history(self, message_id)
 
     def look_up(self, message_id: str) -> Found | None:
         """Return everything known about a message; None if it does not exist (any more)."""
+        require_current(self.engine)
         self.check_open()
         return listing.look_up(self, message_id)
 
     def oldest_ready_ns(self) -> int | None:
         """Return when the oldest ready message was published."""
+        require_current(self.engine)
         return self.oldest_ready_ns_now()
 
     def committed(self) -> dict[int, int]:
         """Return, for each partition, the offset below which every message is settled."""
+        require_current(self.engine)
         return self.committed_now()
 
     def seek(self, to: str | None, offset: int | None, time: datetime | None, partition: int | None) -> int:
@@ -211,14 +220,17 @@ class LocalGroupPort(LocalGroup):
 
     def letter(self, letter_id: str) -> DeadLetter[Any]:
         """Return one dead letter."""
+        require_current(self.engine)
         return listing.LocalLetters(self).show(letter_id)
 
     def letter_id_of(self, message_id: str) -> str | None:
         """Return the id of the dead letter that a message became."""
+        require_current(self.engine)
         return listing.LocalLetters(self).id_of(message_id)
 
     def letter_groups(self, where: Where) -> list[DeadGroup]:
         """Group dead letters by reason and kind of error."""
+        require_current(self.engine)
         return listing.LocalLetters(self).groups(where)
 
     def redrive(self, request: DeadLettersRequest) -> Redriven:
@@ -231,10 +243,12 @@ class LocalGroupPort(LocalGroup):
 
     def qsize(self) -> int:
         """Return the number of ready messages."""
+        require_current(self.engine)
         return self.ready_now()
 
     def stats(self) -> QueueStats:
         """Return the number of messages in each phase, and more."""
+        require_current(self.engine)
         return self.stats_now()
 
     def samples(self, span_ms: int) -> Samples:

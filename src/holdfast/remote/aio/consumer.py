@@ -6,7 +6,6 @@ What was handled goes along with the next poll, so that an answer that never cam
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Self
 
@@ -24,8 +23,9 @@ from holdfast.api.topics import (
 )
 from holdfast.broker.folder.layout import check_topic_name
 from holdfast.broker.messages import check_partition
-from holdfast.broker.streams.offsets import PartitionLag
+from holdfast.broker.streams import PartitionLag
 from holdfast.client.calling import path_of
+from holdfast.env.process import get_logger
 from holdfast.errors import Closed, Fenced, HoldfastError
 from holdfast.membership import TopicPartition
 from holdfast.model import Durability
@@ -33,7 +33,7 @@ from holdfast.protocol import topics as wire
 from holdfast.remote.broker import Heartbeats, member_settings, messages_from
 from holdfast.remote.client import AsyncCalls, Client
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _MOST_AT_ONCE: Final = 10_000
 _MOST_WAIT_S: Final = 20.0

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -24,10 +24,10 @@ from holdfast.api.topics import (
     topic_settings,
 )
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_topic_name, parse_lease
-from holdfast.broker.group import Compacted
+from holdfast.broker.metrics import Compacted
 from holdfast.broker.samples import Samples
-from holdfast.broker.streams.offsets import Reset, ResetEffect, To, effect_of
-from holdfast.broker.tracing.log import TraceStats, TraceStep
+from holdfast.broker.streams import Reset, ResetEffect, To, effect_of
+from holdfast.broker.tracing import TraceStep
 from holdfast.broker.workers import Order, WorkerInfo
 from holdfast.client.calling import Ask, path_of
 from holdfast.errors import (
@@ -56,8 +56,11 @@ from holdfast.remote.records import contents_from, publish_stream, search_page_f
 from holdfast.remote.sync.consumer import RemoteConsumerPort
 from holdfast.remote.sync.group import RemoteGroupPort
 from holdfast.settings import ProducerSettings, TopicSettings
-from holdfast.storage.compaction import KeysCompacted
-from holdfast.storage.view import OnDamage
+
+if TYPE_CHECKING:
+    from holdfast.broker.tracing.log import TraceStats
+    from holdfast.storage.compaction import KeysCompacted
+    from holdfast.storage.view import OnDamage
 
 
 class RemoteBrokerPort(RemoteBroker):
@@ -228,6 +231,8 @@ class RemoteBrokerPort(RemoteBroker):
 
     def compact_topic(self, name: str) -> KeysCompacted:
         """Compact the topic by key: only the last message of each key is kept."""
+        from holdfast.storage.compaction import KeysCompacted
+
         done: KeysCompacted = self._ask("POST", path_of("topics", name, "compact"), KeysCompacted)
         return done
 
@@ -346,6 +351,8 @@ class RemoteBrokerPort(RemoteBroker):
 
     def trace_stats(self, question: Question) -> TraceStats:
         """Summarize the matching steps."""
+        from holdfast.broker.tracing.log import TraceStats
+
         stats: TraceStats = self._ask("GET", path_of("traces", "stats", **self._searched(question)), TraceStats)
         return stats
 

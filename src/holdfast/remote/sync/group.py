@@ -13,9 +13,9 @@ from holdfast.api.arguments import ACK, MessageOutcome, ReceiveRequest, check_du
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import Bodies, PublishRequest, Stored, StreamRequest
 from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Listed, Redriven, Where, grouped
-from holdfast.broker.group import Compacted, QueueStats
+from holdfast.broker.metrics import Compacted, QueueStats
 from holdfast.broker.samples import Samples
-from holdfast.broker.tracing.log import TraceStep
+from holdfast.broker.tracing import TraceStep
 from holdfast.broker.workers import Order, WorkerReport
 from holdfast.client.calling import Ask, path_of
 from holdfast.errors import Conflict, HoldfastError, InvalidRequest, LeaseLost, NotFound
@@ -34,8 +34,8 @@ from holdfast.remote.group import (
     end,
     is_done,
     is_repeated,
+    named,
     parts,
-    receipts_of,
 )
 from holdfast.remote.records import contents_from, listed_from, publish_stream
 from holdfast.settings import TopicSettings
@@ -96,7 +96,7 @@ class RemoteGroupPort(RemoteGroup):
 
     def phase(self, taken: RemoteTaken) -> tuple[str, int]:
         """Return the phase of a message, and when its lease or its delay ends."""
-        now: queues.Whole = self._look_up(taken.home.id)
+        now: queues.Whole = self._look_up(taken.home.id_of(taken.record))
         return now.phase, {"leased": now.lease_until_ms, "delayed": now.due_ms}.get(now.phase, 0)
 
     def ack(self, taken: Sequence[RemoteTaken], durability: Durability | None) -> None:
@@ -124,12 +124,10 @@ class RemoteGroupPort(RemoteGroup):
     ) -> None:
         """Settle messages. After any error but LeaseLost they are still in flight."""
         self._check_own(taken)
+        check_durability(durability)
         lost: LeaseLost | None = None
         for some in parts(taken):
-            try:
-                self.settle(receipts_of(some), outcome, durability)
-            except LeaseLost as error:
-                lost = both(lost, error)
+            lost = both(lost, self._settle_once(*named(some), outcome, durability))
             end(some)
         if lost is not None:
             raise lost
@@ -142,18 +140,29 @@ class RemoteGroupPort(RemoteGroup):
         check_durability(durability)
         lost: LeaseLost | None = None
         for some in parts(receipts):
-            verb, body = self._settling(list(some), outcome, durability or self.ack_durability)
-            try:
-                self._ask("POST", verb, wire.Settled, body)
-            except LeaseLost as error:
-                lost = both(lost, self._settle_again(error, some, outcome, durability))
+            lost = both(lost, self._settle_once(list(some), [], outcome, durability))
         if lost is not None:
             raise lost
 
-    def _settle_again(
-        self, error: LeaseLost, receipts: Sequence[str], outcome: MessageOutcome, durability: Durability | None
+    def _settle_once(
+        self,
+        receipts: list[str],
+        runs: list[wire.RunReceipts],
+        outcome: MessageOutcome,
+        durability: Durability | None,
     ) -> LeaseLost | None:
-        """What of a refusal is told.
+        verb, body = self._settling(receipts, runs, outcome, durability or self.ack_durability)
+        try:
+            self._ask("POST", verb, wire.Settled, body)
+        except LeaseLost as error:
+            alone = len(receipts) + sum(len(run.offsets) for run in runs) == 1
+            return self._settle_again(error, outcome, durability, alone=alone)
+        return None
+
+    def _settle_again(
+        self, error: LeaseLost, outcome: MessageOutcome, durability: Durability | None, *, alone: bool
+    ) -> LeaseLost | None:
+        """What of a refusal is told; `alone` says that it is about one message.
 
         An ack or a reject of a message that is done has come to its end, by this call or another's. A message that was
         given back is given back, whoever did it. Any other reason is answered with.
@@ -162,7 +171,7 @@ class RemoteGroupPort(RemoteGroup):
             return error
         if outcome.verb not in ("ack", "reject"):
             return None
-        if len(receipts) == 1:
+        if alone:
             return None if is_done(error) else error
         lost: LeaseLost | None = None
         for receipt in error.receipts:

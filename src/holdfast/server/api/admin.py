@@ -19,7 +19,8 @@ from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.contents import kept_settings
 from holdfast.broker.folder.layout import SETTINGS, TOPICS, topic_folder, topic_of_id
 from holdfast.broker.samples import Samples
-from holdfast.broker.tracing.log import Tallied, TraceStats, TraceStep
+from holdfast.broker.tracing import TraceStep
+from holdfast.broker.tracing.log import Tallied, TraceStats
 from holdfast.broker.workers import Order, WorkerInfo, WorkerReport
 from holdfast.config.settings_file import DEFAULT, Effective, Origin, Setting
 from holdfast.env.process import descriptor_limit, open_descriptors
@@ -128,7 +129,7 @@ routes = Routes("admin")
 async def status(call: Call) -> Status:
     """Return the status of the server: its uptime, its folder, its connections."""
     service = call.service
-    topics = await service.port.topics()
+    topics = await asyncio.to_thread(service.engine.topics)
     free = await asyncio.to_thread(service.world.disk.free_bytes, service.folder)
     clock = service.world.clock
     return Status(

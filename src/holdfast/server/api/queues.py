@@ -20,7 +20,7 @@ from holdfast.api.listing import Listed as Found
 from holdfast.api.listing import SearchedQueue, SearchHit, SearchPage, until_ms_of
 from holdfast.api.topics import TopicInfo, changes_of
 from holdfast.broker.folder.layout import DEFAULT_GROUP
-from holdfast.broker.group import QueueStats
+from holdfast.broker.metrics import QueueStats
 from holdfast.broker.upkeep import reading
 from holdfast.errors import HoldfastError, InvalidRequest, LeaseLost, NotFound
 from holdfast.local.listing import find_message, listed, look_up, mark_of, no_message, parse_mark
@@ -69,7 +69,7 @@ from holdfast.server.http.heads import KnownHead
 from holdfast.server.http.messages import ANSWER_BYTES, Response, StreamResponse, payload
 from holdfast.server.limits import check_partitions
 from holdfast.server.routing import Prepared, Routes
-from holdfast.server.served import ServedGroup, _said, document_content, said
+from holdfast.server.served import ServedGroup, _said, document_content, said, texts_of
 from holdfast.server.service import Call, Service, decode_body, partition_of
 from holdfast.server.tokens import Principal
 from holdfast.server.turns import Scan
@@ -145,19 +145,20 @@ async def _settled(call: Call, outcome: Callable[[TopicSettings], MessageOutcome
     given: Receipts = call.body
     group = await existing_group(call)
     settling = outcome(group.settings)
+    receipts = await texts_of(group, given)
     try:
-        await group.port.settle(given.receipts, settling, given.durability)
+        await group.port.settle(receipts, settling, given.durability)
     except LeaseLost:
         if settling.verb != "extend":
-            await call.service.windows.settled(group, given.receipts)
+            await call.service.windows.settled(group, receipts)
         raise
     if settling.verb != "extend":
-        await call.service.windows.settled(group, given.receipts)
-    return Settled(settled=len(set(given.receipts)))
+        await call.service.windows.settled(group, receipts)
+    return Settled(settled=len(set(receipts)))
 
 
 def _prepare_ack(service: Service, head: KnownHead) -> Prepared:
-    """Answers acks of one message, or of a run. Not if they wait for a sync, or a stream may have the messages."""
+    """Answers acks of one message, or of runs. Not if they wait for a sync, or a stream may have the messages."""
     queue, done = head.topic, encode(Settled(settled=1), head.media)
 
     def answer(_: Principal, given: Ack, __: int | None) -> bytes | None:
@@ -168,9 +169,11 @@ def _prepare_ack(service: Service, head: KnownHead) -> Prepared:
         if group is None or service.windows.of(group):
             return None
         group.port.check_open()
-        if len(receipts) == 1:
-            return done if group.port.ack_receipt_now(receipts[0]) else None
-        return encode(Settled(settled=len(receipts)), head.media) if group.port.ack_run_now(receipts) else None
+        if not given.runs:
+            return done if len(receipts) == 1 and group.port.ack_receipt_now(receipts[0]) else None
+        if receipts or not group.port.ack_runs_now(given.runs):
+            return None
+        return encode(Settled(settled=sum([len(run.offsets) for run in given.runs])), head.media)
 
     return Prepared(partial(decode_body, media=head.takes, kind=Ack), answer)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.broker.folder.layout import DEFAULT_GROUP, check_readable_name
+from holdfast.broker.folder.layout import DEFAULT_GROUP, check_readable_name, message_id
 from holdfast.broker.waiters import TaskWaiter
 from holdfast.errors import HoldfastError, InvalidRequest, UnknownGroup
 from holdfast.protocol.media import (
@@ -26,7 +26,7 @@ from holdfast.protocol.media import (
     fault_of,
     framed,
 )
-from holdfast.protocol.messages import Deliveries, Delivery, Said, Subscribe, Take, WatchQuery, message_of
+from holdfast.protocol.messages import Deliveries, Delivery, Said, Subscribe, Take, WatchQuery
 from holdfast.server.api.topics import listening, visible_topic
 from holdfast.server.http.heads import KnownHead
 from holdfast.server.http.messages import Response, StreamResponse, Undelivered, payload
@@ -145,7 +145,7 @@ async def _take(call: Call, group: ServedGroup, attempt: Attempt | None, *, stat
             service.attempts.took(attempt, turn, found, leased)
         undelivered = partial(_give_back, group, leased, attempt, turn) if found else None
         if runs is not None:
-            answered = partial(_answer_in_runs, call, group, runs, leased, undelivered)
+            answered = partial(_answer_in_runs, call, group, runs, undelivered)
         elif size <= _LARGE_BYTES and not many:
             return _answer(call, group, found, undelivered, state=state)
         else:
@@ -196,8 +196,7 @@ def prepare_take(service: Service, head: KnownHead, *, state: bool) -> Prepared 
                     ]
                     body, correlation_id = encode(Deliveries(messages=messages)), messages[0].correlation_id
                 else:
-                    deliveries = _in_runs(group, plain[0], taken)
-                    body, correlation_id = encode(deliveries), message_of(deliveries.runs[0].receipts[0])
+                    body, correlation_id = encode(_in_runs(group, plain[0])), _first_of(plain[0])
             attempt = service.attempts.took_at_once(caller, group, wanted, found, taken)
         except BaseException:
             group.give_back_soon(taken)
@@ -237,17 +236,19 @@ def _split(found: Taken, *, runs: bool) -> tuple[list[PlainRun] | None, Taken, T
     return None, *within(found)
 
 
-def _answer_in_runs(
-    call: Call, group: ServedGroup, runs: list[PlainRun], leased: Leased, undelivered: Undelivered | None
-) -> Response:
-    answer = _in_runs(group, runs, leased)
-    call.correlation_id = call.request.header("x-correlation-id") or message_of(answer.runs[0].receipts[0])
-    return call.answer(answer, undelivered=undelivered)
+def _answer_in_runs(call: Call, group: ServedGroup, runs: list[PlainRun], undelivered: Undelivered | None) -> Response:
+    call.correlation_id = call.request.header("x-correlation-id") or _first_of(runs)
+    return call.answer(_in_runs(group, runs), undelivered=undelivered)
 
 
-def _in_runs(group: ServedGroup, runs: list[PlainRun], leased: Leased) -> Deliveries:
-    pairs = zip(runs, leased, strict=True)
-    return Deliveries(messages=[], runs=[group.run(run, receipts) for run, (_, receipts) in pairs])
+def _in_runs(group: ServedGroup, runs: list[PlainRun]) -> Deliveries:
+    return Deliveries(messages=[], runs=[group.run(run) for run in runs])
+
+
+def _first_of(runs: list[PlainRun]) -> str:
+    """The id of the first message."""
+    delivery = runs[0].delivery
+    return message_id(delivery.topic, delivery.number, runs[0].offsets[0], None)
 
 
 def _long_answer(

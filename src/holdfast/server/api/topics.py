@@ -14,8 +14,9 @@ from holdfast.api.contents import Contents, home_of, record_of
 from holdfast.api.topics import TopicInfo, changes_of, check_changes, check_read
 from holdfast.broker.folder.contents import differing_settings
 from holdfast.broker.folder.layout import check_readable_name, check_topic_name, partition_folder
+from holdfast.broker.inspect import TopicStanding
 from holdfast.broker.inspect.messages import count_beside
-from holdfast.broker.inspect.status import FolderStatus, TopicStanding
+from holdfast.broker.inspect.status import FolderStatus
 from holdfast.broker.partition import Partition
 from holdfast.broker.upkeep import reading
 from holdfast.broker.waiters import TaskWaiter, Waiters

@@ -13,6 +13,6 @@ if TYPE_CHECKING:
 def console_routes(audit: Audit | None = None) -> Sequence[Routes]:
     """The routes of the console."""
     # Each adds its pages when it is imported.
-    from holdfast.server.console import groups, messages, overview, pipelines, queues, rendering  # noqa: F401
+    from holdfast.server.console import groups, log, messages, overview, pipelines, queues, rendering  # noqa: F401
 
     return rendering.routes, overview.audit_page(audit)

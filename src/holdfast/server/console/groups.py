@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from holdfast.api.topics import GroupInfo
 from holdfast.broker.folder.layout import check_name
-from holdfast.broker.streams.offsets import GroupFacts, MemberFacts
+from holdfast.broker.streams import GroupFacts, MemberFacts
 from holdfast.broker.workers import WorkerInfo
 from holdfast.local.group import until_ms
 from holdfast.protocol.messages import Wire

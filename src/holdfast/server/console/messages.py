@@ -16,15 +16,15 @@ from msgspec import Meta
 from holdfast.api.contents import home_of, record_of
 from holdfast.api.drafts import to_datetime
 from holdfast.api.listing import DeadLetter, Listed, SearchHit, note_of
-from holdfast.broker.tracing import log
-from holdfast.broker.tracing.log import LEASED, TraceStep
+from holdfast.broker.tracing import TraceStep, log
+from holdfast.broker.tracing.log import LEASED
 from holdfast.errors import HoldfastError, InvalidRequest
-from holdfast.local.listing import history_of
+from holdfast.local.listing import look_up
 from holdfast.protocol.media import RAW
 from holdfast.protocol.messages import InGroup, Wire
 from holdfast.server.api.admin import is_shown
 from holdfast.server.api.queues import search
-from holdfast.server.console.queues import MessageRow, find, head_of, letter_of, needed_group, row_of
+from holdfast.server.console.queues import MessageRow, find, head_of, looked_up, needed_group, row_of
 from holdfast.server.console.rendering import (
     SAFE,
     ShownPayload,
@@ -220,10 +220,10 @@ def without_own_frames(error: str) -> str:
     return "\n".join(kept)
 
 
-def lives_of(steps: Sequence[TraceStep], letter: str) -> list[str]:
+def lives_of(steps: Sequence[TraceStep], now: str) -> list[str]:
     """The ids under which a message lived: as a message, as what it was redriven into, and as a dead letter now."""
     ids = dict.fromkeys(step.id for step in steps)
-    ids |= dict.fromkeys(filter(None, [*(step.related for step in steps), letter]))
+    ids |= dict.fromkeys(filter(None, [*(step.related for step in steps), now]))
     return list(ids) if len(ids) > 1 else []
 
 
@@ -243,10 +243,10 @@ class MessageShown(msgspec.Struct, frozen=True, kw_only=True):
     life: list[Step]
     attempts: list[AttemptRow]
     lives: list[str]
+    here: tuple[str, str]  # the ids that lead to this page
     error: str
     traced: bool
     state: str
-    letter: str
     original: str
     curl: str
     python: str
@@ -271,42 +271,39 @@ async def body(call: Call) -> StreamResponse:
 
 
 def _shown(_scan: Scan, call: Call, group: ServedGroup) -> MessageShown:
-    found = find(group, call.path["id"])
+    whole = looked_up(look_up, group, call.path["id"])
+    found: Listed[Any] = whole.message
+    steps = whole.history
+    own = note_of(found).id if isinstance(found, DeadLetter) else found.id
     traced = []
     with suppress(HoldfastError):
-        own = note_of(found).id if isinstance(found, DeadLetter) else found.id
         traced = [step for step in group.port.engine.trace(own) if is_shown(call, step)]
-    steps = history_of(found)
-    letter = letter_of(found)
+    attempts = attempts_of(steps)
     base = base_of(call)
     query: MessageQuery = call.query
     return MessageShown(
-        row=_row(found, steps, letter),
+        row=_row(found, attempts),
         expires_ms=record_of(found).expires_at_ms,
         headers=[(name, plain(value)) for name, value in found.headers.pairs],
         payload=payload(record_of(found).value, query.view),
         life=life_of(traced or steps),
-        attempts=attempts_of(steps),
-        lives=lives_of(steps, found.id if isinstance(found, DeadLetter) else letter),
+        attempts=attempts,
+        lives=lives_of(steps, found.id),
+        here=(found.id, own),
         error=without_own_frames(found.error),
         traced=bool(traced),
         state=_state(found),
-        letter=letter,
         original=found.original_id if found.original_id != found.id else "",
         curl=curl(found, base),
         python=python(found, base),
     )
 
 
-def _row(found: Listed[Any], steps: Sequence[TraceStep], letter: str) -> MessageRow:
-    """The head of the page. The holder of a done message comes from its history; one with a dead letter is dead."""
+def _row(found: Listed[Any], attempts: Sequence[AttemptRow]) -> MessageRow:
+    """The head of the page. The attempt that is running counts, unlike in lists."""
     row = row_of(found)
-    if letter:
-        row = msgspec.structs.replace(row, phase="dead")
-    taken = [step for step in steps if step.step == LEASED and step.id == found.id]
-    if row.phase != "done" or not taken:
-        return row
-    return msgspec.structs.replace(row, attempts=taken[-1].attempt, holder=taken[-1].holder)
+    running = [each.number for each in attempts if each.message == found.id and not each.ended_ns]
+    return msgspec.structs.replace(row, attempts=max([row.attempts, *running]))
 
 
 def _state(found: Listed[Any]) -> str:

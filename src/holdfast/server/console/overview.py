@@ -212,7 +212,7 @@ class OverviewQuery(Wire, kw_only=True):
 async def overview(call: Call) -> Response:
     """What needs attention, how everything fared, and all queues with their counts and rates."""
     query: OverviewQuery = call.query
-    known = [name for name in await call.service.port.topics() if call.principal.sees(name)]
+    known = [name for name in await asyncio.to_thread(call.service.engine.topics) if call.principal.sees(name)]
     wanted = [name for name in known if query.name.lower() in name.lower()]
     by, last = _SORTS.get(query.sort), query.start + query.limit
     some = wanted[query.start : last] if by is None else wanted[:_MOST_SORTED]

@@ -5,25 +5,25 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from holdfast.api.contents import home_of, record_of
-from holdfast.api.listing import DeadGroup, DeadKinds, DeadLetter, Listed, PhaseName, Waiting, chosen, fingerprint
+from holdfast.api.listing import DeadGroup, DeadKinds, DeadLetter, Found, Listed, Waiting, chosen, fingerprint
 from holdfast.api.topics import TopicInfo
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.folder.contents import differing_settings
-from holdfast.broker.folder.layout import DEAD_SUFFIX, DEFAULT_GROUP, message_id, parse_message_id, topic_of_id
+from holdfast.broker.folder.layout import DEAD_SUFFIX, DEFAULT_GROUP, message_id, parse_message_id
 from holdfast.broker.history import history_of_letter
 from holdfast.broker.tracing.log import ACKED, BURIED, LEASED, NACKED, PUBLISHED, REDRIVEN, RELEASED, RETURNED
 from holdfast.delivery.events import Phase
 from holdfast.env.world import checkpoint
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
-from holdfast.local.group import until_ms
-from holdfast.local.listing import LocalLetters, Mark, find_message, listed, parse_mark, seen
+from holdfast.local.group import LocalGroup, until_ms
+from holdfast.local.listing import Mark, find_message, listed, no_message, parse_mark, seen
 from holdfast.local.search import Full
 from holdfast.model import Record
 from holdfast.protocol.messages import InGroup, Name
@@ -383,62 +383,18 @@ def place_of(found: Listed[Any]) -> str:
 
 def find(group: ServedGroup, wanted: str) -> Listed[bytes]:
     """A message by its id, in any phase, as long as it is in the log. Raises NotFound if it is not."""
+    return looked_up(find_message, group, wanted).message
+
+
+def looked_up(look: Callable[[LocalGroup, str], Found | None], group: ServedGroup, wanted: str) -> Found:
+    """What `look` finds by an id. Raises NotFound if that is nothing, or if the id is none of this queue."""
     try:
-        if topic_of_id(wanted) == group.topic + DEAD_SUFFIX:
-            return _letter(group, wanted)
-        place = parse_message_id(wanted, group.topic)
-        delivery = group.queue_group.delivery(place.partition)
+        found = look(group.port, wanted)
     except InvalidRequest as error:
         raise NotFound(str(error)) from None
-    if place.offset is not None:
-        return _at(group, delivery, place.offset)
-    assert place.delayed_id is not None
-    return _delayed(group, delivery, place.delayed_id, wanted)
-
-
-def _letter(group: ServedGroup, wanted: str) -> Listed[bytes]:
-    """A dead letter; or the message that it was, if it was redriven or purged since."""
-    try:
-        return LocalLetters(group.port).show(wanted)
-    except InvalidRequest:
-        found = find_message(group.port, wanted)
-        if found is None:
-            raise
-        return found.message
-
-
-def _at(group: ServedGroup, delivery: Delivery, offset: int) -> Listed[bytes]:
-    log, state = delivery.partition.log, delivery.group
-    record = None
-    if log.start <= offset < log.end:
-        record = next(log.records(offset, on_damage="skip", whole=False), None)
-    if record is None or record.offset != offset:
-        raise NotFound(
-            f"{message_id(group.topic, delivery.number, offset, None)} is not in the log: it holds "
-            f"{log.start:,} to {log.end - 1:,} of this partition" + (", or it is gone or damaged" if record else "")
-        )
-    phase: PhaseName = state.phase(offset).value
-    return seen(group.port, delivery, record, phase, due_ms=state.waiting.get(offset, 0))
-
-
-def _delayed(group: ServedGroup, delivery: Delivery, delayed_id: int, wanted: str) -> Listed[bytes]:
-    store = delivery.partition.delayed
-    for message in () if store is None else store.waiting():
-        if message.record.offset == delayed_id:
-            return Waiting(delivery, group.port.bodies, message.record, message.due_at_ms)
-    for phase in ("ready", "leased", "delayed"):  # it may have come due, and kept its id
-        for found in listed(group.port, phase, lambda each: each.id == wanted, 1):
-            return found
-    raise NotFound(f"{wanted} is no longer delayed: it was delivered or cancelled. Look it up by its id")
-
-
-def letter_of(found: Listed[Any]) -> str:
-    """The id of the dead letter that a message became; empty if there is none."""
-    if isinstance(found, DeadLetter | Waiting) or found.phase not in ("done", "dead"):
-        return ""
-    delivery = home_of(found)
-    letter = delivery.dead.letter_of(found.offset)
-    return "" if letter is None else message_id(found.topic + DEAD_SUFFIX, delivery.number, letter.record.offset, None)
+    if found is None:
+        raise no_message(wanted, group.topic)
+    return found
 
 
 # Dead letters grouped by error, so that they can be redriven or purged together.

@@ -26,6 +26,7 @@ from holdfast.settings import ServerSettings
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
 
 # A read-only relay sends this header to get pages without forms and buttons, since it would refuse what they do.
@@ -69,6 +70,7 @@ def environment() -> Environment:
         "reason": reason,
         "headline": headline,
         "sentence": sentence,
+        "with_code": with_code,
         "part": lambda text: quote(str(text), safe=""),
         "query": lambda facts: urlencode({name: value for name, value in facts.items() if value not in (None, "")}),
     }
@@ -316,8 +318,19 @@ def value_text(value: object) -> str:
 
 
 def sentence(text: str) -> str:
-    """An error message as a sentence."""
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+    """An error message as a sentence. One of several lines ends with an explanation, which is none."""
+    is_ended = "\n" in text or text.endswith((".", "!", "?"))
+    return text[:1].upper() + text[1:] + ("" if is_ended else ".")
+
+
+def with_code(text: str) -> Markup:
+    """A text in which `commands` in backticks are shown as code."""
+    from markupsafe import Markup, escape
+
+    parts = [escape(visible(part)) for part in text.split("`")]
+    if len(parts) % 2 == 0:  # one of them has no partner
+        return escape(visible(text))
+    return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
 
 
 def moment(value: datetime | int) -> str:
@@ -341,9 +354,9 @@ def beginning(value: bytes | LargeValue, most: int) -> bytes:
     return value[:most] if isinstance(value, bytes) else value.first(most)
 
 
-def payload(value: bytes | LargeValue, wanted: View | None = None) -> ShownPayload:
+def payload(value: bytes | LargeValue, wanted: View | None = None, *, most: int = SHOWN_BYTES) -> ShownPayload:
     """A body in the wanted view if it has that, otherwise as JSON, as text or as hex: the first that fits."""
-    start, length = beginning(value, SHOWN_BYTES), len(value)
+    start, length = beginning(value, most), len(value)
     cut = length > len(start)
     texts: dict[View, str] = {}
     pretty = None if cut else _pretty(start)

@@ -1,7 +1,8 @@
 """`aggregate`: counts, rates, sizes and latencies by time window, kept up to date as rows come (gold).
 
 A window with new rows is computed again from all rows of its source, so that its numbers never depend on how the rows
-were divided into batches. The new numbers are merged into the table in one transaction.
+were divided into batches. With `incremental`, the numbers of open windows are Spark's own state instead, to which new
+rows are added. In both cases the new numbers are merged into the table in one transaction.
 Windows that ended longer before the newest row than the watermark are closed: rows for them are counted as late and
 left out.
 """
@@ -9,19 +10,29 @@ left out.
 from __future__ import annotations
 
 import posixpath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
 from holdfast.errors import BadSettings
 from holdfast.spark.pipelines import f
-from holdfast.spark.pipelines.batches import ADDED_TO, Slice, Sorted, StepOptions, check_columns, step_kind
-from holdfast.spark.pipelines.checkpoint import LedgerBatch
-from holdfast.spark.pipelines.lake import BATCH, DATE, change, commit, fitted, quoted, read_table, stage
-from holdfast.spark.pipelines.spec import Context, interval_ms, no_expectation_named
+from holdfast.spark.pipelines.batches import (
+    ADDED_TO,
+    Slice,
+    Sorted,
+    StepOptions,
+    check_columns,
+    check_source,
+    patiently,
+    plan_steps,
+    run_steps,
+)
+from holdfast.spark.pipelines.checkpoint import LedgerBatch, ledger_of
+from holdfast.spark.pipelines.lake import BATCH, DATE, change, commit, finish_pending, fitted, quoted, read_table, stage
+from holdfast.spark.pipelines.spec import Context, PipelineKind, Plan, Summary, interval_ms, no_expectation_named
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, Row
 
 
 START, END = "window_start", "window_end"
@@ -39,6 +50,7 @@ class AggregateOptions(StepOptions, frozen=True, kw_only=True):
     watermark: str = "10 minutes"
     by: tuple[str, ...] = ()
     measures: dict[str, str] = msgspec.field(default_factory=dict)
+    incremental: bool = False
 
     def __post_init__(self) -> None:
         if self.source is None:
@@ -79,23 +91,37 @@ class AggregateOptions(StepOptions, frozen=True, kw_only=True):
 def windows_of(rows: DataFrame, time: str, options: AggregateOptions) -> DataFrame:
     """The rows with the window, or the windows, that each belongs to."""
     window = f.window(time, f"{options.window_ms} milliseconds", f"{options.slide_ms} milliseconds")
-    found = rows.where(f.col(time).isNotNull()).withColumn("_window", window)
-    return found.selectExpr("*", f"_window.start AS {START}", f"_window.end AS {END}").drop("_window")
+    return _with_bounds(rows.where(f.col(time).isNotNull()).withColumn("_window", window))
+
+
+def _with_bounds(rows: DataFrame) -> DataFrame:
+    return rows.selectExpr("*", f"_window.start AS {START}", f"_window.end AS {END}").drop("_window")
 
 
 def measured(rows: DataFrame, time: str, options: AggregateOptions) -> DataFrame:
-    """The measures of each window: those of the options, or the usual ones."""
-    seconds = options.window_ms / 1000
-    if options.measures:
-        numbers = [f.expr(sql).alias(name) for name, sql in options.measures.items()]
-    else:
-        numbers = [
-            f.count(f.lit(1)).alias("count"),
-            (f.count(f.lit(1)) / f.lit(seconds)).alias("per_second"),
-            *_sizes(rows),
-            *_latencies(rows, time),
-        ]
+    """The measures of each window."""
+    numbers = _numbers(rows, time, options)
     return rows.groupBy(START, END, *map(quoted, options.by)).agg(*numbers).withColumn(DATE, f.to_date(START))
+
+
+def kept_by_spark(rows: DataFrame, time: str, options: AggregateOptions) -> DataFrame:
+    """The same of a stream: its open windows are in Spark's state, and closed ones are removed from it."""
+    window = f.window(time, f"{options.window_ms} milliseconds", f"{options.slide_ms} milliseconds").alias("_window")
+    timed = rows.withWatermark(time, f"{options.watermark_ms} milliseconds")
+    counted = timed.groupBy(window, *map(quoted, options.by)).agg(*_numbers(rows, time, options))
+    return _with_bounds(counted).withColumn(DATE, f.to_date(START))
+
+
+def _numbers(rows: DataFrame, time: str, options: AggregateOptions) -> list[Column]:
+    """The measures of the options, or the usual ones."""
+    if options.measures:
+        return [f.expr(sql).alias(name) for name, sql in options.measures.items()]
+    return [
+        f.count(f.lit(1)).alias("count"),
+        (f.count(f.lit(1)) / f.lit(options.window_ms / 1000)).alias("per_second"),
+        *_sizes(rows),
+        *_latencies(rows, time),
+    ]
 
 
 def _sizes(rows: DataFrame) -> list[Column]:
@@ -125,13 +151,7 @@ def _write(context: Context, piece: Slice) -> LedgerBatch:
     _check_by(context, piece.rows)
     newest = None if piece.previous is None else piece.previous.state.get(_HIGH)
     closed_us = -(2**62) if newest is None else newest - options.watermark_ms * 1000
-    late = (last_window_end_us(time, options) <= closed_us).cast("long")
-    found = piece.rows.agg(
-        f.count(f.lit(1)).alias("rows"),
-        f.max(f.unix_micros(time)).alias(_HIGH),
-        f.sum(late).alias(LATE),
-        f.count_if(f.col(time).isNull()).alias(NULL_TIME),
-    ).collect()[0]
+    found = _left_out(piece.rows, time, options, closed_us)
     batch = LedgerBatch(
         batch=piece.batch,
         rows_in=found.rows,
@@ -145,6 +165,17 @@ def _write(context: Context, piece: Slice) -> LedgerBatch:
         return commit(context, _with_windows(context, piece, batch, touched))
     finally:
         touched.unpersist()
+
+
+def _left_out(rows: DataFrame, time: str, options: AggregateOptions, closed_us: int) -> Row:
+    """How many rows there are, how many of them belong to no open window, and why; and the newest time."""
+    late = (last_window_end_us(time, options) <= closed_us).cast("long")
+    return rows.agg(
+        f.count(f.lit(1)).alias("rows"),
+        f.max(f.unix_micros(time)).alias(_HIGH),
+        f.sum(late).alias(LATE),
+        f.count_if(f.col(time).isNull()).alias(NULL_TIME),
+    ).collect()[0]
 
 
 def last_window_end_us(time: str, options: AggregateOptions) -> Column:
@@ -171,6 +202,48 @@ def _with_windows(context: Context, piece: Slice, batch: LedgerBatch, touched: D
         return _merged(context, batch, new)
     finally:
         new.unpersist()
+
+
+def _run_incremental(context: Context) -> Summary:
+    from holdfast.spark.pipelines.streams import missing_tables, reads_of, run_stream, table_stream
+
+    options: AggregateOptions = context.options
+    finish_pending(context)
+    if missing_tables(context, options.reads):
+        return context.summary(notes=(f"{options.source} has no rows yet",))
+
+    def opened() -> DataFrame:
+        rows = table_stream(context, cast(str, options.source), options.max_rows_per_batch)
+        _check_by(context, rows)
+        return kept_by_spark(rows, _time(context, rows), options)
+
+    def left() -> int:
+        return sum(read.rows or 0 for read in reads_of(context, options.reads))
+
+    return run_stream(context, patiently(opened), write_windows, left, output_mode="update")
+
+
+def write_windows(context: Context, rows: DataFrame, batch: int, offsets: str | None) -> LedgerBatch:
+    """One batch of a stream: the windows that new rows changed."""
+    from holdfast.spark.pipelines.streams import batches_read, watermark_us
+
+    options: AggregateOptions = context.options
+    previous = ledger_of(context).last()
+    before = None if previous is None else previous.offsets
+    source = cast(str, options.source)
+    known, through = (batches_read(each).get(source, -1) for each in (before, offsets))
+    entry = LedgerBatch(batch=batch, offsets=offsets)
+    new = read_table(context, source, after=known, through=through) if through > known else None
+    if new is not None:
+        # Spark leaves out rows that are behind the watermark of the batch before.
+        found = _left_out(new, _time(context, new), options, watermark_us(before))
+        counts = {LATE: found[LATE] or 0, NULL_TIME: found[NULL_TIME]}
+        entry = msgspec.structs.replace(entry, rows_in=found.rows, expectations=counts)
+    changed = rows.persist()  # it must not be computed twice: state belongs to it
+    try:
+        return commit(context, entry if changed.isEmpty() else _merged(context, entry, changed))
+    finally:
+        changed.unpersist()
 
 
 def _merged(context: Context, batch: LedgerBatch, new: DataFrame) -> LedgerBatch:
@@ -207,6 +280,26 @@ def _check_by(context: Context, rows: DataFrame) -> None:
             raise BadSettings(f"{context.name}: by names {name!r}, but its source has only {', '.join(rows.columns)}")
 
 
+def _plan(context: Context) -> Plan:
+    check_source(context, context.options.source, ADDED_TO)
+    if not context.options.incremental:
+        return plan_steps(context, "windows with new rows are recomputed from all rows of the source")
+    from holdfast.spark.pipelines.streams import reads_of
+
+    reads = reads_of(context, context.options.reads)
+    return context.plan(reads, notes=("new rows are added to the open windows, which are in Spark's state",))
+
+
+def _run(context: Context) -> Summary:
+    check_source(context, context.options.source, ADDED_TO)
+    return _run_incremental(context) if context.options.incremental else run_steps(context, _write)
+
+
+def _identity(options: AggregateOptions) -> dict[str, Any]:
+    state = {"incremental": True, "watermark": options.watermark} if options.incremental else {}
+    return {name: getattr(options, name) for name in _IDENTITY} | state
+
+
 _IDENTITY: Final = ("source", "time", "window", "slide", "by", "measures")
 
 _TEMPLATE: Final = """\
@@ -217,15 +310,9 @@ _TEMPLATE: Final = """\
     # slide: "15 minutes"       # windows that overlap
     watermark: "10 minutes"     # rows for windows that ended longer ago are late: counted, left out
     by: [country]
+    # incremental: true         # add new rows to the open windows instead of recomputing these
     # measures:                 # instead of count, per_second, sizes and latencies
     #   revenue: "sum(amount)"
     #   largest: "max(amount)"
 """
-KIND: Final = step_kind(
-    AggregateOptions,
-    _TEMPLATE,
-    sources=ADDED_TO,
-    write=_write,
-    note=lambda context: "windows with new rows are recomputed from all rows of the source",
-    identity=lambda options: {name: getattr(options, name) for name in _IDENTITY},
-)
+KIND: Final = PipelineKind(AggregateOptions, _plan, _run, _TEMPLATE, _identity)

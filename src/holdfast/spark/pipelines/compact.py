@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.errors import BadSettings, InvalidRequest, OffsetOutOfRange
-from holdfast.spark.options import Subscription
 from holdfast.spark.pipelines import f
 from holdfast.spark.pipelines.batches import write_batch
 from holdfast.spark.pipelines.checkpoint import LedgerBatch, TableChange, Tally, ledger_of
@@ -28,9 +27,9 @@ from holdfast.spark.pipelines.lake import (
     optimize_if_worthwhile,
     stage,
 )
-from holdfast.spark.pipelines.origin import needed_folder
+from holdfast.spark.pipelines.origin import PartitionThere, partitions_there, sealed_there
 from holdfast.spark.pipelines.spec import Context, LakeOptions, PipelineKind, Plan, Read, Summary
-from holdfast.spark.ranges import DataFolder, Range
+from holdfast.spark.ranges import Range
 from holdfast.storage.files import remove_tree
 
 if TYPE_CHECKING:
@@ -87,36 +86,36 @@ def latest_by_key(messages: DataFrame) -> DataFrame:
 
 
 def sealed(
-    folder: DataFolder, topics: tuple[str, ...], known: Positions, *, fail_on_data_loss: bool
+    there: Iterable[PartitionThere], ranges: Iterable[Range], known: Positions, *, fail_on_data_loss: bool
 ) -> list[SealedRange]:
     """The sealed messages of each partition that are not in the cold tier yet."""
     found = []
-    for topic, partition in folder.partitions(Subscription(names=topics)):
-        reader = folder.reader(topic, partition)
-        topic_id = folder.topic_id(topic)
+    facts = {(each.topic, each.partition): each for each in there}
+    for each in ranges:
+        topic, partition, stop = each.topic, each.partition, each.stop
+        part = facts.get((topic, partition))
+        if part is None:  # it was just added
+            continue
+        topic_id = part.topic_id
         reached = known.get(topic)
         if reached is not None and reached["id"] != topic_id:
             raise InvalidRequest(
                 f"topic {topic} was deleted and made again since its cold tier was begun: give this pipeline another "
                 "name, or start over with --full-refresh"
             )
-        segments = [] if reader is None else reader.segments()
-        if reader is None or not segments:
-            continue
-        start = (reached or {"offsets": {}})["offsets"].get(str(partition), reader.start)
-        stop = segments[-1].base_offset  # the last one is being written
-        if start < reader.start:
+        start = (reached or {"offsets": {}})["offsets"].get(str(partition), each.start)
+        if start < each.start:
             if fail_on_data_loss:
                 raise OffsetOutOfRange(
-                    f"messages {start} to {reader.start - 1} of {topic}/{partition} were dropped before they came to "
+                    f"messages {start} to {each.start - 1} of {topic}/{partition} were dropped before they came to "
                     "the cold tier: run this pipeline more often, or go on without them with fail_on_data_loss: false",
                     offset=start,
-                    start=reader.start,
-                    end=reader.end,
+                    start=each.start,
+                    end=part.end,
                 )
-            start = reader.start
+            start = each.start
         if start < stop:
-            size = sum(segment.bytes for segment in segments[:-1] if segment.next_offset > start)
+            size = part.bytes * (stop - start) // max(part.end - part.start, 1)
             found.append(SealedRange(topic, partition, start, stop, topic_id, size))
     return found
 
@@ -202,8 +201,8 @@ def offset_options(ranges: Iterable[Range]) -> dict[str, str]:
 def _sealed(context: Context) -> list[SealedRange]:
     options: CompactOptions = context.options
     known = _known(ledger_of(context).last())
-    folder = needed_folder(context, "it reads the segments that are sealed")
-    return sealed(folder, options.topics, known, fail_on_data_loss=options.fail_on_data_loss)
+    there, ranges = partitions_there(context, options.topics), sealed_there(context, options.topics)
+    return sealed(there, ranges, known, fail_on_data_loss=options.fail_on_data_loss)
 
 
 def _known(last: LedgerBatch | None) -> Positions:

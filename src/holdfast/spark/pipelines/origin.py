@@ -15,12 +15,12 @@ from holdfast.broker.folder.layout import topic_folder
 from holdfast.broker.folder.stored import snapshot
 from holdfast.client.opening import is_address
 from holdfast.env import real_world
-from holdfast.errors import InvalidRequest, UnknownTopic
+from holdfast.errors import UnknownTopic
 from holdfast.local.opening import store_settings
 from holdfast.spark.options import Subscription, required_path
 from holdfast.spark.pipelines.spec import Context
 from holdfast.spark.places import ServerPlace, access_of, stored_at
-from holdfast.spark.ranges import DataFolder, PlanRequest, from_json
+from holdfast.spark.ranges import DataFolder, PlanRequest, Range, from_json, sealed_ranges
 
 
 class PartitionThere(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,17 +46,6 @@ def folder_of(context: Context) -> DataFolder | None:
     return DataFolder(snapshot(url, store_settings(None), world).folder, world)
 
 
-def needed_folder(context: Context, why: str) -> DataFolder:
-    """The same for what a server cannot tell. Raises InvalidRequest if the topics are on one."""
-    folder = folder_of(context)
-    if folder is None:
-        raise InvalidRequest(
-            f"{context.name}: {why}, and {context.folder} is a server: run it where the data folder is, with the "
-            "folder itself"
-        )
-    return folder
-
-
 def partitions_there(context: Context, topics: Sequence[str]) -> list[PartitionThere]:
     """All partitions of these topics. Raises UnknownTopic if one does not exist."""
     folder = folder_of(context)
@@ -78,6 +67,15 @@ def partitions_there(context: Context, topics: Sequence[str]) -> list[PartitionT
             )
         )
     return found
+
+
+def sealed_there(context: Context, topics: Sequence[str]) -> list[Range]:
+    """What each partition of these topics has in front of the segment that is being written."""
+    folder, subscription = folder_of(context), Subscription(names=tuple(topics))
+    if folder is not None:
+        return list(sealed_ranges(folder, subscription))
+    options = {"subscribe": ",".join(topics)}
+    return server_of(context).plan(PlanRequest(step="sealed", options=options)).ranges
 
 
 def server_of(context: Context) -> ServerPlace:

@@ -20,7 +20,7 @@ from holdfast.spark.pipelines.batches import (
     write_batch,
 )
 from holdfast.spark.pipelines.checkpoint import LedgerBatch, ledger_of
-from holdfast.spark.pipelines.lake import BATCH, DATE, finish_pending, is_delta, read_table, table_schema
+from holdfast.spark.pipelines.lake import BATCH, DATE, finish_pending, is_delta, read_table
 from holdfast.spark.pipelines.spec import Context, Expectation, PipelineKind, Plan, Spec, Summary, read_options
 
 if TYPE_CHECKING:
@@ -149,13 +149,11 @@ def _check(context: Context) -> None:
 
 def _run_streams(context: Context) -> Summary:
     """Call the function once, and write what comes out of its streams."""
-    from holdfast.spark.pipelines.streams import reads_of, run_stream, table_stream
+    from holdfast.spark.pipelines.streams import missing_tables, reads_of, run_stream, table_stream
 
     options: PythonOptions = context.options
     finish_pending(context)
-    while (missing := _without_table(context)) and context.follow:
-        if context.stopping.wait(context.every_ms / 1000):
-            break
+    missing = missing_tables(context, options.sources)
     if missing:
         return context.summary(notes=(f"{', '.join(missing)} has no rows yet",))
 
@@ -173,11 +171,6 @@ def _run_streams(context: Context) -> Summary:
         lambda: sum(read.rows or 0 for read in reads_of(context, options.sources)),
         output_mode=options.output_mode,
     )
-
-
-def _without_table(context: Context) -> list[str]:
-    """The sources that have no table yet, and so no columns."""
-    return [name for name in context.options.sources if table_schema(context, name) is None]
 
 
 def write_streamed(context: Context, rows: DataFrame, batch: int, offsets: str | None) -> LedgerBatch:

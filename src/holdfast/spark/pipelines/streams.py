@@ -16,7 +16,7 @@ run that comes later finds another name in `run` and writes nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -150,6 +150,12 @@ def _offsets_file(context: Context, batch: int) -> str | None:
     return None if content is None else content.decode("utf-8")
 
 
+def watermark_us(offsets: str | None) -> int:
+    """The watermark that Spark noted in a file of offsets, beside the time; 0 before there is one."""
+    noted = json.loads((offsets or "").splitlines()[1]) if offsets else {}
+    return int(noted.get("batchWatermarkMs", 0)) * 1000
+
+
 def positions_of(offsets: str | None) -> list[dict[str, Any]]:
     """The positions of the sources in a file of offsets. Its first lines are Spark's own."""
     return [json.loads(line) for line in (offsets or "").splitlines()[2:] if line.startswith("{")]
@@ -212,6 +218,14 @@ def table_stream(context: Context, name: str, most_rows: int) -> DataFrame:
     without = StructType([each for each in schema.fields if each.name != BATCH])
     reader = context.spark.readStream.format(TableSource.name()).schema(without)
     return reader.options(lake=context.project.lake, table=name, mostRows=str(most_rows)).load()
+
+
+def missing_tables(context: Context, names: Sequence[str]) -> list[str]:
+    """The sources that have no table yet, and so no columns. With `follow`, waits until all have one."""
+    while (missing := [name for name in names if table_schema(context, name) is None]) and context.follow:
+        if context.stopping.wait(context.every_ms / 1000):
+            break
+    return missing
 
 
 def batches_read(offsets: str | None) -> dict[str, int]:

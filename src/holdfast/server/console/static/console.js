@@ -58,6 +58,12 @@ find("#theme").addEventListener("click", () => {
   }
 });
 
+// Where a row of links is wider than a phone, the one for this page is shown.
+for (const link of document.querySelectorAll("nav a[aria-current]")) {
+  const row = link.parentElement;
+  row.scrollLeft = link.offsetLeft - row.offsetLeft - (row.clientWidth - link.offsetWidth) / 2;
+}
+
 // Live parts: the page is fetched again, and each part that has changed takes the place of the old one.
 const live = [...document.querySelectorAll("[data-live]")].filter((part) => part.id);
 const every = Math.min(...live.map((part) => Number(part.dataset.live) || Infinity));
@@ -516,8 +522,10 @@ function press(key, at) {
   return false;
 }
 
-// When the scripts of the page are all there: first the keys that came before them.
+// When the scripts of the page are all there: first the clicks and keys that came before them.
 document.addEventListener("DOMContentLoaded", () => {
+  countChosen(); // boxes that were checked before, or that the browser remembers
+  for (const act of window.takeKeptActs()) act();
   for (const { key, at } of window.takeKeptKeys()) {
     if (key === "Enter" && document.activeElement.matches("a.row")) document.activeElement.click();
     else press(key, at);

@@ -25,7 +25,7 @@ async function known() {
 }
 
 // The pages of each queue, for those who type its name and more: "orders dead".
-const PARTS = { "dead letters": "/dead", charts: "/charts", "live tail": "/tail", settings: "/settings" };
+const PARTS = { "dead letters": "/dead", log: "/log", charts: "/charts", "live tail": "/tail", settings: "/settings" };
 const parts = (all) => all.filter((each) => each.kind === "queue").flatMap((each) => Object.entries(PARTS).map(([name, path]) => ({
   name: `${each.name} ${name}`, href: each.href + path, kind: "page",
 })));

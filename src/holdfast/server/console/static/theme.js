@@ -41,3 +41,27 @@ window.takeKeptKeys = () => {
   document.removeEventListener("keydown", keepKey);
   return keptKeys;
 };
+
+// Clicks on what only a script answers are kept as well. Without this, one that came early did nothing, and a form that a
+// script sends was sent by the browser, to a page that is not there.
+const keptActs = [];
+
+function keepAct(event) {
+  const at = event.target;
+  const part = event.type === "click" ? at.closest?.('button[type="button"]:not(:disabled)') : at;
+  const ours = { click: part, submit: at.method !== "dialog" && !at.hasAttribute?.("action"), change: at.matches?.("[data-submits]") }[event.type];
+  if (!ours) return;
+  event.preventDefault();
+  event.stopImmediatePropagation();
+  keptActs.push({
+    click: () => part.click(),
+    submit: () => part.requestSubmit(),
+    change: () => part.dispatchEvent(new Event("change", { bubbles: true })),
+  }[event.type]);
+}
+
+for (const type of ["click", "submit", "change"]) document.addEventListener(type, keepAct, true);
+window.takeKeptActs = () => {
+  for (const type of ["click", "submit", "change"]) document.removeEventListener(type, keepAct, true);
+  return keptActs;
+};
