@@ -75,7 +75,6 @@ logger = get_logger(__name__)
 
 _END_MOST: Final = 100  # leases and delays ended before the lock is released for a moment
 _FENCE: Final = attrgetter("fence")
-_LEASED_AT: Final = attrgetter("at_ms")
 _OFFSET: Final = attrgetter("offset")
 _TIMESTAMP: Final = attrgetter("timestamp_ns")
 
@@ -342,40 +341,28 @@ class Delivery:
         return Pending(appended=appended, refused=refused)
 
     def ack_taken(self, taken: Sequence[Delivered], durability: Durability | None = None) -> Pending:
-        """Fast form of `ack` for messages received together: usually consecutive, with unchanged leases."""
-        self.check_open()
-        offsets = [one.record.offset for one in taken]
-        leases = [one.lease for one in taken]
-        in_order = range(offsets[0], offsets[0] + len(offsets))
-        if offsets == list(in_order):
-            if self.lock.locked():
-                stand_back(self.lock)
-            with self.lock:
-                if list(map(self.group.leases.get, offsets)) == leases:
-                    appended = self._ack(in_order, leases, durability or self.settings.ack_durability)
-                    return Pending(appended=appended)
-        return self.ack([one.receipt for one in taken], durability)
+        """Fast form of `ack` for messages received together: usually with unchanged leases."""
+        return self.ack_leased([one.record.offset for one in taken], [one.lease for one in taken], durability)
 
-    def ack_run(self, offsets: Sequence[int], fence: int) -> Pending:
-        """Fast form of `ack` for messages by their offsets: usually leased together, and all of them."""
+    def ack_leased(
+        self, offsets: Sequence[int], leases: Sequence[Lease], durability: Durability | None = None
+    ) -> Pending:
+        """Fast form of `ack` for messages with the leases under which they were received."""
         self.check_open()
         in_order = range(offsets[0], offsets[0] + len(offsets))
-        alone: Collection[int] = in_order if offsets == list(in_order) else set(offsets)
+        distinct: Collection[int] = in_order if offsets == list(in_order) else set(offsets)
         if self.lock.locked():
             stand_back(self.lock)
         with self.lock:
-            leases = list(map(self.group.leases.get, offsets))
-            lease = leases[0]
-            together = lease is not None and lease.fence == fence and leases.count(lease) == len(alone) == len(leases)
-            if lease is not None and together:
-                return Pending(appended=self._ack(alone, [lease] * len(alone), self.settings.ack_durability))
-        return self.ack([Receipt(offset, fence) for offset in dict.fromkeys(offsets)])
+            if list(map(self.group.leases.get, offsets)) == leases and len(distinct) == len(offsets):
+                return Pending(appended=self._ack(distinct, leases, durability or self.settings.ack_durability))
+        return self.ack(list(map(Receipt, offsets, map(_FENCE, leases))), durability)
 
     def _ack(self, offsets: Collection[int], leases: Sequence[Lease], durability: Durability) -> Appended:
         appended = self.commit_events([Acked(runs_of(offsets))], durability)
         self._count_acked(len(offsets))
         together = leases.count(leases[0]) == len(leases)
-        leased_at_ms = [leases[0].at_ms] * len(leases) if together else list(map(_LEASED_AT, leases))
+        leased_at_ms = [leases[0].at_ms] * len(leases) if together else [lease.at_ms for lease in leases]
         self.metrics.handle_seconds.observe_since(self._now_ns(), leased_at_ms, unit_ns=1_000_000)
         return appended
 

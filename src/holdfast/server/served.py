@@ -69,15 +69,15 @@ class ServedGroupPort(AsyncLocalGroupPort):
             return False
         for run, proof in zip(runs, proven, strict=True):
             if proof is not None:
-                refused = proof[0].ack_run(run.offsets, proof[1]).refused
+                refused = proof[0].ack_leased(run.offsets, [proof[1]] * len(run.offsets)).refused
                 if refused is not None:  # their leases have ended since
                     gone = [run_receipt(run.token, proof[0].receipts.start, offset) for offset in refused.offsets]
                     refused.receipts = tuple(gone)
                     raise refused
         return True
 
-    def _proven(self, run: RunReceipts) -> tuple[PartitionDelivery, int] | None:
-        """Where the messages of a run are leased, all of them, and the fence of their leases; None if any is not."""
+    def _proven(self, run: RunReceipts) -> tuple[PartitionDelivery, Lease] | None:
+        """Where the messages of a run are leased, all of them, and their lease; None if any is not."""
         deliveries = self.queue_group.deliveries
         delivery = deliveries[run.partition] if run.partition < len(deliveries) else None
         if delivery is None or not delivery.unhurried:
@@ -89,7 +89,7 @@ class ServedGroupPort(AsyncLocalGroupPort):
         proof = delivery.receipts.proven_run(run.token)
         if proof is None or proof.fence != lease.fence or not proof.is_of(lease.at_ms):
             return None
-        return delivery, lease.fence
+        return delivery, lease
 
 
 async def texts_of(group: ServedGroup, given: Receipts) -> list[str]:
