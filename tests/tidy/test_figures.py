@@ -13,9 +13,9 @@ CEILINGS = {
     "modules": 322,  # goal: 280, which was reached before backups, tiers, streams of tables and task frameworks came
     "face_classes": 26,  # goal: 28, half of them generated
     "priority": 14,  # goal: 12
-    "equal_pairs": 6,
+    "equal_pairs": 5,
     "equal_face_pairs": 0,
-    "shape_pairs": 165,  # goal: 150, which was reached before backups came; five are imports for types only
+    "shape_pairs": 164,  # goal: 150, which was reached before backups came; five are imports for types only
     "private_names": 0,
     "private_exceptions": 9,  # goal: at most 24, each of which says why
     "class_names": 28,  # goal: 25

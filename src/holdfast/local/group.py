@@ -72,7 +72,8 @@ class LocalGroup:
 
     @property
     def closed(self) -> bool:
-        return self.view_closed or self.ended
+        group = self.queue_group  # `ended`, without a call: each message asks
+        return self.view_closed or self.engine.closed or group.topic.closed or group.deleted
 
     @property
     def ended(self) -> bool:

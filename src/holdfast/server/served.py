@@ -44,6 +44,8 @@ _MOST_BYTES: Final = 2 * ANSWER_BYTES  # messages are taken before their size is
 _KEPT_REQUESTS: Final = 256  # consumers ask for the same again and again
 _NO_STATE: Final = State()
 _RECORD: Final = attrgetter("record")
+_PLACE: Final = attrgetter("record.offset")
+_FENCE: Final = attrgetter("lease.fence")
 _OFFSET, _TIMESTAMP, _VALUE = (attrgetter(name) for name in ("offset", "timestamp_ns", "value"))
 _LEASE, _ATTEMPT = attrgetter("lease"), attrgetter("attempt")
 # What a message may have besides its value, and what it is where it has nothing.
@@ -281,10 +283,10 @@ def wanted_at_once(count: int, wait_s: float | None, lease_s: float | None, owne
 
 def receipts_of(taken: Taken) -> Leased:
     """The receipts of messages, without the messages."""
-    return [
-        (delivery, [Receipt(each.record.offset, each.lease.fence) for each in delivered])
-        for delivery, delivered in taken
-    ]
+    leased: Leased = []
+    for delivery, delivered in taken:
+        leased.append((delivery, list(map(Receipt, map(_PLACE, delivered), map(_FENCE, delivered)))))
+    return leased
 
 
 def _extent(taken: Taken) -> tuple[int, int]:
