@@ -567,10 +567,10 @@ def _need_spark() -> None:
 def _wanted(project: Project, names: list[str] | None, *, everything: bool) -> list[str]:
     if everything:
         if names:
-            raise InvalidRequest("name pipelines, or say --all, not both")
+            raise InvalidRequest("name pipelines, or use --all, not both")
         return list(project.pipelines)
     if not names:
-        raise InvalidRequest(f"name a pipeline, or say --all; there are {', '.join(project.pipelines)}")
+        raise InvalidRequest(f"name a pipeline, or use --all; there are {', '.join(project.pipelines)}")
     return [project.spec(name).name for name in names]
 
 

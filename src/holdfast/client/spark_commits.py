@@ -248,7 +248,9 @@ def _store(engine: BrokerEngine, place: tuple[str, int], file: str, part: StageP
         with closing(disk.open(join(folder, file), write=True, create=True)) as opened_file:
             size = opened_file.size()
             if part.position > size:
-                raise Conflict(f"{file} has {size} bytes, and these go to {part.position}: what is between is missing")
+                raise Conflict(
+                    f"{file} has {size} bytes, and these go to {part.position}: the bytes in between are missing"
+                )
             if content:
                 write_fully(opened_file, part.position, [content])
             if part.sync:

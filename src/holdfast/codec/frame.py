@@ -84,7 +84,7 @@ def decompress(codec: Codec, data: bytes, *, raw_bytes: int, max_raw_bytes: int)
     if raw_bytes > max_raw_bytes:
         raise MessageTooLarge(
             f"a frame unpacks to {raw_bytes} bytes, over the limit of {max_raw_bytes}; it was not unpacked: "
-            "no version of Holdfast packs so much"
+            "no version of Holdfast writes a frame that large"
         )
     if raw_bytes > len(data) * _MOST_RATIO[codec] + _RATIO_SLACK_BYTES:
         raise CorruptData(f"{len(data)} bytes of {codec.name.lower()} cannot unpack to {raw_bytes} bytes")

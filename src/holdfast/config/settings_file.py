@@ -178,7 +178,7 @@ class _SettingsReading:
             raise
         earlier = self._values.get(knob.path)
         if earlier is not None:
-            raise BadSettings(f"{knob.path} is set twice, also by {earlier.said}; take one out")
+            raise BadSettings(f"{knob.path} is set twice, also by {earlier.said}; remove one")
         self._values[knob.path] = _SetValue(knob, self._from_here(knob, read, where), where, said)
 
     def _from_here(self, knob: Knob, value: Any, where: Origin) -> Any:

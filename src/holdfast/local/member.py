@@ -166,7 +166,7 @@ class StreamMember:
         """Raise Closed if the member has left or the broker is closed."""
         self.engine.check_open()
         if self.left:
-            raise Closed(f"this consumer of {self.request.group} is closed; make a new one")
+            raise Closed(f"this consumer of {self.request.group} is closed; create a new one")
 
     def disown(self) -> None:
         """Give up the membership in a child after a fork: the parent is the member."""

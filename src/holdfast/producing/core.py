@@ -94,7 +94,7 @@ class ProducerCore(Generic[_Sent]):
     def check_open(self) -> None:
         self.port.check_open()
         if self.closed:
-            raise Closed(f"the producer {self.port.place} is closed; make a new one")
+            raise Closed(f"the producer {self.port.place} is closed; create a new one")
         if self.sender.failure is not None:
             raise Closed(
                 f"the producer has ended with an error: {self.sender.failure}. Create a new one with the same name"

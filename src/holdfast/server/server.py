@@ -472,7 +472,7 @@ class ServerApp:
         taken = answers.try_take(caller, size, always=always)
         if taken is None:
             return TooManyWaiters(
-                f"answers that {caller} has not read yet fill {answers.used(caller)} bytes of memory, of "
+                f"responses that {caller} has not read yet fill {answers.used(caller)} bytes of memory, of "
                 f"{answers.each_bytes} for one caller; nothing was taken. Read them, then try again, with fewer calls "
                 "at a time"
             )

@@ -341,7 +341,8 @@ def _check_topics(engine: BrokerEngine, write: CommitRequest) -> None:
             there = engine.catalog.facts(name).partitions
             if there != wanted:
                 raise Unavailable(
-                    f"topic {name} was made by somebody else meanwhile: it has {there} partitions, and the rows were "
+                    f"topic {name} was created by someone else in the meantime: it has {there} partitions, and the "
+                    "rows were "
                     f"meant for {wanted}. Nothing was written; write again"
                 )
         with _topic(engine, name, topic_id):

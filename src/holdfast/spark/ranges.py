@@ -298,7 +298,7 @@ def lost(wanted: Range, start: int) -> OffsetOutOfRange:
     until = min(start, wanted.stop)
     return OffsetOutOfRange(
         f"{until - wanted.start} messages of {wanted.topic}/{wanted.partition} are gone: retention removed those "
-        f"before offset {start}, and reading was to begin at {wanted.start}. To go on without them, set the option "
+        f"before offset {start}, and reading was to begin at {wanted.start}. To continue without them, set the option "
         '"failOnDataLoss" to false',
         offset=wanted.start,
         start=start,
@@ -484,7 +484,7 @@ class StreamPlanner:
             reader = self.folder.reader(topic, number)
             if reader is None:
                 raise InvalidRequest(
-                    f"the checkpoint knows {topic}/{number} up to offset {position.offset}, and that partition is not "
+                    f"the checkpoint knows {topic}/{number} up to offset {position.offset}, but that partition is not "
                     f"in {self.folder.path}: the checkpoint is of another folder, or the partition's files are gone"
                 )
             if topic not in start.topics:
@@ -571,7 +571,7 @@ class StreamPlanner:
                 raise TailLost(
                     f"{position.offset - gone.epoch_end} messages of {topic}/{number} that this query has read, "
                     f"offsets {gone.epoch_end} to {position.offset - 1}, were lost in a power cut or truncated, and "
-                    'others may stand there now. To go on with those, set the option "failOnDataLoss" to false',
+                    'others may have those offsets now. To read those, set the option "failOnDataLoss" to false',
                     epoch=gone.epoch,
                     offset=gone.offset,
                     epoch_end=gone.epoch_end,

@@ -46,7 +46,7 @@ from holdfast.storage.state import ASKED, READABLE, Epochs, LogState
 
 logger = get_logger(__name__)
 
-_ADVICE: Final = "Reading goes on. Look at the disk (`dmesg`), then open the log again: it recovers what is there"
+_ADVICE: Final = "Reading goes on. Check the disk (`dmesg`), then open the log again: it recovers what is there"
 
 _MOST_SEGMENT_BYTES: Final = 2**32 - 1  # positions are stored in 32 bits
 _NO_LIMIT: Final = 2**63

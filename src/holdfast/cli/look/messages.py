@@ -452,7 +452,7 @@ def search_command(
     folder: DataFolder,
     terms: Annotated[list[str], argument("TERM", "What to search for; all terms must match.")],
     limit: Annotated[int, option("--limit", "At most this many messages.", least=1)] = 50,
-    after: Annotated[str, option("--after PLACE", "Search further, from the place that a search printed.")] = "",
+    after: Annotated[str, option("--after PLACE", "Continue a search from the position that it printed.")] = "",
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
@@ -472,7 +472,7 @@ def search_command(
     """
     text = " ".join(terms)
     if not text.strip():
-        raise InvalidRequest("there is nothing to search for: name a term, such as an id, key=VALUE or a text")
+        raise InvalidRequest("there is nothing to search for: give a term, such as an id, key=VALUE or a text")
     found: list[SearchHit] = []
     scanned = 0
     with opened_broker(folder, wait=wait) as broker:
@@ -502,4 +502,4 @@ def _report_search(page: SearchPage, found: int, scanned: int) -> None:
     if page.not_queues:
         output.note(f"not searched, since no queue group reads them: {output.safe(some_of(page.not_queues))}")
     if page.next:
-        output.note(f"there may be more; search further with --after {page.next}")
+        output.note(f"there may be more; continue with --after {page.next}")

@@ -221,7 +221,7 @@ def _user_warnings(world: World, folder: str) -> Iterator[Warn]:
         return
     why = world.disk.exposure(folder, above=True)
     if why is not None:
-        yield Warn(code="other_users", message=f"{why}, and put another folder in its place: take the right away there")
+        yield Warn(code="other_users", message=f"{why}, and put another folder in its place: remove that permission")
 
 
 def _query_warnings(world: World, folder: str) -> Iterator[Warn]:
@@ -246,7 +246,7 @@ def _write_warnings(world: World, folder: str) -> Iterator[Warn]:
     try:
         for manifest in Staging(world, folder).pending():
             what = f"batch {manifest.batch} of the write {manifest.write_id}"
-            message = f"{what} is committed, and not known to be wholly in the log: the next write finishes it"
+            message = f"{what} is committed, but may not be completely in the log: the next write finishes it"
             yield Warn(code="unfinished_write", message=message)
     except HoldfastError as error:
         yield Warn(code="unfinished_write", message=str(error))

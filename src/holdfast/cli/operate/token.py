@@ -94,7 +94,7 @@ def new_command(
     )
     before = _tokens(path, missing_ok=True)
     if any(each.name == name for each in before.entries):
-        raise InvalidRequest(f"{path} has a token called {name} already; choose another name, or remove that one first")
+        raise InvalidRequest(f"{path} already has a token called {name}; choose another name, or remove that one first")
     _write(path, tokens.with_entry(_text(path), entry, path))
     if as_json:
         print_json({**_document(entry), "token": token, "file": path})

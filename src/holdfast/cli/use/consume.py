@@ -359,7 +359,7 @@ def _names(at: str, wanted: list[str]) -> list[str]:
         opening.topics_of(at)
         names = names or [opening.chosen_topic(at, None)]
     elif not names:
-        raise InvalidRequest("say which queue with --queue")
+        raise InvalidRequest("choose a queue with --queue")
     return [check_topic_name(name) for name in names]
 
 

@@ -68,7 +68,7 @@ class AsyncRemoteConsumerPort:
         """Raise Closed if the member has left or the client is closed."""
         self._client.caller.check_open()
         if self.left:
-            raise Closed(f"this consumer of {self.request.group} is closed; make a new one")
+            raise Closed(f"this consumer of {self.request.group} is closed; create a new one")
 
     def __del__(self) -> None:
         heartbeats = getattr(self, "_heartbeats", None)  # __init__ may have failed

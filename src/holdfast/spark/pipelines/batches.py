@@ -377,7 +377,8 @@ def check_source(context: Context, name: str, kinds: Sequence[str]) -> None:
         )
     if getattr(source.options, "upsert_by", ()):
         raise BadSettings(
-            f"{context.name}: its source {source.name} has upsert_by: rows that change cannot be read on. A function "
+            f"{context.name}: its source {source.name} has upsert_by: rows that change cannot be read incrementally. "
+            "A function "
             "can have the whole of it: name it in tables"
         )
 

@@ -221,7 +221,7 @@ def _from_python(path: str) -> Project:
 
     made = [value for value in vars(_executed(path, path)).values() if isinstance(value, Pipeline)]
     if not made:
-        raise BadSettings(f"{path}: it makes no Pipeline: orders = Pipeline.land('orders', folder=..., lake=...)")
+        raise BadSettings(f"{path}: it creates no Pipeline: orders = Pipeline.land('orders', folder=..., lake=...)")
     first = made[0].project
     pipelines: dict[str, Spec] = {}
     for each in made:
@@ -630,7 +630,9 @@ def _check_quarantines(specs: Sequence[Spec], *, alone: bool) -> None:
 
 def _check_follow(specs: Sequence[Spec], every_ms: int) -> None:
     if every_ms < LEAST_EVERY_MS:
-        raise InvalidRequest(f"a pipeline looks for news every {LEAST_EVERY_MS} ms at most, not every {every_ms} ms")
+        raise InvalidRequest(
+            f"a pipeline cannot look for new data every {every_ms} ms: give {LEAST_EVERY_MS} ms or more"
+        )
     for spec in specs:
         if not kind_named(spec.kind).follows:
             raise InvalidRequest(f"{spec.name} is of the kind {spec.kind}, which has an end: run it without --follow")

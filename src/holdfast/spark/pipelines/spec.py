@@ -434,7 +434,7 @@ def kind_names() -> list[str]:
 def kind_named(name: object) -> PipelineKind:
     """The kind by this name. Raises BadSettings if there is none."""
     if name not in _KINDS:
-        raise BadSettings(f"there is no kind {name!r} of pipelines{meant(str(name), _KINDS)}")
+        raise BadSettings(f"there is no pipeline kind {name!r}{meant(str(name), _KINDS)}")
     kind = import_module(f"holdfast.spark.pipelines.{name}").KIND
     assert isinstance(kind, PipelineKind)
     return kind
