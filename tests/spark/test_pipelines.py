@@ -395,7 +395,7 @@ def test_mistakes_are_told_in_one_sentence(shop):
         (other, UnknownTopic, "there is no topic ordres"),
         (shop.land(name="l").expect("x", "amont > 0"), BadSettings, "the check of 'x', amont > 0, cannot be used"),
         (shop.land().refine("id lng", name="s1"), BadSettings, "the schema 'id lng' cannot be used"),
-        (shop.land().refine("id long", key="no", name="s2"), BadSettings, "its key 'no' is none of its columns"),
+        (shop.land().refine("id long", key="no", name="s2"), BadSettings, "its key 'no' is not one of its columns"),
         (shop.land().aggregate(by=["no"], name="g"), BadSettings, "by names 'no'"),
     ]
     for chain, kind, words in mistakes:

@@ -44,7 +44,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("replay", {"topics": ["orders"]}, "to"),
     ("reconcile", {}, "source: NAME"),
     ("compact", {"topics": []}, "name the topics"),
-    ("deadletters", {"redrive_limit": 3}, "redrive does not say which"),
+    ("deadletters", {"redrive_limit": 3}, "no effect without redrive"),
     ("deadletters", {"redriv": "true"}, "did you mean 'redrive'"),
 ]
 

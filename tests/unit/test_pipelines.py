@@ -102,7 +102,10 @@ def test_pipelines_run_behind_the_one_that_they_read_from(tmp_path):
         ("folder: a\nlake: b\npipelines: {x: {kind: land, topics: t}}\n", "x: topics: expected `array`"),
         ("folder: a\nlake: b\npipelines: {x: {kind: land}}\n", "say which topics"),
         ("folder: a\nlake: b\npipelines: {x: {kind: refine}}\n", "needs a source"),
-        ("folder: a\nlake: b\npipelines: {x: {kind: refine, source: y}}\n", "its source 'y' is none of the pipelines"),
+        (
+            "folder: a\nlake: b\npipelines: {x: {kind: refine, source: y}}\n",
+            "its source 'y' is not one of the pipelines",
+        ),
         ("folder: a\nlake: b\npipelines: {x: {kind: refine, source: x}}\n", "from itself"),
         ("folder: a\nlake: b\npipelines: {../x: {kind: land, topics: [t]}}\n", "cannot be used"),
         ("folder: a\nlake: b\npipelines: {_x: {kind: land, topics: [t]}}\n", "choose another name"),

@@ -107,7 +107,7 @@ def test_a_time_is_relative_or_in_milliseconds_or_iso(text: str, ns: int) -> Non
     ("given", "named"),
     [
         ({"topicc": "x"}, 'option "topicc" is not known; did you mean "topic"'),
-        ({"kafka.bootstrap.servers": "x:9092"}, "there is none: leave it out, and name a folder"),
+        ({"kafka.bootstrap.servers": "x:9092"}, "is for a Kafka server: leave it out, and name a folder"),
         ({"startingTimestamp": "-1000"}, 'option "startingTimestamp"'),
         ({"startingTimestamp": "2027-13-01"}, 'option "startingTimestamp"'),
         ({"minPartitions": "-1"}, 'option "minPartitions"'),
@@ -118,7 +118,7 @@ def test_a_time_is_relative_or_in_milliseconds_or_iso(text: str, ns: int) -> Non
         ({"startingOffsets": "[1]"}, 'option "startingOffsets"'),
         ({"startingOffsets": "latest", "startingTimestamp": "-1h"}, "both given"),
         ({"startingTimestamp": "yesterdayish"}, 'option "startingTimestamp"'),
-        ({"includeHeaders": "yes"}, "option \"includeHeaders\" is 'yes': say true or false"),
+        ({"includeHeaders": "yes"}, "option \"includeHeaders\" is 'yes': use true or false"),
         ({"failOnDataLoss": "1"}, 'option "failOnDataLoss"'),
         ({"minPartitions": "0"}, 'option "minPartitions"'),
         ({"minPartitions": "many"}, 'option "minPartitions"'),

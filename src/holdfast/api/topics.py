@@ -164,7 +164,7 @@ def check_added(count: object) -> None:
 def check_start(start: object) -> None:
     """Refuse anything but a position where a new group can begin."""
     if start not in ("earliest", "latest"):
-        raise InvalidRequest(f'start={start!r} cannot be used: "earliest" or "latest"')
+        raise InvalidRequest(f'start={start!r} cannot be used: give "earliest" or "latest"')
 
 
 def check_read(offset: object, limit: object, on_damage: object) -> None:

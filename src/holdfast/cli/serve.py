@@ -133,7 +133,7 @@ def _served(folder: str | None, store: str | None) -> str | None:
 
     if not is_store(store):
         raise InvalidRequest(
-            f"--store {store} is no store: give a URL such as s3://bucket/jobs; a folder goes without it"
+            f"--store {store} is not a store: give a URL such as s3://bucket/jobs; a folder goes without it"
         )
     if folder is not None and folder.rstrip("/") != store.rstrip("/"):
         raise InvalidRequest(
@@ -159,7 +159,7 @@ def run(
     """
     if folder is None:
         raise InvalidRequest(
-            "say which data folder: holdfast serve DIR or --store URL, or data_dir in the settings file"
+            "name the data folder: holdfast serve DIR or --store URL, or data_dir in the settings file"
         )
     gc.disable()  # until it listens: everything loaded until then stays
     try:
@@ -440,7 +440,10 @@ def status_command(folder: DataFolder, wait: Wait = WAIT, as_json: AsJson = Fals
         shown.add_row("store", f"{text}; lost: {output.safe(store.problem)}" if store.problem else text)
         _add_owners(shown, store)
     if status.tokens_problem:
-        shown.add_row("tokens", f"the file cannot be used, the last one holds: {output.safe(status.tokens_problem)}")
+        shown.add_row(
+            "tokens",
+            f"the file cannot be used; its previous content stays in effect: {output.safe(status.tokens_problem)}",
+        )
     output.stdout().print(shown)
     return output.OK
 
@@ -540,7 +543,7 @@ def workers_command(
 
 def _tell_workers(place: str, act: str, names: list[str], wait: str, *, as_json: bool) -> int:
     if act not in ("drain", "stop", "resume") or not names:
-        raise InvalidRequest(f"say what to tell which workers: `holdfast workers {output.safe(place)} drain NAME`")
+        raise InvalidRequest(f"name the workers: `holdfast workers {output.safe(place)} drain NAME`")
     with opened_broker(place, wait=wait, keep=False) as broker:
         told = {name: broker.order_worker(name, act) for name in names}  # type: ignore[arg-type]  # as was looked at
     if as_json:

@@ -63,7 +63,7 @@ def _text_of(world: World, path: str) -> str:
     except (OSError, ValueError) as error:  # a folder, no permission, a name that no file can have
         reason = getattr(error, "strerror", None) or error
         raise BadSettings(
-            f"the settings file {shown_name(path)} cannot be read: {reason}; check its path and mode"
+            f"the settings file {shown_name(path)} cannot be read: {reason}; check its path and permissions"
         ) from None
     if content is None:
         raise BadSettings(f"there is no settings file {shown_name(path)}; create it, or name another")

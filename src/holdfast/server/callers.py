@@ -155,8 +155,8 @@ def check_listening(settings: ServerSettings) -> list[str]:
     if not asks and not settings.allowed_hosts:
         raise BadSettings(
             "allow_anonymous_network needs allowed_hosts (--allowed-host): the names and addresses by which callers "
-            'reach this server, such as "queue.internal" or "10.0.0.5". Without them any web page that one of them '
-            "looks at could use the server under a name of its own"
+            'reach this server, such as "queue.internal" or "10.0.0.5". Without them, any web page '
+            "that a caller opens could use the server under its own host name"
         )
     if not asks:
         return [f"everybody who reaches {settings.host} may do everything: allow_anonymous_network is set"]

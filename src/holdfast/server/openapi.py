@@ -94,11 +94,11 @@ _REFUSED: Final[dict[int, str]] = {
 _ABOUT: Final = """
 The API of a Holdfast server.
 
-Bodies and answers are JSON or MessagePack, chosen by `Content-Type` and `Accept`; bytes are base64 in the one and
-themselves in the other. Every answer has an `x-correlation-id`, which is that of the request where it had one; a
-`traceparent` (W3C trace context) is taken in, kept with messages, and answered with a child of it.
+Request and response bodies are JSON or MessagePack, chosen by `Content-Type` and `Accept`; bytes are base64 in JSON
+and raw in MessagePack. Every response has an `x-correlation-id`: that of the request, if it has one. A `traceparent`
+(W3C trace context) is accepted and kept with messages, and the response has a child of it.
 
-Every answer that is no success says `{"error": {"code": ..., "message": ..., "retryable": ..., "facts": {...}}}`.
+The body of every error response is `{"error": {"code": ..., "message": ..., "retryable": ..., "facts": {...}}}`.
 Codes are stable.
 """
 

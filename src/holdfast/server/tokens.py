@@ -153,7 +153,9 @@ def read_tokens(world: World, path: str) -> Tokens:
     try:
         content = None if facts is None else read_file(world.disk, path)
     except OSError as error:
-        raise BadSettings(f"the tokens file {path} cannot be read: {error.strerror or error}. Check its mode") from None
+        raise BadSettings(
+            f"the tokens file {path} cannot be read: {error.strerror or error}. Check its permissions"
+        ) from None
     if facts is None or content is None:
         raise BadSettings(f"there is no tokens file {path}; `holdfast token new NAME --file {path}` creates one")
     if facts.others_may_read or facts.others_may_write:

@@ -262,15 +262,16 @@ def _check_again(write: CommitRequest, done: Done) -> None:
     """Raise InvalidRequest if another batch with the same number was written."""
     if write.streaming and write.batch < done.batch:
         raise InvalidRequest(
-            f"batch {write.batch} of query {write.write_id} came again, and those up to {done.batch} are written: "
+            f"batch {write.batch} of query {write.write_id} was sent again, and those up to {done.batch} are already "
+            "written: "
             "its checkpoint is a copy, or older than what the query wrote. Nothing was written; start the query with a "
             "new checkpoint, at the offsets where the old one ended"
         )
     topics = {lane.topic for staged in write.files for lane, _ in staged.lanes}
     if write.batch == done.batch and done.topics and topics.isdisjoint(done.topics) and topics:
         raise InvalidRequest(
-            f"batch {write.batch} of write {write.write_id} was written to {', '.join(done.topics)}, and now it comes "
-            f"for {', '.join(sorted(topics))}. Nothing was written; give each write an id, or each batch a number, of "
+            f"batch {write.batch} of write {write.write_id} was written to {', '.join(done.topics)}, and is now for "
+            f"{', '.join(sorted(topics))}. Nothing was written; give each write an id, or each batch a number, of "
             "its own"
         )
 

@@ -584,8 +584,8 @@ class StreamPlanner:
         if (topic, number, stop) not in self._reported:  # once, though Spark plans again and again
             self._reported.add((topic, number, stop))
             self._say(
-                f"{stop - first} messages of {topic}/{number} are gone, offsets {first} to {stop - 1}: the stream goes "
-                "on behind them"
+                f"{stop - first} messages of {topic}/{number} are gone, offsets {first} to {stop - 1}: the stream "
+                "continues after them"
             )
 
     def _check_topics(self, positions: Positions) -> None:

@@ -475,7 +475,7 @@ class Writer:
         if self.resting and self._world.open_files.is_full:
             self._make_room_for_files()
         if total > _MOST_SEGMENT_BYTES - HEADER_BYTES:
-            raise MessageTooLarge(f"a batch of {total} bytes fits in no segment; split it")
+            raise MessageTooLarge(f"a batch of {total} bytes does not fit in a segment; split it")
         refusal = ""
         for tries in range(_MOST_TRIES):
             try:

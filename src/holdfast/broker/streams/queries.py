@@ -120,7 +120,7 @@ def parse_query(world: World, file: str, content: bytes) -> Query:
     try:
         head = _decode_head(content)
         if head.version != VERSION:
-            wrong = f"it is of version {head.version}, and this release reads version {VERSION}"
+            wrong = f"it has version {head.version}, and this release reads version {VERSION}"
             return Query(file=file, group=group, ttl_ms=head.ttl_ms, wrong=wrong)
         note = _decode_note(content)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -215,7 +215,7 @@ def _add_owner(facts: output.Table, info: dict[str, Any]) -> None:
     if owner is not None and owner.alive:
         facts.add_row("owner", output.safe(str(owner)))
         return
-    facts.add_row("owner", "none; it was closed in order" if info["closed"] else "none visible from here")
+    facts.add_row("owner", "none; it was closed cleanly" if info["closed"] else "none visible from here")
     if owner is not None:
         facts.add_row("last owner", output.safe(str(owner)))
 

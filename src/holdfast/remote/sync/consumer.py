@@ -205,8 +205,8 @@ class RemoteConsumerPort:
         if instance_id and self._is_taken():
             self.left = self._heartbeats.closed = True  # otherwise the two would remove each other forever
             raise Fenced(
-                f"another consumer has taken over as {instance_id!r} in group {group}: an instance id is for one "
-                "consumer at a time. This one is closed; give each consumer its own instance_id"
+                f"another consumer has taken over as {instance_id!r} in group {group}: an instance id may be used by "
+                "one consumer at a time. This one is closed; give each consumer its own instance_id"
             ) from error
         self.join()
 

@@ -477,7 +477,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.abort()
             raise
         except Exception:
-            logger.exception("an answer could not be sent", extra={"path": request.path})
+            logger.exception("a response could not be sent", extra={"path": request.path})
             self._transport.abort()
             return
         self._next(request)
@@ -614,4 +614,4 @@ async def _tell(undelivered: Undelivered) -> None:
     try:
         await undelivered()
     except HoldfastError as error:  # the lease will expire by itself
-        logger.debug("a lost answer could not be reported", extra={"why": str(error)})
+        logger.debug("a lost response could not be reported", extra={"why": str(error)})

@@ -142,7 +142,7 @@ def read_project(path: str | PathLike[str], world: World | None = None) -> Proje
         raise InvalidRequest(f"{path} is a folder: name the file that declares the pipelines, such as pipelines.yaml")
     content = read_file(world.disk, path)
     if content is None:
-        raise InvalidRequest(f"there is no file {path}; `holdfast pipeline new NAME` writes one to begin with")
+        raise InvalidRequest(f"there is no file {path}; `holdfast pipeline new NAME` writes one to start from")
     if path.endswith(".py"):
         return _from_python(path)
     return _from_yaml(path, content)
@@ -344,7 +344,7 @@ class Pipeline:
 
     def _new(self, spec: Spec) -> Spec:
         if spec.name in self.project.pipelines:
-            raise InvalidRequest(f"there are two pipelines named {spec.name}: give one another name, name=...")
+            raise InvalidRequest(f"two pipelines are named {spec.name}: rename one, name=...")
         return spec
 
     def _with(self, spec: Spec) -> Pipeline:
@@ -620,11 +620,11 @@ def _last_part(context: Context, outcome: Outcome, seconds: float) -> Outcome:
 
 def _check_quarantines(specs: Sequence[Spec], *, alone: bool) -> None:
     if not alone:
-        raise InvalidRequest("the rows of a quarantine are tried once: leave out --follow and --full-refresh")
+        raise InvalidRequest("the rows of a quarantine are retried only once: leave out --follow and --full-refresh")
     for spec in specs:
         if spec.kind != "refine" or spec.options.format != "delta":
             raise InvalidRequest(
-                f"{spec.name}: only a pipeline of the kind refine with a Delta table can try its quarantine once more"
+                f"{spec.name}: only a pipeline of the kind refine with a Delta table can retry its quarantine"
             )
 
 

@@ -241,7 +241,7 @@ def _bounds(context: Context, source: Spec, last: LedgerBatch) -> list[Bounds]:
         if each.topic_id != topic_id:
             raise InvalidRequest(
                 f"topic {each.topic} was deleted and made again since {source.name} began: the lake holds messages of "
-                f"the one before. Run {source.name} with --full-refresh"
+                f"the previous one. Run {source.name} with --full-refresh"
             )
         stop = offsets.get(each.partition)
         if stop is not None:

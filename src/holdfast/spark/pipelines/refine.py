@@ -218,7 +218,7 @@ def _check_names(context: Context, schema: StructType) -> None:
             raise BadSettings(f"{context.name}: a column cannot be named {name!r}: the table has one of its own")
     for key in context.options.keys:
         if key not in schema.names:
-            raise BadSettings(f"{context.name}: its key {key!r} is none of its columns: {', '.join(schema.names)}")
+            raise BadSettings(f"{context.name}: its key {key!r} is not one of its columns: {', '.join(schema.names)}")
 
 
 _TEMPLATE: Final = """\

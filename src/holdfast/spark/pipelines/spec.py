@@ -148,7 +148,9 @@ def check_project(project: Project) -> Project:
         for source in spec.options.reads:
             if source not in project.pipelines:
                 near = meant(source, project.pipelines)
-                raise BadSettings(f"{project.where}: {spec.name}: its source {source!r} is none of the pipelines{near}")
+                raise BadSettings(
+                    f"{project.where}: {spec.name}: its source {source!r} is not one of the pipelines{near}"
+                )
     for spec in project.pipelines.values():
         if spec.name in _read_by(project, spec):
             raise BadSettings(f"{project.where}: {spec.name} reads, by way of its source, from itself")
