@@ -181,7 +181,7 @@ def test_refine_types_rows_puts_bad_ones_aside_and_takes_the_first_of_each_key(s
     assert aside == {
         b"no json": ["not JSON of the schema"],
         b"": ["not JSON of the schema"],
-        b'{"id": "one"}': ["id is one, which is no bigint"],
+        b'{"id": "one"}': ["id is one, which is not a valid bigint"],
         b'{"amount": 2.0}': ["id is null"],
     }
     shop.send({**order, "id": 2}, {**order, "id": 3})

@@ -284,7 +284,7 @@ class PlacedCommand(Command):
         if not any(each.name == FOLDER and PLACE in each.metavar for each in found):
             return found
         at = option(f"--at {PLACE}", "The place, instead of the first argument.")
-        profile = option("--profile NAME", "The place that this profile names.")
+        profile = option("--profile NAME", "Use the place of this profile.")
         return [*found, parameter_of(AT, str, at, None), parameter_of(PROFILE, str, profile, None)]
 
     def values(self, typed: Typed) -> dict[str, Any]:

@@ -426,7 +426,7 @@ def dump_command(
     partition: Annotated[int, option("--partition N", "The partition of the topic.", least=0)] = 0,
     as_json: AsJson = False,
 ) -> int:
-    """Print the messages of a log. The log is that of a folder, or of a queue's partition.
+    """Print the messages of a log. The log is the folder itself, or a partition of a queue.
 
     Damaged messages are reported and skipped; the exit code is then 1.
 

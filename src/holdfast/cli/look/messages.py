@@ -405,7 +405,7 @@ def show_command(
     at: QueueAt,
     message_id: Annotated[str, argument("ID", "The id of a message or a dead letter.")],
 ) -> int:
-    """Show everything about one message. That is its state, its content, its history and its errors.
+    """Show everything about one message. Includes its state, content, history and errors.
 
     Examples:
         holdfast show jobs jobs-0-17
@@ -456,7 +456,7 @@ def search_command(
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Find messages in all queues, whatever their state. Takes nothing, and searches as the console does.
+    """Find messages in all queues, whatever their state. Takes none, and searches as the console does.
 
     A term is an id, key=VALUE, a header as NAME=VALUE, a part of a JSON body such as $.order.id=7, a time such as
     time=2026-11-17, time>2026-11-17T10:30 or age<1h, queue=TEXT, or any text. A term that begins with `where ` is a

@@ -65,7 +65,7 @@ def new_command(
     ] = None,
     certificate: Annotated[
         str | None,
-        option("--certificate NAME", "Create no token, but let in clients with a certificate of this name."),
+        option("--certificate NAME", "Instead of creating a token, admit clients with a certificate of this name."),
     ] = None,
     file: TokensFile = None,
     as_json: AsJson = False,

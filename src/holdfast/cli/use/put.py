@@ -200,7 +200,7 @@ _BATCH_BYTES: Final = 4 * 1024 * 1024
 def put_command(
     folder: opening.QueueFolder,
     bodies: Annotated[list[str] | None, argument("BODY", "The body of a message; `-` reads it from stdin.")] = None,
-    files: Annotated[list[str] | None, option("--file FILE", "Put the content of this file as a message.")] = None,
+    files: Annotated[list[str] | None, option("--file FILE", "Put the contents of this file as a message.")] = None,
     lines: Annotated[bool, option("--lines", "Put each line of stdin, or of the files, as a message.")] = False,
     jsonl: Annotated[bool, option("--jsonl", "Each line is a message as JSON; see `holdfast help json`.")] = False,
     key: Annotated[str | None, option("--key", "The key of the messages.")] = None,
