@@ -107,7 +107,7 @@ def test_a_replay_is_not_changed_on_the_way_but_may_be_made_again(kit: Kit):
     first = kit.run("again-now").rows_out
     assert first == 7
     kit.declare("again-now", "replay", topics=["orders"], to="again")
-    with pytest.raises(InvalidRequest, match=r"was begun with starting_offsets .* give it another id"):
+    with pytest.raises(InvalidRequest, match=r"was started with starting_offsets .* give it another id"):
         kit.run("again-now")
     kit.declare("again-now", "replay", topics=["orders"], to="again", id="second")
     assert kit.run("again-now").rows_out == 10

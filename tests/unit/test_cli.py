@@ -157,7 +157,7 @@ def test_info_of_many_segments_shows_the_first_and_the_last(run, tmp_path):
             log.append([b"x"], durability="os")
     out = run("log", "info", folder).out
     assert "16 more" in out
-    assert "40 segments in all" in out
+    assert "40 segments in total" in out
     assert len(out.splitlines()) < 45
     assert len(run("log", "info", folder, "--json").document["segments"]) == 40
 

@@ -275,7 +275,7 @@ def test_a_folder_that_is_missing_is_damage(run, full, gone, words):
 def test_a_repair_says_that_it_is_done_also_where_a_part_is_missing(run, full):
     shutil.rmtree(full / "topics/orders/1")
     done = run("repair", full, "--yes")
-    assert (done.code, done.out.splitlines()[-1]) == (0, f"repaired; nothing in {full} is damaged any more")
+    assert (done.code, done.out.splitlines()[-1]) == (0, f"repaired; no damage is left in {full}")
     assert run("check", full).code == 0
 
 

@@ -233,8 +233,8 @@ def test_a_task_that_is_cancelled_leaves_nothing(tmp_path):
     ("stream", "options", "words"),
     [
         (b"bytes", {}, "a stream must be a binary file or an iterable of bytes, not bytes"),
-        ("text", {}, "str does not"),
-        (5, {}, "int does not"),
+        ("text", {}, "of bytes, not str"),
+        (5, {}, "of bytes, not int"),
         (["text"], {}, "a stream must yield bytes, not str"),
         (io.StringIO("text"), {}, "a stream must yield bytes, not str"),
         ([b""], {"codec": "zstd"}, "a stream is stored as it is; compress it first"),

@@ -201,7 +201,7 @@ def test_what_stands_above_a_function_counts_where_the_entry_says_nothing_else(t
 
 def test_two_pipelines_of_one_name_are_refused(tmp_path):
     land = Pipeline.land("orders", folder="shop", lake="lake", name="big-orders")
-    with pytest.raises(InvalidRequest, match="two pipelines named big-orders"):
+    with pytest.raises(InvalidRequest, match="two pipelines are named big-orders"):
         land.apply(pipeline(source="big-orders", name="big-orders")(lambda rows: rows))
     path = write(
         tmp_path / "p.py",
@@ -391,7 +391,7 @@ def test_a_checkpoint_of_another_topic_is_refused_with_the_way_out(tmp_path):
         check_fit(world, project, project.spec("orders-land"))
         with pytest.raises(InvalidRequest, match="--full-refresh") as raised:
             check_fit(world, other, other.spec("orders-land"))
-        assert 'made with topics ["orders"], and now it is ["mails"]' in str(raised.value)
+        assert 'made with topics ["orders"], but it is now ["mails"]' in str(raised.value)
         forget(world, other, other.spec("orders-land"))
         check_fit(world, other, other.spec("orders-land"))
 

@@ -145,7 +145,7 @@ def test_a_late_holder_is_told_who_has_the_message_and_a_stranger_is_not(place):
     late = message.receipt
     message.defer()
     again = group.receive(timeout=0, holder="bob")
-    with pytest.raises(LeaseLost, match="bob has it"):
+    with pytest.raises(LeaseLost, match="bob has had it"):
         group.resume(late)
     place_, _, token = again.receipt.partition("@")
     with pytest.raises(LeaseLost) as refused:

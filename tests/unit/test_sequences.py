@@ -122,7 +122,7 @@ def test_a_new_epoch_begins_at_zero_or_goes_on(part, first):
 @pytest.mark.parametrize("first", [1, 2, 4])
 def test_a_new_epoch_begins_nowhere_else(part, first):
     part.send(of(0), 3)
-    with pytest.raises(OutOfSequence, match="expected was 3"):
+    with pytest.raises(OutOfSequence, match="but 3 was expected"):
         part.send(of(first, epoch=1))
 
 

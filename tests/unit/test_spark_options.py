@@ -35,7 +35,7 @@ def stream(**more: str) -> Any:
         ({"maxRecordsPerPartition": "0"}, '"maxRecordsPerPartition" is'),
         ({"startingOffsetsByTimestamp": "yesterday"}, "milliseconds since 1970 by topic and partition"),
         ({"startingOffsetsByTimestamp": '{"a": {"0": 1}}', "startingOffsets": "latest"}, "choose one of them"),
-        ({"startingOffsetsByTimestampStrategy": "none"}, 'say "error" or "latest"'),
+        ({"startingOffsetsByTimestampStrategy": "none"}, 'use "error" or "latest"'),
         ({"server": "http://host:7700"}, "choose one of them"),
         ({"token": "secret"}, "would show up in plans and logs"),
     ],

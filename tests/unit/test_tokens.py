@@ -342,7 +342,7 @@ def test_a_name_is_given_once(run: Run, tmp_path: Path):
     path = file_with(tmp_path, with_entry("", SHOP, "t"))
     done = run("token", "new", "shop", "--role", "reader", "--file", path)
     assert (done.code, done.out) == (2, "")
-    assert "has a token called shop already" in done.err
+    assert "already has a token called shop" in done.err
     assert read_tokens(real_world(), path).entries == (SHOP,)
 
 

@@ -429,7 +429,7 @@ def strictness(error: BaseException) -> str:
     if getattr(error, "verify_code", 0) not in _STRICT:
         return ""
     return (
-        "Python 3.13 and newer check certificates more strictly. Have its issuer issue it again with an authority key "
+        "Python 3.13 and newer check certificates more strictly. Have its issuer reissue it with an authority key "
         "identifier, and with a key usage in the issuer's own; the guide `Secure the server` has commands for that"
     )
 

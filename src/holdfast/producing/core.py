@@ -264,7 +264,7 @@ class ProducerCore(Generic[_Sent]):
     def finish(self) -> None:
         """Release all topics, and answer the messages that are left: they will not be sent any more."""
         self.release()  # first: from then on nothing more comes in
-        what = "nobody sends it any more" if self.port.blocks else "it is not stored"
+        what = "it is no longer being sent" if self.port.blocks else "it is not stored"
         for parcel in self.accumulator.hurry():
             with self.accumulator.lock:
                 if parcel.done:

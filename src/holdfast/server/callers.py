@@ -148,7 +148,8 @@ def check_listening(settings: ServerSettings) -> list[str]:
     if not asks and not settings.allow_anonymous_network:
         raise BadSettings(
             f"the server would listen on {settings.host}, where others could reach it, without asking for credentials. "
-            "Name a tokens_file (--tokens; `holdfast token new` makes one), or a tls_client_ca_file (--tls-client-ca); "
+            "Name a tokens_file (--tokens; `holdfast token new` creates one), or a tls_client_ca_file "
+            "(--tls-client-ca); "
             "or listen at 127.0.0.1; or, to let everybody there do everything, set allow_anonymous_network "
             "(--allow-anonymous-network) and allowed_hosts (--allowed-host)"
         )

@@ -111,7 +111,7 @@ OF_GROUP: Final = {
     "deferred": "Messages deferred.",
     "rejected": "Messages rejected.",
     "expired_leases": "Leases that expired.",
-    "returned": "Messages that came back to be delivered again.",
+    "returned": "Messages returned to be delivered again.",
     "buried": "Messages that became dead letters.",
     "redriven": "Dead letters that were redriven.",
     "expired": "Messages skipped because their time to live had passed.",

@@ -227,7 +227,7 @@ def owning(
                 owner = str(error).partition("; ")[0]
                 raise Busy(
                     f"{owner}, and does not share it: Spark can write there only while no such process owns it. Close "
-                    "it there, then write again; nothing is lost or doubled by that"
+                    "it there, then write again; nothing is lost or duplicated"
                 ) from None
             world.clock.wait(threading.Event(), _LOOK_AGAIN_S)
     try:
@@ -284,7 +284,7 @@ def _telling_that_it_counts(write: CommitRequest) -> Iterator[None]:
     except HoldfastError as error:
         if not write.kept:
             advice = "do not write them again, the next write of Spark's to this folder brings them in"
-            error.args = (f"{error}. The rows are committed all the same: {advice}",)
+            error.args = (f"{error}. The rows are committed nevertheless: {advice}",)
         raise
 
 
@@ -602,7 +602,7 @@ class Staging:
                 size = 0
             if size < staged.size:
                 raise Unavailable(
-                    f"{path} has {size} bytes, and a task staged {staged.size} there: somebody has removed them, or "
+                    f"{path} has {size} bytes, and a task staged {staged.size} there: they were removed, or "
                     "tasks and driver do not share the folder. Nothing was written; write again"
                 )
 

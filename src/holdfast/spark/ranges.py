@@ -129,7 +129,7 @@ def batch_ranges(folder: DataFolder, options: ReadOptions, say: Callable[[str], 
                 raise CorruptData(
                     f'{error}. To read the other partitions only, set the option "failOnDataLoss" to false'
                 ) from error
-            say(f"{topic}/{number} is lost, passed over: {error}")
+            say(f"{topic}/{number} is lost and was skipped: {error}")
             continue
         if reader is None:
             check_unwritten(options, topic, number)
@@ -140,7 +140,7 @@ def batch_ranges(folder: DataFolder, options: ReadOptions, say: Callable[[str], 
         if start < reader.start:
             if options.fail_on_data_loss:
                 raise lost(Range(topic, number, start, max(stop, start + 1)), reader.start)
-            say(f"{reader.start - start} messages of {topic}/{number} are gone, passed over")
+            say(f"{reader.start - start} messages of {topic}/{number} are gone and were skipped")
             start = reader.start
         if start < stop:
             ranges.append(Range(topic, number, start, stop))

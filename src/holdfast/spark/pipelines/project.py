@@ -84,7 +84,7 @@ def _check_keys(node: Any, looked_at: set[int]) -> None:
 
 _HEAD: Final = """\
 # Pipelines: `holdfast pipeline run {name} --config {file}`, and `holdfast pipeline plan` to see what that would do.
-# Paths are meant from where this file is.
+# Paths are relative to this file.
 folder: data                    # the data folder with the topics
 lake: lake                      # where tables go; checkpoints are in lake/_checkpoints
 # file: my_pipelines.py         # functions of your own; see `holdfast pipeline new NAME --python`
@@ -93,7 +93,7 @@ pipelines:
 """
 
 PYTHON: Final = '''\
-"""Pipelines of our own: functions from rows to rows. Name this file in the YAML with `file: {file}`."""
+"""Your own pipelines: functions from rows to rows. Name this file in the YAML with `file: {file}`."""
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
