@@ -306,8 +306,7 @@ def worker_command(
     ] = None,
     group: Annotated[str | None, option("--group NAME", "The group of each queue; `default` by default.")] = None,
     name: Annotated[
-        str | None,
-        option("--name TEXT", "The name that `holdfast workers` shows; by default, its host and process id."),
+        str | None, option("--name TEXT", "Its name in `holdfast workers`; by default, its host and process id.")
     ] = None,
     body_type: Annotated[
         BodyKind | None,

@@ -108,8 +108,7 @@ def sealed(
             if fail_on_data_loss:
                 raise OffsetOutOfRange(
                     f"messages {start} to {each.start - 1} of {topic}/{partition} were dropped before they reached "
-                    "the cold tier: run this pipeline more often, or continue without them with fail_on_data_loss: "
-                    "false",
+                    "the cold tier: run this pipeline more often, or skip them with fail_on_data_loss: false",
                     offset=start,
                     start=each.start,
                     end=part.end,
