@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import holdfast
-from holdfast.broker.leases import run_receipt
+from holdfast.broker.folder.layout import run_receipt
 from holdfast.protocol.media import MSGPACK, RUNS
 from holdfast.protocol.messages import Deliveries, DeliveryRun
 from tests.integration.faults_gear import vanish

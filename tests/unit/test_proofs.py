@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast import HoldfastError, InvalidRequest, LeaseLost
-from holdfast.broker.folder.layout import parse_receipt
-from holdfast.broker.leases import Prover, run_receipt
+from holdfast.broker.folder.layout import parse_receipt, run_receipt
+from holdfast.broker.leases import Prover
 from tests.unit.brokers import FOLDER, Place
 
 KEY_FILE = f"{FOLDER}/receipts.key"

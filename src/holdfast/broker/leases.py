@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from holdfast.broker.folder.layout import ReceiptText, message_id
+from holdfast.broker.folder.layout import (
+    RUN_HEAD_BYTES,
+    TOKEN_MAC_BYTES,
+    TOKEN_TO_URL,
+    ReceiptText,
+    message_id,
+    run_receipt,
+)
 from holdfast.checksum import crc32c
 from holdfast.delivery.decide import held, lost
 from holdfast.delivery.events import Buried, BuriedReady, Event, Receipt
@@ -224,7 +231,6 @@ def _key_of(content: bytes) -> bytes | None:
 VERSION: Final = 1
 RUN_VERSION: Final = 2
 TOKEN_CHARACTERS: Final = 32
-_MAC_BYTES: Final = 11
 _RUN_KEY_BYTES: Final = 16
 _HEAD: Final = struct.Struct(">BQI")
 RUN_TOKEN_BYTES: Final = 29
@@ -232,11 +238,10 @@ _TIME: Final = 0xFFFF_FFFF
 _MOST_GIVEN: Final = 128  # texts that are kept for one group on one partition, twice
 _NEVER_GIVEN: Final = (-1, -1, "")
 
-assert _HEAD.size == 13  # keeps the table above and the code in step
+assert _HEAD.size == RUN_HEAD_BYTES  # keeps the table above and the code in step
 assert _HEAD.size + _RUN_KEY_BYTES == RUN_TOKEN_BYTES
-assert (_HEAD.size + _MAC_BYTES) * 4 == TOKEN_CHARACTERS * 3  # no padding: one text for each value
+assert (_HEAD.size + TOKEN_MAC_BYTES) * 4 == TOKEN_CHARACTERS * 3  # no padding: one text for each value
 
-_TO_URL: Final = bytes.maketrans(b"+/", b"-_")
 _FROM_URL: Final = bytes.maketrans(b"-_", b"+/")
 
 
@@ -251,25 +256,19 @@ class Proven(NamedTuple):
         return self.granted in (-1, at_ms & _TIME)
 
 
-def run_receipt(token: bytes, start: str, offset: int) -> str:
-    """The receipt of a message of a run: of its token, and what the names of its messages start with."""
-    mac = hashlib.blake2b(b"%d" % offset, key=token[_HEAD.size :], digest_size=_MAC_BYTES).digest()
-    return f"{start}{offset}@{b2a_base64(token[: _HEAD.size] + mac, newline=False).translate(_TO_URL).decode()}"
-
-
 class Prover:
     """Writes and verifies the tokens of one scope; `mark` is the bit set in all fences of leases with tokens."""
 
     def __init__(self, key: bytes, *scope: str | int, mark: int) -> None:
         self._mark = mark
         said = "".join(f"{part}\0" for part in scope).encode()
-        self._scope = hashlib.blake2b(said, key=key, digest_size=_MAC_BYTES)
+        self._scope = hashlib.blake2b(said, key=key, digest_size=TOKEN_MAC_BYTES)
         self._runs = hashlib.blake2b(said, key=key, digest_size=_RUN_KEY_BYTES, person=b"run")
 
     def text(self, name: str, fence: int, at_ms: int) -> str:
         """The lease id of a lease."""
         head = _HEAD.pack(VERSION, fence, at_ms & _TIME)
-        return f"{name}@{b2a_base64(head + self._mac(head, name), newline=False).translate(_TO_URL).decode()}"
+        return f"{name}@{b2a_base64(head + self._mac(head, name), newline=False).translate(TOKEN_TO_URL).decode()}"
 
     def run(self, start: str, fence: int, at_ms: int) -> bytes:
         """The token of messages that were leased at once, and whose names start with this."""

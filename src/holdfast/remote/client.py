@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 import msgspec
 
 from holdfast.api.drafts import Bodies, NewMessage, PublishRequest
-from holdfast.broker.folder.layout import DEFAULT_TOPIC
-from holdfast.broker.leases import run_receipt
+from holdfast.broker.folder.layout import DEFAULT_TOPIC, run_receipt
 from holdfast.broker.messages import TEXT_KEY, Draft, Place, check_partition
 from holdfast.broker.producers import ProducerId
 from holdfast.client.calling import Ask, Caller, packed, path_of

@@ -17,9 +17,9 @@ from holdfast.api.contents import Contents, Home
 from holdfast.api.drafts import Bodies, PublishRequest, Stored
 from holdfast.broker.delivery import Delivery as PartitionDelivery
 from holdfast.broker.engine import BrokerEngine
-from holdfast.broker.folder.layout import message_id
+from holdfast.broker.folder.layout import message_id, run_receipt
 from holdfast.broker.group import QueueGroup
-from holdfast.broker.leases import TOKEN_CHARACTERS, Delivered, run_receipt
+from holdfast.broker.leases import TOKEN_CHARACTERS, Delivered
 from holdfast.broker.messages import MOVED, TEXT_KEY, TOMBSTONE, original_of
 from holdfast.broker.partition import Partition
 from holdfast.broker.producers import KnownBatch

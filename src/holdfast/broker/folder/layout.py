@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from binascii import b2a_base64
 from contextlib import closing
 from typing import Final, NamedTuple
 
@@ -11,7 +12,7 @@ import msgspec
 from holdfast.checksum import crc32c
 from holdfast.env import World
 from holdfast.errors import ChecksumMismatch, InvalidRequest, NotAQueue
-from holdfast.later import pattern
+from holdfast.later import hashlib, pattern
 from holdfast.storage.files import LOCK, join, read_file
 
 TOPICS: Final = "topics"
@@ -165,6 +166,18 @@ def parse_receipt(text: object, topic: str) -> ReceiptText:
     if found is not None and found[1] in (None, topic):
         return ReceiptText(int(found[2] or 0), int(found[3]), found[4])
     raise InvalidRequest(f"{text!r:.300} is not a receipt of {topic}; give the text that came with the message")
+
+
+RUN_HEAD_BYTES: Final = 13  # of a token: version, fence, time of the grant; see `broker/leases.py`
+TOKEN_MAC_BYTES: Final = 11
+TOKEN_TO_URL: Final = bytes.maketrans(b"+/", b"-_")
+
+
+def run_receipt(token: bytes, start: str, offset: int) -> str:
+    """Return the receipt of a message of a run, from the run's token and what its messages' names start with."""
+    head, key = token[:RUN_HEAD_BYTES], token[RUN_HEAD_BYTES:]
+    mac = hashlib.blake2b(b"%d" % offset, key=key, digest_size=TOKEN_MAC_BYTES).digest()
+    return f"{start}{offset}@{b2a_base64(head + mac, newline=False).translate(TOKEN_TO_URL).decode()}"
 
 
 class LeaseText(NamedTuple):
