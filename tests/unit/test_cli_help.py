@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from holdfast.cli.main import COMMANDS, ENTRIES, TOPICS, find, tree
-from holdfast.cli.output import Column, Console, Table, Text, cut
-from holdfast.cli.parsing import Command, Section, UsageError, parts_of
+from holdfast.cli.output import Column, Console, Table, Text, cut, rows
+from holdfast.cli.parsing import Command, Section, UsageError, cells, parts_of
 from tests.unit.commands import Run, runner
 
 TREE = tree()
@@ -73,6 +73,21 @@ def test_an_unknown_word_gets_the_nearest_one(run):
     assert "did you mean --priority?" in run("put", "jobs", "--prioritty", "9").err
     assert "did you mean redrive?" in run("dead", "redrvie", "jobs").err
     assert "did you mean places?" in run("help", "place").err
+    assert "did you mean redrive?" in run("help", "dead", "redrvie").err
+    assert "did you mean ls?" in run("LS", "jobs").err
+
+
+def test_an_empty_place_is_not_taken_for_a_folder(run):
+    for words in (("stats", ""), ("put", "", "x"), ("--at", "", "stats")):
+        done = run(*words)
+        assert (done.code, done.out) == (2, "")
+        assert "the place is empty" in done.err
+
+
+def test_a_terminal_without_a_size_is_taken_for_one_of_80_columns(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((0, 0)))
+    assert (cells(), rows()) == (80, 24)
 
 
 def test_list_is_another_name_of_ls(run, tmp_path):

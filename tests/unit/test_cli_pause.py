@@ -33,6 +33,8 @@ def test_pause_and_resume_say_what_was_done_and_what_was_so_already(run, jobs):
     nothing = run("get", jobs, "--json")
     assert nothing.code != 0
     assert nothing.out == ""
+    assert "jobs is paused since " in nothing.err
+    assert "the printer burns; `holdfast resume` ends it" in nothing.err
     resumed = run("resume", jobs)
     assert "jobs, group default, is resumed; 2 ready" in resumed.err + resumed.out
     again = run("resume", jobs)

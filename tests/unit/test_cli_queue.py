@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -1159,3 +1160,18 @@ def test_a_word_that_is_not_one_of_a_few_is_refused_with_those_that_are(run, job
     assert words == "error: bodies='xml' cannot be used: Invalid enum value 'xml'; choose from bytes, text, json\n"
     words = run("list", jobs, "gone").err
     assert words.startswith("error: PHASE cannot be 'gone': choose from ready, leased, delayed, dead, done")
+
+
+def test_reading_many_dead_letters_shows_progress(run, tmp_path, monkeypatch):
+    seen: list[str] = []
+
+    @contextmanager
+    def progress(what: str, *_: object, shown: bool):
+        seen.append(f"{what} {shown}")
+        yield lambda done, total=0: None
+
+    run("put", tmp_path / "jobs", "x")
+    monkeypatch.setattr("holdfast.cli.output.progress", progress)
+    run("dead", "redrive", tmp_path / "jobs", "--yes")
+    run("dead", "purge", tmp_path / "jobs", "--yes", "--json")
+    assert seen == ["reading the dead letters True", "reading the dead letters False"]

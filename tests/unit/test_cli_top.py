@@ -127,6 +127,42 @@ def test_top_goes_on_when_a_look_fails(run, shop, monkeypatch):
     assert last["topics"][0]["in_per_second"] == 0
 
 
+class Terminal:
+    """A terminal of 80 columns that remembers what was painted."""
+
+    def __init__(self) -> None:
+        self.painted: list[str] = []
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        raise OSError("no file")
+
+    def write(self, text: str) -> None:
+        self.painted.append(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def test_top_on_a_terminal_shows_its_keys_on_one_line_and_that_it_is_paused(shop, monkeypatch):
+    pressed = iter(["/", *"orders", "\n", "r", " ", " ", "/", "x", "\x1b", "q"])
+    terminal = Terminal()
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(top_module.Keys, "pressed", lambda *_: next(pressed))
+    monkeypatch.setattr(top_module.Keys, "__enter__", lambda keys: keys)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    source, view = FolderSource(str(shop), None), View("delayed")
+    top_module._watch(source, view, source.look(), 3600.0, as_json=False)
+    lines = [line.removesuffix("\x1b[K") for text in terminal.painted for line in text.split("\n")]
+    assert max(len(line) for line in lines if "quit" in line) <= 80
+    assert lines.count("sorted by delayed, filter orders") == 1
+    assert lines.count("sorted by delayed, reversed, filter orders") == 3
+    assert sum("paused: space goes on, q quits" in line for line in lines) == 1
+    assert view.matching == "orders"  # not the filter that was given up
+
+
 def test_what_goes_backwards_is_no_rate():
     def load(at_s: float, published: int) -> Load:
         topic = TopicLoad(name="t", messages=1, delayed=0, dead=0, bytes=1, published=published, groups=[])
@@ -169,6 +205,9 @@ def test_commands_and_options_are_completed(run, monkeypatch):
     assert completed(run, monkeypatch, "ls", "jobs", "d") == ["delayed", "dead", "done"]
     assert completed(run, monkeypatch, "put", "jobs", "--durability", "f") == ["fsync"]
     assert completed(run, monkeypatch, "--tr") == ["--trust-folder"]
+    assert completed(run, monkeypatch, "help", "p")[-2:] == ["pipeline", "places"]
+    assert completed(run, monkeypatch, "help", "dead", "re") == ["redrive"]
+    assert completed(run, monkeypatch, "help", "put", "") == []
 
 
 def test_names_of_topics_and_groups_are_completed(run, monkeypatch, shop):

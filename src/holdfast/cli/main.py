@@ -10,14 +10,14 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Annotated, Any, Final, NamedTuple
 
 from holdfast import __version__
 from holdfast.cli.output import NOT_DONE, OK, exit_code
-from holdfast.cli.parsing import HELP_ROW, Command, Section, UsageError, argument, columns, nearest, paragraphs
+from holdfast.cli.parsing import HELP_ROW, Command, Section, Typed, UsageError, argument, columns, nearest, paragraphs
 from holdfast.later import run_one_command
 
 
@@ -197,8 +197,20 @@ arguments. Every setting has a variable, too: see `holdfast config show`.
 }
 
 
+def _help_names(typed: Typed, incomplete: str) -> list[str]:
+    """Return the commands and topics, or the commands of a section, whose names begin with this."""
+    known: Iterable[str] = [*ENTRIES, *TOPICS]
+    if typed.words:
+        found = find(typed.words)[0] if typed.words[0] in ENTRIES else None
+        known = found.functions if isinstance(found, Section) else ()
+    return [name for name in known if name.startswith(incomplete)]
+
+
 def help_command(
-    words: Annotated[list[str] | None, argument("TOPIC", "A command, such as `dead ls`, or a topic.")] = None,
+    words: Annotated[
+        list[str] | None,
+        argument("TOPIC", "A command, such as `dead ls`, or a topic.", complete=_help_names),
+    ] = None,
 ) -> int:
     """Explain a command or a topic.
 
@@ -219,7 +231,8 @@ def help_command(
     else:
         found, path, rest = find(words)
         if rest:
-            raise UsageError(f"there is no command {' '.join(['holdfast', *words])}", path)
+            hint = nearest(rest[0], found.functions) if isinstance(found, Section) else ""
+            raise UsageError(f"there is no command {' '.join(['holdfast', *words])}{hint}", path)
         sys.stdout.write(found.help(path) if isinstance(found, Section) else found.help())
     return OK
 

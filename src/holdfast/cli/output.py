@@ -483,7 +483,7 @@ class Screen:
 def rows() -> int:
     """Return the height of the terminal."""
     try:
-        return os.get_terminal_size(sys.stdout.fileno()).lines
+        return os.get_terminal_size(sys.stdout.fileno()).lines or 24
     except (OSError, ValueError):
         return 24
 

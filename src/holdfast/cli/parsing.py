@@ -352,7 +352,7 @@ def nearest(word: str, known: Iterator[str] | Mapping[str, Any] | Sequence[str])
     """Return a hint at the known word that was probably meant."""
     from difflib import get_close_matches
 
-    found = get_close_matches(word, list(known), n=1)
+    found = get_close_matches(word, names := list(known), n=1) or get_close_matches(word.lower(), names, n=1)
     return f"; did you mean {found[0]}?" if found else ""
 
 
@@ -401,9 +401,11 @@ def cells() -> int:
         return int(said)
     for stream in (sys.__stdout__, sys.__stderr__):
         try:
-            return os.get_terminal_size(stream.fileno()).columns  # type: ignore[union-attr]
+            width = os.get_terminal_size(stream.fileno()).columns  # type: ignore[union-attr]
         except (AttributeError, OSError, ValueError):
             continue
+        if width:  # some terminals, such as those of containers, do not know their size
+            return width
     return 80
 
 

@@ -122,6 +122,7 @@ EXPORTED_PLACE: Final = "HOLDFAST_QUEUE"
 
 _CONNECT_S: Final = 5.0
 _PAUSE_S: Final = 0.05
+_STATUS_LINE_BYTES: Final = 64
 
 
 # The profile of each place that came from one, since commands are only given the place.
@@ -146,6 +147,10 @@ def usual_place() -> str | None:
 
 def said_or_usual(place: str) -> str:
     """Return the given place; `@` stands for the default one."""
+    if not place:
+        raise InvalidRequest(
+            "the place is empty: name a folder or the address of a server; if it is in a variable, see that it is set"
+        )
     if place != USUAL:
         return place
     found = usual_place()
@@ -197,8 +202,13 @@ def connected(place: str, wait_s: float) -> Broker:
     return broker
 
 
+class _AnsweredByAnother(OSError):
+    """A proxy, or a server of another kind, says that it cannot answer. Its text is the status."""
+
+
 def _reach(address: Address, tls: Any, wait_s: float) -> None:
     """Check that the server answers: a regular call would be retried for longer than people want to wait."""
+    from holdfast.client.calling import not_ours
     from holdfast.client.network import distrust, strictness
 
     give_up = time.monotonic() + wait_s
@@ -210,12 +220,17 @@ def _reach(address: Address, tls: Any, wait_s: float) -> None:
             if why:  # retrying would not help
                 raise _not_trusted(address, why, strictness(error)) from None
             if time.monotonic() >= give_up:
+                if isinstance(error, _AnsweredByAnother):
+                    raise Unavailable(not_ours(address, str(error))) from None
                 raise _unreachable(address, error) from None
         time.sleep(_PAUSE_S)
 
 
 def _knock(address: Address, tls: Any) -> None:
-    """Wait for the first byte of an answer: a server may accept a connection and close it without one."""
+    """Wait for the first bytes of an answer: a server may accept a connection and close it without one.
+
+    A proxy may also answer for a server that is away. A Holdfast server that answers this call never sends a 5xx.
+    """
     from holdfast.env.sockets import connect_tcp, connect_unix
 
     if address.socket is not None:
@@ -224,8 +239,12 @@ def _knock(address: Address, tls: Any) -> None:
     with connect_tcp(address.host, address.port, _CONNECT_S, tls) as connection:
         connection.sendall(f"GET /healthz HTTP/1.1\r\nhost: {address.authority}\r\nconnection: close\r\n\r\n".encode())
         with suppress(TimeoutError):  # the server is up, if slow
-            if not connection.recv(1):
+            start = connection.recv(_STATUS_LINE_BYTES)
+            if not start:
                 raise EOFError("it closed the connection without responding")
+            version, _, rest = start.partition(b" ")
+            if version.startswith(b"HTTP/") and rest[:3] in (b"502", b"503", b"504"):
+                raise _AnsweredByAnother(rest[:3].decode())
 
 
 def _not_trusted(address: Address, why: str, remedy: str) -> Unauthenticated:

@@ -341,11 +341,16 @@ def _error(answer: Answer, address: Address) -> HoldfastError:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         kind = Unavailable if answer.status in _AGAIN else HoldfastError
         media = answer.headers.get("content-type", "").partition(";")[0].strip() or "no content type"
-        return kind(
-            f"what responds at {address.text} is not a Holdfast server, or a proxy in front of it has a problem: it "
-            f"responded with {answer.status} and {media}. Check the address and the port"
-        )
+        return kind(not_ours(address, f"{answer.status} with {media}"))
     return error_of(answered.error)
+
+
+def not_ours(address: Address, answer: str) -> str:
+    """Say that something else answered at the address."""
+    return (
+        f"what responds at {address.text} is not a Holdfast server, or a proxy in front of it has a problem: it "
+        f"responded with {answer}. Check the address and the port"
+    )
 
 
 def _retry_after(answer: Answer) -> float:

@@ -19,7 +19,7 @@ from holdfast.broker.inspect import GroupStanding, TopicStanding
 from holdfast.broker.samples import Line, Samples, line_of, peak_of, squeezed, top_of
 from holdfast.cli import output
 from holdfast.cli.opening import AsJson, DataFolder, QueueAt, Topic, opened_broker, topics_of, unknown_topic
-from holdfast.cli.parsing import option
+from holdfast.cli.parsing import cells, option
 from holdfast.cli.places import queue_of
 from holdfast.cli.reading import standing_of, standing_with_delayed
 from holdfast.client.opening import is_address
@@ -114,6 +114,7 @@ def _group_load(group: GroupStanding) -> GroupLoad:
 
 Sort: TypeAlias = Literal["name", "ready", "leased", "delayed", "dead", "oldest", "in", "out", "disk"]
 _SORTS: Final = get_args(Sort)
+_ESCAPE: Final = "\x1b"
 # The first rates are measured over this time, so that nobody waits for a whole interval to see any.
 _FIRST_S: Final = 0.5
 
@@ -206,6 +207,8 @@ def _watch(source: LoadSource, view: View, before: Load, interval_s: float, *, a
                 if key == "q":
                     return
                 if key == " ":
+                    if load is not None:
+                        live.update(*_frame(source, load, shown, view, paused=True))
                     while (key := keys.pressed(60)) not in (" ", "q"):
                         pass
                     if key == "q":
@@ -224,17 +227,29 @@ def _obey(key: str, view: View, keys: Keys, live: output.Screen) -> None:
     elif key == "/":
         typed = ""
         while key not in ("\r", "\n"):
+            if key == _ESCAPE:
+                return  # the filter stays as it was
             live.update(f"Show topics whose name contains: {typed}_")
             key = keys.pressed(60)
             typed = typed[:-1] if key in ("\x7f", "\b") else typed + key if key.isprintable() else typed
         view.matching = typed
 
 
-def _frame(source: LoadSource, load: Load, before: Load, view: View) -> list[str | output.Table]:
-    chosen = f"sorted by {view.sort}{', reversed' if view.reverse else ''}"
-    chosen += f", filter {output.safe(view.matching)}" if view.matching else ""
-    keys = f"\n{chosen}   q quit  s sort  r reverse  / filter  space pause" if output.stdout().is_terminal else ""
-    return [_caption(source, load), load_table(load, before, view), *([keys] if keys else [])]
+def _frame(
+    source: LoadSource, load: Load, before: Load, view: View, *, paused: bool = False
+) -> list[str | output.Table]:
+    shown: list[str | output.Table] = [_caption(source, load), load_table(load, before, view)]
+    console = output.stdout()
+    if console.is_terminal:
+        chosen = f"sorted by {view.sort}{', reversed' if view.reverse else ''}"
+        chosen += f", filter {output.safe(view.matching)}" if view.matching else ""
+        keys = "paused: space goes on, q quits" if paused else "q quit  s sort  r reverse  / filter  space pause"
+        width = cells()
+        fits = output.cell_len(chosen) + output.cell_len(keys) + 3 <= width
+        shown.append(
+            "\n" + (f"{chosen}   {keys}" if fits else f"{output.cut(chosen, width)}\n{output.cut(keys, width)}")
+        )
+    return shown
 
 
 class Keys:

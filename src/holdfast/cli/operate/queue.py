@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import datetime
 from typing import Annotated, Final, TypeAlias
 
@@ -432,7 +432,8 @@ def dead_redrive_command(
     size = _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / 10)))
     pause_s = 0.0 if rate is None else size / rate
     with at.of(ids[0] if ids else None).opened() as queue:
-        chosen = queue.dead.redrive(_given(ids), where=where, limit=limit, dry_run=True, to=to).ids
+        with _reading(at):
+            chosen = queue.dead.redrive(_given(ids), where=where, limit=limit, dry_run=True, to=to).ids
         done = "put back" if to is None else f"put into {output.safe(to)}"
         moving = _Moving("redrive", done, chosen, size, pause_s, as_json=at.as_json)
         return moving.run(lambda some: queue.dead.redrive(some, to=to).done, dry_run=dry_run, yes=yes)
@@ -454,9 +455,21 @@ def dead_purge_command(
         holdfast dead purge jobs --where 'reason == "EXPIRED"' --yes
     """
     with at.of(ids[0] if ids else None).opened() as queue:
-        chosen = queue.dead.purge(_given(ids), where=where, limit=limit, dry_run=True).ids
-        moving = _Moving("purge", "dropped for good", chosen, _AT_ONCE, 0, as_json=at.as_json)
+        with _reading(at):
+            moving = _Moving(
+                "purge",
+                "dropped for good",
+                queue.dead.purge(_given(ids), where=where, limit=limit, dry_run=True).ids,
+                _AT_ONCE,
+                0,
+                as_json=at.as_json,
+            )
         return moving.run(lambda some: queue.dead.purge(some).done, dry_run=dry_run, yes=yes)
+
+
+def _reading(at: opening.QueueAt) -> AbstractContextManager[Callable[..., None]]:
+    """Show that many dead letters are being read."""
+    return output.progress("reading the dead letters", shown=not at.as_json)
 
 
 class _Moving:

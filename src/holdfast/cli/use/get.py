@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
@@ -20,8 +20,9 @@ from holdfast.cli.opening import OpeningTurns, QueueAt, Views, chosen_topic, ope
 from holdfast.cli.parsing import argument, option
 from holdfast.client.opening import is_address
 from holdfast.env import real_world
-from holdfast.errors import Empty, HoldfastError, InvalidRequest
+from holdfast.errors import Empty, Forbidden, HoldfastError, InvalidRequest
 from holdfast.later import shlex
+from holdfast.model import Pause
 
 # A message as shell variables, which `holdfast get --export` prints for `eval`.
 
@@ -215,7 +216,7 @@ def default_holder() -> str:
 
 def _take(at: QueueAt, taken: _Taken, count: int, timeout_s: float, options: dict[str, Any]) -> None:
     """Pass on what is ready, or what arrives in time."""
-    topic = at.topic or ""
+    topic, paused = at.topic or "", None
     with closing(OpeningTurns(at.folder, topic, timeout_s, at.wait).each()) as turns:
         for broker, wait_s in turns:
             group = view(broker, topic, at.group, make=True)
@@ -223,8 +224,20 @@ def _take(at: QueueAt, taken: _Taken, count: int, timeout_s: float, options: dic
             if found:
                 taken(group, found)
                 return
+            paused = _pause_of(group)
+    if paused is not None:
+        from holdfast.cli.operate.queue import pause_text
+
+        raise Empty(f"{at.folder} is paused {pause_text(paused)}; `holdfast resume` ends it")
     ready = f"became ready within {timeout_s:g} s" if timeout_s else "is ready"
     raise Empty(f"no message {ready} in {at.folder}")
+
+
+def _pause_of(group: holdfast.Group[bytes]) -> Pause | None:
+    """Return the pause of a group, if it is paused and the caller may know."""
+    with suppress(Forbidden):
+        return group.stats().paused
+    return None
 
 
 class _Showing:
