@@ -118,7 +118,7 @@ class TailLost(InvalidRequest):
 
 
 class Conflict(InvalidRequest):
-    """It was changed by someone else in the meantime: load it again, then decide again.
+    """It was changed by someone else in the meantime: load it again and redo your change.
 
     For a state document, `version` is its current version (0 if it does not exist).
     """

@@ -31,7 +31,7 @@ from holdfast.errors import Conflict, LeaseLost, LockHeld
 
 # How a lease ended.
 RELEASED: Final = "it was released"
-EXPIRED: Final = "its time was over"
+EXPIRED: Final = "its lease expired"
 
 
 class Begun(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
@@ -382,7 +382,7 @@ def lost(table: LockTable, proof: Proof, now: Moment) -> LeaseLost:
         )
     if held is not None and held.until_ms > now.mono_ms:
         return LeaseLost(
-            f"lock {name} is no longer yours: {held.owner or 'somebody else'} has it since {utc(held.at_ms)}, with "
+            f"lock {name} is no longer yours: {held.owner or 'somebody else'} has had it since {utc(held.at_ms)}, with "
             f"the higher fence {held.fence}. {_NOTHING}",
             holder=held.owner,
             since_ms=held.at_ms,
@@ -403,7 +403,8 @@ def lock_held(table: LockTable, name: str, now: Moment) -> LockHeld:
     held = table.held[name]
     until_ms = now.wall_ms + held.until_ms - now.mono_ms
     return LockHeld(
-        f"lock {name} is held by {held.owner or 'somebody'} since {utc(held.at_ms)}, until {utc(until_ms)} unless "
+        f"lock {name} has been held by {held.owner or 'somebody'} since {utc(held.at_ms)}, until {utc(until_ms)} "
+        "unless "
         "it is renewed. Try again later, or wait for it",
         holder=held.owner,
         since_ms=held.at_ms,
@@ -411,7 +412,7 @@ def lock_held(table: LockTable, name: str, now: Moment) -> LockHeld:
     )
 
 
-_NOTHING = "Nothing was changed by this call; stop what the lock was to protect"
+_NOTHING = "Nothing was changed by this call; stop the work that the lock protects"
 
 
 def decide(table: LockTable, command: Command, now: Moment) -> list[Event]:
@@ -430,7 +431,7 @@ def _(command: Acquire, table: LockTable, now: Moment) -> Iterator[Event]:
     free = name not in table.held or table.is_over(name, now.mono_ms)
     if command.if_not_exists and (not free or name in table.documents):
         there = f"a document with version {table.documents[name].version}" if free else "a lock that somebody holds"
-        raise Conflict(f"{name} exists already: there is {there}. Nothing was changed; take it without if_not_exists")
+        raise Conflict(f"{name} already exists: there is {there}. Nothing was changed; take it without if_not_exists")
     if not free:
         raise lock_held(table, name, now)
     # An expired lease that no tick has noticed yet is ended here, so that the journal has an end for each beginning.
@@ -489,7 +490,7 @@ def _allow(table: LockTable, name: str, expected: int | None, proof: Proof | Non
     if expected is not None and expected != version:
         there = f"has version {version}" if version else "does not exist"
         raise Conflict(
-            f"document {name} {there}, and version {expected} was expected: someone else changed it first. Nothing was "
-            "changed; get it again, then decide again",
+            f"document {name} {there}, but version {expected} was expected: someone else changed it first. Nothing was "
+            "changed; get it again and redo your change",
             version=version,
         )

@@ -382,7 +382,8 @@ def _engine_of(of: object) -> BrokerEngine:
     engine = of if isinstance(of, BrokerEngine) else getattr(port_of(of), "engine", None)
     if not isinstance(engine, BrokerEngine):
         raise InvalidRequest(
-            f"the traces of {of!r} are not here: export them in the process that owns the folder, or by the server"
+            f"this process does not have the traces of {of!r}: export them in the process that owns the folder, or by "
+            "the server"
         )
     return engine
 

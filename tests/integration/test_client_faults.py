@@ -181,7 +181,7 @@ def test_a_server_that_says_nothing_is_given_up_after_the_time_out(proxy):
         broker.topics()
         proxy.swallow = True
         began = time.monotonic()
-        with pytest.raises(Unavailable, match="gave no answer"):
+        with pytest.raises(Unavailable, match="did not respond"):
             broker.topics()
         assert time.monotonic() - began < 10
         proxy.swallow = False

@@ -91,7 +91,7 @@ def test_a_paused_queue_is_not_forgotten(server):
     section = page(server, "/ui").partition('id="attention"')[2].partition("</section>")[0]
     assert "What needs attention" in section
     assert "orders is paused" in section
-    assert "the shop is closed; 18 messages ready, and none is delivered until somebody resumes it" in section
+    assert "the shop is closed; 18 messages ready, and none is delivered until it is resumed" in section
     assert server.post("/v1/queues/orders/resume").status == 200
     assert "orders is paused" not in page(server, "/ui")
 

@@ -103,6 +103,6 @@ async def test_a_bad_reason_is_refused_and_resume_without_a_receipt_is_not_resum
                 await done(queue.pause(reason=bad))
         assert (await done(queue.stats())).paused is None
         await done(queue.pause())
-        with pytest.raises(InvalidRequest, match="a receipt is text"):
+        with pytest.raises(InvalidRequest, match="a receipt must be a str"):
             await done(queue.resume(None))
         assert (await done(queue.stats())).paused is not None

@@ -154,7 +154,7 @@ def test_a_store_that_only_says_no_ends_the_owner_in_time(s3):
     assert chain is not None
     server.errors += [("PUT", 503, "SlowDown", False)] * 1000
     chain.batch.make("a")
-    with pytest.raises(OwnershipLost, match="gave no answer"):
+    with pytest.raises(OwnershipLost, match="did not respond"):
         chain.commit()
 
 
@@ -217,7 +217,7 @@ def test_what_s3_says_is_one_sentence(s3, tmp_path, monkeypatch, method, status,
     monkeypatch.setattr(S3Handler, "next_error", lambda _, called: error if called == method else None)
     with pytest.raises(holdfast.DiskFailed) as caught:
         holdfast.open("s3://bucket/jobs")
-    said = rf"{method} http://\S+ was answered with {status}, {code}, as documented\. See that[^\n]*"
+    said = rf"{method} http://\S+ was answered with {status}, {code}, as documented\. Check that[^\n]*"
     assert re.fullmatch(f"s3://bucket/jobs cannot be opened: {said}", str(caught.value))
     assert server.objects == {}
 
@@ -226,5 +226,5 @@ def test_a_server_that_is_not_there_is_named(monkeypatch, tmp_path):
     for name, value in {**KEYS, "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}.items():
         monkeypatch.setenv(name, value)
     store, _ = open_store(parse_place("s3://bucket/jobs"))
-    with pytest.raises(StoreUnreachable, match=r"PUT http://127.0.0.1:1/bucket/jobs/a got no answer: no server was"):
+    with pytest.raises(StoreUnreachable, match=r"PUT http://127.0.0.1:1/bucket/jobs/a failed: no server could be"):
         store.create("a", b"")

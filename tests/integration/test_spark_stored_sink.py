@@ -137,7 +137,7 @@ def test_a_large_file_is_put_in_pieces_and_a_missing_one_stops_the_commit(
     assert len(pieces) >= 4
     content = Path(pieces[-1]).read_bytes()
     Path(pieces[-1]).unlink()
-    with pytest.raises(Unavailable, match=r"somebody has removed them, .* Nothing was written"):
+    with pytest.raises(Unavailable, match=r"they were removed, .* Nothing was written"):
         here.commit(staged)
     assert here.bodies() == []
     Path(pieces[-1]).write_bytes(content)

@@ -126,7 +126,7 @@ def test_bad_names_and_orders_are_refused(broker):
             Worker(print, queue="nowhere", name=name)
     with pytest.raises(InvalidRequest, match="order='dance'"):
         broker.order_worker("mailer", "dance")
-    with pytest.raises(InvalidRequest, match="name is text"):
+    with pytest.raises(InvalidRequest, match="name must be a str"):
         broker.order_worker(5, "drain")
     with pytest.raises(NotFound, match="no worker mailer"):
         broker.order_worker("mailer", "drain")

@@ -278,7 +278,7 @@ def test_quarantined_rows_name_field_and_value_and_are_tried_again_after_a_fix(s
     strict = strict.expect("positive", "amount > 0", on_fail="quarantine")
     shop.run(strict)
     assert sorted(why for reasons in shop.by_others("s.quarantine")["_reasons"] for why in reasons) == [
-        "amount is 4,50, which is no double",
+        "amount is 4,50, which is not a valid double",
         "not JSON of the schema",
         "positive",
     ]

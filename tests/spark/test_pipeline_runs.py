@@ -82,7 +82,7 @@ def test_a_replay_that_was_cut_short_goes_on_and_doubles_nothing(kit: Kit, monke
     assert 6 < len(sent) < 20
     publish(kit, "orders", orders(5, start=100))  # which came too late for this replay
 
-    assert "goes on" in kit.plan("again-now").notes[0]
+    assert "continues" in kit.plan("again-now").notes[0]
     kit.run("again-now")
     assert sorted(bodies(kit, "again")) == sorted(orders(20))
     assert kit.plan("again-now").notes == ("replay again-now is done",)
@@ -107,7 +107,7 @@ def test_a_replay_is_not_changed_on_the_way_but_may_be_made_again(kit: Kit):
     first = kit.run("again-now").rows_out
     assert first == 7
     kit.declare("again-now", "replay", topics=["orders"], to="again")
-    with pytest.raises(InvalidRequest, match=r"was begun with starting_offsets .* give it another id"):
+    with pytest.raises(InvalidRequest, match=r"was started with starting_offsets .* give it another id"):
         kit.run("again-now")
     kit.declare("again-now", "replay", topics=["orders"], to="again", id="second")
     assert kit.run("again-now").rows_out == 10
@@ -233,7 +233,7 @@ def test_dead_letters_are_told_by_kind_and_put_back_by_condition(kit: Kit):
     kit.declare("triage", "deadletters", redrive="error LIKE 'timed out%'", redrive_limit=1)
     plan = kit.plan("triage")
     assert plan.rows == 3
-    assert plan.notes[0].startswith("puts back 1 dead letter: orders.dlq-")
+    assert plan.notes[0].startswith("redrives 1 dead letter: orders.dlq-")
     assert len(waiting(kit)) == 3
 
     summary = kit.run("triage")

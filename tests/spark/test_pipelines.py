@@ -181,7 +181,7 @@ def test_refine_types_rows_puts_bad_ones_aside_and_takes_the_first_of_each_key(s
     assert aside == {
         b"no json": ["not JSON of the schema"],
         b"": ["not JSON of the schema"],
-        b'{"id": "one"}': ["id is one, which is no bigint"],
+        b'{"id": "one"}': ["id is one, which is not a valid bigint"],
         b'{"amount": 2.0}': ["id is null"],
     }
     shop.send({**order, "id": 2}, {**order, "id": 3})
@@ -395,7 +395,7 @@ def test_mistakes_are_told_in_one_sentence(shop):
         (other, UnknownTopic, "there is no topic ordres"),
         (shop.land(name="l").expect("x", "amont > 0"), BadSettings, "the check of 'x', amont > 0, cannot be used"),
         (shop.land().refine("id lng", name="s1"), BadSettings, "the schema 'id lng' cannot be used"),
-        (shop.land().refine("id long", key="no", name="s2"), BadSettings, "its key 'no' is none of its columns"),
+        (shop.land().refine("id long", key="no", name="s2"), BadSettings, "its key 'no' is not one of its columns"),
         (shop.land().aggregate(by=["no"], name="g"), BadSettings, "by names 'no'"),
     ]
     for chain, kind, words in mistakes:

@@ -145,7 +145,7 @@ def test_rows_that_change_are_refused_where_it_would_be_left_to_chance(shop):
     shop.send("payments", payment(1, "10:00"))
     with pytest.raises(InvalidRequest, match=r"several rows with customer anna.*latest_by"):
         shop.run(either)
-    with pytest.raises(BadSettings, match="either has upsert_by: rows that change cannot be read on"):
+    with pytest.raises(BadSettings, match="either has upsert_by: rows that change cannot be read incrementally"):
         shop.silver("orders", ORDERS).apply(either).apply(beyond).plan()
 
 

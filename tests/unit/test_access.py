@@ -229,10 +229,10 @@ def test_a_token_comes_as_it_is_or_as_a_password(place: Place, authorization: st
         ("Bearer t1 t1", "the token is not known here"),
         (basic("t1:"), "the token is not known here"),
         (basic("t1"), "the token is not known here"),
-        ("Basic ***", "is not what Basic means"),
-        ("Basic /w==", "is not what Basic means"),
-        ("Digest t1", "of an unknown kind"),
-        ("t1", "of an unknown kind"),
+        ("Basic ***", "is not valid for Basic"),
+        ("Basic /w==", "is not valid for Basic"),
+        ("Digest t1", "has an unknown scheme"),
+        ("t1", "has an unknown scheme"),
         (f"Bearer {digest_of('t1')}", "the token is not known here"),
     ],
 )
@@ -376,7 +376,7 @@ def test_an_open_server_answers_only_under_its_own_names(place: Place):
     for host in ("localhost:7700", "127.0.0.1:7700", "[::1]:7700", "127.8.8.8", "app.localhost", "LOCALHOST.", ""):
         assert access.principal(Asked(host=host)).name == "local"
     for host in ("evil.example:7700", "10.0.0.1", "127.0.0.1.evil.example", "localhost@evil.example", "["):
-        with pytest.raises(Forbidden, match="this server answers only as localhost, 127"):
+        with pytest.raises(Forbidden, match="this server responds only as localhost, 127"):
             access.principal(Asked(host=host))
     assert Access(ServerSettings(host="box"), place.world).principal(Asked(host="BOX:7700")).name == "local"
     anybody = ServerSettings(

@@ -208,7 +208,7 @@ def test_an_act_that_cannot_be_written_down_is_refused():
             place = Place()
             audit = place.audit()
             place.disk.faults.fail(1, code, sticky=True, calls=frozenset({call}))
-            with pytest.raises(kind, match=f"nothing was done: DELETE .* cannot be written to the audit log {PATH}"):
+            with pytest.raises(kind, match=f"nothing was done: DELETE .* cannot be recorded in the audit log {PATH}"):
                 begin(audit)
             assert place.disk.faults.fired
             place.disk.faults.clear()

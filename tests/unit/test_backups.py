@@ -569,7 +569,7 @@ def test_a_number_that_was_cleaned_up_is_told(tmp_path, monkeypatch):
     store, root = open_store(parse_place(url))
     for number in range(3):
         store.remove(f"{root}chain/{number:020}")
-    with pytest.raises(NotFound, match="no longer goes back so far"):
+    with pytest.raises(NotFound, match="no longer goes back that far"):
         holdfast.restore(url, tmp_path / "restored", at=2)
     holdfast.restore(url, tmp_path / "restored")
     assert len(bodies(tmp_path / "restored")) == 2

@@ -387,7 +387,7 @@ def test_a_call_of_which_one_partition_fails_says_what_is_stored_and_that_can_be
     with pytest.raises(DiskFull) as caught:
         place.broker.publish_many("orders", messages)
     assert caught.value.__notes__ == [
-        "2 of 3 messages are stored, in other partitions: those at 0, 2 of the call; send only the rest again"
+        "2 of 3 messages are stored, in other partitions: those at indexes 0, 2 of the call; resend only the rest"
     ]
     assert taken(group) == [b"a", b"c"]
     with pytest.raises(DiskFull) as caught:

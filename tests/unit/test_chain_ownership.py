@@ -182,7 +182,7 @@ def test_a_fence_of_ours_that_came_late_does_not_keep_us_waiting(machines, clock
 def test_an_object_that_exists_and_cannot_be_read_is_not_asked_for_for_ever(machines, store):
     owner = machines[0].own()
     store.create = lambda key, content: False
-    with pytest.raises(OwnershipLost, match="gave no answer"):
+    with pytest.raises(OwnershipLost, match="did not respond"):
         put(owner, "file")
 
 

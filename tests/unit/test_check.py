@@ -221,7 +221,7 @@ def test_a_frame_of_another_log_is_damage(logged):
     other.fill()
     logged.write(second(logged), 0, other.disk.contents(other.path(second(other))))
     finding = only(logged.check(), "damage")
-    assert "of another log" in finding.what
+    assert "belongs to another log" in finding.what
     assert finding.messages == logged.check().lost_messages > 50
 
 

@@ -336,7 +336,7 @@ def test_what_is_no_checkpoint_is_refused_and_other_names_are_passed_over():
     store.create(checkpoint_key("", 3), b"HFCP\x01" + crc32c(payload).to_bytes(4, "little") + payload)
     store.create("checkpoint/README", b"made by a person")
     assert checkpoints(store, "") == [3]
-    with pytest.raises(BadObject, match="not as this release writes it"):
+    with pytest.raises(BadObject, match="not in the format of this release"):
         read_checkpoint(store, "", 3)
 
 

@@ -46,7 +46,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A log of some segments, closed in order; message n has the time n seconds after 1970."""
+    """A log of some segments, closed cleanly; message n has the time n seconds after 1970."""
     path = tmp_path / "orders"
     with Log.open(str(path), SMALL) as log:
         for n in range(40):
@@ -120,7 +120,7 @@ def test_info_shows_offsets_segments_owner_and_disk(run, folder):
     done = run("log", "info", folder)
     assert (done.code, done.err) == (0, "")
     assert "120 (offsets 0 to 119)" in done.out
-    assert "closed in order" in done.out
+    assert "closed cleanly" in done.out
     assert f"process {os.getpid()}" in done.out
     assert "1970-01-01 00:01:59" in done.out
     assert max(map(len, done.out.splitlines()[1:])) <= 80
@@ -157,7 +157,7 @@ def test_info_of_many_segments_shows_the_first_and_the_last(run, tmp_path):
             log.append([b"x"], durability="os")
     out = run("log", "info", folder).out
     assert "16 more" in out
-    assert "40 segments in all" in out
+    assert "40 segments in total" in out
     assert len(out.splitlines()) < 45
     assert len(run("log", "info", folder, "--json").document["segments"]) == 40
 

@@ -68,7 +68,7 @@ def test_a_command_that_needs_a_topic_lists_those_there_are(run, data, command):
     before = everything(data)
     done = run(*[str(data) if word == "DIR" else word for word in command.split()])
     assert (done.code, done.out) == (2, "")
-    assert done.err == f"error: {data} has 2 topics; say which with --topic: orders, other\n"
+    assert done.err == f"error: {data} has 2 topics; choose one with --topic: orders, other\n"
     assert (
         everything(data).keys() - {"reserve"} == before.keys()
     )  # which the first opening of a folder with topics makes
@@ -76,9 +76,9 @@ def test_a_command_that_needs_a_topic_lists_those_there_are(run, data, command):
 
 def test_an_unknown_topic_or_group_is_answered_with_those_there_are(run, data):
     assert "there are orders, other" in run("peek", data, "--topic", "oders").err
-    assert "say which with --group: billing" in run("peek", data, "--topic", "orders").err
-    assert "say which with --group: billing" in run("list", data, "--topic", "orders", "--group", "bling").err
-    assert "say which with --group: billing" in run("get", data, "--topic", "orders").err
+    assert "choose one with --group: billing" in run("peek", data, "--topic", "orders").err
+    assert "choose one with --group: billing" in run("list", data, "--topic", "orders", "--group", "bling").err
+    assert "choose one with --group: billing" in run("get", data, "--topic", "orders").err
     assert "`holdfast get` makes it" in run("stats", data, "--topic", "other").err
     assert run("group", "ls", data, "--json").lines[0]["name"] == "billing"
 
@@ -143,7 +143,7 @@ def test_a_receipt_finds_the_group_that_has_the_message(run, data, monkeypatch):
 def test_a_receipt_finds_its_own_group_and_settles_nothing_of_another(run, data):
     run("put", data, "x", "--topic", "other")
     first, second = (run("get", data, "--topic", "other", "--group", name, "--json").lines[0] for name in "ab")
-    assert "it is of another group" in run("ack", data, first["receipt"], "--group", "b").err
+    assert "it belongs to another group" in run("ack", data, first["receipt"], "--group", "b").err
     for receipt in (second["receipt"], first["receipt"]):
         assert run("ack", data, receipt).code == 0
         assert run("ack", data, receipt).code == 2
@@ -256,7 +256,10 @@ def test_damage_anywhere_is_found_and_mended(run, full, name):
     ("gone", "words"),
     [
         ("topics/orders/1/log", "topics/orders/1/log is missing"),
-        ("topics/orders/1/groups/billing", "topics/orders/1/groups/billing is missing: what was handled is not known"),
+        (
+            "topics/orders/1/groups/billing",
+            "topics/orders/1/groups/billing is missing: which messages were handled is not known",
+        ),
         ("topics/orders/0/groups/audit", "topics/orders/0/groups/audit is missing"),
         ("topics/orders/1", "topics/orders/1/log is missing"),
     ],
@@ -272,7 +275,7 @@ def test_a_folder_that_is_missing_is_damage(run, full, gone, words):
 def test_a_repair_says_that_it_is_done_also_where_a_part_is_missing(run, full):
     shutil.rmtree(full / "topics/orders/1")
     done = run("repair", full, "--yes")
-    assert (done.code, done.out.splitlines()[-1]) == (0, f"repaired; nothing in {full} is damaged any more")
+    assert (done.code, done.out.splitlines()[-1]) == (0, f"repaired; no damage is left in {full}")
     assert run("check", full).code == 0
 
 

@@ -151,13 +151,13 @@ def test_new_writes_a_file_that_can_be_read_and_never_writes_over_one(run, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("run",), "name a pipeline, or say --all; there are land, silver"),
+        (("run",), "name a pipeline, or use --all; there are land, silver"),
         (("run", "lnd"), "did you mean 'land'?"),
         (("run", "land", "--all"), "not both"),
         (("run", "land", "--config", "none.yaml"), "there is no file none.yaml"),
         (("run", "land", "--config", "shop"), "is a folder"),
-        (("run", "land", "--follow", "--every", "1ms"), "every 100 ms at most"),
-        (("run", "land", "--full-refresh"), "asks before it changes anything"),
+        (("run", "land", "--follow", "--every", "1ms"), "give 100 ms or more"),
+        (("run", "land", "--full-refresh"), "asks for confirmation"),
         (("run", "land", "--conf", "ui.enabled=true"), "is not a setting: give spark.NAME=VALUE"),
         (("run", "land", "--conf", "spark.remote=sc://host"), "with --remote sc://host, not with --conf"),
         (("run", "land", "--remote", "sc://host", "--master", "local[2]"), "give --remote or --master, not both"),

@@ -91,7 +91,7 @@ def test_a_producer_that_resumes_stores_the_rest(run, data):
     again = run("produce", data, "orders", "--name", "import", "--resume", "--json", stdin=lines)
     assert again.document["duplicates"] in (first["stored"], first["stored"] - 1)  # a half line is another message
     whole = run("produce", data, "orders", "--name", "import", "--resume", stdin=lines)
-    assert "700 of them were there already" in whole.out
+    assert "700 of them were already there" in whole.out
     assert "--name" in run("produce", data, "orders", "--resume", "-m", "x").err
 
 

@@ -80,7 +80,7 @@ def test_put_with_everything(run, jobs):
     (receipt,) = run("put", jobs, "resize 42", *options, "--json").lines
     assert receipt == {"id": "jobs-0-0", "offset": 0, "duplicate": False, "durability": "os"}
     assert run("put", jobs, "again", "--dedup-id", "img-42", "--json").lines[0]["duplicate"] is True
-    assert run("put", jobs, "again", "--dedup-id", "img-42").err == "1 message, 1 of them known before (fsync)\n"
+    assert run("put", jobs, "again", "--dedup-id", "img-42").err == "1 message, 1 of them already known (fsync)\n"
     (message,) = run("peek", jobs, "--json").lines
     assert (message["body"], message["key"], message["priority"]) == ("resize 42", "user-7", 7)
     assert [(header["name"], header["value"]) for header in message["headers"]] == [("kind", "img"), ("kind", "x=y")]
@@ -166,7 +166,7 @@ def test_a_large_input_is_stored_in_batches(run, jobs):
     done = run("put", jobs, "--jsonl", "--durability", "os", "--json", stdin=content)
     assert done.code == 2
     assert "line 2501" in done.error["message"]
-    assert "2,000 messages before this batch stored; of this one nothing" in done.error["message"]
+    assert "2,000 messages of earlier batches stored, and none of this one" in done.error["message"]
     assert len(done.lines) == 2_000 == len(bodies(jobs))
 
 
@@ -1088,8 +1088,11 @@ def test_a_group_that_began_late_misses_nothing(run, jobs):
 @pytest.mark.parametrize(
     ("gone", "words"),
     [
-        ("topics/jobs/0/log", "topics/jobs/0/log is missing; the group had come up to 1: its messages are lost"),
-        ("topics/jobs/0/groups/default", "topics/jobs/0/groups/default is missing: what was handled is not known"),
+        ("topics/jobs/0/log", "topics/jobs/0/log is missing; the group had reached 1: its messages are lost"),
+        (
+            "topics/jobs/0/groups/default",
+            "topics/jobs/0/groups/default is missing: which messages were handled is not known",
+        ),
         ("topics/jobs/0/groups", "topics/jobs/0/groups/default is missing"),
         ("topics/jobs/0", "topics/jobs/0/log is missing: its messages are lost"),
         ("topics/jobs.dlq/0/log", "topics/jobs.dlq/0/log is missing"),
@@ -1112,7 +1115,7 @@ def test_a_log_folder_that_was_emptied_is_damage(run, full):
     (full / "topics/jobs/0/log").mkdir()
     done = run("check", full)
     assert done.code == 1
-    assert "topics/jobs/0/log holds no log; the group had come up to 1" in done.out
+    assert "topics/jobs/0/log holds no log; the group had reached 1" in done.out
 
 
 def test_a_log_whose_segments_are_all_gone_is_damage(run, full):

@@ -55,7 +55,7 @@ def test_a_search_goes_on_where_the_one_before_stopped(run, shop):
 
 def test_what_cannot_be_understood_says_what_to_write(run, shop):
     assert "is not a time; write" in run("search", shop, "time=never").err
-    assert "name a term" in run("search", shop, " ").err
+    assert "give a term" in run("search", shop, " ").err
 
 
 def test_a_delayed_message_runs_now(run, shop):

@@ -54,7 +54,7 @@ def test_the_place_to_serve_is_given_once():
     assert _served("./data", None) == "./data"
     with pytest.raises(InvalidRequest, match=r"two places to serve, \./data and --store postgresql://host/db/jobs"):
         _served("./data", "postgresql://u:sesame@host/db/jobs")
-    with pytest.raises(InvalidRequest, match=r"--store \./data is no store"):
+    with pytest.raises(InvalidRequest, match=r"--store \./data is not a store"):
         _served(None, "./data")
 
 

@@ -255,9 +255,9 @@ def test_a_reset_that_cannot_be_is_one_line(run, data, arguments, words):
 def test_a_group_on_several_topics_must_be_told_which(run, data):
     with holdfast.open_broker(data) as broker:
         broker.group("profiles", "billing")
-    assert "say which with --topic: orders, profiles" in run("group", "reset", data, "billing", "--to", "0").err
+    assert "choose one with --topic: orders, profiles" in run("group", "reset", data, "billing", "--to", "0").err
     assert run("group", "reset", data, "billing", "--to", "0", "--topic", "profiles", "--yes").code == 0
-    assert "say which with --topic" in run("group", "delete", data, "billing", "--yes").err
+    assert "choose one with --topic" in run("group", "delete", data, "billing", "--yes").err
 
 
 def test_groups_are_deleted_after_asking(run, data):

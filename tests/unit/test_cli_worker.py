@@ -48,7 +48,7 @@ def test_a_handler_that_cannot_be_had_is_one_sentence(call: Run, handler: str, s
     ("options", "said"),
     [
         (["--at", "missing"], "there is no folder missing"),
-        (["--at", "http://127.0.0.1:1"], "say which queue with --queue"),
+        (["--at", "http://127.0.0.1:1"], "choose a queue with --queue"),
         (["--at", "q", "--lease", "long"], "--lease 'long' cannot be used"),
         (["--at", "q", "--drain", "-1"], "--drain"),
         (["--at", "missing", "--queue", "q"], "there is no folder missing"),

@@ -400,7 +400,7 @@ def test_an_evicted_consumer_joins_again_at_the_next_poll():
     assert streams.group().members.members == {}
     assert texts(consumer.poll(0)) == ["a", "b"]
     assert lost == [("orders", 0)]
-    with pytest.raises(Fenced, match="was not all the time since"):
+    with pytest.raises(Fenced, match="before this consumer lost partition"):
         consumer.commit(old)
     assert consumer.committed("orders", 0) == 0
 
@@ -634,7 +634,7 @@ def test_a_consumer_is_for_one_thread_at_a_time():
     streams = Streams()
     consumer = streams.consumer()
     consumer._polling = True
-    with pytest.raises(InvalidRequest, match="polling already"):
+    with pytest.raises(InvalidRequest, match="already polling"):
         consumer.poll(0)
 
 

@@ -327,10 +327,10 @@ def test_a_group_with_the_name_of_another_part_is_missed_as_a_group(tmp_path, na
         broker.group("orders", name).receive().ack()
     shutil.rmtree(folder / "topics/orders/0/groups" / name)
     (missing,) = check_folder(folder).missing
-    assert "what was handled is not known" in missing
+    assert "which messages were handled is not known" in missing
     with holdfast.open_broker(folder) as broker:
         broker.publish("orders", b"goes on")
-        with pytest.raises(CorruptData, match="what was handled is not known"):
+        with pytest.raises(CorruptData, match="which messages were handled is not known"):
             broker.group("orders", name)
         broker.delete_group(name, "orders")
         assert broker.group("orders", name).receive().raw == b"1"

@@ -202,7 +202,7 @@ def test_a_late_ack_is_told_who_has_the_message_now():
     story.when(Tick(), after_ms=50)
     story.when(Tick(), after_ms=100)
     story.receive(holder="bob")
-    with pytest.raises(LeaseLost, match=r"bob has it since .* \(attempt 2\)") as lost:
+    with pytest.raises(LeaseLost, match=r"bob has had it since .* \(attempt 2\)") as lost:
         story.when(Ack([late]))
     assert (lost.value.holder, lost.value.since_ms) == ("bob", 1_000_150)
     assert story.phases() == "l"

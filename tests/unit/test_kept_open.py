@@ -112,7 +112,7 @@ def test_memory_that_is_missing_is_told_as_that(kept: KeptOpen, monkeypatch: pyt
         logged.disk.faults.fail(1, errno.ENOMEM, sticky=True, calls=frozenset({"view", "read"}))
         with pytest.raises(Unavailable, match="there is no memory left") as caught:
             next(log.records(0))
-        assert "look at the disk" not in str(caught.value)
+        assert "check the disk" not in str(caught.value)
         logged.disk.faults.clear()
         assert next(log.records(0)).value == logged.values[0]
 

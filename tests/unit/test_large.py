@@ -232,12 +232,12 @@ def test_a_task_that_is_cancelled_leaves_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("stream", "options", "words"),
     [
-        (b"bytes", {}, "a stream is a binary file or gives pieces of bytes; bytes does not"),
-        ("text", {}, "str does not"),
-        (5, {}, "int does not"),
-        (["text"], {}, "a stream must give bytes, not str"),
-        (io.StringIO("text"), {}, "a stream must give bytes, not str"),
-        ([b""], {"codec": "zstd"}, "a stream is stored as it comes; compress it before"),
+        (b"bytes", {}, "a stream must be a binary file or an iterable of bytes, not bytes"),
+        ("text", {}, "of bytes, not str"),
+        (5, {}, "of bytes, not int"),
+        (["text"], {}, "a stream must yield bytes, not str"),
+        (io.StringIO("text"), {}, "a stream must yield bytes, not str"),
+        ([b""], {"codec": "zstd"}, "a stream is stored as it is; compress it first"),
         ([b""], {"colour": 1}, "colour cannot be used here"),
         ([b""], {"priority": 11}, "priority=11 cannot be used"),
         ([b""], {"size_hint": -1}, "size_hint=-1 cannot be used"),

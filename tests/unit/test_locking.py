@@ -84,7 +84,7 @@ def test_a_lease_ends_exactly_when_its_time_is_over():
 def test_a_lease_that_is_over_counts_no_more_though_nobody_has_ticked():
     story = Story()
     story.when(Acquire("report", "ann", 500))
-    with pytest.raises(LeaseLost, match="its time was over"):
+    with pytest.raises(LeaseLost, match="its lease expired"):
         story.when(Renew(Proof("report", FIRST)), after_ms=500)
     taken = story.when(Acquire("report", "bob", 500))
     assert [type(event) for event in taken] == [Ended, Acquired]
@@ -115,7 +115,7 @@ def test_a_late_holder_is_told_who_has_the_lock_now():
     story.when(Tick(), after_ms=500)
     story.when(Acquire("report", "bob", 500))
     for command in (Renew(Proof("report", FIRST)), Release(Proof("report", FIRST))):
-        with pytest.raises(LeaseLost, match=f"bob has it since .* higher fence {FIRST + 1}") as lost:
+        with pytest.raises(LeaseLost, match=f"bob has had it since .* higher fence {FIRST + 1}") as lost:
             story.when(command)
         assert lost.value.holder == "bob"
 
@@ -145,7 +145,7 @@ def test_a_lock_only_if_it_does_not_exist_is_refused_where_it_is_held_or_has_a_d
 def test_a_document_is_replaced_only_by_somebody_who_knows_its_version():
     story = Story()
     assert story.when(ReplaceDocument("plan", b"1", expected=0)) == [DocumentWritten("plan", 1, b"1", WALL_MS + 1_000)]
-    with pytest.raises(Conflict, match="has version 1, and version 0 was expected") as conflict:
+    with pytest.raises(Conflict, match="has version 1, but version 0 was expected") as conflict:
         story.when(ReplaceDocument("plan", b"2", expected=0))
     assert conflict.value.version == 1
     story.when(ReplaceDocument("plan", b"2", expected=1))

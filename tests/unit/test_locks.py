@@ -96,17 +96,17 @@ def test_a_lock_that_is_kept_alive_stays(place):
 def test_a_lost_lock_can_neither_be_kept_alive_nor_released(place):
     lock = place.broker.locks.acquire("report", owner="ann", lease=20)
     place.after(seconds=20)
-    with pytest.raises(LeaseLost, match="its time was over"):
+    with pytest.raises(LeaseLost, match="its lease expired"):
         place.broker.locks.keepalive(lock)
     other = place.broker.locks.acquire("report", owner="bob")
-    with pytest.raises(LeaseLost, match="bob has it"):
+    with pytest.raises(LeaseLost, match="bob has had it"):
         place.broker.locks.release(lock)
     assert place.broker.locks.describe("report").fence == other.fence
 
 
 def test_a_lock_that_must_not_exist_yet(place):
     place.broker.locks.acquire("report", if_not_exists=True)
-    with pytest.raises(Conflict, match="report exists already"):
+    with pytest.raises(Conflict, match="report already exists"):
         place.broker.locks.acquire("report", if_not_exists=True)
     place.broker.documents.update("plan", 1)
     with pytest.raises(Conflict, match="a document"):
@@ -307,7 +307,7 @@ def test_a_block_holds_its_lock_for_as_long_as_it_runs(alone):
 
 
 def test_a_block_that_lost_its_lock_sees_it_and_ends_with_an_error(alone):
-    with pytest.raises(LeaseLost, match="its time was over"), alone.broker.locks.hold("report", lease=30) as lock:
+    with pytest.raises(LeaseLost, match="its lease expired"), alone.broker.locks.hold("report", lease=30) as lock:
         alone.clock.advance(seconds=30)  # nobody renewed it meanwhile
         alone.engine.tick()
         assert lock.lost
@@ -317,7 +317,7 @@ def test_an_error_of_the_block_says_more_than_that_the_lock_was_lost(alone):
     with pytest.raises(ZeroDivisionError) as raised, alone.broker.locks.hold("report", lease=30):
         alone.clock.advance(seconds=30)
         _ = 1 / 0
-    assert "not held any more" in raised.value.__notes__[0]
+    assert "no longer held" in raised.value.__notes__[0]
     with pytest.raises(ZeroDivisionError), alone.broker.locks.hold("report", lease=30):
         _ = 1 / 0
     assert not alone.broker.locks.describe("report").held
@@ -334,7 +334,7 @@ def test_a_lock_that_nobody_has_in_hand_any_more_is_not_renewed_for_ever(alone):
 
 
 def test_a_block_that_was_not_entered_has_no_fence(alone):
-    with pytest.raises(InvalidRequest, match="not taken yet"):
+    with pytest.raises(InvalidRequest, match="not been acquired"):
         _ = alone.broker.locks.hold("report").fence
 
 

@@ -173,7 +173,7 @@ def test_dead_letters_of_a_lost_partition_are_kept_and_wait_for_it(data):
         with pytest.raises(CorruptData, match=LOST):
             letters.redrive(ids=[lost.id])
         assert len(letters.list()) == 3
-        with pytest.raises(CorruptData, match=f"left where they are: 1, .*redriven: 2.*{LOST}"):
+        with pytest.raises(CorruptData, match=f"left in place: 1, .*redriven: 2.*{LOST}"):
             letters.redrive()
         assert [letter.id for letter in letters.list()] == [lost.id]
     shutil.move(kept, data / "topics/orders/1/log")

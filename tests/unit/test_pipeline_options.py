@@ -44,7 +44,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("replay", {"topics": ["orders"]}, "to"),
     ("reconcile", {}, "source: NAME"),
     ("compact", {"topics": []}, "name the topics"),
-    ("deadletters", {"redrive_limit": 3}, "redrive does not say which"),
+    ("deadletters", {"redrive_limit": 3}, "no effect without redrive"),
     ("deadletters", {"redriv": "true"}, "did you mean 'redrive'"),
 ]
 
@@ -87,7 +87,7 @@ def test_the_segment_that_is_being_written_is_not_sealed(folder: str):
 
 
 def test_a_topic_that_was_made_again_is_not_mixed_with_the_old_one(folder: str):
-    with pytest.raises(InvalidRequest, match="deleted and made again"):
+    with pytest.raises(InvalidRequest, match="deleted and recreated"):
         sealed(folder, {"orders": {"id": 1, "offsets": {}}})
 
 

@@ -163,7 +163,7 @@ def test_flush_sends_what_was_gathered(place):
 
 def test_a_result_that_does_not_come_in_time_may_be_asked_for_again(place):
     sent = place.producer(linger_ms=60_000).send("one", b"")
-    with pytest.raises(Unavailable, match="no answer from partition 0 of one within 2 s"):
+    with pytest.raises(Unavailable, match="no response from partition 0 of one within 2 s"):
         sent.result(2)
     with pytest.raises(Unavailable):
         sent.exception(timedelta(seconds=1))

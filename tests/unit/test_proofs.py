@@ -95,7 +95,7 @@ def test_a_receipt_of_one_group_settles_no_message_of_another(place):
     message, other = mine.receive(timeout=0), theirs.receive(timeout=0)
     assert (message.id, message.fence) == (other.id, other.fence)
     assert message.receipt != other.receipt
-    with pytest.raises(LeaseLost, match="it is of another group"):
+    with pytest.raises(LeaseLost, match="it belongs to another group"):
         mine.resume(other.receipt)
     assert not message.lost
     mine.resume(message.receipt).ack()
@@ -109,7 +109,7 @@ def test_a_receipt_of_a_deleted_topic_settles_no_message_of_the_next_one_of_its_
     group = orders(place)
     message = group.receive(timeout=0, detached=True)
     assert (message.id, message.fence) == (before.id, fence)
-    with pytest.raises(LeaseLost, match="of an earlier topic"):
+    with pytest.raises(LeaseLost, match="to an earlier topic"):
         group.resume(stale)
     group.resume(message.receipt).ack()
 
@@ -145,7 +145,7 @@ def test_a_late_holder_is_told_who_has_the_message_and_a_stranger_is_not(place):
     late = message.receipt
     message.defer()
     again = group.receive(timeout=0, holder="bob")
-    with pytest.raises(LeaseLost, match="bob has it"):
+    with pytest.raises(LeaseLost, match="bob has had it"):
         group.resume(late)
     place_, _, token = again.receipt.partition("@")
     with pytest.raises(LeaseLost) as refused:
@@ -352,9 +352,9 @@ def test_without_the_key_receipts_are_refused_and_messages_come_back_when_the_le
         file.close()
     with caplog.at_level(logging.ERROR):
         alone.broker = alone.open()
-        with pytest.raises(LeaseLost, match="comes back when its lease ends"):
+        with pytest.raises(LeaseLost, match="returns when its lease ends"):
             orders(alone).resume(receipt)
-        with pytest.raises(LeaseLost, match="was not given here"):
+        with pytest.raises(LeaseLost, match="was not issued here"):
             alone.broker.locks.release(lock)
     assert ("the key that signs receipts is damaged" in caplog.text) == (damage != "lost")
     assert alone.broker.locks.describe("report").held
@@ -386,7 +386,7 @@ def test_the_name_and_the_fence_of_a_lock_are_no_lease_id(place):
         lambda: place.broker.documents.update("plan", 1, lock=text),
         lambda: place.broker.documents.remove("plan", lock=text),
     ):
-        with pytest.raises(LeaseLost, match="was not given here"):
+        with pytest.raises(LeaseLost, match="was not issued here"):
             call()
     assert place.broker.locks.describe("report").held
 

@@ -201,7 +201,7 @@ def test_a_group_must_have_a_name_that_groups_may_have(shared, group):
 
 @pytest.mark.parametrize("ttl_ms", [0, 999, -1, MOST_TTL_MS + 1, 1e6, True])
 def test_a_time_out_lies_between_a_second_and_a_week(shared, ttl_ms):
-    with pytest.raises(InvalidRequest, match="time-out"):
+    with pytest.raises(InvalidRequest, match="timeout"):
         shared.lease(ttl_ms=ttl_ms)
 
 

@@ -244,7 +244,7 @@ def test_a_lease_that_ended_meanwhile_is_told_on_success_and_noted_on_failure(pl
     with pytest.raises(ValueError, match="boom") as caught, place.q.get(timeout=0, lease=1):
         place.after(seconds=1)
         raise ValueError("boom")
-    assert any("could not be given back" in note for note in caught.value.__notes__)
+    assert any("could not be returned" in note for note in caught.value.__notes__)
 
 
 # Nack, backoff, attempts
@@ -383,7 +383,7 @@ def test_lease_lost_says_who_has_it_since_when_and_why(place):
     place.after(seconds=1)
     now = place.q.get(timeout=0, holder="bob")
     for call in (m.ack, m.nack, m.defer, m.reject, m.extend, lambda: m.state.save(1)):
-        with pytest.raises(LeaseLost, match=r"bob has it since .* \(attempt 2\)") as caught:
+        with pytest.raises(LeaseLost, match=r"bob has had it since .* \(attempt 2\)") as caught:
             call()
         assert (caught.value.holder, caught.value.since_ms) == ("bob", ended_ms + 1_000)
         assert caught.value.why

@@ -311,10 +311,10 @@ def test_what_is_not_there_yet_is_refused_and_says_so():
     assert problems(text, HOLDFAST_CLUSTER_MIN_ISR="2", HOLDFAST_DLQ_SUFFIX="x") == [
         (
             "holdfast.toml, line 1: [cluster]: there is no cluster yet, one broker has all the partitions; "
-            "take the section out"
+            "remove the section"
         ),
         "holdfast.toml, line 5: [dlq] suffix: '.dead' cannot be used: it is .dlq for every topic",
-        "HOLDFAST_CLUSTER_MIN_ISR: there is no cluster yet, one broker has all the partitions; take it out",
+        "HOLDFAST_CLUSTER_MIN_ISR: there is no cluster yet, one broker has all the partitions; remove it",
         "HOLDFAST_DLQ_SUFFIX: 'x' cannot be used: it is .dlq for every topic",
     ]
 
@@ -430,7 +430,7 @@ def test_the_same_setting_under_two_names_is_refused():
     assert problems(text) == [
         (
             "holdfast.toml, line 4: [consumer] visibility_timeout_ms: queue.lease_ms is set twice, "
-            "also by [queue] lease_ms (holdfast.toml, line 2); take one out"
+            "also by [queue] lease_ms (holdfast.toml, line 2); remove one"
         )
     ]
     (problem,) = problems("[dlq]\nretention = '1d'\n[dead_letters]\nretention_hours = 24\n")

@@ -166,7 +166,7 @@ def test_with_leave_to_skip_the_loss_is_counted_once_in_a_warning(caplog: pytest
     with caplog.at_level(logging.WARNING):
         assert stream.batch() == [Range("orders", 0, log.start, 100)]
     assert caplog.messages == [
-        f"{log.start} messages of orders/0 are gone, offsets 0 to {log.start - 1}: the stream goes on behind them"
+        f"{log.start} messages of orders/0 are gone, offsets 0 to {log.start - 1}: the stream continues after them"
     ]
 
 
@@ -418,7 +418,7 @@ def test_what_is_gone_is_told_once_over_restarts(caplog: pytest.LogCaptureFixtur
         stream.admission = stream.plan()
         assert stream.batch() == []
     assert [message for message in caplog.messages if "gone" in message] == [
-        "100 messages of orders/0 are gone, offsets 0 to 99: the stream goes on behind them"
+        "100 messages of orders/0 are gone, offsets 0 to 99: the stream continues after them"
     ]
 
 

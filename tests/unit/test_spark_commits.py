@@ -193,7 +193,7 @@ def test_whoever_cannot_repeat_a_write_is_told_that_it_counts_though_it_failed()
     file = shop.disk.open(f"{ROOT}/staging/{name}", write=True)
     file.write(120, [b"?"])
     file.close()
-    with pytest.raises(CorruptData, match=r"checksum.* committed all the same: do not write them again"):
+    with pytest.raises(CorruptData, match=r"checksum.* committed nevertheless: do not write them again"):
         shop.commit(staged, kept=False)
 
 

@@ -255,7 +255,7 @@ def test_a_compacted_topic_takes_rows_without_a_value_as_tombstones():
         ({"delay": pa.array([float("nan")])}, "a delay cannot be used"),
         ({"ttl": pa.array([0.0])}, "a ttl is 0"),
         ({"dedup_id": pa.array([""])}, "a dedup_id is empty"),
-        ({"headers": pa.array([[("holdfast.x", b"1")]], PAIRS)}, "are our own"),
+        ({"headers": pa.array([[("holdfast.x", b"1")]], PAIRS)}, "are reserved"),
         ({"headers": pa.array([[("x", None)]], PAIRS)}, "no value"),
     ],
 )

@@ -156,6 +156,6 @@ def test_an_owner_that_lost_its_folder_is_not_told_to_look_at_its_disk(cache):
     with pytest.raises(holdfast.DiskFailed, match="another process has taken over") as caught:
         queue.put(b"two", durability="fsync")
     assert "dmesg" not in str(caught.value)
-    assert "open the folder again to go on" in str(caught.value)
+    assert "open the folder again to continue" in str(caught.value)
     with pytest.raises(holdfast.DiskFailed):
         queue.close()

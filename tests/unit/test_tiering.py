@@ -269,10 +269,10 @@ def test_neither_check_nor_repair_takes_a_store_that_does_not_answer_for_damage(
     for name in [name for name in folder.disk.names(f"{FOLDER}/tier") if "-" in name]:
         folder.disk.remove(f"{FOLDER}/tier/{name}")
     after.store.is_cut = True
-    with pytest.raises(Unavailable, match="does not give it"):
+    with pytest.raises(Unavailable, match="did not return it"):
         check_folder(FOLDER, after.world)
     after.engine.close()
-    with pytest.raises(Unavailable, match="does not give it"):
+    with pytest.raises(Unavailable, match="did not return it"):
         repair_folder(FOLDER, after.world)
     after.store.is_cut = False
     assert check_folder(FOLDER, after.world).ok

@@ -280,7 +280,7 @@ def test_a_moment_on_the_command_line(text: str, moment: datetime):
     ],
 )
 def test_what_is_no_moment_on_the_command_line_is_refused(text: str):
-    with pytest.raises(InvalidRequest, match=r"^--from .* cannot be used: write a moment"):
+    with pytest.raises(InvalidRequest, match=r"^--from .* cannot be used: write a time"):
         parse_instant(text, NOW_MS, "--from")
 
 

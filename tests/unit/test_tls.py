@@ -199,7 +199,7 @@ def test_mistakes_in_the_files_are_told(place: Place, tmp_path: Path):
     folder.mkdir()
     other_certificate, other_key = OURS.issue(folder, "other")
     _, locked = OURS.issue(folder, "locked", passphrase=b"secret")
-    assert "the key is not that of the certificate" in refused(
+    assert "the key does not match the certificate" in refused(
         place, tls_cert_file=certificate, tls_key_file=str(other_key)
     )
     assert "No such file" in refused(place, tls_cert_file=f"{folder}/none", tls_key_file=key)

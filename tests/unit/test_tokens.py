@@ -173,7 +173,7 @@ expires = 2030-01-01T00:00:00Z
         (entry_with("expire = 3"), "unknown field `expire`"),
         ("[[tokens]]\nrole = 'reader'", "token 1 cannot be used: Object missing required field `name`"),
         ("tokens = [5]", "token 1 cannot be used: Expected `object`"),
-        (entry_with("") + entry_with(""), "two tokens have the name a; take one out"),
+        (entry_with("") + entry_with(""), "two tokens have the name a; remove one"),
     ],
 )
 def test_a_mistake_in_the_file_is_told(text: str, words: str):
@@ -342,7 +342,7 @@ def test_a_name_is_given_once(run: Run, tmp_path: Path):
     path = file_with(tmp_path, with_entry("", SHOP, "t"))
     done = run("token", "new", "shop", "--role", "reader", "--file", path)
     assert (done.code, done.out) == (2, "")
-    assert "has a token called shop already" in done.err
+    assert "already has a token called shop" in done.err
     assert read_tokens(real_world(), path).entries == (SHOP,)
 
 

@@ -582,7 +582,7 @@ def test_it_runs_once(place: Place):
     with pytest.raises(InvalidRequest, match="not started"):
         worker.wait()
     assert worker.health().status == "starting"
-    with worker, pytest.raises(Closed, match="make a new one"):
+    with worker, pytest.raises(Closed, match="create a new one"):
         worker.run()
     with pytest.raises(Closed):
         worker.start()
@@ -603,7 +603,7 @@ class Callable:
         ({"queue": ["a", "a"]}, "named twice"),
         ({"queue": []}, "is empty"),
         ({"queue": 7}, "queue=7 cannot be used"),
-        ({"queue": "a", "group": "g"}, "say where they are with at="),
+        ({"queue": "a", "group": "g"}, "give their place with at="),
         ({"time_limit": 0}, "time_limit=0"),
         ({"drain": -1}, "drain=-1"),
         ({"lease": "long"}, "lease='long'"),

@@ -136,7 +136,7 @@ def gives_back(lease: Seconds | None) -> bool:
 def check_id(message_id: object) -> None:
     """Refuse anything that is not the id of a message."""
     if not isinstance(message_id, str):
-        raise InvalidRequest(f"a message's id is text, not {type(message_id).__name__}: pass `message.id`")
+        raise InvalidRequest(f"a message's id must be a str, not {type(message_id).__name__}: pass `message.id`")
 
 
 def check_seek(to: object, offset: object, time: datetime | None) -> None:
@@ -176,7 +176,7 @@ def chosen_ids(ids: object, where: object) -> list[str] | None:
     if where is not None:
         raise InvalidRequest("give ids or where, not both")
     if not isinstance(ids, Iterable) or isinstance(ids, bytes):
-        raise InvalidRequest(f"ids must be ids of dead letters, not {type(ids).__name__}: pass a list of texts")
+        raise InvalidRequest(f"ids must be ids of dead letters, not {type(ids).__name__}: pass a list of strings")
     return list(dict.fromkeys([ids] if isinstance(ids, str) else ids))
 
 
@@ -219,7 +219,7 @@ def check_state(content: bytes | None) -> None:
     if content is not None and len(content) > MOST_DOCUMENT_BYTES:
         raise MessageTooLarge(
             f"the state cannot be saved: it has {len(content)} bytes as JSON; {MOST_DOCUMENT_BYTES} are allowed. Keep "
-            "what is large in messages or files, and in the state where it is"
+            "large data in messages or files, and a reference to it in the state"
         )
 
 

@@ -134,8 +134,8 @@ def stream_options(options: dict[str, Any]) -> NewMessage:
     known = set(NewMessage.__struct_fields__) - {"body"}
     for name in options:
         if name not in known:
-            hint = ": a stream is stored as it comes; compress it before" if name == "codec" else ""
-            raise InvalidRequest(f"{name} cannot be used here{hint}; known are {', '.join(sorted(known))}")
+            hint = ": a stream is stored as it is; compress it first" if name == "codec" else ""
+            raise InvalidRequest(f"{name} cannot be used here{hint}; choose from {', '.join(sorted(known))}")
     return NewMessage(body=b"", **options)
 
 
@@ -158,8 +158,8 @@ def pieces_of(stream: object) -> Iterator[object]:
 def no_stream(given: object) -> InvalidRequest:
     """Return the error for an object that is not a stream."""
     return InvalidRequest(
-        f"a stream is a binary file or gives pieces of bytes; {type(given).__name__} does not. "
-        "Use put or publish for a body that is in memory"
+        f"a stream must be a binary file or an iterable of bytes, not {type(given).__name__}. Use put or publish for "
+        "a body that is in memory"
     )
 
 
@@ -470,7 +470,7 @@ def instant_ns(value: datetime, name: str) -> int:
         )
     if value.utcoffset() is None:
         raise InvalidRequest(
-            f"{name}={_shown(value)} has no time zone, so its moment is not defined: give an aware "
+            f"{name}={_shown(value)} has no time zone, so it is ambiguous: give an aware "
             "datetime, such as datetime.now(timezone.utc), or name the zone with replace(tzinfo=...)"
         )
     return (value - _EPOCH) // _MICROSECOND * 1000
@@ -531,7 +531,7 @@ def parse_instant(text: str, now_ms: int, name: str = "time") -> datetime:
     except OverflowError:
         pass
     raise InvalidRequest(
-        f"{name} {_shown(text)} cannot be used: write a moment between the years 1 and 9999 as 2026-11-16T10:00:00Z "
+        f"{name} {_shown(text)} cannot be used: write a time between the years 1 and 9999 as 2026-11-16T10:00:00Z "
         "(UTC where no zone is named), -10m or +1h30m (from now), now, or seconds since 1970"
     )
 

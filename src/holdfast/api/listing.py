@@ -452,7 +452,7 @@ def _parts(path: str) -> Iterator[str]:
 def _when(name: str, relation: str, value: str) -> str:
     if name == "age":
         if seconds_of(value) is None:
-            raise InvalidRequest(f"age{relation}{value} is not a length of time; write it as 30s, 5m, 2h or 7d")
+            raise InvalidRequest(f"age{relation}{value} is not a duration; write it as 30s, 5m, 2h or 7d")
         return f"age {'==' if relation == '=' else relation} {value}"
     moment = moment_of(value)
     if moment is None:

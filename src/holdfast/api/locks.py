@@ -113,7 +113,7 @@ def lease_id_of(lock: object) -> str:
 def check_version(version: object) -> int | None:
     """Return the expected version of a document, checked; None accepts any."""
     if version is not None and (type(version) is not int or not 0 <= version < 2**63):
-        raise InvalidRequest(f"version={version!r:.80} cannot be used: give the number that `get` answered, or 0")
+        raise InvalidRequest(f"version={version!r:.80} cannot be used: give the number that `get` returned, or 0")
     return version
 
 
@@ -128,7 +128,7 @@ def document_content(name: str, value: Any) -> bytes:
         ) from None
     if len(content) > MOST_DOCUMENT_BYTES:
         raise MessageTooLarge(
-            f"document {name} has {len(content)} bytes as JSON; {MOST_DOCUMENT_BYTES} are allowed. Keep what is large "
-            "in messages or files, and in the document where it is"
+            f"document {name} has {len(content)} bytes as JSON; {MOST_DOCUMENT_BYTES} are allowed. Keep large data in "
+            "messages or files, and a reference to it in the document"
         )
     return content

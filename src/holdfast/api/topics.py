@@ -127,7 +127,7 @@ def changes_of(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("durability", "ack_durability"):
         if name in changes:
             raise BadSettings(
-                f"{name} is not kept with a topic: each program chooses it for itself, when it opens the broker "
+                f"{name} is not a setting of the topic: each program chooses it for itself, when it opens the broker "
                 f"(open_broker(durability=...), or the settings file) or for one call"
             )
     if "retention_hours" in changes:
@@ -164,7 +164,7 @@ def check_added(count: object) -> None:
 def check_start(start: object) -> None:
     """Refuse anything but a position where a new group can begin."""
     if start not in ("earliest", "latest"):
-        raise InvalidRequest(f'start={start!r} cannot be used: "earliest" or "latest"')
+        raise InvalidRequest(f'start={start!r} cannot be used: give "earliest" or "latest"')
 
 
 def check_read(offset: object, limit: object, on_damage: object) -> None:
@@ -304,7 +304,7 @@ def owned_partition(
     if found is None:
         ours = ", ".join(f"{name}-{number}" for name, number in sorted(partitions)[:10]) or "none"
         raise InvalidRequest(
-            f"partition {partition!r} of {topic!r} is not assigned to this consumer: use one of its own: {ours}"
+            f"partition {partition!r} of {topic!r} is not assigned to this consumer: use one of its partitions: {ours}"
         )
     return found
 
@@ -319,7 +319,7 @@ def chosen_partitions(
     if partition is not None:
         return [owned_partition(partitions, topic, partition)]
     if topic is not None and topic not in topics:
-        raise InvalidRequest(f"this consumer reads {', '.join(topics)}, not {topic!r}: name one of its own")
+        raise InvalidRequest(f"this consumer reads {', '.join(topics)}, not {topic!r}: name one of its topics")
     return [found for place, found in sorted(partitions.items()) if topic in (None, place[0])]
 
 
@@ -330,7 +330,7 @@ def _topic_names(topics: object) -> tuple[str, ...]:
         raise InvalidRequest(f"topics={topics!r} cannot be used: give a list of names")
     names = tuple(dict.fromkeys(check_topic_name(name) for name in topics))
     if not names:
-        raise InvalidRequest("a consumer needs at least one topic: name those that it is to read")
+        raise InvalidRequest("a consumer needs at least one topic: name the topics to read")
     return names
 
 

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-_SHARE_IT: Final = "Close it there and try again; in one process share the object: it is safe for threads"
+_SHARE_IT: Final = "Close it there and try again; within one process, share the object: it is thread-safe"
 _LOOK_AT_ALL_NS: Final = 60_000_000_000  # tick every topic this often, in case the wall clock was set
 
 
@@ -351,12 +351,12 @@ class BrokerEngine:
         found = self.topics()
         if name is None and len(found) > 1:
             raise InvalidRequest(
-                f"{self.folder} has {len(found)} topics; say which: topic={found[0]!r}, or use a broker"
+                f"{self.folder} has {len(found)} topics; choose one with topic={found[0]!r}, or use a broker"
             )
         name = check_topic_name(name) if name is not None else found[0] if found else topic_for(self.folder)
         if name not in found and not create:
             raise NotAQueue(
-                f"{self.folder} holds no queue{f' {name}' if found else ''}; open it with create=True to make one"
+                f"{self.folder} holds no queue{f' {name}' if found else ''}; open it with create=True to create one"
             )
         return name
 
@@ -566,7 +566,7 @@ class BrokerEngine:
         if self._forked:
             raise Closed(
                 f"the queue in {self.folder} was opened before a fork, by the parent, which still owns it. Open it "
-                "again in this process; a shared folder does so by itself"
+                "again in this process; a shared folder does this automatically"
             )
         if self.closed:
             raise Closed(f"the queue in {self.folder} is closed; open it again to use it")

@@ -44,7 +44,9 @@ class QueueGroup:
         """Raise Closed or UnknownTopic if the topic can no longer be used, UnknownGroup if the group was deleted."""
         self.topic.check_open()
         if self.deleted:
-            raise UnknownGroup(f"the group {self.name} on {self.topic.name} was deleted: open it again for a new one")
+            raise UnknownGroup(
+                f"the group {self.name} on {self.topic.name} was deleted: open it again to create a new one"
+            )
 
     def add(self, delivery: Delivery) -> None:
         """Add a partition."""

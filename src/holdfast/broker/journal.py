@@ -342,7 +342,7 @@ class Journal(StateJournal[Group, GroupImage]):
     """The journal of a group on one partition."""
 
     damage_means = "some messages may be delivered again"
-    without_it = "all messages that are still kept come again"
+    without_it = "all messages that are still stored are delivered again"
 
     def __init__(self, world: World, folder: str, settings: LogSettings, start: int) -> None:
         super().__init__(world, folder, settings)

@@ -93,7 +93,7 @@ def lease_lost(group: Group, receipts: Sequence[Receipt]) -> LeaseLost:
     error = lost(group, receipts[0])
     error.offsets = tuple(receipt.offset for receipt in receipts)
     if len(receipts) > 1:
-        error.args = (f"{error.args[0]}. So it is with {len(receipts)} messages of this call; the others are done",)
+        error.args = (f"{error.args[0]}. This applies to {len(receipts)} messages of this call; the others are done",)
     return error
 
 
@@ -385,9 +385,9 @@ class Receipts:
         name = message_id(self._topic, self._number, given.offset, None)
         # The same answer whatever is wrong with it, so that guessing reveals nothing.
         return LeaseLost(
-            f"this receipt does not prove that message {name} is yours: it is of another group, of an earlier topic or "
-            f"group of this name, or {self._topic} never gave it. Nothing was changed; what you hold by it, if "
-            "anything, comes back when its lease ends",
+            f"this receipt is not valid for message {name}: it belongs to another group, or to an earlier topic or "
+            f"group of this name, or {self._topic} never issued it. Nothing was changed; if it does hold a message, "
+            "that message returns when its lease ends",
             offsets=(given.offset,),
-            why="the receipt is not one of this group",
+            why="the receipt does not belong to this group",
         )

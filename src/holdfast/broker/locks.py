@@ -78,7 +78,7 @@ _decode = msgspec.msgpack.Decoder(LocksSnapshot).decode
 class LocksJournal(StateJournal[LockTable, LockImage]):
     """The journal of the locks and documents of a data folder."""
 
-    damage_means = "some locks may be held by nobody, and some documents be those of an earlier write"
+    damage_means = "some locks may no longer be held, and some documents may be older versions"
     without_it = "no lock is held, there are no documents, and fencing numbers start again"
 
     def __init__(self, world: World, folder: str, settings: LogSettings) -> None:
@@ -211,14 +211,14 @@ class FolderLocks:
         return self._prover.text(name, held.fence, held.at_ms)
 
     def proof(self, lease_id: object) -> Proof:
-        """Verify a lease id, whether or not the lease is still valid. Raises LeaseLost if it was not given here."""
+        """Verify a lease id, whether or not the lease is still valid. Raises LeaseLost if it was not issued here."""
         name, token = parse_lease(lease_id)
         proven, held = self._prover.read(name, token), self.table.held.get(name)
         if proven is None or (held is not None and held.fence == proven.fence and not proven.is_of(held.at_ms)):
             raise LeaseLost(
-                f"this lease id does not prove that lock {name} is yours: it was not given here. Nothing was changed "
-                "by this call; stop what the lock was to protect",
-                why="the lease id was not given here",
+                f"this lease id is not valid for lock {name}: it was not issued here. Nothing was changed "
+                "by this call; stop the work that the lock protects",
+                why="the lease id was not issued here",
             )
         return Proof(name, proven.fence)
 
@@ -242,7 +242,7 @@ class FolderLocks:
                     raise
                 if self._waiting >= _MOST_WAITERS:
                     raise TooManyWaiters(
-                        f"{self._waiting} others are waiting for locks already; try again later, without waiting"
+                        f"{self._waiting} other calls are already waiting for locks; try again later, without waiting"
                     ) from None
                 self._lines.setdefault(wanted.name, deque()).append(ticket)
                 self._waiting += 1
@@ -261,7 +261,7 @@ class FolderLocks:
         with self._lock:
             if name in self.table.held:
                 return lock_held(self.table, name, self.moment())
-        return LockHeld(f"lock {name} was held all the time; try again")
+        return LockHeld(f"lock {name} was held the whole time; try again")
 
     def leave(self, ticket: Ticket) -> None:
         """Give up: leave the line, or release the lock if it was granted meanwhile."""

@@ -87,8 +87,8 @@ class Producers:
                 producer = ProducerId(self._random_id(), 0)
                 if len(self._names) >= MOST_NAMES:
                     raise InvalidRequest(
-                        f"{self._root} knows {MOST_NAMES} named producers already; use fewer names, or leave the name "
-                        "out where a producer need not go on after a restart"
+                        f"{self._root} already has {MOST_NAMES} named producers, which is the limit; use fewer names, "
+                        "or leave the name out for producers that need not resume after a restart"
                     )
             else:
                 producer = ProducerId(last.id, last.epoch + 1, last.since if resume else last.epoch + 1)
@@ -416,9 +416,10 @@ def _known(entry: ProducerEntry, producer: Producer, count: int) -> KnownBatch:
         raise _gap(producer, entry.next_sequence)
     if count > behind:
         raise OutOfSequence(
-            f"{count} messages from sequence {producer.first_sequence} on of producer {producer.id} are known in part: "
-            f"the first {behind} are stored, the others are not. Nothing of this batch was kept; send those from "
-            f"sequence {entry.next_sequence} on as a batch of their own",
+            f"{count} messages from sequence {producer.first_sequence} on of producer {producer.id} are partly "
+            f"stored: the first {behind} are stored, the others are not. Nothing of this batch was kept; send those "
+            "from "
+            f"sequence {entry.next_sequence} on as a separate batch",
             expected=entry.next_sequence,
             given=producer.first_sequence,
         )
@@ -438,9 +439,10 @@ def _offsets(runs: list[Run], first: int, count: int) -> Sequence[int]:
 
 
 def _gap(producer: Producer, expected: int, *, known: bool = True) -> OutOfSequence:
-    why = "some in between are missing" if known else "the partition has none of it, or has forgotten it"
+    why = "some in between are missing" if known else "the partition does not know this producer"
     return OutOfSequence(
-        f"producer {producer.id} sent sequence {producer.first_sequence}, expected was {expected}: {why}. Nothing of "
+        f"producer {producer.id} sent sequence {producer.first_sequence}, but {expected} was expected: {why}. Nothing "
+        "of "
         f"this batch was kept; continue from sequence {expected}" + ("" if known else ", with a new epoch"),
         expected=expected,
         given=producer.first_sequence,

@@ -672,7 +672,7 @@ class Topic:
         if self.deleted:
             Catalog(self._world, self.root).facts(self.name)  # UnknownTopic, as for a new caller
             raise UnknownTopic(
-                f"the topic {self.name} in {self.root} was deleted; if there is one again, open that one"
+                f"the topic {self.name} in {self.root} was deleted; if it was created again, open the new one"
             )
         if self.closed:
             raise Closed(f"the topic {self.name} in {self.root} is closed: open its folder again")

@@ -210,7 +210,7 @@ class WorkerRegistry:
         known = self._known.get((caller, report.id))
         if known is not None and len(known.queues) >= MOST_QUEUES:
             raise InvalidRequest(
-                f"the worker {report.name} reports {MOST_QUEUES} queues already, which is the limit: use fewer "
+                f"the worker {report.name} already reports {MOST_QUEUES} queues, which is the limit: use fewer "
                 "queues per worker"
             )
         self._forget_old(now_ms)

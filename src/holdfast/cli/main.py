@@ -61,7 +61,9 @@ COMMANDS: Final[dict[str, dict[str, Entry]]] = {
         "run-now": Entry("operate.queue:run_now_command", "Make delayed messages ready now."),
         "pause": Entry("operate.queue:pause_command", "Stop handing out messages; publishing continues."),
         "resume": Entry("operate.queue:resume_command", "Hand out messages again after `pause`."),
-        "workers": Entry("serve:workers_command", "List workers and what they do, or drain, stop or resume them."),
+        "workers": Entry(
+            "serve:workers_command", "List workers and what they are doing, or drain, stop or resume them."
+        ),
         "purge": Entry("operate.queue:purge_command", "Drop every waiting message of a queue."),
         "seek": Entry("operate.queue:seek_command", "Move a queue's position, to replay or to skip messages."),
         "topic": Entry("operate.topics:topic_app", "Topics: create, inspect, change and delete them."),
@@ -88,7 +90,7 @@ COMMANDS: Final[dict[str, dict[str, Entry]]] = {
         "repair": Entry("operate.check:repair_command", "Repair a damaged queue or log."),
         "compact": Entry("operate.queue:compact_command", "Free the disk space of messages that are done."),
         "apply-retention": Entry("operate.queue:apply_retention_command", "Apply the retention settings now."),
-        "doctor": Entry("operate.measure:doctor_command", "Measure the disk under a folder, and warn of risks."),
+        "doctor": Entry("operate.measure:doctor_command", "Measure the disk under a folder, and warn about risks."),
         "bench": Entry("operate.measure:bench_command", "Measure how fast this machine, folder or server is."),
         "completion": Entry("opening:completion_command", "Print the script that completes commands in a shell."),
         "help": Entry("main:help_command", "Explain a command or a topic."),
@@ -102,7 +104,7 @@ _COMPLETING: Final = "_HOLDFAST_COMPLETE"
 _ABOUT: Final = "Durable queues and topics, in a folder or on a server."
 _OPTIONS: Final = (
     ("--at PLACE", "The place to work at, instead of the command's first argument."),
-    ("--profile NAME", "The place that this profile names."),
+    ("--profile NAME", "Use the place of this profile."),
     ("--trust-folder", "Use a folder even if other users own it or may write to it."),
     ("--version", "Print the version."),
     HELP_ROW,

@@ -315,8 +315,8 @@ def asked(broker: holdfast.Broker, kind: type[_Answer], *path: str | int, **quer
     client = getattr(port_of(broker), "client", None)
     if client is None:
         raise InvalidRequest(
-            f"no server and no other process has {broker.folder} open, so there is nobody to ask: start "
-            "a server, or name one"
+            f"no server and no other process has {broker.folder} open, so there is nothing to ask: start a server, or "
+            "name one"
         )
     from holdfast.client.calling import Ask, path_of
     from holdfast.client.network import run
@@ -376,7 +376,7 @@ def view(broker: holdfast.Broker, topic: str, group: str | None, *, make: bool =
         broker.group(topic, name)
         return view(broker, topic, group)
     if there:
-        raise UnknownGroup(f"{topic} has no group {name}; say which with --group: {some_of(there)}")
+        raise UnknownGroup(f"{topic} has no group {name}; choose one with --group: {some_of(there)}")
     word = "" if group is None else f" --group {group}"
     raise UnknownGroup(f"{topic} has no group {name}; it has none in queue mode yet: `holdfast get{word}` makes it")
 
@@ -404,9 +404,9 @@ def topics_of(folder: str) -> list[str]:
     if found or is_queue(folder):
         return found
     if not there:
-        raise NotAQueue(f"there is no folder {folder}; `holdfast put` makes a queue, `holdfast topic create` a topic")
+        raise NotAQueue(f"there is no folder {folder}; `holdfast put` creates a queue, `holdfast topic create` a topic")
     if is_log(world, folder):
-        raise NotAQueue(f"{folder} holds a log and no queue; look into it with `holdfast log`")
+        raise NotAQueue(f"{folder} contains a log, not a queue; inspect it with `holdfast log`")
     raise NotAQueue(
         f"{folder} holds no queue; name the folder that `holdfast put` made, the one with {layout.TOPICS}/ in it"
     )
@@ -424,12 +424,12 @@ def chosen_topic(place: str, wanted: str | None, *, create: bool = False) -> str
             raise unknown_topic(place, wanted, found)
         return wanted
     if len(found) > 1:
-        raise InvalidRequest(f"{place} has {len(found)} topics; say which with --topic: {some_of(found)}")
+        raise InvalidRequest(f"{place} has {len(found)} topics; choose one with --topic: {some_of(found)}")
     if found:
         return found[0]
     if create:
         return layout.DEFAULT_TOPIC if remote else layout.topic_for(place)
-    raise NotAQueue(f"{place} has no topic yet; make one with `holdfast topic create {place} NAME`")
+    raise NotAQueue(f"{place} has no topic yet; create one with `holdfast topic create {place} NAME`")
 
 
 def topic_named(place: str, wanted: str | None, message_id: str) -> str:
@@ -448,7 +448,7 @@ def unknown_topic(folder: str, name: str, found: Sequence[str]) -> UnknownTopic:
     """Return the error for a topic that does not exist."""
     there = f"there are {some_of(found)}" if found else "there is none yet"
     return UnknownTopic(
-        f"there is no topic {name} in {folder}; {there}. Make it with `holdfast topic create {folder} {name}`"
+        f"there is no topic {name} in {folder}; {there}. Create it with `holdfast topic create {folder} {name}`"
     )
 
 
@@ -514,7 +514,7 @@ class Views:
         holding = [group for group in groups if len(groups) > 1 and self._holds(topic, group, receipt)]
         if len(holding) > 1:
             raise InvalidRequest(
-                f"{receipt} could belong to {len(holding)} groups; say which with --group: {some_of(holding)}"
+                f"{receipt} could belong to {len(holding)} groups; choose one with --group: {some_of(holding)}"
             )
         if holding:
             return holding[0]

@@ -27,7 +27,7 @@ def confirmed(question: str, what: str, *, yes: bool, as_json: bool, looks: bool
     if as_json or not somebody_answers():
         look = "look at it with --dry-run, then " if looks else ""
         raise InvalidRequest(
-            f"{what} asks before it changes anything, and there is no terminal to ask: "
+            f"{what} asks for confirmation, and there is no terminal: "
             f"{look}run it again with --yes. Nothing was changed"
         )
     # Not with `input`, which would print part of the question to stdout.

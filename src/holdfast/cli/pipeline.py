@@ -233,9 +233,9 @@ def run_command(
     remote: Annotated[
         str | None, option("--remote URL", "A Spark Connect server to run on instead: sc://host:15002.")
     ] = None,
-    conf: Annotated[list[str] | None, option("--conf NAME=VALUE", "A setting of Spark; may be repeated.")] = None,
+    conf: Annotated[list[str] | None, option("--conf NAME=VALUE", "A Spark setting.")] = None,
     from_quarantine: Annotated[
-        bool, option("--from-quarantine", "Only try the quarantined rows again, for example after a fix.")
+        bool, option("--from-quarantine", "Only retry the quarantined rows, for example after a fix.")
     ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -410,7 +410,11 @@ def vacuum_command(
     names: Names = None,
     declared: Declared = FILE,
     older_than: Annotated[
-        str, option("--older-than TIME", "Keep what versions of this time need, for time travel and slow readers.")
+        str,
+        option(
+            "--older-than TIME",
+            "Keep the files that versions younger than this need, for time travel and slow readers.",
+        ),
     ] = "7d",
     dry_run: Annotated[bool, option("--dry-run", "Only show how many files would be deleted.")] = False,
     everything: All = False,
@@ -504,7 +508,7 @@ def export_command(
     declared: Declared = FILE,
     as_json: AsJson = False,
 ) -> int:
-    """Write land, refine and aggregate as a project of Spark Declarative Pipelines.
+    """Export land, refine and aggregate as a Spark Declarative Pipelines project.
 
     Examples:
         holdfast pipeline export --sdp ./project
@@ -567,10 +571,10 @@ def _need_spark() -> None:
 def _wanted(project: Project, names: list[str] | None, *, everything: bool) -> list[str]:
     if everything:
         if names:
-            raise InvalidRequest("name pipelines, or say --all, not both")
+            raise InvalidRequest("name pipelines, or use --all, not both")
         return list(project.pipelines)
     if not names:
-        raise InvalidRequest(f"name a pipeline, or say --all; there are {', '.join(project.pipelines)}")
+        raise InvalidRequest(f"name a pipeline, or use --all; there are {', '.join(project.pipelines)}")
     return [project.spec(name).name for name in names]
 
 

@@ -53,7 +53,7 @@ class Profiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         if found is None:
             there = f"there are {', '.join(sorted(self.profiles))}" if self.profiles else "there is none yet"
             raise InvalidRequest(
-                f"there is no profile {name} in {path()}; {there}. Make it with `holdfast profile add {name} URL`"
+                f"there is no profile {name} in {path()}; {there}. Create it with `holdfast profile add {name} URL`"
             )
         return found
 
@@ -151,7 +151,7 @@ def said_or_usual(place: str) -> str:
     found = usual_place()
     if found is None:
         raise InvalidRequest(
-            f"{USUAL} stands for the usual place, and there is none: set {URL}, or choose a profile with "
+            f"{USUAL} stands for the default place, and there is none: set {URL}, or choose a profile with "
             "`holdfast profile use NAME`"
         )
     return found
@@ -225,7 +225,7 @@ def _knock(address: Address, tls: Any) -> None:
         connection.sendall(f"GET /healthz HTTP/1.1\r\nhost: {address.authority}\r\nconnection: close\r\n\r\n".encode())
         with suppress(TimeoutError):  # the server is up, if slow
             if not connection.recv(1):
-                raise EOFError("it closed the connection without answering")
+                raise EOFError("it closed the connection without responding")
 
 
 def _not_trusted(address: Address, why: str, remedy: str) -> Unauthenticated:
@@ -234,13 +234,15 @@ def _not_trusted(address: Address, why: str, remedy: str) -> Unauthenticated:
     if remedy:
         advice = remedy
     elif "mismatch" in why:
-        advice = "Use a name that its certificate has"
+        advice = "Use a name that is in its certificate"
     else:
         advice = (
             "Name the file of certificates to trust with `holdfast profile add NAME URL --tls-ca FILE`, or in "
             f"{trust.CA}, unless this is not your server"
         )
-    return Unauthenticated(f"the server at {address.text} has not proved who it is: {why}. Nothing was sent. {advice}")
+    return Unauthenticated(
+        f"the server at {address.text} has not proved its identity: {why}. Nothing was sent. {advice}"
+    )
 
 
 def _unreachable(address: Address, error: Exception) -> Unavailable:
@@ -250,15 +252,15 @@ def _unreachable(address: Address, error: Exception) -> Unavailable:
     hung_up = trust.has_hung_up(error)
     if hung_up and address.secure:
         advice = (
-            "So do servers that ask for a client's certificate, and get none that they trust: name one with "
+            "Servers do this if they require a client certificate and get none that they trust: name one with "
             f"`holdfast profile add NAME URL --tls-cert FILE --tls-key FILE`, or in {trust.CERTIFICATE}"
         )
     elif hung_up:
-        advice = "See whether it speaks TLS at this port: then its address begins with https://"
+        advice = "If it uses TLS on this port, its address begins with https://"
     elif "SSL" in why:
-        advice = "See whether it speaks TLS at this port: an address without it begins with http://"
+        advice = "If it does not use TLS on this port, its address begins with http://"
     else:
-        advice = "See whether it runs (`holdfast serve DIR` says where it listens), and whether the address is right"
+        advice = "Check that it is running (`holdfast serve DIR` prints where it listens) and that the address is right"
     return Unavailable(f"no server can be reached at {address.text}: {why}. {advice}")
 
 
@@ -282,7 +284,7 @@ class PlacedCommand(Command):
         if not any(each.name == FOLDER and PLACE in each.metavar for each in found):
             return found
         at = option(f"--at {PLACE}", "The place, instead of the first argument.")
-        profile = option("--profile NAME", "The place that this profile names.")
+        profile = option("--profile NAME", "Use the place of this profile.")
         return [*found, parameter_of(AT, str, at, None), parameter_of(PROFILE, str, profile, None)]
 
     def values(self, typed: Typed) -> dict[str, Any]:

@@ -49,9 +49,7 @@ _CONNECTIONS: Final = "server.max_connections"
 _FILES: Final = "broker.open_files"
 _LOOPBACK: Final = {4: "127.0.0.1", 6: "[::1]"}
 
-Lake: TypeAlias = Annotated[
-    str | None, option("--lake FOLDER", "Show the runs of the pipelines of this lake in the console.")
-]
+Lake: TypeAlias = Annotated[str | None, option("--lake FOLDER", "Show the pipeline runs of this lake in the console.")]
 TlsCert: TypeAlias = Annotated[str | None, option("--tls-cert FILE", "Serve HTTPS with this certificate (PEM).")]
 TlsClientCa: TypeAlias = Annotated[
     str | None,
@@ -84,7 +82,7 @@ def serve_command(
     tls_client_ca: TlsClientCa = None,
     allow_anonymous_network: Annotated[
         bool,
-        option("--allow-anonymous-network", "Allow everyone on the network to call, without a token."),
+        option("--allow-anonymous-network", "Let everyone on the network call without a token."),
     ] = False,
     allowed_hosts: AllowedHosts = None,
     read_only: Annotated[bool, option("--read-only", "Refuse all changes.")] = False,
@@ -133,7 +131,7 @@ def _served(folder: str | None, store: str | None) -> str | None:
 
     if not is_store(store):
         raise InvalidRequest(
-            f"--store {store} is no store: give a URL such as s3://bucket/jobs; a folder goes without it"
+            f"--store {store} is not a store: give a URL such as s3://bucket/jobs; a folder goes without it"
         )
     if folder is not None and folder.rstrip("/") != store.rstrip("/"):
         raise InvalidRequest(
@@ -159,7 +157,7 @@ def run(
     """
     if folder is None:
         raise InvalidRequest(
-            "say which data folder: holdfast serve DIR or --store URL, or data_dir in the settings file"
+            "name the data folder: holdfast serve DIR or --store URL, or data_dir in the settings file"
         )
     gc.disable()  # until it listens: everything loaded until then stays
     try:
@@ -312,7 +310,7 @@ def ui_command(
 
     If another process owns the folder, the console works through it. Otherwise this command owns the folder, and other
     processes work through it. A server has a console of its own: given its URL, this prints the console's address and
-    ends.
+    exits.
 
     Examples:
         holdfast ui ./data --open
@@ -396,7 +394,7 @@ def _asked(place: str, wait: str, kind: Any, *path: str, **query: Any) -> Any:
 
 
 def status_command(folder: DataFolder, wait: Wait = WAIT, as_json: AsJson = False) -> int:
-    """Show how a server is doing. That is its version and folder, its connections, and its free disk space.
+    """Show how a server is doing. Includes its version and folder, its connections, and its free disk space.
 
     For a folder in a store that has no owner on this machine, it shows the owner and the standbys.
 
@@ -440,7 +438,10 @@ def status_command(folder: DataFolder, wait: Wait = WAIT, as_json: AsJson = Fals
         shown.add_row("store", f"{text}; lost: {output.safe(store.problem)}" if store.problem else text)
         _add_owners(shown, store)
     if status.tokens_problem:
-        shown.add_row("tokens", f"the file cannot be used, the last one holds: {output.safe(status.tokens_problem)}")
+        shown.add_row(
+            "tokens",
+            f"the file cannot be used; its previous content stays in effect: {output.safe(status.tokens_problem)}",
+        )
     output.stdout().print(shown)
     return output.OK
 
@@ -487,7 +488,7 @@ def _of_at_most(count: int, most: int) -> str:
 
 
 def waiters_command(folder: DataFolder, limit: Most = 100, wait: Wait = WAIT, as_json: AsJson = False) -> int:
-    """Show who is waiting for messages on a server. By topic and group; the longest lines come first.
+    """Show who is waiting for messages on a server. Lists topics and groups, the longest lines first.
 
     Examples:
         holdfast waiters http://127.0.0.1:7700
@@ -516,7 +517,7 @@ def workers_command(
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """List workers and what they do, or drain, stop or resume them.
+    """List workers and what they are doing, or drain, stop or resume them.
 
     A drained worker finishes what it is working on, takes no more, and stays idle. A stopped one finishes and exits.
     Workers learn of it when they next report, within seconds.
@@ -540,7 +541,7 @@ def workers_command(
 
 def _tell_workers(place: str, act: str, names: list[str], wait: str, *, as_json: bool) -> int:
     if act not in ("drain", "stop", "resume") or not names:
-        raise InvalidRequest(f"say what to tell which workers: `holdfast workers {output.safe(place)} drain NAME`")
+        raise InvalidRequest(f"name the workers: `holdfast workers {output.safe(place)} drain NAME`")
     with opened_broker(place, wait=wait, keep=False) as broker:
         told = {name: broker.order_worker(name, act) for name in names}  # type: ignore[arg-type]  # as was looked at
     if as_json:

@@ -111,7 +111,7 @@ async def read_captured(call: Call) -> CapturedPiece:
         raise Unavailable(f"{error}; take another backup") from error
     except OSError as error:
         path = taken.files[wanted.index].path
-        raise CorruptData(f"{path} cannot be read: {error.strerror or error}. Look at `holdfast check`") from error
+        raise CorruptData(f"{path} cannot be read: {error.strerror or error}. Run `holdfast check`") from error
     return CapturedPiece(content)
 
 
@@ -386,7 +386,7 @@ def _key(world: World, key_file: Place | None) -> BackupKey | None:
     except OSError as error:
         raise InvalidRequest(f"the key file {path} cannot be read: {error.strerror or error}") from error
     if text is None:
-        raise InvalidRequest(f"there is no key file {path}; `openssl rand -hex 32` makes a key")
+        raise InvalidRequest(f"there is no key file {path}; `openssl rand -hex 32` creates one")
     return BackupKey.parse(text, path, world)
 
 

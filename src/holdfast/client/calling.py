@@ -156,7 +156,7 @@ class Caller:
             return _value(answer, kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise HoldfastError(
-                f"what listens at {self.address.text} answered {answer.status}, but not as Holdfast does: "
+                f"the server at {self.address.text} responded with {answer.status}, but not as Holdfast would: "
                 f"{error}. Check the address, and that client and server have the same version"
             ) from None
 
@@ -240,13 +240,13 @@ class Caller:
         while True:
             content = await wire.receive(timeout_s)
             if not content:
-                raise EOFError("the server closed the connection without answering")
+                raise EOFError("the server closed the connection without responding")
             answer = feed(content)
             if answer is not None:
                 return answer
             timeout_s = (until_ns - self._mono_ns()) / 1e9
             if timeout_s <= 0:
-                raise TimeoutError("the answer was not complete in time")
+                raise TimeoutError("the response was not complete in time")
 
     async def connection(self, timeout_s: float, *, careful: bool) -> PooledConnection:
         """Return an idle connection if it is usable, otherwise a new one."""
@@ -312,14 +312,15 @@ class Caller:
 
     def _unreachable(self, why: Exception) -> Unavailable:
         return Unavailable(
-            f"the server at {self.address.text} gave no answer: {why}. The call was repeated until its timeout "
+            f"the server at {self.address.text} did not respond: {why}. The call was retried until its timeout "
             f"of {self.timeout_s:g} s; check that the server is running, then call again"
         )
 
     def _unknown(self, ask: Ask, why: Exception) -> Unavailable:
         return Unavailable(
-            f"{ask.method} {ask.path.partition('?')[0]} went to {self.address.text}, and no answer came: {why}. It may "
-            "or may not have been done, and was not sent again; look, then decide"
+            f"{ask.method} {ask.path.partition('?')[0]} went to {self.address.text}, but no response came: {why}. It "
+            "may "
+            "or may not have been done, and was not retried; check before you send it again"
         )
 
 
@@ -341,8 +342,8 @@ def _error(answer: Answer, address: Address) -> HoldfastError:
         kind = Unavailable if answer.status in _AGAIN else HoldfastError
         media = answer.headers.get("content-type", "").partition(";")[0].strip() or "no content type"
         return kind(
-            f"what answers at {address.text} is not a Holdfast server, or a proxy in front of it has a problem: it "
-            f"answered {answer.status} with {media}. Check the address and the port"
+            f"what responds at {address.text} is not a Holdfast server, or a proxy in front of it has a problem: it "
+            f"responded with {answer.status} and {media}. Check the address and the port"
         )
     return error_of(answered.error)
 

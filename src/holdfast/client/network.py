@@ -166,7 +166,7 @@ class PlainThreadTransport(ThreadTransport):
                 return self._received()
             except BlockingIOError:
                 left_s -= slice_s
-        raise TimeoutError("no answer arrived in time")
+        raise TimeoutError("no response arrived in time")
 
 
 class ThreadNetwork:
@@ -257,7 +257,7 @@ class TaskTransport(_Protocol):
             finally:
                 self._waiting = None
         if not self._content and not self._over:
-            raise TimeoutError("no answer arrived in time")
+            raise TimeoutError("no response arrived in time")
         if not self._content and self._error is not None:
             raise self._error
         content = self._content[0] if len(self._content) == 1 else b"".join(self._content)
@@ -391,7 +391,7 @@ def _show(context: ssl.SSLContext, certificate: str, key: str | None, said: str)
 
 
 def _refuse_passphrase() -> str:
-    raise ValueError("the key has a passphrase, and there is nobody to ask for it: remove the passphrase")
+    raise ValueError("the key has a passphrase, which cannot be asked for here: remove the passphrase")
 
 
 # Ends of a TLS connection that do not trust each other: to try again would change nothing.
@@ -410,7 +410,7 @@ def failure_text(address: Address, error: BaseException, *, fresh: bool) -> str:
     """What an error says; and what it may mean where a server hangs up before it has said a word."""
     text = str(error) or type(error).__name__
     if address.secure and fresh and has_hung_up(error):
-        text += f" (as servers do that ask for a client's certificate, and get none that they trust: {_SHOW_ONE})"
+        text += f" (servers do this if they require a client certificate and get none that they trust: {_SHOW_ONE})"
     return text
 
 
@@ -429,7 +429,7 @@ def strictness(error: BaseException) -> str:
     if getattr(error, "verify_code", 0) not in _STRICT:
         return ""
     return (
-        "Python 3.13 and newer check certificates more strictly. Let its issuer make it anew, with an authority key "
+        "Python 3.13 and newer check certificates more strictly. Have its issuer reissue it with an authority key "
         "identifier, and with a key usage in the issuer's own; the guide `Secure the server` has commands for that"
     )
 
@@ -446,19 +446,20 @@ def tls_refusal(address: Address, error: BaseException) -> Unauthenticated | Non
     why = distrust(error)
     if why:
         advice = strictness(error) or (
-            "Use the name that its certificate has, and give tls= the certificate of its issuer, unless this is not "
+            "Use a name that is in its certificate, and give tls= the certificate of its issuer, unless this is not "
             "your server"
         )
         return Unauthenticated(
-            f"the server at {address.text} has not proved who it is: {why}. Nothing was sent. {advice}"
+            f"the server at {address.text} has not proved its identity: {why}. Nothing was sent. {advice}"
         )
     if reason in _NO_TLS:
         return Unauthenticated(
-            f"what listens at {address.text} does not speak TLS: {error}. Nothing was sent; use its right port, or http://"
+            f"what listens at {address.text} does not speak TLS: {error}. Nothing was sent; use its right port, or "
+            "http://"
         )
     if _ALERT in reason and _PASSING not in reason:
         return Unauthenticated(
-            f"the server at {address.text} refused the connection: {error}. Nothing was done. Where it asks for a "
-            f"client's certificate, show one that its issuer has signed: {_SHOW_ONE}"
+            f"the server at {address.text} refused the connection: {error}. Nothing was done. If it requires a client "
+            f"certificate, present one that its issuer has signed: {_SHOW_ONE}"
         )
     return None

@@ -87,7 +87,7 @@ def parse_address(text: object) -> Address:
     except ValueError as error:
         raise InvalidRequest(f"{text!r} is not an address: {error}") from None
     if not parts.hostname or parts.query or parts.fragment or parts.username is not None:
-        raise InvalidRequest(f"{text!r} is not an address: give http://host:port, and a token by itself")
+        raise InvalidRequest(f"{text!r} is not an address: give http://host:port, and pass the token separately")
     queue = urllib_parse.unquote(parts.path.strip("/")).removeprefix("v1/queues/")
     if "/" in queue:
         raise InvalidRequest(f"{text!r} is not the address of a queue: give http://host:port/queue")

@@ -241,14 +241,16 @@ def _store(engine: BrokerEngine, place: tuple[str, int], file: str, part: StageP
     manifest = staging.manifest(*place)
     # A batch whose commit was interrupted comes again in files of other names, and its commit finishes the first.
     if place in _committing or (manifest is not None and file in {each.name for each in manifest.files}):
-        raise Conflict(f"batch {place[1]} of write {place[0]} is committed: its files cannot change any more")
+        raise Conflict(f"batch {place[1]} of write {place[0]} is committed: its files can no longer change")
     folder = staging.batch_folder(*place)
     with translated(folder):
         disk.make_folder(folder)
         with closing(disk.open(join(folder, file), write=True, create=True)) as opened_file:
             size = opened_file.size()
             if part.position > size:
-                raise Conflict(f"{file} has {size} bytes, and these go to {part.position}: what is between is missing")
+                raise Conflict(
+                    f"{file} has {size} bytes, and these go to {part.position}: the bytes in between are missing"
+                )
             if content:
                 write_fully(opened_file, part.position, [content])
             if part.sync:
@@ -336,7 +338,7 @@ def _check_frame(frame: Frame, topic: str, settings: TopicSettings) -> None:
             )
         ours = {name for name, _ in record.headers if name.startswith(PREFIX)} - _MARKS
         if ours or record.priority > 9 or record.flags & ~_FLAGS:
-            raise InvalidRequest(f"a row for topic {topic} has headers or flags of our own; nothing was written")
+            raise InvalidRequest(f"a row for topic {topic} has reserved headers or flags; nothing was written")
 
 
 def _size(record: Record) -> int:

@@ -83,17 +83,18 @@ def decompress(codec: Codec, data: bytes, *, raw_bytes: int, max_raw_bytes: int)
     """Return the uncompressed form, which must have exactly `raw_bytes`; anything else is damage or an attack."""
     if raw_bytes > max_raw_bytes:
         raise MessageTooLarge(
-            f"a frame unpacks to {raw_bytes} bytes, over the limit of {max_raw_bytes}; it was not unpacked: "
-            "no version of Holdfast packs so much"
+            f"a frame decompresses to {raw_bytes} bytes, over the limit of {max_raw_bytes}, so it was not "
+            "decompressed: "
+            "no version of Holdfast writes a frame that large"
         )
     if raw_bytes > len(data) * _MOST_RATIO[codec] + _RATIO_SLACK_BYTES:
-        raise CorruptData(f"{len(data)} bytes of {codec.name.lower()} cannot unpack to {raw_bytes} bytes")
+        raise CorruptData(f"{len(data)} bytes of {codec.name.lower()} cannot decompress to {raw_bytes} bytes")
     try:
         plain = _DECOMPRESS[codec](data, raw_bytes)
     except (ValueError, RuntimeError, zlib.error, MemoryError) as error:
-        raise CorruptData(f"a {codec.name.lower()} body does not unpack: {error}") from None
+        raise CorruptData(f"a {codec.name.lower()} body cannot be decompressed: {error}") from None
     if len(plain) != raw_bytes:
-        raise CorruptData(f"a {codec.name.lower()} body unpacks to {len(plain)} bytes, not to {raw_bytes}")
+        raise CorruptData(f"a {codec.name.lower()} body decompresses to {len(plain)} bytes, not to {raw_bytes}")
     return plain
 
 

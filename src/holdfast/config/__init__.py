@@ -195,7 +195,7 @@ FOREIGN: Final = {
 }
 
 # Known, but not supported yet: a setting is never accepted and ignored.
-ABSENT_SECTIONS: Final = {"cluster": "there is no cluster yet, one broker has all the partitions; take the section out"}
+ABSENT_SECTIONS: Final = {"cluster": "there is no cluster yet, one broker has all the partitions; remove the section"}
 # Files and folders: in a settings file, such a path is relative to the folder of that file.
 PATHS: Final = frozenset(
     {

@@ -63,7 +63,7 @@ def _text_of(world: World, path: str) -> str:
     except (OSError, ValueError) as error:  # a folder, no permission, a name that no file can have
         reason = getattr(error, "strerror", None) or error
         raise BadSettings(
-            f"the settings file {shown_name(path)} cannot be read: {reason}; check its path and mode"
+            f"the settings file {shown_name(path)} cannot be read: {reason}; check its path and permissions"
         ) from None
     if content is None:
         raise BadSettings(f"there is no settings file {shown_name(path)}; create it, or name another")
@@ -178,7 +178,7 @@ class _SettingsReading:
             raise
         earlier = self._values.get(knob.path)
         if earlier is not None:
-            raise BadSettings(f"{knob.path} is set twice, also by {earlier.said}; take one out")
+            raise BadSettings(f"{knob.path} is set twice, also by {earlier.said}; remove one")
         self._values[knob.path] = _SetValue(knob, self._from_here(knob, read, where), where, said)
 
     def _from_here(self, knob: Knob, value: Any, where: Origin) -> Any:

@@ -86,7 +86,7 @@ def lost(group: Group, receipt: Claim) -> LeaseLost:
     if lease is not None:
         attempt = group.attempts(offset) + 1
         return LeaseLost(
-            f"message {offset} is no longer yours: {lease.holder or 'another consumer'} has it since "
+            f"message {offset} is no longer yours: {lease.holder or 'another consumer'} has had it since "
             f"{utc(lease.at_ms)} (attempt {attempt}), {_ending(group, offset)}. Nothing was changed by this call; "
             "stop working on it, and expect that what you did may be done twice",
             offsets=(offset,),
@@ -115,7 +115,7 @@ def _ending(group: Group, offset: int) -> str:
     """Say how the delivery before the current one ended."""
     history = group.histories.get(offset)
     if history is None or not history.failures:
-        return "after it was given back"
+        return "after it was returned"
     last = history.failures[-1]
     return f"after an earlier delivery ended: {last.why} at {utc(last.at_ms)}"
 

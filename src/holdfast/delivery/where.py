@@ -515,7 +515,7 @@ class _Parser:
             header = path[0]
             return _Operand(at, lambda facts: facts.header(header))
         if name not in NAMES:
-            self._fail(f"there is no {name!r}" + (", texts are in quotes" if not path else ""), at)
+            self._fail(f"there is no {name!r}" + ("; put texts in quotes" if not path else ""), at)
         if path:
             self._fail(f"{name} has no parts; only json and header do", at)
         if name == "time":
@@ -570,7 +570,11 @@ class _Parser:
                 return [*tokens, _Token("end", "", at)]
             found = _TOKEN.match(source, at)
             if found is None:
-                hints = {'"': "this text has no end", "'": "this text has no end", "=": "write == to compare"}
+                hints = {
+                    '"': "the closing quote is missing",
+                    "'": "the closing quote is missing",
+                    "=": "write == to compare",
+                }
                 self._fail(hints.get(source[at], f"{source[at]!r} means nothing here"), at)
             tokens.append(_Token(found.lastgroup or "", found[0], at))
             at = found.end()

@@ -468,7 +468,7 @@ class TieredDisk:
             yield found
         except (StoreUnreachable, StoreRefused, HoldfastError) as error:
             # Not EIO: nothing is damaged, and `check` must not say so.
-            raise OSError(errno.EREMOTEIO, f"the store that has its content does not give it ({error})") from error
+            raise OSError(errno.EREMOTEIO, f"the store that has its content did not return it ({error})") from error
 
     def _keep(self, cache: str, name: str, content: bytes) -> None:
         """Put content into the cache, in one step for those who look there. It is not synced: see `_cached`."""

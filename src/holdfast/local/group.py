@@ -530,4 +530,4 @@ def _explained(engine: BrokerEngine) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DiskFailed(f"nothing can be said about {engine.folder}: {error.strerror or error}") from error
+        raise DiskFailed(f"the state of {engine.folder} cannot be read: {error.strerror or error}") from error

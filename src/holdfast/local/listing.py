@@ -536,7 +536,7 @@ class Redriving:
         self._held.close()
         if kind is None and self._lost is not None:
             raise CorruptData(
-                f"dead letters left where they are: {self._left}, since their partition is lost; "
+                f"dead letters left in place: {self._left}, because their partition is lost; "
                 f"redriven: {self._done}. {self._lost}"
             ) from self._lost
 

@@ -166,7 +166,7 @@ class StreamMember:
         """Raise Closed if the member has left or the broker is closed."""
         self.engine.check_open()
         if self.left:
-            raise Closed(f"this consumer of {self.request.group} is closed; make a new one")
+            raise Closed(f"this consumer of {self.request.group} is closed; create a new one")
 
     def disown(self) -> None:
         """Give up the membership in a child after a fork: the parent is the member."""
@@ -347,7 +347,8 @@ class StreamMember:
             self.left = True  # otherwise the two would remove each other forever
             raise Fenced(
                 f"another consumer has taken over as {self.request.instance_id!r} in group {self.request.group}: an "
-                "instance id is for one consumer at a time. This one is closed; give each consumer its own instance_id"
+                "instance id may be used by one consumer at a time. This one is closed; give each consumer its own "
+                "instance_id"
             ) from error
 
     def _join(self) -> None:

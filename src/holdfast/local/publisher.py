@@ -447,8 +447,8 @@ def _with_note(error: HoldfastError, parts: Sequence[PartitionShare]) -> Holdfas
         some = f"{', '.join(map(str, stored[:_NAMED_MOST]))}{', ...' if len(stored) > _NAMED_MOST else ''}"
         count = sum(len(part.indexes) for part in parts)
         error.add_note(
-            f"{len(stored)} of {count} messages are stored, in other partitions: those at {some} of the call; "
-            "send only the rest again"
+            f"{len(stored)} of {count} messages are stored, in other partitions: those at indexes {some} of the call; "
+            "resend only the rest"
         )
     return error
 

@@ -170,18 +170,18 @@ class Members:
                 member, f"has restarted with epoch {found.joined_epoch}, and this call is from its epoch {epoch}"
             )
         if epoch > self.epoch:
-            self._refuse(member, f"shows epoch {epoch}, which the group has not reached")
+            self._refuse(member, f"sent epoch {epoch}, which the group has not reached")
         return found
 
     def may_commit(self, member: str, epoch: int, topic: str, partition: int) -> None:
         """Raise Fenced, with the reason, unless the member may commit an offset of the partition."""
         found = self.known(member, epoch)
         if epoch != found.epoch:
-            self._refuse(member, f"shows the old epoch {epoch} instead of {found.epoch}")
+            self._refuse(member, f"sent the old epoch {epoch} instead of {found.epoch}")
         if (topic, partition) not in found.owned:
             owner = self.owners.get((topic, partition))
             now = f"{owner} has it" if owner else "nobody has it"
-            self._refuse(member, f"does not own partition {partition} of {topic} any more ({now})")
+            self._refuse(member, f"no longer owns partition {partition} of {topic} ({now})")
 
     def due_ms(self) -> int | None:
         """Return when the next member must be removed if nothing is heard from it."""
@@ -192,7 +192,7 @@ class Members:
     def lateness(self, member: Member, now_ms: int) -> str:
         """Return why the member must be removed; empty if it may stay."""
         if now_ms >= member.heard_ms + member.session_ms:
-            return f"sent no heartbeat for {member.session_ms} ms, its session, and was removed"
+            return f"sent no heartbeat for {member.session_ms} ms (its session timeout) and was removed"
         if member.asked_ms is not None and now_ms >= member.asked_ms + member.rebalance_ms:
             return f"did not give back its partitions within {member.rebalance_ms} ms, and was removed"
         return ""
@@ -282,7 +282,10 @@ class Members:
             self.gone.popitem(last=False)
 
     def _refuse(self, member: str, why: str) -> NoReturn:
-        raise Fenced(f"member {member} {why}. Nothing it did since then counts: join again and continue from there")
+        raise Fenced(
+            f"member {member} {why}. Nothing that it has done since then was accepted: join again, and continue from "
+            "the last commit"
+        )
 
 
 class StaticMember(msgspec.Struct, frozen=True, array_like=True):

@@ -94,7 +94,7 @@ class ProducerCore(Generic[_Sent]):
     def check_open(self) -> None:
         self.port.check_open()
         if self.closed:
-            raise Closed(f"the producer {self.port.place} is closed; make a new one")
+            raise Closed(f"the producer {self.port.place} is closed; create a new one")
         if self.sender.failure is not None:
             raise Closed(
                 f"the producer has ended with an error: {self.sender.failure}. Create a new one with the same name"
@@ -264,7 +264,7 @@ class ProducerCore(Generic[_Sent]):
     def finish(self) -> None:
         """Release all topics, and answer the messages that are left: they will not be sent any more."""
         self.release()  # first: from then on nothing more comes in
-        what = "nobody sends it any more" if self.port.blocks else "it is not stored"
+        what = "it is no longer being sent" if self.port.blocks else "it is not stored"
         for parcel in self.accumulator.hurry():
             with self.accumulator.lock:
                 if parcel.done:

@@ -586,6 +586,6 @@ def _await_answers(parcels: Sequence[Parcel], timeout: Seconds | None) -> None:
     parcel = parcels[0].outbox.owner.answered_all(parcels, timeout_s) if parcels else None
     if parcel is not None:
         raise Unavailable(
-            f"no answer from partition {parcel.outbox.number} of {parcel.outbox.destination.name} within "
+            f"no response from partition {parcel.outbox.number} of {parcel.outbox.destination.name} within "
             f"{timeout_s:g} s; the message is still being sent; ask again later"
         )

@@ -157,7 +157,7 @@ class TaskRounds:
         if self._loop is None:
             self._loop = loop
         elif self._loop is not loop:
-            raise InvalidRequest("this producer belongs to another event loop; make one for each loop")
+            raise InvalidRequest("this producer belongs to another event loop; create one for each loop")
         if self._task is None:
             self._task = loop.create_task(self._run(), name="holdfast-producer")
 

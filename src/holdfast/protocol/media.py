@@ -154,8 +154,8 @@ def _check(counts: Iterator[int], most: int) -> None:
         total += count
         if total > most:
             raise InvalidRequest(
-                f"there are more than {most:,} values in it, which is the limit; send less at a time, or send what "
-                "need not be looked into as bytes or text"
+                f"it has more than {most:,} values, which is the limit; send less at a time, or send nested data as "
+                "bytes or text"
             )
 
 

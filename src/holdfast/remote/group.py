@@ -136,7 +136,7 @@ class RemoteGroup:
     def observe(self, observer: Observer | None) -> None:
         """Refuse: the server has /metrics."""
         raise InvalidRequest(
-            f"observer={observer!r} cannot be used here: the server counts and measures; ask its /metrics, or stats()"
+            f"observer={observer!r} cannot be used here: the server collects the metrics; use its /metrics, or stats()"
         )
 
     def _request(

@@ -326,7 +326,7 @@ def _noting(stored: Sized, messages: Sized) -> Iterator[None]:
         yield
     except HoldfastError as error:
         if stored:
-            error.add_note(f"{len(stored)} of {len(messages)} messages are stored, by calls before this one")
+            error.add_note(f"{len(stored)} of {len(messages)} messages were stored by earlier requests of this call")
         raise
 
 

@@ -96,7 +96,7 @@ class RemoteBody:
         return cast("BinaryIO", io.BufferedReader(_BodyReader(self._pieces()), CHUNK_BYTES))
 
     def _pieces(self) -> Iterator[bytes]:
-        """Whatever comes; Unavailable where it ends too early."""
+        """Whatever comes; Unavailable where it ends before it is complete."""
         if self._whole is not None:
             yield self._whole
             return
@@ -108,8 +108,8 @@ class RemoteBody:
                 yield piece
         except AnswerLost as cut:
             raise Unavailable(
-                f"a body of {self._size:,} bytes broke off after {came:,} of them on its way from "
-                f"{self._caller.address.text}: {cut}. Read it again from the start"
+                f"the connection to {self._caller.address.text} broke after {came:,} of a body's {self._size:,} "
+                f"bytes: {cut}. Read it again from the start"
             ) from None
         finally:
             fetching.end()
@@ -163,7 +163,7 @@ class _Fetching:
         try:
             content = await connection.wire.receive(self._caller.timeout_s)
             if not content:
-                raise EOFError("the server closed the connection without answering")
+                raise EOFError("the server closed the connection without responding")
             return connection.reader.feed(content)
         except (OSError, EOFError, BROKEN) as error:
             raise AnswerLost(failure_text(self._caller.address, error, fresh=connection.fresh)) from error
@@ -513,7 +513,7 @@ class StreamReader:
 
 def _parts(piece: object) -> Iterable[bytes]:
     if not isinstance(piece, (bytes, bytearray, memoryview)):
-        raise InvalidRequest(f"a stream gives bytes, not {type(piece).__name__}; nothing was stored")
+        raise InvalidRequest(f"a stream must yield bytes, not {type(piece).__name__}; nothing was stored")
     for at in range(0, len(piece), _GATHERED_BYTES):
         yield bytes(piece[at : at + _GATHERED_BYTES])
 
@@ -569,7 +569,7 @@ class StreamUpload:
             while answer is None and not connection.reader.continued:
                 content = await connection.wire.receive(timeout_s)
                 if not content:
-                    raise EOFError("the server closed the connection without answering")
+                    raise EOFError("the server closed the connection without responding")
                 answer = connection.reader.feed(content)
         except (OSError, EOFError, BROKEN) as error:
             raise Unsent(failure_text(self._caller.address, error, fresh=connection.fresh)) from error

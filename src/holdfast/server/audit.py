@@ -281,7 +281,7 @@ class Audit:
         except OSError as error:
             kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else Unavailable
             raise kind(
-                f"nothing was done: {act.route} would change things, and cannot be written to the audit log "
+                f"nothing was done: {act.route} would change something, but cannot be recorded in the audit log "
                 f"{self._file.path}: {error.strerror or error}. Fix that, then try again"
             ) from error
         return act

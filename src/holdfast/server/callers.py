@@ -59,7 +59,7 @@ def check_origin(origin: str, host: str) -> None:
     if place is None or place != _host_place(host):
         raise Forbidden(
             f"a page of {origin!r} sent this call to {host!r}: only pages of this server may; "
-            "a proxy in between must leave the Host header as it is"
+            "a proxy in between must pass on the Host header unchanged"
         )
 
 
@@ -75,7 +75,7 @@ def check_host(host: str, names: Collection[str]) -> None:
     if not is_loopback(name) and name not in names:
         known = ", ".join(("localhost", *sorted(names)))
         raise Forbidden(
-            f"this server answers only as {known}, not as {host!r}. Call it by one of these, or add the name to "
+            f"this server responds only as {known}, not as {host!r}. Call it by one of these, or add the name to "
             "allowed_hosts in [server] (--allowed-host)"
         )
 
@@ -91,7 +91,7 @@ def check_fetch(request: Request, *, page: bool) -> None:
     if page and navigates and request.method in ("GET", "HEAD"):
         return
     raise Forbidden(
-        "a page of another site asked for this, which only pages of this server may: open the console itself"
+        "a page of another site made this request, and only pages of this server may: open the console directly"
     )
 
 
@@ -148,15 +148,16 @@ def check_listening(settings: ServerSettings) -> list[str]:
     if not asks and not settings.allow_anonymous_network:
         raise BadSettings(
             f"the server would listen on {settings.host}, where others could reach it, without asking for credentials. "
-            "Name a tokens_file (--tokens; `holdfast token new` makes one), or a tls_client_ca_file (--tls-client-ca); "
+            "Name a tokens_file (--tokens; `holdfast token new` creates one), or a tls_client_ca_file "
+            "(--tls-client-ca); "
             "or listen at 127.0.0.1; or, to let everybody there do everything, set allow_anonymous_network "
             "(--allow-anonymous-network) and allowed_hosts (--allowed-host)"
         )
     if not asks and not settings.allowed_hosts:
         raise BadSettings(
             "allow_anonymous_network needs allowed_hosts (--allowed-host): the names and addresses by which callers "
-            'reach this server, such as "queue.internal" or "10.0.0.5". Without them any web page that one of them '
-            "looks at could use the server under a name of its own"
+            'reach this server, such as "queue.internal" or "10.0.0.5". Without them, any web page '
+            "that a caller opens could use the server under its own host name"
         )
     if not asks:
         return [f"everybody who reaches {settings.host} may do everything: allow_anonymous_network is set"]
@@ -248,7 +249,7 @@ class Access:
             if entry is None:
                 raise Unauthenticated(
                     "the token is not known here: check HOLDFAST_TOKEN, or ask for a new one (`holdfast token new` "
-                    "makes it)"
+                    "creates it)"
                 )
             return entry
         entry = tokens.of_certificate(certificate_names)
@@ -301,9 +302,9 @@ def _token_in(authorization: str) -> str:
             try:
                 return base64.b64decode(rest.strip(), validate=True).decode("utf-8").partition(":")[2]
             except (binascii.Error, UnicodeDecodeError):
-                raise Unauthenticated(f"the authorization is not what Basic means; {_HOW}") from None
+                raise Unauthenticated(f"the Authorization header is not valid for Basic; {_HOW}") from None
         case _:
-            raise Unauthenticated(f"the authorization is of an unknown kind; {_HOW}")
+            raise Unauthenticated(f"the Authorization header has an unknown scheme; {_HOW}")
 
 
 # Revocation: calls in progress end when their token is revoked, restricted or expires.
@@ -473,7 +474,7 @@ def _context(settings: ServerSettings) -> ssl.SSLContext:
 
 
 def _refuse_passphrase() -> str:
-    raise ValueError("the key has a passphrase, and the server has nobody to ask for it: remove the passphrase")
+    raise ValueError("the key has a passphrase, and the server cannot ask for it: remove the passphrase")
 
 
 def _named(settings: ServerSettings) -> str:
@@ -484,7 +485,7 @@ def _named(settings: ServerSettings) -> str:
 def _explained(reason: str) -> str:
     """An OpenSSL error, in plain words for the usual mistakes."""
     meanings = {
-        "KEY_VALUES_MISMATCH": "the key is not that of the certificate",
+        "KEY_VALUES_MISMATCH": "the key does not match the certificate",
         "NO_START_LINE": "a file is not PEM",
         "PEM lib": "a file is not PEM, or holds no certificate or no key",
     }

@@ -18,7 +18,7 @@ from holdfast.server.http.messages import Request
 _MOST_OPTIONS_BYTES: Final = 1024 * 1024
 _MOST_BEFORE_BYTES: Final = _MOST_OPTIONS_BYTES + 64 * 1024
 _STEP_BYTES: Final = 32 * 1024
-_HINT: Final = "send one part named options (JSON), if any, and behind it one named payload"
+_HINT: Final = "send one part named options (JSON), if any, followed by one named payload"
 
 
 class _Parts:
@@ -52,7 +52,7 @@ class _Parts:
 
     def _begin(self) -> None:
         if self._name not in ("options", "payload") or self._name in self.begun or "payload" in self.begun:
-            raise InvalidRequest(f"the form's part {self._name!r} is not understood where it is; {_HINT}")
+            raise InvalidRequest(f"the form's part {self._name!r} is not expected there; {_HINT}")
         self.begun.add(self._name)
 
     def _end(self) -> None:

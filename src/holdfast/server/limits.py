@@ -261,7 +261,7 @@ def check_new_group(engine: BrokerEngine, topic: Topic, name: str, most: int) ->
     count = len(topic.groups) + len(streams)
     if count >= most:
         raise InvalidRequest(
-            f"the group {name} was not made: {topic.name} has {count} groups, and callers may make {most} "
+            f"the group {name} was not created: {topic.name} has {count} groups, and callers may create {most} "
             "(max_groups). Use one that is there, delete those that nobody needs, or raise max_groups"
         )
 

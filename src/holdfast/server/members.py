@@ -94,7 +94,7 @@ class ServedMember:
         """Commit, then return new messages. Ends early when the member's partitions change, so that it learns of it."""
         if wanted.poll < self._number:
             raise InvalidRequest(
-                f"poll {wanted.poll} is over: {self._number} was asked for since. Continue counting from there"
+                f"poll {wanted.poll} is over: {self._number} has been requested since. Continue counting from there"
             )
         if wanted.poll == self._number:
             return self._answer
@@ -210,7 +210,7 @@ class ServedMembers:
     async def join(self, group: str, wanted: Join, owner: str) -> ServedMember:
         """Add a new member. It fences an earlier member with the same instance id."""
         for name in _NO_SETTINGS & wanted.settings.keys():
-            raise BadSettings(f"{name} is not a setting of a member that lives elsewhere: its client polls and commits")
+            raise BadSettings(f"{name} is not a setting of a remote member: its client polls and commits")
         loop = asyncio.get_running_loop()
         holding: list[ServedMember] = []
 
@@ -331,6 +331,6 @@ def _give_back(given: Iterable[tuple[ConsumedPartition, int]]) -> None:
 def unknown_member(member_id: str) -> Fenced:
     """The error for a member that no longer exists, or never did."""
     return Fenced(
-        f"there is no member {member_id} any more: it left, its session ended, or the server was restarted. "
+        f"member {member_id} no longer exists: it left, its session ended, or the server was restarted. "
         "Join again, and continue from the last commit"
     )

@@ -101,33 +101,33 @@ _Family = TypeVar("_Family", "CounterMetricFamily", "GaugeMetricFamily")
 OF_TOPIC: Final = {
     "published": "Messages stored.",
     "published_bytes": "Bytes of their bodies.",
-    "duplicates": "Messages that were known by their dedup id, and not stored again.",
+    "duplicates": "Messages not stored again because their dedup id was known.",
     "released": "Delayed messages that came due.",
 }
 OF_GROUP: Final = {
     "delivered": "Messages handed out.",
-    "acked": "Messages handled.",
-    "nacked": "Messages given back as failed.",
-    "deferred": "Messages given back unharmed.",
-    "rejected": "Messages refused for good.",
-    "expired_leases": "Leases that ended by time.",
-    "returned": "Messages that came back to be delivered again.",
+    "acked": "Messages acked.",
+    "nacked": "Messages nacked.",
+    "deferred": "Messages deferred.",
+    "rejected": "Messages rejected.",
+    "expired_leases": "Leases that expired.",
+    "returned": "Messages returned to be delivered again.",
     "buried": "Messages that became dead letters.",
-    "redriven": "Dead letters put back.",
-    "expired": "Messages passed over because their time to live was over.",
-    "cancelled": "Messages taken back.",
+    "redriven": "Dead letters that were redriven.",
+    "expired": "Messages skipped because their time to live had passed.",
+    "cancelled": "Messages cancelled.",
     "lost_leases": "Calls refused because the lease was lost.",
-    "damaged": "Messages passed over because they are damaged on disk.",
+    "damaged": "Messages skipped because they are damaged on disk.",
 }
 _FAST, _SLOW = Buckets(FAST), Buckets(SLOW)
 TIMES_OF_TOPIC: Final = {
-    "put_seconds": ("From a put's call to its answer; puts that wait for no disk are timed one in 64.", _FAST),
+    "put_seconds": ("From a put to its return; of puts that do not wait for the disk, one in 64 is timed.", _FAST),
     "lateness_seconds": ("From a delayed message's due time to its release.", _SLOW),
     "sync_seconds": ("Syncs of the disk, of the topic's logs and its groups' journals.", _FAST),
 }
 TIMES_OF_GROUP: Final = {
-    "wait_seconds": ("From published, or come due, to delivered.", _SLOW),
-    "handle_seconds": ("From delivered to acked.", _SLOW),
+    "wait_seconds": ("From publication, or the due time, to delivery.", _SLOW),
+    "handle_seconds": ("From delivery to the ack.", _SLOW),
 }
 
 
@@ -144,21 +144,21 @@ GAUGES: Final = {
     "query_lag_messages": ("Messages that the last of them has not read.", "topic"),
     "query_lag_seconds": ("Age of the oldest message that one has not read.", "topic"),
     "ready_messages": ("Messages that can be taken now.", "topic", "group"),
-    "leased_messages": ("Messages in somebody's hands.", "topic", "group"),
+    "leased_messages": ("Messages that are leased.", "topic", "group"),
     "delayed_messages": ("Messages that are not due yet.", "topic", "group"),
     "waiters": ("Consumers that wait for a message.", "topic", "group"),
     "group_paused": ("1 while the group is paused, otherwise 0.", "topic", "group"),
     "lag_messages": ("Messages that the group has not handled.", "topic", "group", "mode"),
-    "lag_seconds": ("Age of the oldest message not handled.", "topic", "group", "mode"),
+    "lag_seconds": ("Age of the oldest message that the group has not handled.", "topic", "group", "mode"),
     "group_members": ("Members of a group in stream mode.", "group"),
-    "workers": ("Workers that report themselves, or did within the last hour.", "state"),
+    "workers": ("Workers that are reporting, or did within the last hour.", "state"),
     "topics": ("Topics in the folder, open or not.",),
     "open_topics": ("Topics that are open.",),
     "open_partitions": ("Partitions that are open.",),
-    "metrics_left_out_groups": ("Open groups that are not shown here, to keep this short.",),
+    "metrics_left_out_groups": ("Open groups that are left out here, to limit the size.",),
     "metrics_failed_topics": ("Open topics whose numbers could not be read just now.",),
     "disk_free_bytes": ("Bytes free on the disk of the data folder.",),
-    "store_epoch": ("How many owners the folder in the store has had.",),
+    "store_epoch": ("Number of owners that the folder in the store has had.",),
     "store_silent_seconds": ("Time since the last object that the store has was sent.",),
     "store_unsent_bytes": ("Bytes that the store does not have yet.",),
     "store_standbys": ("Processes that wait to take the folder over.",),
@@ -237,9 +237,7 @@ class EngineMetrics:
         fetched = 0 if engine.world.tier is None else engine.world.tier.fetched_bytes
         yield _filled(counter("tier_moved_bytes", "Bytes of segments moved to the store."), engine.tiering.moved_bytes)
         yield _filled(counter("tier_fetched_bytes", "Bytes of segments fetched from it."), fetched)
-        yield _filled(
-            counter("trace_steps_lost", "Steps of traces that could not be written down."), engine.traces.log.lost
-        )
+        yield _filled(counter("trace_steps_lost", "Trace steps that could not be written."), engine.traces.log.lost)
 
     def _shown(self, topics: list[Topic]) -> tuple[dict[str, Topic], int]:
         """The topics that are shown, and the number of groups left out; a topic without groups counts as one."""
@@ -415,17 +413,17 @@ class HttpMetrics(Meter):
             received[route] += answered.received
             sent[route] += answered.sent
         taken = times(
-            "http_request_seconds", "From a call to its answer; of a stream: to its beginning.", "route", "method"
+            "http_request_seconds", "From a call to its response; for a stream, to its first byte.", "route", "method"
         )
         for of, histogram in seconds.items():
             _BUCKETS.add(taken, of, histogram)
         yield from (requests, taken)
         yield _by_label(counter("http_received_bytes", "Bytes of the bodies of calls.", "route"), received)
-        yield _by_label(counter("http_sent_bytes", "Bytes of the bodies of answers.", "route"), sent)
+        yield _by_label(counter("http_sent_bytes", "Bytes of the bodies of responses.", "route"), sent)
         yield _filled(counter("http_connections", "Connections accepted."), self._opened)
         yield _filled(gauge("http_open_connections", "Connections that are open now."), self._opened - self._closed)
         yield _by_label(counter("http_refused_connections", "Connections refused or cut off.", "reason"), self._refused)
-        yield _by_label(gauge("http_streams", "Answers that are going out in pieces now.", "route"), self._streams)
+        yield _by_label(gauge("http_streams", "Responses that are being streamed now.", "route"), self._streams)
 
 
 def _filled(family: _Family, value: float) -> _Family:
@@ -493,8 +491,8 @@ class ServerMetrics(HttpMetrics):
             yield _filled(gauge(name, text), read())
 
     def _spans(self) -> Iterator[Metric]:
-        spans = counter("trace_spans", "Spans given to OpenTelemetry, by what became of them.", "outcome")
-        dropped = counter("trace_steps_dropped", "Steps of traces that were not exported, for too many waited.")
+        spans = counter("trace_spans", "Spans given to OpenTelemetry, by outcome.", "outcome")
+        dropped = counter("trace_steps_dropped", "Trace steps that were not exported because too many were waiting.")
         if self.trace_export is not None:
             counts = self.trace_export.counts()
             for outcome in ("exported", "failed"):

@@ -82,23 +82,23 @@ _REFUSED: Final[dict[int, str]] = {
     400: "The request cannot work as it is: change it.",
     401: "`unauthenticated`: the server does not know who is calling; send `Authorization: Bearer ...`.",
     403: "`forbidden`: the caller may not do this.",
-    408: "The request came too slowly.",
+    408: "The request arrived too slowly.",
     413: "The request's body is too large.",
-    415: "The content-type or the content-encoding is not understood here.",
+    415: "The content type or encoding is not supported.",
     429: "Too much at once: try again after a while.",
     431: "The request's headers are too large.",
-    500: "The server failed, or found damaged data; its log says more.",
-    503: "The server is about to go, or has too many connections: try again after a while.",
-    507: "`disk_full`: there is no room; nothing was kept of this call.",
+    500: "The server failed, or found damaged data; see its log.",
+    503: "The server is shutting down, or has too many connections: try again after a while.",
+    507: "`disk_full`: the disk is full; nothing of this call was stored.",
 }
 _ABOUT: Final = """
 The API of a Holdfast server.
 
-Bodies and answers are JSON or MessagePack, chosen by `Content-Type` and `Accept`; bytes are base64 in the one and
-themselves in the other. Every answer has an `x-correlation-id`, which is that of the request where it had one; a
-`traceparent` (W3C trace context) is taken in, kept with messages, and answered with a child of it.
+Request and response bodies are JSON or MessagePack, chosen by `Content-Type` and `Accept`; bytes are base64 in JSON
+and raw in MessagePack. Every response has an `x-correlation-id`: that of the request, if it has one. A `traceparent`
+(W3C trace context) is accepted and kept with messages, and the response has a child of it.
 
-Every answer that is no success says `{"error": {"code": ..., "message": ..., "retryable": ..., "facts": {...}}}`.
+The body of every error response is `{"error": {"code": ..., "message": ..., "retryable": ..., "facts": {...}}}`.
 Codes are stable.
 """
 
@@ -205,7 +205,7 @@ class _Writer:
     def _responses(self, route: Route) -> Node:
         found: Node = {str(route.status): {"description": _success(route), **self._answers(route)}}
         if RAW in route.gives:
-            found["204"] = {"description": "Nothing was there in time (where the message itself was asked for)."}
+            found["204"] = {"description": "No message was ready in time (if the response is the message itself)."}
         statuses = {400, 408, 431, 500, 503}
         if route.action != "open":
             statuses |= {401, 403}
@@ -278,7 +278,7 @@ def _description(route: Route) -> str:
     written = "; written to the audit log" if route.act else ""
     more = (getdoc(route.handler) or "").partition("\n")[2].strip()
     said = f"{more}\n\n" if more else ""
-    events = "\n\nThe answer goes on until the caller ends it." if EVENTS in route.gives or not route.plain else ""
+    events = "\n\nThe response continues until the caller ends it." if EVENTS in route.gives or not route.plain else ""
     return f"{said}{needs[:1].upper()}{needs[1:]}{written}.{events}"
 
 

@@ -229,6 +229,6 @@ class RouteTable:
                 raise NotFound(f"there is nothing at {path}: see /docs for all paths")
             allowed = ", ".join(sorted({*node.methods, *(["HEAD"] if "GET" in node.methods else [])}))
             raise Refused(
-                f"{method} is not possible at {path}, but {allowed}", status=405, headers=(("allow", allowed),)
+                f"{method} is not allowed at {path}; use {allowed}", status=405, headers=(("allow", allowed),)
             )
         return route, found

@@ -251,7 +251,7 @@ def make_server(
     )
     metrics.gauge(
         "tokens_file_unusable",
-        "1 while the tokens file, as it is now, cannot be used, and what it said before holds.",
+        "1 while the tokens file cannot be used; its previous content stays in effect.",
         lambda: float(bool(server.access.tokens_problem())),
     )
     return server
@@ -263,7 +263,7 @@ def make_server(
 _ID: Final = re.compile(r"[!-~]{1,128}")  # correlation ids that can be sent back in a header
 HEALTH: Final = frozenset({"/healthz", "/readyz"})
 _READS: Final = frozenset({"open", "read"})
-_INTERNAL: Final = "something went wrong inside the server; its log says what, under this correlation id"
+_INTERNAL: Final = "the server failed to handle this call; its log says why, under this correlation id"
 
 
 # Returns an error as a page if the request was for one, otherwise None.
@@ -472,7 +472,7 @@ class ServerApp:
         taken = answers.try_take(caller, size, always=always)
         if taken is None:
             return TooManyWaiters(
-                f"answers that {caller} has not read yet fill {answers.used(caller)} bytes of memory, of "
+                f"responses that {caller} has not read yet fill {answers.used(caller)} bytes of memory, of "
                 f"{answers.each_bytes} for one caller; nothing was taken. Read them, then try again, with fewer calls "
                 "at a time"
             )

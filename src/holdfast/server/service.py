@@ -308,7 +308,7 @@ def _nobody() -> None:
 def not_understood(media: str, *known: str) -> Refused:
     """The error for a body with an unknown content type."""
     return Refused(
-        f"the content-type {media} is not understood here; send {', '.join(known[:-1])} or {known[-1]}, "
+        f"the content-type {media} is not supported here; send {', '.join(known[:-1])} or {known[-1]}, "
         f"such as with curl -H 'content-type: {known[0]}'",
         status=415,
     )

@@ -153,9 +153,11 @@ def read_tokens(world: World, path: str) -> Tokens:
     try:
         content = None if facts is None else read_file(world.disk, path)
     except OSError as error:
-        raise BadSettings(f"the tokens file {path} cannot be read: {error.strerror or error}. Check its mode") from None
+        raise BadSettings(
+            f"the tokens file {path} cannot be read: {error.strerror or error}. Check its permissions"
+        ) from None
     if facts is None or content is None:
-        raise BadSettings(f"there is no tokens file {path}; `holdfast token new NAME --file {path}` makes one")
+        raise BadSettings(f"there is no tokens file {path}; `holdfast token new NAME --file {path}` creates one")
     if facts.others_may_read or facts.others_may_write:
         may = "change" if facts.others_may_write else "read"
         raise BadSettings(
@@ -215,7 +217,7 @@ def _checked(entries: list[TokenEntry], path: str) -> Tokens:
     ):
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
-            raise BadSettings(f"{path}: two tokens have {what} {twice}; take one out")
+            raise BadSettings(f"{path}: two tokens have {what} {twice}; remove one")
     return Tokens(entries)
 
 

@@ -361,8 +361,8 @@ class Scans:
         if own >= MOST_WAITING or self.waiting >= _MOST_IN_ALL:
             self.refused += 1
             raise TooManyWaiters(
-                f"{self.running} searches run and {self.waiting} wait, {own} of them yours, which is the limit; "
-                "nothing was looked at. Try again in a second, with fewer at a time"
+                f"{self.running} searches are running and {self.waiting} are waiting, {own} of them yours, which is "
+                "the limit; nothing was searched. Try again in a second, with fewer at a time"
             )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(caller, deque()).append(turn)

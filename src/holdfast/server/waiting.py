@@ -51,13 +51,13 @@ class WaitLimit:
         own = self.of(principal)
         if own >= self.share(principal):
             raise TooManyWaiters(
-                f"{own} calls of {principal.name} are waiting already, which is the limit for one caller "
+                f"{own} calls of {principal.name} are already waiting, which is the limit for one caller "
                 "(max_waiters_per_principal); nothing was taken. Try again in a second, or wait with fewer calls at a "
                 "time"
             )
         if self.waiting >= self.most + (ADMIN_RESERVE if principal.may("admin") else 0):
             raise TooManyWaiters(
-                f"{self.waiting} calls are waiting already, which is the limit (max_waiters); nothing was taken. Try "
+                f"{self.waiting} calls are already waiting, which is the limit (max_waiters); nothing was taken. Try "
                 "again in a second, or wait with fewer calls at a time"
             )
 

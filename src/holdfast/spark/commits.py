@@ -227,7 +227,7 @@ def owning(
                 owner = str(error).partition("; ")[0]
                 raise Busy(
                     f"{owner}, and does not share it: Spark can write there only while no such process owns it. Close "
-                    "it there, then write again; nothing is lost or doubled by that"
+                    "it there, then write again; nothing is lost or duplicated"
                 ) from None
             world.clock.wait(threading.Event(), _LOOK_AGAIN_S)
     try:
@@ -262,15 +262,16 @@ def _check_again(write: CommitRequest, done: Done) -> None:
     """Raise InvalidRequest if another batch with the same number was written."""
     if write.streaming and write.batch < done.batch:
         raise InvalidRequest(
-            f"batch {write.batch} of query {write.write_id} came again, and those up to {done.batch} are written: "
+            f"batch {write.batch} of query {write.write_id} was sent again, and those up to {done.batch} are already "
+            "written: "
             "its checkpoint is a copy, or older than what the query wrote. Nothing was written; start the query with a "
             "new checkpoint, at the offsets where the old one ended"
         )
     topics = {lane.topic for staged in write.files for lane, _ in staged.lanes}
     if write.batch == done.batch and done.topics and topics.isdisjoint(done.topics) and topics:
         raise InvalidRequest(
-            f"batch {write.batch} of write {write.write_id} was written to {', '.join(done.topics)}, and now it comes "
-            f"for {', '.join(sorted(topics))}. Nothing was written; give each write an id, or each batch a number, of "
+            f"batch {write.batch} of write {write.write_id} was written to {', '.join(done.topics)}, and is now for "
+            f"{', '.join(sorted(topics))}. Nothing was written; give each write an id, or each batch a number, of "
             "its own"
         )
 
@@ -283,7 +284,7 @@ def _telling_that_it_counts(write: CommitRequest) -> Iterator[None]:
     except HoldfastError as error:
         if not write.kept:
             advice = "do not write them again, the next write of Spark's to this folder brings them in"
-            error.args = (f"{error}. The rows are committed all the same: {advice}",)
+            error.args = (f"{error}. The rows are committed nevertheless: {advice}",)
         raise
 
 
@@ -341,7 +342,8 @@ def _check_topics(engine: BrokerEngine, write: CommitRequest) -> None:
             there = engine.catalog.facts(name).partitions
             if there != wanted:
                 raise Unavailable(
-                    f"topic {name} was made by somebody else meanwhile: it has {there} partitions, and the rows were "
+                    f"topic {name} was created by someone else in the meantime: it has {there} partitions, and the "
+                    "rows were "
                     f"meant for {wanted}. Nothing was written; write again"
                 )
         with _topic(engine, name, topic_id):
@@ -600,7 +602,7 @@ class Staging:
                 size = 0
             if size < staged.size:
                 raise Unavailable(
-                    f"{path} has {size} bytes, and a task staged {staged.size} there: somebody has removed them, or "
+                    f"{path} has {size} bytes, and a task staged {staged.size} there: they were removed, or "
                     "tasks and driver do not share the folder. Nothing was written; write again"
                 )
 

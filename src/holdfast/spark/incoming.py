@@ -192,7 +192,8 @@ class Incoming:
                 raise InvalidRequest(f"a header of a row for topic {self._topic} has no name, or no value")
             if pc.any(pc.starts_with(names, PREFIX)).as_py():
                 raise InvalidRequest(
-                    f"a row for topic {self._topic} has a header whose name begins with {PREFIX}: those are our own"
+                    f"a row for topic {self._topic} has a header whose name begins with {PREFIX}: such names are "
+                    "reserved"
                 )
             if _is_text(values):
                 flags |= (lengths > 0).astype(np.uint8) * np.uint8(TEXT_HEADERS)

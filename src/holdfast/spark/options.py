@@ -198,8 +198,7 @@ def refuse_unknown(given: Mapping[str, str], known: frozenset[str]) -> None:
     for option in given:
         if option.lower().startswith("kafka."):
             raise InvalidRequest(
-                f'option "{option}" is for a Kafka server, and there is none: leave it out, and name a folder or our '
-                "own server"
+                f'option "{option}" is for a Kafka server: leave it out, and name a folder or a Holdfast server'
             )
         if option.lower() == "token":
             raise InvalidRequest(
@@ -216,7 +215,7 @@ def flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
     """The value of an option that is true or false."""
     text = (given.get(name) or str(default)).strip().lower()
     if text not in ("true", "false"):
-        raise InvalidRequest(f'option "{name}" is {given.get(name)!r}: say true or false')
+        raise InvalidRequest(f'option "{name}" is {given.get(name)!r}: use true or false')
     return text == "true"
 
 
@@ -251,7 +250,7 @@ class _Options:
     def common(self, **more: Any) -> ReadOptions:
         corrupt = self._given.get("onCorrupt", "fail").lower()
         if corrupt not in ("fail", "skip"):
-            raise InvalidRequest(f'option "onCorrupt" is {corrupt!r}: say "fail" or "skip"')
+            raise InvalidRequest(f'option "onCorrupt" is {corrupt!r}: use "fail" or "skip"')
         return ReadOptions(
             path=required_path(self._given),
             subscription=self.subscription(),
@@ -308,7 +307,7 @@ class _Options:
         # As in Kafka's source for times by partition; a time for all partitions may lie in the future of some.
         strategy = (self._given.get(name) or ("error" if times is not None else "latest")).strip().lower()
         if strategy not in ("error", "latest"):
-            raise InvalidRequest(f'option "{name}" is {strategy!r}: say "error" or "latest"')
+            raise InvalidRequest(f'option "{name}" is {strategy!r}: use "error" or "latest"')
         return {
             "starting": self.places("startingOffsets", default),
             "starting_ns": self.instant("startingTimestamp", "startingOffsets"),
@@ -352,7 +351,7 @@ class _Options:
         found: dict[str, dict[int, int]] | None = _json_of(text, dict[str, dict[int, int]])
         if found is None or any(offset < EARLIEST for places in found.values() for offset in places.values()):
             raise InvalidRequest(
-                f'option "{name}" is {text!r}: say earliest, latest, or offsets by topic and partition such as '
+                f'option "{name}" is {text!r}: use earliest, latest, or offsets by topic and partition such as '
                 '{"orders": {"0": 23, "1": -2}} (-2 is earliest, -1 is latest)'
             )
         return found
@@ -361,7 +360,9 @@ class _Options:
         given = [name for name in _SUBSCRIPTIONS if self._given.get(name)]
         if len(given) != 1:
             said = f"{' and '.join(given)} are" if given else "none is"
-            raise InvalidRequest(f"say what to read with one of the options {', '.join(_SUBSCRIPTIONS)}; {said} given")
+            raise InvalidRequest(
+                f"choose what to read with one of the options {', '.join(_SUBSCRIPTIONS)}; {said} given"
+            )
         name, text = given[0], self._given[given[0]]
         if name == "subscribePattern":
             try:

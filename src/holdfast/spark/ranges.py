@@ -129,7 +129,7 @@ def batch_ranges(folder: DataFolder, options: ReadOptions, say: Callable[[str], 
                 raise CorruptData(
                     f'{error}. To read the other partitions only, set the option "failOnDataLoss" to false'
                 ) from error
-            say(f"{topic}/{number} is lost, passed over: {error}")
+            say(f"{topic}/{number} is lost and was skipped: {error}")
             continue
         if reader is None:
             check_unwritten(options, topic, number)
@@ -140,7 +140,7 @@ def batch_ranges(folder: DataFolder, options: ReadOptions, say: Callable[[str], 
         if start < reader.start:
             if options.fail_on_data_loss:
                 raise lost(Range(topic, number, start, max(stop, start + 1)), reader.start)
-            say(f"{reader.start - start} messages of {topic}/{number} are gone, passed over")
+            say(f"{reader.start - start} messages of {topic}/{number} are gone and were skipped")
             start = reader.start
         if start < stop:
             ranges.append(Range(topic, number, start, stop))
@@ -298,7 +298,7 @@ def lost(wanted: Range, start: int) -> OffsetOutOfRange:
     until = min(start, wanted.stop)
     return OffsetOutOfRange(
         f"{until - wanted.start} messages of {wanted.topic}/{wanted.partition} are gone: retention removed those "
-        f"before offset {start}, and reading was to begin at {wanted.start}. To go on without them, set the option "
+        f"before offset {start}, and reading was to begin at {wanted.start}. To continue without them, set the option "
         '"failOnDataLoss" to false',
         offset=wanted.start,
         start=start,
@@ -484,7 +484,7 @@ class StreamPlanner:
             reader = self.folder.reader(topic, number)
             if reader is None:
                 raise InvalidRequest(
-                    f"the checkpoint knows {topic}/{number} up to offset {position.offset}, and that partition is not "
+                    f"the checkpoint knows {topic}/{number} up to offset {position.offset}, but that partition is not "
                     f"in {self.folder.path}: the checkpoint is of another folder, or the partition's files are gone"
                 )
             if topic not in start.topics:
@@ -571,7 +571,7 @@ class StreamPlanner:
                 raise TailLost(
                     f"{position.offset - gone.epoch_end} messages of {topic}/{number} that this query has read, "
                     f"offsets {gone.epoch_end} to {position.offset - 1}, were lost in a power cut or truncated, and "
-                    'others may stand there now. To go on with those, set the option "failOnDataLoss" to false',
+                    'others may have those offsets now. To read those, set the option "failOnDataLoss" to false',
                     epoch=gone.epoch,
                     offset=gone.offset,
                     epoch_end=gone.epoch_end,
@@ -584,8 +584,8 @@ class StreamPlanner:
         if (topic, number, stop) not in self._reported:  # once, though Spark plans again and again
             self._reported.add((topic, number, stop))
             self._say(
-                f"{stop - first} messages of {topic}/{number} are gone, offsets {first} to {stop - 1}: the stream goes "
-                "on behind them"
+                f"{stop - first} messages of {topic}/{number} are gone, offsets {first} to {stop - 1}: the stream "
+                "continues after them"
             )
 
     def _check_topics(self, positions: Positions) -> None:

@@ -206,14 +206,14 @@ def _frames(source: FrameSource, wanted: Range, policy: ReadPolicy) -> Iterator[
             if not policy.skip_corrupt:
                 raise
             until = min(damage.next_offset, wanted.stop)
-            _warn("damaged messages passed over", wanted, until - max(damage.first_offset, at), str(damage))
+            _warn("damaged messages skipped", wanted, until - max(damage.first_offset, at), str(damage))
             at = damage.next_offset
             continue
         except OffsetOutOfRange as gone:
             if at < gone.start:  # retention was faster
                 if policy.fail_on_data_loss:
                     raise lost(wanted, gone.start) from None
-                _warn("messages are gone, passed over", wanted, min(gone.start, wanted.stop) - at, str(gone))
+                _warn("messages are gone and were skipped", wanted, min(gone.start, wanted.stop) - at, str(gone))
                 at = gone.start
                 continue
             reach = gone.end
@@ -234,7 +234,7 @@ def _end_too_early(wanted: Range, end: int, policy: ReadPolicy) -> None:
             start=min(wanted.start, end),
             end=end,
         )
-    _warn("messages are gone, passed over", wanted, wanted.stop - end, "the log ends before")
+    _warn("messages are gone and were skipped", wanted, wanted.stop - end, "the log ends before")
 
 
 def _batch(frames: Sequence[Frame], wanted: Range, maker: Maker, policy: ReadPolicy) -> Iterator[pa.RecordBatch]:

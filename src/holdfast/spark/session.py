@@ -236,7 +236,7 @@ def _running() -> SparkSession | None:
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise NotInstalled(f"there is no Spark here ({error}): run `pip install 'holdfast[spark]'`") from error
+        raise NotInstalled(f"Spark is not installed ({error}): run `pip install 'holdfast[spark]'`") from error
     try:
         return SparkSession.active()
     except PySparkRuntimeError:

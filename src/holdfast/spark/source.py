@@ -386,7 +386,7 @@ def _checked(options: Mapping[str, str], schema: StructType, *, overwrite: bool)
     wait, usual_s = options.get("ownerTimeout"), _OWNER_WAIT_S if url is None else _STORE_OWNER_WAIT_S
     write_id = options.get("writeId")
     if write_id is None and "batchId" in options:
-        raise InvalidRequest('option "batchId" numbers the batches of one write: say which with option "writeId"')
+        raise InvalidRequest('option "batchId" numbers the batches of one write: name that write with option "writeId"')
     checked = WriteOptions(
         path=path,
         topic=topic,

@@ -202,7 +202,7 @@ def _owning(url: str, copy: str, settings: BrokerSettings, wait_ms: int, world: 
                 raise Busy(
                     f"{owner}: Spark writes to {parse_place(url).shown} while nobody owns it, or through its owner. "
                     'Give the option "path" the address of its server (`holdfast serve`), or write again when the '
-                    'owner has ended (option "ownerTimeout"); nothing is lost or doubled by that'
+                    'owner has ended (option "ownerTimeout"); nothing is lost or duplicated'
                 ) from None
             world.clock.wait(threading.Event(), _LOOK_AGAIN_S)
     with closing(engine):

@@ -274,7 +274,7 @@ class Spool(LaidOut):
     def add(self, piece: object) -> bool:
         """Add the next piece; returns True when it is time for `write_gathered`."""
         if not isinstance(piece, (bytes, bytearray, memoryview)):
-            raise InvalidRequest(f"a stream must give bytes, not {type(piece).__name__}. Nothing was stored")
+            raise InvalidRequest(f"a stream must yield bytes, not {type(piece).__name__}. Nothing was stored")
         content = bytes(piece)
         self._check_size(self._written + self._gathered_bytes + len(content))
         self._gathered.append(content)
@@ -347,7 +347,7 @@ class Spool(LaidOut):
                 raise shortage(what, error, "Nothing of it was kept") from error
             raise Unavailable(
                 f"a large message could not be written in {self._folder}: {error.strerror or error}. Nothing of it "
-                "was kept; look at the disk, then try again"
+                "was kept; check the disk, then try again"
             ) from error
 
     def _full(self, why: str) -> DiskFull:

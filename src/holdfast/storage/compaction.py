@@ -511,8 +511,8 @@ class _Compaction:
                 raise
             kind: type[HoldfastError] = DiskFull if error.errno in FULL_DISK else Unavailable
             raise kind(
-                f"{segment.path} could not be compacted: {advice(error)}. It stays as it was; look at "
-                "the disk, and try again"
+                f"{segment.path} could not be compacted: {advice(error)}. It stays as it was; check the disk, and try "
+                "again"
             ) from error
 
 

@@ -189,7 +189,7 @@ def require_own(world: World, folder: str, *, trusted: bool) -> None:
     if why is not None:
         raise InvalidRequest(
             f"{folder} is not safe from other users of this machine: {why}. Nothing was opened. Use a folder of your "
-            "own that nobody else may write to (chown, chmod go-w), or run as the user who has it. If everyone who may "
+            "own that nobody else may write to (chown, chmod go-w), or run as its owner. If everyone who may "
             "write there may also read, change and destroy every message, say so: trust_folder=True, "
             f"`holdfast --trust-folder ...` or {TRUST}=true"
         )
@@ -231,7 +231,7 @@ def open_error(folder: str, error: OSError) -> HoldfastError:
         return InvalidRequest(f"cannot open {folder}: {why}. Its owner must be able to write there")
     if isinstance(error, (NotADirectoryError, FileExistsError)):
         return NotALog(f"cannot open {folder}: {why}. Choose a folder, or a path where one can be created")
-    return Unavailable(f"cannot open {folder}: {why}. Nothing was lost; look at the disk and try again")
+    return Unavailable(f"cannot open {folder}: {why}. Nothing was lost; check the disk and try again")
 
 
 def is_of_its_files(error: HoldfastError) -> bool:

@@ -63,7 +63,7 @@ class FrameRules:
     def check(self, header: FrameHeader) -> None:
         if header.log_id != self.log_id:
             other = f"{header.log_id:08x}, not {self.log_id:08x}"
-            raise CorruptData(f"the frame at position {header.position} is of another log ({other})")
+            raise CorruptData(f"the frame at position {header.position} belongs to another log ({other})")
         if header.epoch != self._void_epoch:
             self._void_epoch, self._void_from = header.epoch, self.epochs.end_of(header.epoch)
         void = self._void_from is not None and header.base_offset >= self._void_from

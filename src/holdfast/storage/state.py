@@ -326,7 +326,7 @@ class Epochs:
         if end is not None and position.offset > end:
             raise TailLost(
                 f"position {position.offset} of epoch {position.epoch} is gone: that epoch ends at {end}, "
-                f"what followed was lost in a power cut or truncated. Continue from {end}",
+                f"what followed was truncated or lost in a power cut. Continue from {end}",
                 epoch=position.epoch,
                 offset=position.offset,
                 epoch_end=end,

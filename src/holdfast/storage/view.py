@@ -286,7 +286,7 @@ class LogView:
     def _header(self, segment: Segment, data: memoryview, position: int) -> FrameHeader:
         header = read_header(data, position, position)
         if header.log_id != segment.log_id:
-            raise CorruptData(f"the frame at position {position} is of another log")
+            raise CorruptData(f"the frame at position {position} belongs to another log")
         check_known(header)
         return header
 

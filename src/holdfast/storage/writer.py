@@ -46,7 +46,7 @@ from holdfast.storage.state import ASKED, READABLE, Epochs, LogState
 
 logger = get_logger(__name__)
 
-_ADVICE: Final = "Reading goes on. Look at the disk (`dmesg`), then open the log again: it recovers what is there"
+_ADVICE: Final = "Reading still works. Check the disk (`dmesg`), then open the log again: it recovers what is there"
 
 _MOST_SEGMENT_BYTES: Final = 2**32 - 1  # positions are stored in 32 bits
 _NO_LIMIT: Final = 2**63
@@ -475,7 +475,7 @@ class Writer:
         if self.resting and self._world.open_files.is_full:
             self._make_room_for_files()
         if total > _MOST_SEGMENT_BYTES - HEADER_BYTES:
-            raise MessageTooLarge(f"a batch of {total} bytes fits in no segment; split it")
+            raise MessageTooLarge(f"a batch of {total} bytes does not fit in a segment; split it")
         refusal = ""
         for tries in range(_MOST_TRIES):
             try:
@@ -663,7 +663,9 @@ class Writer:
         if error.errno in FULL_DISK:
             return self._disk_full(error.strerror or "no room")
         if ran_out(error):
-            return shortage(f"{what} in {self._folder}", error, "Nothing of this call was kept, and the log goes on")
+            return shortage(
+                f"{what} in {self._folder}", error, "Nothing of this call was kept, and the log keeps working"
+            )
         return self.fail(what, error)
 
     def _disk_full(self, why: str) -> DiskFull:

@@ -254,7 +254,7 @@ def origins_of(queue: object, *, at: object, group: str | None, body_type: Any, 
     """Resolve the `queue` argument: open queues, folders, URLs, or names of queues at the place `at`."""
     wanted = list(queue) if isinstance(queue, (list, tuple)) else [queue]
     if not wanted:
-        raise InvalidRequest("the list of queues is empty: give at least one")
+        raise InvalidRequest("the list of queues is empty: name at least one")
     opener = _Opener(body_type, for_tasks=for_tasks)
     if at is not None:
         place = _path(at, "at")
@@ -263,7 +263,7 @@ def origins_of(queue: object, *, at: object, group: str | None, body_type: Any, 
             NamedQueue(_path(name, "queue"), data, group or _DEFAULT_GROUP, body_type) for name in wanted
         ]
     elif group is not None:
-        raise InvalidRequest(f"group={group!r} is for queues by name: say where they are with at=...")
+        raise InvalidRequest(f"group={group!r} is for queues by name: give their place with at=...")
     else:
         found = [_origin(each, opener) for each in wanted]
     names = [origin.name for origin in found if not origin.borrowed]

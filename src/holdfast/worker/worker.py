@@ -549,7 +549,7 @@ class Worker:
     def _begin(self, bridge: Bridge, over: Callable[[], None]) -> Control:
         with self._lock:
             if self._control is not None:
-                raise Closed("a worker runs once: make a new one")
+                raise Closed("a worker runs only once: create a new one")
             control = Control(self._options, bridge)
             if self._health_port is not None:
                 self._page = HealthPage(control.health, self._health_port)

@@ -491,7 +491,7 @@ class AsyncBroker(Face):
             NotFound: No such worker reports itself now.
         """
         if not isinstance(name, str):
-            raise InvalidRequest(f"a worker's name is text, not {type(name).__name__}: pass it as a str")
+            raise InvalidRequest(f"a worker's name must be a str, not {type(name).__name__}: pass it as a str")
         from holdfast.broker.workers import Order as Orders  # for this call only
 
         if order not in get_args(Orders):
@@ -658,7 +658,7 @@ class AsyncBroker(Face):
         if topic is not None:
             check_topic_name(topic)
         elif group is not None:
-            raise InvalidRequest(f"group={group!r} cannot be used without a topic: say which topic it reads")
+            raise InvalidRequest(f"group={group!r} cannot be used without a topic: pass the topic that it reads")
         return await self._port.samples(topic, group, span_of(last))
 
     @property

@@ -218,7 +218,7 @@ class AsyncGroup(Face, Generic[Body]):
         if receipt is UNSET:  # not None: a receipt that a program has lost must not resume a group
             return await self._port.resume_group()
         if not isinstance(receipt, str):
-            raise InvalidRequest(f"a receipt is text, not {type(receipt).__name__}: pass `message.receipt`")
+            raise InvalidRequest(f"a receipt must be a str, not {type(receipt).__name__}: pass `message.receipt`")
         return AsyncMessage(self._port, await self._port.resume(receipt))
 
     async def ack_many(self, messages: Sequence[AsyncMessage[Body]], *, durability: Durability | None = None) -> None:

@@ -260,7 +260,7 @@ class AsyncMessage(MessageFields[Body], msgspec.Struct, Generic[Body], eq=False,
             else:
                 await self.nack(error=error)
         except (LeaseLost, Closed, Unavailable, UnknownTopic) as late:
-            error.add_note(f"the message could not be given back: {late}")
+            error.add_note(f"the message could not be returned to the queue: {late}")
 
 
 # For the rest of the package: the port's own object for a message.
@@ -318,7 +318,7 @@ class AsyncDeadLetters(Generic[Body]):
             NotFound: There is no such dead letter (any more).
         """
         if not isinstance(letter_id, str):
-            raise InvalidRequest(f"a dead letter's id is text, not {type(letter_id).__name__}: pass `letter.id`")
+            raise InvalidRequest(f"a dead letter's id must be a str, not {type(letter_id).__name__}: pass `letter.id`")
         return await self._port.letter(letter_id)
 
     async def groups(self, *, where: Where = None) -> Sequence[DeadGroup]:
@@ -445,7 +445,7 @@ class AsyncHeldLock:
 
     def _taken(self) -> KeptLock:
         if self._kept is None:
-            raise InvalidRequest(f"lock {self.name} is not taken yet: use `async with` for that")
+            raise InvalidRequest(f"lock {self.name} has not been acquired: use `async with` to acquire it")
         return self._kept
 
     def __await__(self) -> Generator[Any, None, Self]:  # async only
@@ -467,7 +467,7 @@ class AsyncHeldLock:
         except (LeaseLost, Closed, Unavailable) as late:
             if error is None:
                 raise
-            error.add_note(f"the lock was not held any more: {late}")  # the block's own error matters more
+            error.add_note(f"the lock was no longer held: {late}")  # the block's own error matters more
 
     def __del__(self) -> None:
         kept = getattr(self, "_kept", None)  # __init__ may have failed

@@ -281,7 +281,7 @@ class AsyncProducer:
     async def _drain(self, timeout_s: float | None) -> None:
         if await self._waits.answered_all(self._core.accumulator.hurry(), timeout_s) is not None:
             raise Unavailable(
-                f"not everything was stored within {timeout_s:g} s; the rest is still being sent: call `flush` again"
+                f"some messages were not stored within {timeout_s:g} s, and are still being sent: call `flush` again"
             )
 
 

@@ -214,7 +214,7 @@ class Consumer(Generic[Body]):
         """
         self._port.check_open()
         if messages is not None and offsets is not None:
-            raise InvalidRequest("messages and offsets are both given: choose one of them")
+            raise InvalidRequest("messages and offsets cannot both be given: pass one of them")
         if messages is not None:
             offsets = self._behind(messages)
         elif offsets is None:
@@ -325,7 +325,7 @@ class Consumer(Generic[Body]):
         count = check_count(port.settings.max_records if max_records is None else max_records)
         timeout_ms = None if timeout is None else duration_ms(timeout, "timeout")
         if self._polling:
-            raise InvalidRequest("this consumer is polling already: give each thread or task a consumer of its own")
+            raise InvalidRequest("another call is already polling this consumer: use one consumer per thread or task")
         self._user = User()
         self._give_back()
         self._polling = True
@@ -381,8 +381,8 @@ class Consumer(Generic[Body]):
             partition = self._port.partitions.get(place)
             if partition is None or partition.home is not home_of(message):
                 raise Fenced(
-                    f"{message.id} came when partition {place[1]} of {place[0]} was this consumer's, which it was not "
-                    "all the time since: others may have handled it. Nothing was committed: call `poll` and continue "
+                    f"{message.id} was received before this consumer lost partition {place[1]} of {place[0]}: another "
+                    "consumer may have handled it since. Nothing was committed: call `poll` and continue "
                     "from there"
                 )
             offsets[place] = max(message.offset + 1, partition.start, offsets.get(place, 0))

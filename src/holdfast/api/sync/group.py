@@ -219,7 +219,7 @@ class Group(Face, Generic[Body]):
         if receipt is UNSET:  # not None: a receipt that a program has lost must not resume a group
             return self._port.resume_group()
         if not isinstance(receipt, str):
-            raise InvalidRequest(f"a receipt is text, not {type(receipt).__name__}: pass `message.receipt`")
+            raise InvalidRequest(f"a receipt must be a str, not {type(receipt).__name__}: pass `message.receipt`")
         return Message(self._port, self._port.resume(receipt))
 
     def ack_many(self, messages: Sequence[Message[Body]], *, durability: Durability | None = None) -> None:

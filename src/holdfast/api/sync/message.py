@@ -261,7 +261,7 @@ class Message(MessageFields[Body], msgspec.Struct, Generic[Body], eq=False, gc=F
             else:
                 self.nack(error=error)
         except (LeaseLost, Closed, Unavailable, UnknownTopic) as late:
-            error.add_note(f"the message could not be given back: {late}")
+            error.add_note(f"the message could not be returned to the queue: {late}")
 
 
 # For the rest of the package: the port's own object for a message.
@@ -319,7 +319,7 @@ class DeadLetters(Generic[Body]):
             NotFound: There is no such dead letter (any more).
         """
         if not isinstance(letter_id, str):
-            raise InvalidRequest(f"a dead letter's id is text, not {type(letter_id).__name__}: pass `letter.id`")
+            raise InvalidRequest(f"a dead letter's id must be a str, not {type(letter_id).__name__}: pass `letter.id`")
         return self._port.letter(letter_id)
 
     def groups(self, *, where: Where = None) -> Sequence[DeadGroup]:
@@ -446,7 +446,7 @@ class HeldLock:
 
     def _taken(self) -> KeptLock:
         if self._kept is None:
-            raise InvalidRequest(f"lock {self.name} is not taken yet: use `with` for that")
+            raise InvalidRequest(f"lock {self.name} has not been acquired: use `with` to acquire it")
         return self._kept
 
     def __enter__(self) -> Self:
@@ -465,7 +465,7 @@ class HeldLock:
         except (LeaseLost, Closed, Unavailable) as late:
             if error is None:
                 raise
-            error.add_note(f"the lock was not held any more: {late}")  # the block's own error matters more
+            error.add_note(f"the lock was no longer held: {late}")  # the block's own error matters more
 
     def __del__(self) -> None:
         kept = getattr(self, "_kept", None)  # __init__ may have failed

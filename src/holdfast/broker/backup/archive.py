@@ -205,9 +205,9 @@ class Archive:
             raise NotFound(f"{self.shown} has no backup {number}; `holdfast backup ls` lists them")
         what = f"backup {number} in {self.shown}"
         if content[:4] != _MAGIC or len(content) < _HEAD_BYTES:
-            raise CorruptData(f"{what} is damaged: it does not begin as one. Use another one")
+            raise CorruptData(f"{what} is damaged: it does not begin with a backup's header. Use another one")
         if content[4] not in (_VERSION, _ENCRYPTED):
-            raise CorruptData(f"{what} was written by a newer release (format {content[4]}); use that one")
+            raise CorruptData(f"{what} was written by a newer release (format {content[4]}); use that release")
         payload = memoryview(content)[_HEAD_BYTES:]
         if crc32c(payload) != int.from_bytes(content[5:_HEAD_BYTES], "little"):
             raise CorruptData(f"{what} is damaged: its checksum does not match. Use another one")
@@ -235,7 +235,7 @@ class Archive:
             )
         content = self._secret.decrypt(f"{_BACKUPS}{number:020}", payload[_ID_BYTES:])
         if content is None:
-            raise CorruptData(f"{what} is not what was encrypted under this number: it was changed. Use another one")
+            raise CorruptData(f"{what} was changed after it was encrypted under this number. Use another one")
         return content
 
     def chosen(self, number: int | None, until_ns: int | None) -> BackupList:
@@ -247,7 +247,7 @@ class Archive:
         if self._secret is not None and not found.is_encrypted:
             raise InvalidRequest(
                 f"backup {found.number} in {self.shown} is not encrypted, so the key does not prove that it is yours. "
-                "To use it all the same, leave out the key"
+                "To use it anyway, leave out the key"
             )
         return found
 

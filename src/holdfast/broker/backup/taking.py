@@ -272,8 +272,7 @@ def _unread(path: str, error: OSError) -> Exception:
     if isinstance(error, FileNotFoundError):
         return Unavailable(f"{path} was removed before it could be copied; nothing is listed. Take another backup")
     return CorruptData(
-        f"{path} cannot be read: {error.strerror or error}; nothing is listed. Look at the disk, and at "
-        "`holdfast check`"
+        f"{path} cannot be read: {error.strerror or error}; nothing is listed. Check the disk, and run `holdfast check`"
     )
 
 

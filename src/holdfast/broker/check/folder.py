@@ -336,10 +336,10 @@ def _facts(world: World, folder: str, topic: str, catalog: contents.Catalog) -> 
         if listed is None and catalog.is_listed(topic):
             yield (
                 "damage",
-                f"{join(place, contents.CONTENTS)} is missing: {again}, but parts that are gone are not missed",
+                f"{join(place, contents.CONTENTS)} is missing: {again}, but missing parts then go unnoticed",
             )
     except CorruptData as error:
-        yield "damage", f"{error}; {again}, but parts that are gone are not missed"
+        yield "damage", f"{error}; {again}, but missing parts then go unnoticed"
     try:
         if catalog.noted(topic) is None and listed is not None:
             yield "damage", f"{join(place, layout.TOPIC)} is missing: {again}"
@@ -376,7 +376,7 @@ def _sequences(world: World, place: str) -> Iterator[Note]:
 # Missing data: messages at the start of a log, and whole folders.
 
 
-_ADVICE: Final = "Restore the folder from a copy before you open the queue: opening goes on without them"
+_ADVICE: Final = "Restore the folder from a copy before you open the queue: opening continues without them"
 _RESTORE: Final = "Restore it from a copy; without it the topic opens only after a repair"
 
 _RESTORE_PART: Final = "Restore it from a copy; without it this part is used only after a repair"
@@ -471,7 +471,7 @@ def _missing_listed(world: World, folder: str, topic: str, ends: Mapping[str, in
     for part in parts:
         name = contents.part_path(folder, topic, part).removeprefix(f"{folder}/")
         come = _come_to(name, ends) if part.endswith("/log") else 0
-        far = f"; the group had come up to {come}" if come else ""
+        far = f"; the group had reached {come}" if come else ""
         if contents.is_vital(part, count):
             advice = _RESTORE
         else:
@@ -515,13 +515,13 @@ def _missing_of(world: World, folder: str, place: str, groups: Sequence[str], en
     found = []
     if not holds_log(world, join(folder, log)):
         come = max((ends.get(f"{place}/groups/{group}", 0) for group in groups), default=0)
-        far = f"; the group had come up to {come}" if come else ""
+        far = f"; the group had reached {come}" if come else ""
         found.append(f"{log} {_lack(world, folder, log)}{far}: its messages are lost. {_ADVICE}")
     for name in groups:
         group = f"{place}/groups/{name}"
         # An empty log without a group: creating the queue was cut short, and nothing is lost.
         if not holds_log(world, join(folder, group)) and (found or ends.get(log)):
-            again = "what was handled is not known, and all messages that are kept come again"
+            again = "which messages were handled is not known, and all stored messages are delivered again"
             found.append(f"{group} {_lack(world, folder, group)}: {again}. Restore it from a copy to prevent that")
     return found
 

@@ -40,7 +40,7 @@ _BEGUN_ANEW: Final = {
     "locks": LocksJournal.without_it,
     "commits": "the group starts over: reset it to where it should continue",
 }
-_COMES_AGAIN: Final = "what was handled is not known: all messages that are kept come again"
+_COMES_AGAIN: Final = "which messages were handled is not known: all stored messages are delivered again"
 
 
 class FolderStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,7 +190,7 @@ class _Planner:
         name, path, kind = report.part.name, report.part.folder, report.part.kind
         unusable = next((what for what in report.wrong if _is_unusable(what)), None)
         if unusable is None:
-            what = "keep a snapshot of what can still be read, so that what is lost lies behind it"
+            what = "write a snapshot of what can still be read, so that the lost events are no longer needed"
             return self._work("snapshot", name, what, "; ".join(report.wrong), partial(self._keep_state, report))
         cost = _BEGUN_ANEW.get(kind, _COMES_AGAIN)
         what = f"keep the journal in the backup and begin a new one ({unusable})"
@@ -220,7 +220,7 @@ class _Planner:
             yield self._aside(PRODUCERS, error, contents.root_cost_of(PRODUCERS))
         wrong = contents.root_list_error(self._world, self._folder)
         if wrong and any(map(self._catalog.is_listed, self._catalog.names())):
-            what, cost = f"list what is there ({wrong})", "parts that are gone by now are not missed"
+            what, cost = f"list what is there ({wrong})", "parts that are already gone go unnoticed"
             yield self._work(
                 "renew", contents.CONTENTS, what, cost, lambda _: contents.renew_root(self._world, self._folder)
             )
@@ -247,7 +247,7 @@ class _Planner:
                 self._catalog.bring_up_to_date(topic, facts)
 
             name = TOPIC if not noted else contents.CONTENTS
-            yield self._work("renew", f"{place}/{name}", "rewrite it from what the other says", "nothing", renew)
+            yield self._work("renew", f"{place}/{name}", "rewrite it from the other file", "nothing", renew)
         try:
             contents.kept_settings(self._world, join(folder, SETTINGS))
         except (CorruptData, BadSettings) as error:
@@ -274,7 +274,7 @@ class _Planner:
         return lambda _: renew_note(self._world, path)
 
     def _missing(self) -> Iterator[_RepairWork]:
-        what = "strike it off the list of what must be there, and go on without it"
+        what = "remove it from the list of required parts, and continue without it"
         for part in contents.missing_root_parts(self._world, self._folder):
             yield self._work("give_up", part, what, contents.root_cost_of(part), partial(self._strike_off_root, part))
         for topic in topics(self._world, self._folder):
@@ -292,7 +292,7 @@ class _Planner:
         contents.strike_off(self._world, self._folder, topic, frozenset([part]))
 
     def _aside(self, name: str, error: object, cost: str) -> _RepairWork:
-        what = f"keep it in the backup and go on without it ({error})"
+        what = f"keep it in the backup and continue without it ({error})"
         path = join(self._folder, name)
         return self._work("set_aside", name, what, cost, partial(self._set_aside, path, name))
 

@@ -311,7 +311,7 @@ def open_run(disk: Disk, folder: str, sequence: int) -> DedupRun:
         if not header.startswith((_MAGIC, _MAGIC_1)):
             if header.startswith(_MAGIC_PREFIX):
                 raise UnknownFormat(f"{path} has a format that this release cannot read; use the one that wrote it")
-            raise damaged(path, "it does not begin as a run does")
+            raise damaged(path, "it does not begin with a run's header")
         if len(header) < HEADER_BYTES or crc32c(header[: -_CRC.size]) != _CRC.unpack(header[-_CRC.size :])[0]:
             raise damaged(path, "its header does not match its checksum")
         magic, found, count, newest_ms, *words, kept_count, tail_crc, bucket_bits, _ = _HEADER.unpack(header)
@@ -353,9 +353,9 @@ def newest_noted(disk: Disk, folder: str) -> int:
 def damaged(path: str, what: str) -> CorruptData:
     """Return the error for a run that is not what was written."""
     return CorruptData(
-        f"{path} is damaged: {what}. It remembers dedup ids, and without it a repeated message would be taken for a "
-        "new one; nothing was changed. Restore the file from a backup; or, where that risk is smaller than standing "
-        "still, move the folder that holds it away: ids are then known again only as far as the logs still hold them"
+        f"{path} is damaged: {what}. It stores dedup ids; without it, a repeated message would be stored again. "
+        "Nothing was changed. Restore the file from a backup; or, if you can accept that risk, move its folder away: "
+        "then only the ids that the logs still hold are known"
     )
 
 

@@ -327,7 +327,7 @@ class DelayedRun:
         header_bytes = memoryview(file.read(position, HEADER_BYTES))
         header = read_header(header_bytes, 0, position)
         if header.log_id != self.run_id:
-            raise CorruptData(f"the frame at position {position} is of another file")
+            raise CorruptData(f"the frame at position {position} belongs to another file")
         length = frame_bytes(header.body_bytes)
         large = length > LARGE_BYTES
         content = file.view(position, length) if large else memoryview(file.read(position, length))
@@ -409,7 +409,7 @@ def _by_footer(disk: Disk, folder: str, name: str, file: File) -> DelayedRun:
         raise CorruptData("the trailer does not match its checksum")
     frame = read_frame(memoryview(file.read(position, length)), 0, position, max_raw_bytes=_MOST_RAW_BYTES)
     if frame.header.log_id != run_id or frame.header.kind != Kind.JOURNAL:
-        raise CorruptData("the footer is of another file")
+        raise CorruptData("the footer belongs to another file")
     table, ids = frame.values()
     return DelayedRun(disk, folder, name, run_id, array("q", table), BitMap64.deserialize(ids))
 

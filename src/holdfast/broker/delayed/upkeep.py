@@ -610,6 +610,6 @@ def _naming_errors(folder: str) -> Iterator[None]:
     except OSError as error:
         kind = DiskFull if error.errno in FULL_DISK else Unavailable
         raise kind(
-            f"the delayed messages in {folder} could not be put in order: {advice(error)}. "
-            "Nothing is lost, all of them stay where they were; it is tried again later"
+            f"the delayed messages in {folder} could not be reorganized: {advice(error)}. Nothing is lost: all of them "
+            "stay where they were, and this is retried later"
         ) from error

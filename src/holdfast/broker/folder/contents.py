@@ -52,16 +52,16 @@ _COSTS: Final = {
     _NOTE: "the group would have the settings of its topic, and begin with the oldest message where it is new",
     _LOG: "its messages are lost",
     DELAYED: "its delayed messages are lost",
-    DEDUP: "messages that are put again are known only as far as the logs still hold the first ones",
+    DEDUP: "repeated messages are recognized only while the logs still hold the originals",
     PRODUCERS: "what producers wrote is known only as far as the log still holds it",
-    _JOURNAL: "what was handled is not known, and all messages that are kept come again",
+    _JOURNAL: "which messages were handled is not known, and all stored messages are delivered again",
 }
 
 
 _ROOT_COSTS: Final = {
-    PRODUCERS: "named producers are new ones: what they send again after a crash is stored twice",
+    PRODUCERS: "named producers start over: what they resend after a crash is stored twice",
     LOCKS: "no lock is held, there are no documents, and fencing numbers start again",
-    KEY_FILE: "receipts and lease ids that are out are refused, and what they were for comes back when its lease ends",
+    KEY_FILE: "outstanding receipts and lease ids are refused; their messages and locks are freed when the leases end",
     TRACES_LOG: "the traces of messages are lost",
 }
 
@@ -503,7 +503,7 @@ class Catalog:
         if name not in self:
             known = self.names()
             there = f"there are {', '.join(known[:10])}" if known else "there is none yet"
-            how = "Make it with create_topic, or in a shell with `holdfast topic create`"
+            how = "Create it with create_topic, or in a shell with `holdfast topic create`"
             unknown = UnknownTopic(f"there is no topic {name} in {self._root}; {there}. {how}")
             unknown.brief = f"there is no topic {name}. {how}"
             raise unknown
@@ -552,8 +552,8 @@ class Catalog:
         """Create a topic with its settings, atomically."""
         if name in self:
             raise TopicExists(
-                f"there is a topic {name} in {self._root} already; alter it, choose another name, or pass "
-                "exist_ok=True if that is fine"
+                f"topic {name} already exists in {self._root}; alter it, choose another name, or pass exist_ok=True "
+                "to accept it"
             )
         self.tidy(name)  # otherwise it would inherit the dead letters of a deleted topic of this name
         disk = self._world.disk

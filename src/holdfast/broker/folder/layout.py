@@ -60,8 +60,8 @@ def check_name(name: object, what: str, most: int = _MOST_CHARS) -> str:
     """Return the name if a topic or group may have it; raises otherwise. A valid name cannot form a path."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > most:
         raise InvalidRequest(
-            f"{what} {name!r} cannot be used: letters, digits, '.', '_' and '-', not beginning with '.' or '-', "
-            f"at most {most} of them"
+            f"{what} {name!r} cannot be used: use letters, digits, '.', '_' and '-', not beginning with '.' or '-', "
+            f"at most {most} characters"
         )
     return name
 
@@ -88,7 +88,7 @@ def check_topic_name(name: object) -> str:
     if name.endswith(DEAD_SUFFIX) or name.startswith(INTERNAL_PREFIX):
         raise InvalidRequest(
             f"topic {name!r} cannot be used: names that end in {DEAD_SUFFIX} are for dead letters, and those that "
-            f"begin with {INTERNAL_PREFIX} are our own"
+            f"begin with {INTERNAL_PREFIX} are reserved"
         )
     return name
 
@@ -227,7 +227,8 @@ def short_reserve(world: World, folder: str) -> str | None:
         return None
     return (
         f"{path} has {size:,} of {RESERVE_BYTES:,} bytes, because the disk is or was full: new messages are refused. "
-        f"Handle messages, or free at least {2 * RESERVE_BYTES:,} bytes on this disk; the owner then fills it up again"
+        f"Handle some messages, or free at least {2 * RESERVE_BYTES:,} bytes on this disk; the owner then fills it up "
+        "again"
     )
 
 
@@ -239,7 +240,7 @@ def check_folder(world: World, folder: str, *, create: bool) -> None:
         return
     if not create:
         raise NotAQueue(
-            f"{folder} {'holds no queue' if there else 'does not exist'}; open it with create=True to make one"
+            f"{folder} {'holds no queue' if there else 'does not exist'}; open it with create=True to create one"
         )
     if names:
         raise NotAQueue(

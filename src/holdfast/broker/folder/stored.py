@@ -198,7 +198,7 @@ def follow_into(
 ) -> int:  # fmt: skip
     """Make the folder what the chain says, to its end or as of a number or a time; returns the number reached.
 
-    Raises NotFound if the chain does not go there, or no longer goes back so far.
+    Raises NotFound if the chain does not go there, or no longer goes back that far.
     """
     follower = ChainFollower(store, root, world, folder, number=number, until_ns=until_ns, leave=leave)
     with _translated(place):
@@ -217,7 +217,7 @@ def follow_into(
             if (number is None and until_ns is None) or store.read(key_of(root, 0)) is not None:
                 raise
             raise NotFound(
-                f"{place.shown} no longer goes back so far: the oldest number that can be restored is {oldest}"
+                f"{place.shown} no longer goes back that far: the oldest number that can be restored is {oldest}"
             ) from None
     if number is not None and follower.at.number < number:
         raise NotFound(f"{place.shown} goes to number {follower.at.number}: there is no {number}")
@@ -268,7 +268,7 @@ def store_standing(url: str, world: World) -> StoreStanding:
     with closing(store), _translated(place):
         found = standing(store, root, world.clock.now_ns())
     if not found.epoch:
-        raise NotFound(f"there is no queue in {place.shown}; `holdfast put` makes one")
+        raise NotFound(f"there is no queue in {place.shown}; `holdfast put` creates one")
     return found
 
 

@@ -204,7 +204,7 @@ class StreamGroup:
                 if topic_ids is not None and topic_ids.get(place) != topic.id:
                     raise UnknownTopic(
                         f"partition {place[1]} of {place[0]} is not the one that member {member} has read: the topic "
-                        "was deleted, and another has its name. Nothing was committed"
+                        "was deleted and created again. Nothing was committed"
                     )
                 check_offset(topic.partitions[place[1]].log, offset, place)
                 entries.append(self._entry(topic, place[1], offset))
@@ -262,7 +262,7 @@ class StreamGroup:
             with self.lock:
                 if any(place[0] == topic_name for place in self.members.owners):
                     raise InvalidRequest(
-                        f"group {self.name} has consumers at work on {topic_name}, which keep their own positions: "
+                        f"group {self.name} has active consumers on {topic_name}, which keep their own positions: "
                         "close them first, or let them seek"
                     )
                 appended = self.offsets.commit(
@@ -404,14 +404,14 @@ class StreamGroup:
             members.assignor, members.rebalance = settings.assignor, settings.rebalance
         elif (members.assignor, members.rebalance) != (settings.assignor, settings.rebalance):
             raise InvalidRequest(
-                f"group {self.name} shares partitions by assignor={members.assignor!r} and "
+                f"group {self.name} uses assignor={members.assignor!r} and "
                 f"rebalance={members.rebalance!r}: use the same, or close its other consumers first"
             )
 
     def _check_mode(self, topic: Topic) -> None:
         if self.name in topic.groups:
             raise InvalidRequest(
-                f"the group {self.name} takes from {topic.name} in queue mode; choose another name for this one"
+                f"the group {self.name} reads {topic.name} in queue mode; choose another name for this one"
             )
 
     def _hold(self, name: str) -> None:

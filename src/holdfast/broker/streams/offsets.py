@@ -295,7 +295,7 @@ def check_offset(log: Log, offset: object, place: TopicPartition) -> int:
     if type(offset) is int and start <= offset <= end:
         return offset
     topic, partition = place
-    holds = f"it holds {start} to {end - 1}" if end > start else f"it is empty, and goes on at {end}"
+    holds = f"it holds {start} to {end - 1}" if end > start else f"it is empty, and continues at {end}"
     if type(offset) is not int:
         raise InvalidRequest(f"offset={offset!r} cannot be used for partition {partition} of {topic}: {holds}")
     raise OffsetOutOfRange(

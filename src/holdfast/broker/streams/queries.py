@@ -120,7 +120,7 @@ def parse_query(world: World, file: str, content: bytes) -> Query:
     try:
         head = _decode_head(content)
         if head.version != VERSION:
-            wrong = f"it is of version {head.version}, and this program knows version {VERSION}"
+            wrong = f"it has version {head.version}, and this release reads version {VERSION}"
             return Query(file=file, group=group, ttl_ms=head.ttl_ms, wrong=wrong)
         note = _decode_note(content)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -216,7 +216,7 @@ class QueryLease:
         check_name(group, "group")
         if type(ttl_ms) is not int or not LEAST_TTL_MS <= ttl_ms <= MOST_TTL_MS:
             raise InvalidRequest(
-                f"a query cannot have a time-out of {ttl_ms!r} ms: give {LEAST_TTL_MS} (a second) to {MOST_TTL_MS} "
+                f"a query cannot have a timeout of {ttl_ms!r} ms: give {LEAST_TTL_MS} (a second) to {MOST_TTL_MS} "
                 "(a week)"
             )
         return QueryLease(world, root.rstrip("/") or "/", group, ttl_ms=ttl_ms, kind=kind, lasting=lasting)

@@ -215,7 +215,7 @@ def _add_owner(facts: output.Table, info: dict[str, Any]) -> None:
     if owner is not None and owner.alive:
         facts.add_row("owner", output.safe(str(owner)))
         return
-    facts.add_row("owner", "none; it was closed in order" if info["closed"] else "none to be seen from here")
+    facts.add_row("owner", "none; it was closed cleanly" if info["closed"] else "none visible from here")
     if owner is not None:
         facts.add_row("last owner", output.safe(str(owner)))
 
@@ -243,7 +243,7 @@ def _show_segments(console: output.Console, segments: list[dict[str, Any]]) -> N
     console.print()
     console.print(table)
     if hidden:
-        console.print(f"{count_of(len(segments), 'segment')} in all; --json lists them all")
+        console.print(f"{count_of(len(segments), 'segment')} in total; --json lists them all")
 
 
 # Printing messages, page by page for people and line by line for scripts; damaged ones are skipped.
@@ -426,7 +426,7 @@ def dump_command(
     partition: Annotated[int, option("--partition N", "The partition of the topic.", least=0)] = 0,
     as_json: AsJson = False,
 ) -> int:
-    """Print the messages of a log. The log is that of a folder, or of a queue's partition.
+    """Print the messages of a log. The log is the folder itself, or a partition of a queue.
 
     Damaged messages are reported and skipped; the exit code is then 1.
 

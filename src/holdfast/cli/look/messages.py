@@ -405,7 +405,7 @@ def show_command(
     at: QueueAt,
     message_id: Annotated[str, argument("ID", "The id of a message or a dead letter.")],
 ) -> int:
-    """Show everything about one message. That is its state, its content, its history and its errors.
+    """Show everything about one message. Includes its state, content, history and errors.
 
     Examples:
         holdfast show jobs jobs-0-17
@@ -452,11 +452,11 @@ def search_command(
     folder: DataFolder,
     terms: Annotated[list[str], argument("TERM", "What to search for; all terms must match.")],
     limit: Annotated[int, option("--limit", "At most this many messages.", least=1)] = 50,
-    after: Annotated[str, option("--after PLACE", "Search further, from the place that a search printed.")] = "",
+    after: Annotated[str, option("--after PLACE", "Continue a search from the position that it printed.")] = "",
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Find messages in all queues, whatever their state. Takes nothing, and searches as the console does.
+    """Find messages in all queues, whatever their state. Takes none, and searches as the console does.
 
     A term is an id, key=VALUE, a header as NAME=VALUE, a part of a JSON body such as $.order.id=7, a time such as
     time=2026-11-17, time>2026-11-17T10:30 or age<1h, queue=TEXT, or any text. A term that begins with `where ` is a
@@ -472,7 +472,7 @@ def search_command(
     """
     text = " ".join(terms)
     if not text.strip():
-        raise InvalidRequest("there is nothing to search for: name a term, such as an id, key=VALUE or a text")
+        raise InvalidRequest("there is nothing to search for: give a term, such as an id, key=VALUE or a text")
     found: list[SearchHit] = []
     scanned = 0
     with opened_broker(folder, wait=wait) as broker:
@@ -502,4 +502,4 @@ def _report_search(page: SearchPage, found: int, scanned: int) -> None:
     if page.not_queues:
         output.note(f"not searched, since no queue group reads them: {output.safe(some_of(page.not_queues))}")
     if page.next:
-        output.note(f"there may be more; search further with --after {page.next}")
+        output.note(f"there may be more; continue with --after {page.next}")

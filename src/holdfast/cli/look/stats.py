@@ -83,7 +83,7 @@ class LoadSource:
         from holdfast.cli.look.log import owner_of
 
         owner = owner_of(self.name)
-        return f"owned by {owner}" if owner is not None and owner.alive else "no owner to be seen"
+        return f"owned by {owner}" if owner is not None and owner.alive else "no visible owner"
 
 
 def _load_of(topic: TopicStanding, delayed: int) -> TopicLoad:
@@ -408,7 +408,7 @@ def stats_command(
         return output.OK
     every_s = parse_duration(every, "--every")
     if every_s < 0.1:
-        raise InvalidRequest(f"--every {every} is too often; give 100ms or more")
+        raise InvalidRequest(f"--every {every} is too short; use 100ms or more")
     _watch_stats(looking, every_s, as_json=at.as_json)
     return output.OK
 
@@ -470,7 +470,7 @@ def _stats_table(found: dict[str, Any], paused: Pause | None) -> output.Table:
     for phase in ("ready", "leased", "delayed", "dead"):
         facts.add_row(phase, f"{found[phase]:,}")
     if found["damaged"]:
-        facts.add_row("damaged", f"{found['damaged']:,}, which nobody can read: see `holdfast check`")
+        facts.add_row("damaged", f"{found['damaged']:,}, which cannot be read: see `holdfast check`")
     if found["oldest_ready_ms"] is not None:
         when = to_datetime(found["oldest_ready_ms"] * 1_000_000)
         facts.add_row("oldest ready", f"{output.seconds_text(when)} UTC ({_age_of(found['oldest_ready_ms'])} old)")

@@ -136,7 +136,7 @@ def verify_command(destination: Destination, at: At = None, key_file: KeyFile = 
 
 def restore_command(
     source: Annotated[
-        str, argument("BACKUPS", "Where backups are; or the URL of a data folder that lives in a store.")
+        str, argument("BACKUPS", "Where the backups are; or the URL of a data folder that lives in a store.")
     ],
     destination: Annotated[str, argument("FOLDER", "A new or empty folder, or an empty place in a store.")],
     at: Annotated[

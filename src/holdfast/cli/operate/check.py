@@ -274,9 +274,7 @@ def repair_queue(folder: str, *, part: str | None, dry_run: bool, backup: str | 
         show_result(output.stdout(), result)
     if done is not None and not as_json and done.steps:
         whole = (
-            f"nothing in {folder} is damaged any more"
-            if done.after.ok
-            else f"some damage is left: see `holdfast check {folder}`"
+            f"no damage is left in {folder}" if done.after.ok else f"some damage is left: see `holdfast check {folder}`"
         )
         output.say(f"repaired; {output.safe(whole)}")
     left = any(log.left for name, log in plan.logs.items() if name not in results)

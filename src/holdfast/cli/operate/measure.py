@@ -77,7 +77,7 @@ def doctor_command(
     seconds: Annotated[float, option("--seconds", "How long to measure.", least=0.1, most=600)] = 2.0,
     as_json: AsJson = False,
 ) -> int:
-    """Measure the disk under a folder, and warn of risks. Writes one temporary file there, and removes it.
+    """Measure the disk under a folder, and warn about risks. Writes a temporary file there and removes it.
 
     Examples:
         holdfast doctor ./data
@@ -221,7 +221,7 @@ def _user_warnings(world: World, folder: str) -> Iterator[Warn]:
         return
     why = world.disk.exposure(folder, above=True)
     if why is not None:
-        yield Warn(code="other_users", message=f"{why}, and put another folder in its place: take the right away there")
+        yield Warn(code="other_users", message=f"{why}, and put another folder in its place: remove that permission")
 
 
 def _query_warnings(world: World, folder: str) -> Iterator[Warn]:
@@ -246,7 +246,7 @@ def _write_warnings(world: World, folder: str) -> Iterator[Warn]:
     try:
         for manifest in Staging(world, folder).pending():
             what = f"batch {manifest.batch} of the write {manifest.write_id}"
-            message = f"{what} is committed, and not known to be wholly in the log: the next write finishes it"
+            message = f"{what} is committed, but may not be completely in the log: the next write finishes it"
             yield Warn(code="unfinished_write", message=message)
     except HoldfastError as error:
         yield Warn(code="unfinished_write", message=str(error))
@@ -331,8 +331,8 @@ _BENCH: Final = "holdfast-bench-"
 
 def bench_command(
     folder: Annotated[str | None, argument(PLACE, "A folder or a server; a temporary folder by default.")] = None,
-    seconds: Annotated[float, option("--seconds", "How long to put, for each row.", least=0.05, most=600)] = 1.0,
-    batch: Annotated[int, option("--batch", "How many messages a batch has.", least=2, most=1_000)] = 100,
+    seconds: Annotated[float, option("--seconds", "How long to measure each row.", least=0.05, most=600)] = 1.0,
+    batch: Annotated[int, option("--batch", "Messages per batch.", least=2, most=1_000)] = 100,
     body_bytes: Annotated[int, option("--size", "The size of a body in bytes.", least=0, most=1_000_000)] = 256,
     wait: Wait = WAIT,
     as_json: AsJson = False,

@@ -141,8 +141,8 @@ def seek_command(
 ) -> int:
     """Move a queue's position, to replay or to skip messages.
 
-    Earlier messages are skipped; later ones are delivered again. This is the only way to receive messages
-    again that are done. Asks before it changes anything.
+    Earlier messages are skipped; later ones are delivered again. This is the only way to receive
+    finished messages again. Asks before it changes anything.
 
     Examples:
         holdfast seek jobs start --dry-run

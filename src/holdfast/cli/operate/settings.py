@@ -81,7 +81,7 @@ def changes_of(texts: Sequence[str]) -> dict[str, Any]:
     wanted = dict(_change(text) for text in texts)
     for name in wanted.keys() & (NOT_KEPT - {"partitions"}):
         raise BadSettings(
-            f"{name} is not kept with a topic: each program chooses it for itself, such as with "
+            f"{name} is not a setting of the topic: each program chooses it for itself, such as with "
             "open(..., durability=...); `holdfast put` has --durability"
         )
     load(TopicSettings, {**msgspec.structs.asdict(TopicSettings()), **wanted})

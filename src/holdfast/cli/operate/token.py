@@ -65,7 +65,7 @@ def new_command(
     ] = None,
     certificate: Annotated[
         str | None,
-        option("--certificate NAME", "Create no token, but let in clients with a certificate of this name."),
+        option("--certificate NAME", "Instead of creating a token, admit clients with a certificate of this name."),
     ] = None,
     file: TokensFile = None,
     as_json: AsJson = False,
@@ -94,7 +94,7 @@ def new_command(
     )
     before = _tokens(path, missing_ok=True)
     if any(each.name == name for each in before.entries):
-        raise InvalidRequest(f"{path} has a token called {name} already; choose another name, or remove that one first")
+        raise InvalidRequest(f"{path} already has a token called {name}; choose another name, or remove that one first")
     _write(path, tokens.with_entry(_text(path), entry, path))
     if as_json:
         print_json({**_document(entry), "token": token, "file": path})

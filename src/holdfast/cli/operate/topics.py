@@ -172,7 +172,7 @@ def _one_group(folder: str, name: str, topic: str | None) -> GroupStanding:
     groups = [group for group in found if group.mode != "query"]
     if len(groups) > 1:
         topics = opening.some_of([group.topic for group in groups])
-        raise InvalidRequest(f"{name} is on {len(groups)} topics; say which with --topic: {topics}")
+        raise InvalidRequest(f"{name} is on {len(groups)} topics; choose one with --topic: {topics}")
     if not groups:
         raise InvalidRequest(
             f"{name} is a query that reads {found[0].topic} from another process, and keeps its positions itself: use "

@@ -55,7 +55,7 @@ def tail_command(
     partition: opening.PartitionNumber = None,
     as_json: opening.AsJson = False,
 ) -> int:
-    """Print the newest messages, and follow new ones. Shows what the log holds, done or not, and takes nothing.
+    """Print the newest messages, and follow new ones. Shows messages done or not, and takes none.
 
     Delayed messages appear when they are due. Needs no lock, so it works while another process owns the queue.
 
@@ -306,7 +306,7 @@ def worker_command(
     ] = None,
     group: Annotated[str | None, option("--group NAME", "The group of each queue; `default` by default.")] = None,
     name: Annotated[
-        str | None, option("--name TEXT", "What `holdfast workers` calls it; by default, its host and process id.")
+        str | None, option("--name TEXT", "Its name in `holdfast workers`; by default, its host and process id.")
     ] = None,
     body_type: Annotated[
         BodyKind | None,
@@ -359,7 +359,7 @@ def _names(at: str, wanted: list[str]) -> list[str]:
         opening.topics_of(at)
         names = names or [opening.chosen_topic(at, None)]
     elif not names:
-        raise InvalidRequest("say which queue with --queue")
+        raise InvalidRequest("choose a queue with --queue")
     return [check_topic_name(name) for name in names]
 
 

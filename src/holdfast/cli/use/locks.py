@@ -42,7 +42,7 @@ def acquire_command(
     lease: Annotated[str, option("--lease TIME", "How long it is yours.")] = "30s",
     timeout: Annotated[str, option("--timeout TIME", "How long to wait for the lock.")] = "0",
     if_not_exists: Annotated[
-        bool, option("--if-not-exists", "Fail if there is a lock or a document of that name.")
+        bool, option("--if-not-exists", "Fail if there is a lock or a document with that name.")
     ] = False,
     export: Annotated[bool, option("--export", "Print shell variables, for `eval`.")] = False,
     wait: Wait = WAIT,

@@ -200,7 +200,7 @@ _BATCH_BYTES: Final = 4 * 1024 * 1024
 def put_command(
     folder: opening.QueueFolder,
     bodies: Annotated[list[str] | None, argument("BODY", "The body of a message; `-` reads it from stdin.")] = None,
-    files: Annotated[list[str] | None, option("--file FILE", "Put the content of this file as a message.")] = None,
+    files: Annotated[list[str] | None, option("--file FILE", "Put the contents of this file as a message.")] = None,
     lines: Annotated[bool, option("--lines", "Put each line of stdin, or of the files, as a message.")] = False,
     jsonl: Annotated[bool, option("--jsonl", "Each line is a message as JSON; see `holdfast help json`.")] = False,
     key: Annotated[str | None, option("--key", "The key of the messages.")] = None,
@@ -331,7 +331,7 @@ class _Putting:
         """Print a summary for people, if there is more to say than one id."""
         if self._as_json or (self.stored == 1 and not self.duplicates):
             return
-        again = f", {self.duplicates:,} of them known before" if self.duplicates else ""
+        again = f", {self.duplicates:,} of them already known" if self.duplicates else ""
         sys.stdout.flush()
         durability = f" ({self._kept})" if self._kept else ""
         note(f"{count_of(self.stored, 'message')}{again}{durability}")
@@ -339,7 +339,7 @@ class _Putting:
     def with_count(self, error: InvalidRequest) -> InvalidRequest:
         """Return the error with the number of messages stored before it."""
         text = str(error).removesuffix(". Nothing was stored")
-        before = f"{count_of(self.stored, 'message')} before this batch stored; of this one nothing"
+        before = f"{count_of(self.stored, 'message')} of earlier batches stored, and none of this one"
         error.args = (f"{text}. {before if self.stored else 'Nothing was stored'}",)
         return error
 
@@ -461,7 +461,7 @@ def _check_produce(
 def _separator(text: str, key: str | None, *, jsonl: bool) -> bytes:
     if key is not None or jsonl or not text:
         raise InvalidRequest(
-            "--key-separator tells the key of each line: give it without --key and --jsonl, and a text"
+            "--key-separator takes the key from each line: use it without --key and --jsonl, and do not leave it empty"
         )
     return separator_of(text)
 
@@ -557,7 +557,7 @@ class _Producing:
             return
 
     def _count(self) -> str:
-        again = f", {self.known:,} were there already" if self.known else ""
+        again = f", {self.known:,} were already there" if self.known else ""
         return f"{count_of(self.stored, 'message')} stored{again}"
 
     def summary(self, *, as_json: bool) -> None:
@@ -585,7 +585,7 @@ class _Producing:
             return
         from holdfast.cli.look.trace import time_text  # not needed by `put`, which should start fast
 
-        again = f"; {self.known:,} of them were there already" if self.known else ""
+        again = f"; {self.known:,} of them were already there" if self.known else ""
         text = f"{count_of(self.sent, 'message')} ({size(self.bytes)}) to {safe(self._topic)}"
         speed = f" in {time_text(round(self._seconds * 1e9))}, {rate:,.0f} a second" if self.sent > 1 else ""
         say(f"{text}{speed} (acks {acks}){again}")

@@ -136,7 +136,7 @@ def walk(
 class OwnershipLost(OSError):
     """Another owner has taken over, or this one can no longer prove that it is the owner. Final."""
 
-    advice = "Whatever was acknowledged with fsync is in the store: open the folder again to go on"
+    advice = "Whatever was acknowledged with fsync is in the store: open the folder again to continue"
 
     def __init__(self, why: str) -> None:
         super().__init__(errno.EIO, why)
@@ -430,7 +430,7 @@ class Chain:
             if doubted and self.patiently(lambda: is_left_behind(self.store, self.root, number)):
                 raise self._fail(self._taken_over())
         except StoreUnreachable as error:
-            raise self._fail(f"the store gave no answer for {self.times.slowest_s:g} s: {error}") from error
+            raise self._fail(f"the store did not respond for {self.times.slowest_s:g} s: {error}") from error
         except StoreRefused as error:
             raise self._fail(f"the store refused an object: {error}") from error
         if self._clock.monotonic_ns() - began_ns > self.times.slowest_s * _NS:
@@ -450,7 +450,7 @@ class Chain:
             self._changed.notify_all()
 
     def _taken_over(self) -> str:
-        return f"another process has taken over {self.store.name}; open it again to go on there"
+        return f"another process has taken over {self.store.name}; open it again to continue there"
 
     def _fail(self, why: str) -> OwnershipLost:
         with self._changed:

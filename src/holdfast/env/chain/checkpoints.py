@@ -120,7 +120,7 @@ def read_checkpoint(store: Store, root: str, number: int) -> Checkpoint:
     try:
         found = msgspec.msgpack.decode(payload, type=Checkpoint)
     except msgspec.DecodeError as error:
-        raise BadObject(f"checkpoint {number} is not as this release writes it: {error}") from error
+        raise BadObject(f"checkpoint {number} is not in the format of this release: {error}") from error
     for path in [*found.folders, *(file.path for file in found.files)]:
         check_path(path)
     return found

@@ -202,7 +202,7 @@ def _race(store: Store, keys: list[str]) -> None:
         racer.join()
     for key, winners in won.items():
         if len(winners) > 1 or (winners and store.read(key) != winners[0]) or not (winners or failures):
-            what = f"of {_RACERS} who made the same object at once, {len(winners)} were told yes"
+            what = f"of {_RACERS} writers that created the same object at once, {len(winners)} succeeded"
             raise StoreRefused(_ignores(store, what))
     if failures:
         raise failures[0]
@@ -289,7 +289,7 @@ def cannot_open(place: StorePlace, error: Exception) -> str:
 def store_advice(place: StorePlace) -> str:
     """Return what to look at if a store does not answer as it should."""
     needed = _KEYS.get(place.url.partition("://")[0])
-    return "" if needed is None else f". See that the environment has what it needs: {needed}"
+    return "" if needed is None else f". Check that the environment has what it needs: {needed}"
 
 
 def _memory(place: StorePlace) -> tuple[Store, str]:

@@ -220,7 +220,7 @@ def replay(payload: memoryview, changes: Changes) -> None:
     try:
         _replay(payload, changes)
     except (IndexError, struct_error, UnicodeDecodeError) as error:
-        raise BadObject(f"a record is not as this release writes it: {error}") from error
+        raise BadObject(f"a record is not in the format of this release: {error}") from error
 
 
 def _replay(payload: memoryview, changes: Changes) -> None:

@@ -391,7 +391,7 @@ class StoreOwner:
             except (OSError, StoreUnreachable, StoreRefused, BadObject) as error:  # it is tried again later
                 logger.warning("checkpoint not written", extra={"why": str(error)})
             except Exception:  # whatever it was: without this thread the folder would be lost to the next owner
-                logger.exception("a folder in a store is not looked after")
+                logger.exception("upkeep of a folder in a store failed")
 
 
 def take_over(

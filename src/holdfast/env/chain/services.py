@@ -176,7 +176,7 @@ def _plain(error: Exception) -> str:
     if "timed out" in what:
         return f"{call} was not answered in time"
     if what.startswith("HTTP error"):
-        return f"{call} got no answer: no server was reached there"
+        return f"{call} failed: no server could be reached there"
     return f"{call}: {what.splitlines()[0]}"[:300]
 
 

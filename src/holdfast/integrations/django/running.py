@@ -115,7 +115,7 @@ class TaskRun:
         result, now = self._result, timezone.now()
         most = self._backend.queue(result.task.queue_name).settings.max_attempts
         if most is not None and self._message.attempt >= most:
-            died = WorkerDied(f"the task was delivered {most} times and never came to an end")
+            died = WorkerDied(f"the task was delivered {most} times and never finished")
             self._record(died)
             self._give_up(died)
         set_fields(

@@ -85,7 +85,7 @@ class RemoteBrokerPort(RemoteBroker):
         except UnknownTopic:
             if not request.create:
                 raise NotAQueue(
-                    f"the server at {self.place} has no queue {name}; open it with create=True to make one"
+                    f"the server at {self.place} has no queue {name}; open it with create=True to create one"
                 ) from None
         except Forbidden:
             if wanted:
@@ -132,7 +132,7 @@ class RemoteBrokerPort(RemoteBroker):
         found = self.topics()
         if len(found) > 1:
             raise InvalidRequest(
-                f"{self.place} has {len(found)} topics; say which: topic={found[0]!r}, or use a broker"
+                f"{self.place} has {len(found)} topics; choose one with topic={found[0]!r}, or use a broker"
             )
         return found[0] if found else self.client.default_topic
 

@@ -65,7 +65,7 @@ from holdfast.settings import ServerSettings
 
 
 # curl -d removes line breaks, and sends a file with the content type of a form.
-_LINES_HINT: Final = f"Where each line is a message, send it with curl -H 'content-type: {LINES}' --data-binary @FILE"
+_LINES_HINT: Final = f"If each line is a message, send it with curl -H 'content-type: {LINES}' --data-binary @FILE"
 _FEW_LINES_BYTES: Final = 16 * 1024  # each line may be a message, which costs more than in a batch
 _LOOK_EVERY: Final = 1_000
 _MEDIA: Final = frozenset({JSON, MSGPACK, LINES, *UNSAID})
@@ -399,7 +399,7 @@ async def _made(call: Call, topic: str, query: Placing, store: Callable[[], Awai
         return await store()
     except UnknownTopic as error:
         if not query.create:
-            error.add_note(f"make it with PUT /v1/queues/{topic}, or say create=true")
+            error.add_note(f"create it with PUT /v1/queues/{topic}, or add create=true")
             raise
     call.principal.check("admin", topic)
     await call.begin_act()
@@ -522,8 +522,8 @@ class _ProducerBatch(msgspec.Struct, frozen=True, gc=False):
                 break
             if message.delay is not None or message.at is not None or message.dedup_id is not None:
                 raise InvalidRequest(
-                    "messages with a delay, a time or a dedup_id have no place in a producer's sequence: send them to "
-                    f"/v1/topics/{self.place[0]}/messages, with a dedup_id each"
+                    "messages with a delay, a time or a dedup_id cannot be part of a producer's sequence: send them to "
+                    f"/v1/topics/{self.place[0]}/messages, each with a dedup_id"
                 )
         _check_name(self.service, self.caller, self.producer.id)
         self.service.engine.producers().check(self.producer.id, self.producer.epoch)

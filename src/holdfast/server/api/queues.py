@@ -196,7 +196,7 @@ async def nack(call: Call) -> Settled:
     def nacked(settings: TopicSettings) -> MessageOutcome:
         if given.intent != "failure" and given.error is not None:
             raise InvalidRequest(
-                f"a message with intent={given.intent} has no error; leave it out, or say intent=failure"
+                f"a message with intent={given.intent} has no error; leave it out, or use intent=failure"
             )
         delay_ms = None if given.delay is None else duration_ms(given.delay, "delay")
         if given.intent != "failure":
@@ -405,7 +405,7 @@ async def show(call: Call) -> Listed:
     group = await existing_group(call)
     found = await call.scan(find, group, call.path["id"])
     if found is None:
-        raise NotFound(f"there is no message {call.path['id']} (any more): check the id")
+        raise NotFound(f"there is no message {call.path['id']}, or it was removed: check the id")
     return found
 
 
@@ -496,7 +496,7 @@ async def payload_of(call: Call) -> Answer:
     group = await existing_group(call)
     found = await call.scan(lambda _: find_message(group.port, call.path["id"]))
     if found is None:
-        raise NotFound(f"there is no message {call.path['id']} (any more): check the id")
+        raise NotFound(f"there is no message {call.path['id']}, or it was removed: check the id")
     return payload(record_of(found.message).value)
 
 

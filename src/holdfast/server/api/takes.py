@@ -91,7 +91,7 @@ def _group_named(call: Call) -> str:
     named = {getattr(given, "group", None) for given in (call.query, call.body)} - {None}
     if len(named) > 1:
         raise InvalidRequest(
-            f"the query names the group {call.query.group} and the body {call.body.group}: name it in one of them"
+            f"the query names the group {call.query.group} and the body {call.body.group}: name it only once"
         )
     return next(iter(named), None) or DEFAULT_GROUP
 

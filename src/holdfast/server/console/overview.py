@@ -158,7 +158,7 @@ def _paused(rows: Sequence[QueueRow]) -> Iterator[Concern]:
     for row in rows:
         if row.paused is not None:
             why = f"{row.paused.reason}; " if row.paused.reason else ""
-            text = f"{why}{_messages(row.ready)} ready, and none is delivered until somebody resumes it"
+            text = f"{why}{_messages(row.ready)} ready, and none is delivered until it is resumed"
             yield Concern(
                 what=f"{_name(row)} is paused", text=text, href=link_of(row.topic, row.group), link="Open the queue"
             )

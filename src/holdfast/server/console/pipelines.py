@@ -135,7 +135,7 @@ async def pipeline(call: Call) -> Response:
 async def _found(call: Call) -> list[PipelineRuns]:
     lake = call.service.settings.lake
     if lake is None:
-        raise NotFound("this server knows no lake: start it with --lake FOLDER, or name it as lake in its settings")
+        raise NotFound("this server has no lake: start it with --lake FOLDER, or name it as lake in its settings")
     return await asyncio.to_thread(pipelines_in, call.service.world, lake)
 
 

@@ -45,7 +45,7 @@ class Relay:
             check_host(request.header("host"), (_HOST,))
             if self._settings.read_only and request.method not in _LOOKS:
                 raise Forbidden(
-                    "this console changes nothing, because it was started with --read-only: restart it without"
+                    "this console is read-only, because it was started with --read-only: restart it without that option"
                 )
             return await self._answer(request)
         except HoldfastError as error:
@@ -63,7 +63,7 @@ class Relay:
                 raise
         except OSError as error:
             raise Unavailable(
-                f"the owner of the folder does not answer at {self._socket}: {error.strerror or error}; "
+                f"the owner of the folder does not respond at {self._socket}: {error.strerror or error}; "
                 "if it has ended, start `holdfast ui` again"
             ) from None
         answer = _OwnerAnswer(reader, writer)

@@ -149,7 +149,7 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(no_room())
         elif not isinstance(address, tuple) and not is_own_peer(transport.get_extra_info("socket")):
             # The file's mode keeps other users out. If someone has changed it, every user would be an administrator.
-            self._refuse(NotTheSameUser("this socket is for processes of the user who made it, and root's", status=403))
+            self._refuse(NotTheSameUser("this socket is only for the user who created it, and root", status=403))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost = True
@@ -207,7 +207,7 @@ class HttpConnection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             # The parser wraps the errors that its callbacks below raise.
             inner = error.__context__
-            refused = inner if isinstance(inner, Refused) else Refused(f"this is no HTTP/1.1: {error}", status=400)
+            refused = inner if isinstance(inner, Refused) else Refused(f"this is not HTTP/1.1: {error}", status=400)
             self._refuse(refused)
             return
         if self._in_headers and not self._mixed:  # an incomplete head; `on_header` counts complete headers
@@ -477,7 +477,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.abort()
             raise
         except Exception:
-            logger.exception("an answer could not be sent", extra={"path": request.path})
+            logger.exception("a response could not be sent", extra={"path": request.path})
             self._transport.abort()
             return
         self._next(request)
@@ -614,4 +614,4 @@ async def _tell(undelivered: Undelivered) -> None:
     try:
         await undelivered()
     except HoldfastError as error:  # the lease will expire by itself
-        logger.debug("a lost answer could not be reported", extra={"why": str(error)})
+        logger.debug("a lost response could not be reported", extra={"why": str(error)})

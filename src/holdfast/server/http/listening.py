@@ -45,8 +45,8 @@ def not_there(settings: ServerSettings, error: OSError) -> HoldfastError:
     place = f"{settings.host}:{settings.port}"
     if error.errno == errno.EADDRINUSE:
         return Unavailable(
-            f"the server cannot listen at {place}: another program does already. Stop that one, or choose another "
-            "port with --port, or port in [server]; 0 is any that is free"
+            f"the server cannot listen at {place}: another program already does. Stop that one, or choose another "
+            "port with --port, or port in [server]; 0 means any free port"
         )
     if error.errno == errno.EACCES:
         return BadSettings(f"the server cannot listen at {place}: ports below 1024 are for root. Choose a higher one")

@@ -62,7 +62,7 @@ class Unpacker:
     def end(self) -> None:
         """Raise InvalidRequest if the body is incomplete or has trailing bytes."""
         if not self._packed.eof:
-            raise self._broken("it ends too early")
+            raise self._broken("it ends before it is complete")
         if self._packed.unused_data:
             raise self._broken("there is more data after its end")
 
@@ -71,7 +71,8 @@ class Unpacker:
             raise too_large(self._most_bytes)
         if self._went > FREE_BYTES and self._went > self._came * self._most_ratio:
             raise MessageTooLarge(
-                f"the request's body unpacks to more than {self._most_ratio} times what was sent, which is the limit "
+                f"the request's body decompresses to more than {self._most_ratio} times what was sent, which is the "
+                "limit "
                 f"(max_unpack_ratio) above {FREE_BYTES} bytes; nothing was done. Send less, or send it as "
                 "it is"
             )
@@ -86,7 +87,7 @@ def unpacker(encoding: str, most_bytes: int, most_ratio: int) -> Unpacker | None
     if name in ("", "identity"):
         return None
     if name not in ("gzip", "zstd"):
-        raise Refused(f"the content-encoding {encoding!r} is not known; send gzip, zstd or none", status=415)
+        raise Refused(f"the content-encoding {encoding!r} is not supported; send gzip, zstd or none", status=415)
     return Unpacker(name, most_bytes, most_ratio)
 
 
@@ -523,7 +524,7 @@ def no_room() -> TooMany:
     """The error for a connection over the limit."""
     return TooMany(
         "there are too many connections, in all (max_connections) or from one address (max_connections_per_address); "
-        "this one is closed. Try again in a second, keep connections and use them again, or close those that you "
+        "this one is closed. Try again in a second, reuse connections, or close those that you "
         "do not need",
         status=503,
         headers=(("retry-after", "1"),),

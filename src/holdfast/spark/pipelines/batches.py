@@ -278,8 +278,8 @@ def _check_keys(context: Context, staged: str, upsert: Upsert) -> None:
     if twice:
         values = ", ".join(f"{name} {twice[0][name]}" for name in upsert.keys)
         raise InvalidRequest(
-            f"{context.name}: a batch has several rows with {values}, and the table has one: say which of them counts "
-            "with latest_by, a column that is larger for newer rows"
+            f"{context.name}: a batch has several rows with {values}, and the table keeps one: choose it with "
+            "latest_by, a column that is larger for newer rows"
         )
 
 
@@ -377,7 +377,8 @@ def check_source(context: Context, name: str, kinds: Sequence[str]) -> None:
         )
     if getattr(source.options, "upsert_by", ()):
         raise BadSettings(
-            f"{context.name}: its source {source.name} has upsert_by: rows that change cannot be read on. A function "
+            f"{context.name}: its source {source.name} has upsert_by: rows that change cannot be read incrementally. "
+            "A function "
             "can have the whole of it: name it in tables"
         )
 

@@ -395,9 +395,10 @@ def check_fit(world: World, project: Project, spec: Spec) -> None:
         old, new = made_for.get(field), wanted.get(field)
         if old != new:
             raise InvalidRequest(
-                f"the checkpoint of {spec.name} was made with {field} {_said(old)}, and now it is {_said(new)}: "
+                f"the checkpoint of {spec.name} was made with {field} {_said(old)}, but it is now {_said(new)}: "
                 "give the pipeline another name, or start over with "
-                f"`holdfast pipeline run {spec.name} --full-refresh`, which removes its tables and reads all again"
+                f"`holdfast pipeline run {spec.name} --full-refresh`, which removes its tables and reads everything "
+                "again"
             )
 
 

@@ -100,15 +100,15 @@ def sealed(
         reached = known.get(topic)
         if reached is not None and reached["id"] != topic_id:
             raise InvalidRequest(
-                f"topic {topic} was deleted and made again since its cold tier was begun: give this pipeline another "
+                f"topic {topic} was deleted and recreated since its cold tier was started: give this pipeline another "
                 "name, or start over with --full-refresh"
             )
         start = (reached or {"offsets": {}})["offsets"].get(str(partition), each.start)
         if start < each.start:
             if fail_on_data_loss:
                 raise OffsetOutOfRange(
-                    f"messages {start} to {each.start - 1} of {topic}/{partition} were dropped before they came to "
-                    "the cold tier: run this pipeline more often, or go on without them with fail_on_data_loss: false",
+                    f"messages {start} to {each.start - 1} of {topic}/{partition} were dropped before they reached "
+                    "the cold tier: run this pipeline more often, or skip them with fail_on_data_loss: false",
                     offset=start,
                     start=each.start,
                     end=part.end,

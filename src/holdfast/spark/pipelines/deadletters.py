@@ -132,9 +132,7 @@ class DeadLettersOptions(PipelineOptions, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.redrive is None and (self.redrive_limit is not None or self.redrive_rate is not None):
-            raise BadSettings(
-                "redrive_limit and redrive_rate say how, and redrive does not say which: give a condition"
-            )
+            raise BadSettings("redrive_limit and redrive_rate have no effect without redrive: give a condition")
         if self.redrive_limit is not None and self.redrive_limit < 1:
             raise BadSettings(f"redrive_limit is {self.redrive_limit}: give a number of 1 or more")
         if self.redrive_rate is not None and not 0 < self.redrive_rate < float("inf"):
@@ -250,7 +248,7 @@ def plan(context: Context) -> Plan:
     if context.options.redrive is not None:
         examples = [letter for ids in chosen.ids.values() for letter in ids][:_EXAMPLES]
         more = [f"and {chosen.count - len(examples)} more"] if chosen.count > len(examples) else []
-        notes.append(f"puts back {count_of(chosen.count, 'dead letter')}: {', '.join([*examples, *more]) or 'none'}")
+        notes.append(f"redrives {count_of(chosen.count, 'dead letter')}: {', '.join([*examples, *more]) or 'none'}")
     return context.plan(
         [Read(what="dead_letters", start="oldest", end="newest", rows=count)],
         writes=[f"{context.table}/{name}" for name in ("kinds", "hours", "report")],
@@ -276,7 +274,7 @@ def run(context: Context) -> Summary:
     report = f"{context.table}/report/report.html"
     notes = [f"report: {report}"]
     if context.options.redrive is not None:
-        notes.append(f"put back: {redriven} of {chosen.count} that the condition chose")
+        notes.append(f"redriven: {redriven} of {chosen.count} that match the condition")
     return context.summary(
         rows_in=count,
         rows_out=len(kinds),
@@ -377,7 +375,7 @@ _TEMPLATE: Final = """\
     kind: deadletters
     # topics: [orders]                      # all topics without this
     # where: "dead_at > now() - interval 7 days"
-    # Put back those that a condition means; `holdfast pipeline plan` says which. Runs only while nobody has the folder.
+    # Redrive those that match a condition; `holdfast pipeline plan` lists them. Runs only while nobody has the folder.
     # redrive: "error LIKE '%Timeout%'"
     # redrive_limit: 1000
     # redrive_rate: 50                      # messages a second

@@ -84,7 +84,7 @@ def _check_keys(node: Any, looked_at: set[int]) -> None:
 
 _HEAD: Final = """\
 # Pipelines: `holdfast pipeline run {name} --config {file}`, and `holdfast pipeline plan` to see what that would do.
-# Paths are meant from where this file is.
+# Paths are relative to this file.
 folder: data                    # the data folder with the topics
 lake: lake                      # where tables go; checkpoints are in lake/_checkpoints
 # file: my_pipelines.py         # functions of your own; see `holdfast pipeline new NAME --python`
@@ -93,7 +93,7 @@ pipelines:
 """
 
 PYTHON: Final = '''\
-"""Pipelines of our own: functions from rows to rows. Name this file in the YAML with `file: {file}`."""
+"""Your own pipelines: functions from rows to rows. Name this file in the YAML with `file: {file}`."""
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
@@ -142,7 +142,7 @@ def read_project(path: str | PathLike[str], world: World | None = None) -> Proje
         raise InvalidRequest(f"{path} is a folder: name the file that declares the pipelines, such as pipelines.yaml")
     content = read_file(world.disk, path)
     if content is None:
-        raise InvalidRequest(f"there is no file {path}; `holdfast pipeline new NAME` writes one to begin with")
+        raise InvalidRequest(f"there is no file {path}; `holdfast pipeline new NAME` writes one to start from")
     if path.endswith(".py"):
         return _from_python(path)
     return _from_yaml(path, content)
@@ -221,7 +221,7 @@ def _from_python(path: str) -> Project:
 
     made = [value for value in vars(_executed(path, path)).values() if isinstance(value, Pipeline)]
     if not made:
-        raise BadSettings(f"{path}: it makes no Pipeline: orders = Pipeline.land('orders', folder=..., lake=...)")
+        raise BadSettings(f"{path}: it creates no Pipeline: orders = Pipeline.land('orders', folder=..., lake=...)")
     first = made[0].project
     pipelines: dict[str, Spec] = {}
     for each in made:
@@ -344,7 +344,7 @@ class Pipeline:
 
     def _new(self, spec: Spec) -> Spec:
         if spec.name in self.project.pipelines:
-            raise InvalidRequest(f"there are two pipelines named {spec.name}: give one another name, name=...")
+            raise InvalidRequest(f"two pipelines are named {spec.name}: rename one, name=...")
         return spec
 
     def _with(self, spec: Spec) -> Pipeline:
@@ -620,17 +620,19 @@ def _last_part(context: Context, outcome: Outcome, seconds: float) -> Outcome:
 
 def _check_quarantines(specs: Sequence[Spec], *, alone: bool) -> None:
     if not alone:
-        raise InvalidRequest("the rows of a quarantine are tried once: leave out --follow and --full-refresh")
+        raise InvalidRequest("the rows of a quarantine are retried only once: leave out --follow and --full-refresh")
     for spec in specs:
         if spec.kind != "refine" or spec.options.format != "delta":
             raise InvalidRequest(
-                f"{spec.name}: only a pipeline of the kind refine with a Delta table can try its quarantine once more"
+                f"{spec.name}: only a pipeline of the kind refine with a Delta table can retry its quarantine"
             )
 
 
 def _check_follow(specs: Sequence[Spec], every_ms: int) -> None:
     if every_ms < LEAST_EVERY_MS:
-        raise InvalidRequest(f"a pipeline looks for news every {LEAST_EVERY_MS} ms at most, not every {every_ms} ms")
+        raise InvalidRequest(
+            f"a pipeline cannot look for new data every {every_ms} ms: give {LEAST_EVERY_MS} ms or more"
+        )
     for spec in specs:
         if not kind_named(spec.kind).follows:
             raise InvalidRequest(f"{spec.name} is of the kind {spec.kind}, which has an end: run it without --follow")

@@ -218,8 +218,7 @@ def _called(context: Context, *rows: DataFrame) -> DataFrame:
     found = context.spec.function(*rows, *(_whole(context, name) for name in context.options.tables))
     if not isinstance(found, DataFrame):
         raise BadSettings(
-            f"{context.name}: the function {_name(context)} answered with {type(found).__name__}: "
-            "it must return a DataFrame"
+            f"{context.name}: the function {_name(context)} returned {type(found).__name__}: it must return a DataFrame"
         )
     for name, kind in found.dtypes:
         if name.lower() in (BATCH, *OURS):

@@ -51,7 +51,7 @@ class ReconcileOptions(PipelineOptions, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.source is None:
-            raise BadSettings("say which pipeline it is to prove: source: NAME, one of the kind land or compact")
+            raise BadSettings("name the pipeline to check: source: NAME, one of the kind land or compact")
         if self.expect:
             raise BadSettings("a pipeline of the kind reconcile has no expect: what it expects is that nothing differs")
 
@@ -240,8 +240,8 @@ def _bounds(context: Context, source: Spec, last: LedgerBatch) -> list[Bounds]:
         topic_id, offsets = reached[each.topic]
         if each.topic_id != topic_id:
             raise InvalidRequest(
-                f"topic {each.topic} was deleted and made again since {source.name} began: the lake holds messages of "
-                f"the one before. Run {source.name} with --full-refresh"
+                f"topic {each.topic} was deleted and recreated since {source.name} started: the lake holds messages of "
+                f"the previous one. Run {source.name} with --full-refresh"
             )
         stop = offsets.get(each.partition)
         if stop is not None:

@@ -92,7 +92,7 @@ def _wrong_value(field: StructField) -> Column:
     value = f.col(_FIELDS)[field.name]
     missing = f.col("_read").getField(field.name).isNull() & value.isNotNull()
     words = f.concat(f.lit(f"{field.name} is "), f.substring(value, 1, _SHOWN_CHARACTERS))
-    return f.when(missing, f.concat(words, f.lit(f", which is no {field.dataType.simpleString()}")))
+    return f.when(missing, f.concat(words, f.lit(f", which is not a valid {field.dataType.simpleString()}")))
 
 
 def _rescued(schema: StructType) -> Column:
@@ -218,7 +218,7 @@ def _check_names(context: Context, schema: StructType) -> None:
             raise BadSettings(f"{context.name}: a column cannot be named {name!r}: the table has one of its own")
     for key in context.options.keys:
         if key not in schema.names:
-            raise BadSettings(f"{context.name}: its key {key!r} is none of its columns: {', '.join(schema.names)}")
+            raise BadSettings(f"{context.name}: its key {key!r} is not one of its columns: {', '.join(schema.names)}")
 
 
 _TEMPLATE: Final = """\

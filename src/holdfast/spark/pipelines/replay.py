@@ -215,7 +215,7 @@ def plan(context: Context) -> Plan:
     if known is not None:
         left = known.rows - known.sent_rows
         read = Read(what="the frozen slice", start=f"batch {known.sent}", end=f"batch {len(known.counts)}", rows=left)
-        state = "is done" if known.is_done else f"goes on: {left} rows are left"
+        state = "is done" if known.is_done else f"continues: {left} rows are left"
         return context.plan([read], writes=to, notes=[f"replay {known.id} {state}"])
     if options.source is not None and ledger_of(context, options.source).last() is None:
         return context.plan([], writes=to, notes=[f"{options.source} has not run yet: run it first"])
@@ -264,7 +264,7 @@ def run(context: Context) -> Summary:
         rows_in=replay.rows,
         rows_out=replay.sent_rows - before,
         lag=left,
-        notes=(f"replay {replay.id}: {'done' if not left else f'{left} rows are left, run it again to go on'}",),
+        notes=(f"replay {replay.id}: {'done' if not left else f'{left} rows are left, run it again to continue'}",),
         details={"replay_id": replay.id, "rows": replay.rows},
     )
 
@@ -280,7 +280,8 @@ def _known(context: Context) -> Replay | None:
     for name, value in _settled(options).items():
         if replay.selection[name] != value:
             raise InvalidRequest(
-                f"replay {replay_id} of {context.name} was begun with {name} {replay.selection[name]!r}, and now it is "
+                f"replay {replay_id} of {context.name} was started with {name} {replay.selection[name]!r}, and now it "
+                "is "
                 f"{value!r}: give it another id, id: {replay_id}-2, to send this as well"
             )
     return replay
@@ -356,12 +357,12 @@ def _example(row: Any) -> str:
 _TEMPLATE: Final = """\
     kind: replay
     topics: [orders]                        # or the table of a pipeline: source: orders-land
-    to: orders-again                        # the topic that gets them, which must be there
+    to: orders-again                        # the topic that gets them, which must exist
     since: "-2h"                            # ISO 8601, or so long ago; until: as well
     # key: customer-7
     # starting_offsets: {orders: {0: 100}}
     # where: "get_json_object(decode(value, 'UTF-8'), '$.country') = 'SE'"
     rate: 500                               # messages a second
-    # id: after-the-incident                # with another id the same slice is sent once more
+    # id: after-the-incident                # with another id, the same slice is sent again
 """
 KIND: Final = PipelineKind(ReplayOptions, plan, run, _TEMPLATE, follows=False)

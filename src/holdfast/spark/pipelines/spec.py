@@ -148,7 +148,9 @@ def check_project(project: Project) -> Project:
         for source in spec.options.reads:
             if source not in project.pipelines:
                 near = meant(source, project.pipelines)
-                raise BadSettings(f"{project.where}: {spec.name}: its source {source!r} is none of the pipelines{near}")
+                raise BadSettings(
+                    f"{project.where}: {spec.name}: its source {source!r} is not one of the pipelines{near}"
+                )
     for spec in project.pipelines.values():
         if spec.name in _read_by(project, spec):
             raise BadSettings(f"{project.where}: {spec.name} reads, by way of its source, from itself")
@@ -434,7 +436,7 @@ def kind_names() -> list[str]:
 def kind_named(name: object) -> PipelineKind:
     """The kind by this name. Raises BadSettings if there is none."""
     if name not in _KINDS:
-        raise BadSettings(f"there is no kind {name!r} of pipelines{meant(str(name), _KINDS)}")
+        raise BadSettings(f"there is no pipeline kind {name!r}{meant(str(name), _KINDS)}")
     kind = import_module(f"holdfast.spark.pipelines.{name}").KIND
     assert isinstance(kind, PipelineKind)
     return kind

@@ -202,8 +202,8 @@ def _check_checkpoint(context: Context) -> None:
         )
     if _last_committed(context) > (-1 if written is None else written.batch):
         raise InvalidRequest(
-            f"{context.name}: Spark's checkpoint is further than {context.checkpoint}/batches, which was lost or put "
-            "back from a copy: rows in between are not in the lake. Read everything again with --full-refresh"
+            f"{context.name}: Spark's checkpoint is further than {context.checkpoint}/batches, which was lost or "
+            "restored from a copy: rows in between are not in the lake. Read everything again with --full-refresh"
         )
 
 

@@ -268,7 +268,7 @@ class FindingTexts:
             messages=oddity.next_offset - oddity.first_offset,
             what=f"{offsets(oddity.first_offset, oddity.next_offset)}: {oddity.what}",
             cost="they cannot be read" if too_large else NO_MESSAGE,
-            next_step="no version of Holdfast packs so much; see who wrote the file"
+            next_step="no version of Holdfast writes a frame that large; see who wrote the file"
             if too_large
             else "a repair cannot fix this; look for a file that does not belong to this log, and report it as a bug",
         )

@@ -22,7 +22,7 @@ _PAUSES_S: Final = (0.5, 30.0)
 class Command(BaseCommand):
     """Run the tasks of a Holdfast backend."""
 
-    help = "Runs the tasks of a Holdfast backend. On SIGTERM it finishes what it is doing, and puts back the rest."
+    help = "Runs the tasks of a Holdfast backend. On SIGTERM it finishes what it is doing, and returns the rest."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--backend", default=DEFAULT_TASK_BACKEND_ALIAS, help="its alias in TASKS")
@@ -45,7 +45,7 @@ class Command(BaseCommand):
         if unknown := sorted(set(names) - backend.queues if backend.queues else ()):
             raise CommandError(f"there is no queue {unknown[0]!r} in QUEUES of TASKS[{backend.alias!r}]")
         if not names:
-            raise CommandError("QUEUES is empty, so any queue is allowed: say which to work on with --queue")
+            raise CommandError("QUEUES is empty, so any queue is allowed: name those to work on with --queue")
         process = real_world().ids.process_note()
         name = options["name"] or f"{process['host']}:{process['pid']}"
         worker = holdfast.Worker(
