@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -31,7 +32,7 @@ from celery import Celery, Task
 from celery.exceptions import Reject
 
 PLACE = os.environ["PLACE"]
-app = Celery("program", broker=PLACE, backend=PLACE)
+app = Celery("program", broker=PLACE, backend=os.environ.get("RESULTS", PLACE))
 app.conf.update(
     task_acks_late=True,
     task_reject_on_worker_lost=True,
@@ -61,6 +62,14 @@ def total(numbers):
 @app.task
 def count(number):
     note("ran", number)
+
+
+@app.task
+def letter(name):
+    note("wrote", name)
+
+
+app.conf.task_routes = {"program.letter": {"queue": "mail", "priority": 7}}
 
 
 @app.task(bind=True)
@@ -171,6 +180,67 @@ def test_tasks_results_chords_retries_and_dead_letters(site: Site):
         with site.broker() as broker, broker.queue("celery") as queue:
             letter = until(queue.dead.list, "a rejected task becomes a dead letter")[0]
             assert letter.headers["task"] == "program.refuse"
+
+
+def test_priorities_and_routes_decide_what_runs_first_and_where(site: Site):
+    site.run(
+        "for number, priority in enumerate((0, 3, 9, 3, None)):\n"
+        "    count.apply_async((number,), priority=priority)\n"
+        "letter.delay('a')\n"
+        "letter.apply_async(('b',), queue='elsewhere')\n"
+    )
+    with site.broker() as broker:
+        assert [message.priority for message in broker.queue("mail").peek(5)] == [7]
+        assert broker.queue("elsewhere").qsize() == 1
+    with site.worker("-P", "solo", "-Q", "celery"):
+        until(lambda: len(site.notes()) == 5, "the tasks of one queue run")
+        assert [note[1] for note in site.notes()] == ["2", "1", "3", "0", "4"]
+    with site.worker("-P", "solo", "-Q", "mail,elsewhere"):
+        until(lambda: len(site.notes()) == 7, "the tasks of the others run")
+        assert sorted(note[1] for note in site.notes()[5:]) == ["a", "b"]
+
+
+def test_a_purge_drops_what_waits_and_says_how_much(site: Site):
+    printed = site.run(
+        "for number in range(3): count.delay(number)\n"
+        "count.apply_async((3,), countdown=3600)\n"
+        "print(app.control.purge())\n"
+        "print(app.control.purge())\n"
+    )
+    assert printed.splitlines() == ["4", "0"]
+    with site.broker() as broker:
+        stats = broker.queue("celery").stats()
+        assert (stats.ready, stats.delayed, stats.leased) == (0, 0, 0)
+
+
+def test_events_tell_what_a_task_went_through_and_leave_no_queue(site: Site):
+    with site.worker("-P", "solo", "-E"):
+        printed = site.run(
+            "seen, sent = [], []\n"
+            "def look(event):\n"
+            "    if not sent:\n"
+            "        sent.append(app.send_task('program.add', (1, 2)))\n"
+            "    if event['type'].startswith('task-'):\n"
+            "        seen.append(event['type'])\n"
+            "    receiver.should_stop = 'task-succeeded' in seen\n"
+            "with app.connection_for_read() as connection:\n"
+            "    receiver = app.events.Receiver(connection, handlers={'*': look})\n"
+            "    receiver.capture(timeout=60, wakeup=True)\n"  # the worker says that it is there; then the task is sent
+            "print(*seen)\n"
+        )
+        assert printed.split() == ["task-received", "task-started", "task-succeeded"]
+        with site.broker() as broker:
+            assert not [name for name in broker.topics() if name.startswith("celeryev.")]
+
+
+def test_a_worker_goes_on_to_the_next_url_when_its_server_does_not_answer(tmp_path: Path):
+    with socket.socket() as taken, server_process(tmp_path / "data", "--no-console") as server:
+        taken.bind(("127.0.0.1", 0))
+        dead = f"holdfast+http://127.0.0.1:{taken.getsockname()[1]}"
+        site = Site(tmp_path, f"{dead};holdfast+{server.url}", server.url)
+        site.environment["RESULTS"] = f"holdfast+{server.url}"
+        with site.worker("-P", "solo"):
+            assert site.run("print(add.delay(2, 3).get(timeout=60))") == "5"
 
 
 def test_a_worker_killed_in_the_middle_of_a_task_leaves_it_to_another(site: Site):

@@ -268,6 +268,18 @@ def test_a_task_that_this_program_does_not_have_is_a_dead_letter(alone: Site):
         assert broker.documents.get(f"django.result.{result_id}").value["status"] == "FAILED"
 
 
+def test_a_message_that_is_no_task_is_a_dead_letter_at_once(alone: Site):
+    with alone.broker() as broker:
+        broker.create_topic("default", max_attempts=21)
+        with broker.queue("default") as queue:
+            for body in (b"not json", b"[]", b'{"id": "1"}', b'{"id": "1", "task": "tasks.add"}'):
+                queue.put(body)
+            with alone.worker():
+                letters = until(lambda: len(found := queue.dead.list()) == 4 and found, "all are dead letters")
+            assert ["malformed" in letters[0].error, "got `array`" in letters[1].error] == [True, True]
+            assert all("a task has a field status" in letter.error for letter in letters[2:])
+
+
 def test_a_task_that_is_enqueued_on_commit_is_not_there_before(alone: Site):
     printed = alone.run(
         "call_command('migrate', verbosity=0)\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import holdfast
 from tests.integration.frameworks_gear import Site, until
 from tests.integration.process_gear import server_process
 from tests.tidy import markdown
@@ -187,6 +188,56 @@ def test_an_ack_reaches_a_server_that_was_killed_meanwhile(tmp_path: Path):
         server.start()
         consumer.ack(message)
         until(lambda: broker.queue("default").stats().floor == 1, "it is acked")
+
+
+def test_a_result_of_a_run_that_lost_its_lease_does_not_replace_that_of_the_next(tmp_path: Path):
+    backend = HoldfastResults(f"{tmp_path}/data")
+    broker = HoldfastBroker(f"{tmp_path}/data", middleware=[Results(backend=backend)], lease=60)
+
+    @dramatiq.actor(broker=broker, store_results=True)
+    def add(x): ...
+
+    add.send(1)
+    consumer = broker.consume("default", prefetch=2, timeout=60_000)
+    first = next(consumer)
+    assert broker.queue("default").take_back(first.lease.id)
+    second = next(consumer)
+    backend.store_result(second, "second", 60_000)
+    until(lambda: first.lease.lost, "the first run has lost its lease")
+    backend.store_result(first, "first", 60_000)
+    backend.store_exception(first, ValueError("too late"), 60_000)
+    assert backend.get_result(second) == "second"
+
+
+def test_a_place_for_a_message_is_free_again_though_it_cannot_be_settled(tmp_path: Path):
+    broker = HoldfastBroker(f"{tmp_path}/data", middleware=[])
+
+    @dramatiq.actor(broker=broker)
+    def add(x): ...
+
+    add.send(1)
+    consumer = broker.consume("default", timeout=60_000)
+    message = next(consumer)
+    broker.shared.broker.close()
+    with pytest.raises(holdfast.Closed):
+        consumer.ack(message)
+    assert consumer._held == 0
+    again = next(broker.consume("default", timeout=60_000))
+    assert again.message_id == message.message_id
+
+
+def test_a_child_sends_though_its_parent_has_used_the_broker(site: Site):
+    printed = site.run(
+        "add.send(1, 1)\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    add.send(2, 2)\n"
+        "    os._exit(0)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "add.send(3, 3)\n"
+        "print(broker.queue('default').qsize())\n"
+    )
+    assert printed == "3"
 
 
 def test_the_program_of_the_guide(tmp_path: Path):

@@ -11,10 +11,15 @@ def register_transport() -> None:
     Kombu has no entry point for transports. But it loads those for serializers when it is first imported, before any
     URL is looked at, so `kombu_serializer` below is one, and brings the transport with it. A program that uses kombu
     without Celery imports `holdfast.integrations.kombu`.
+
+    Kombu cuts a URL at its plus sign, except for one that it fails over to: then the whole scheme is the name.
     """
     from kombu.transport import TRANSPORT_ALIASES
 
-    TRANSPORT_ALIASES.setdefault("holdfast", "holdfast.integrations.kombu:HoldfastTransport")
+    from holdfast.broker.folder.layout import STORE_SCHEMES
+
+    for scheme in ("holdfast", *(f"holdfast+{place}" for place in ("http", "https", "unix", *sorted(STORE_SCHEMES)))):
+        TRANSPORT_ALIASES.setdefault(scheme, "holdfast.integrations.kombu:HoldfastTransport")
 
 
 def __getattr__(name: str) -> object:

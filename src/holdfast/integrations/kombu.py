@@ -17,27 +17,33 @@ What kombu keeps in memory, which queue is bound to which exchange, has to be kn
 as one document for each exchange. A queue that is deleted with its consumer (`auto_delete`: replies, events, remote
 control) is held by a lock while its consumer lives; whoever publishes to the exchange removes the queue once that lock
 is gone, so a killed process leaves nothing behind.
+
+A connection to a server is made only if the server answers: kombu then retries, or goes on to the next of its
+alternates (`broker_url = "holdfast+http://a:7700;holdfast+http://b:7700"`).
 """
 
 from __future__ import annotations
 
 import logging
-import queue as queues
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any, Final
 
 import msgspec
 from kombu.transport import virtual
+from kombu.utils.url import as_url, parse_url
 from kombu.utils.uuid import uuid
 
 import holdfast
 from holdfast.env import real_world
 from holdfast.errors import Closed, HoldfastError, LeaseLost, LockHeld, Unavailable, UnknownTopic
 from holdfast.integrations import register_transport
-from holdfast.integrations.places import Shared, places, shown_url, topic_name
+from holdfast.integrations.places import Shared, check_answers, places, shown_url, topic_name
 
 logger = logging.getLogger(__name__)
 register_transport()
@@ -50,10 +56,12 @@ _QUEUE_SETTINGS: Final = {"max_attempts": 20}
 
 _BINDINGS: Final = "kombu.bindings."
 _QUEUE_LOCK: Final = "kombu.queue."
+_FIRST: Final = 10  # more urgent than any message
 _UNLIMITED: Final = 100  # how many messages a thread takes at a time where kombu sets no limit
 _LOOK_AGAIN_S: Final = 30.0
 _LONGEST_WAIT_S: Final = 1.0  # how long a consumer's thread waits for messages before it looks whether it was stopped
 _PAUSES_S: Final = (0.1, 5.0)  # the first and the longest pause after an error that may pass
+_CONNECT_S: Final = 5.0  # how long a server may take to answer where kombu sets no limit: kombu's own
 
 _json = msgspec.json.Encoder()
 
@@ -285,6 +293,9 @@ class Channel(virtual.Channel):
         consuming = self._consuming.pop(consumer_tag, None)
         if consuming is not None:
             consuming.stop()
+            for lease in self.connection.arrived.take_back(self, consuming.queue):
+                with suppress(HoldfastError):  # it returns when its lease ends
+                    self.settle_now(lease.defer)
         super().basic_cancel(consumer_tag)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002
@@ -340,13 +351,15 @@ class Channel(virtual.Channel):
     def close(self) -> None:
         if self.closed:
             return
+        for consumer in list(self._consumers):
+            self.basic_cancel(consumer)
         temporary, self._temporary = self._temporary, {}
-        super().close()
-        for queue, hold in temporary.items():
+        for queue, hold in temporary.items():  # while the channel still has a connection
             with suppress(HoldfastError):
                 self.queue_delete(queue)
             with suppress(HoldfastError):
                 hold.__exit__(None, None, None)
+        super().close()
 
 
 class Consuming:
@@ -354,9 +367,9 @@ class Consuming:
 
     def __init__(self, channel: Channel, queue: str) -> None:
         self._channel = channel
-        self._name = queue
+        self.queue = queue
         self._transport = channel.connection
-        self._queue = channel.shared.open_queue(queue, channel.queue_settings)
+        self._source = channel.shared.open_queue(queue, channel.queue_settings)
         self.stopped = False
         self._thread = threading.Thread(target=self._run, name=f"holdfast-kombu-{queue}", daemon=True)
         self._thread.start()
@@ -371,16 +384,17 @@ class Consuming:
         pause_s, longest_s = _PAUSES_S
         while count := self._channel.wait_for_room(self):
             try:
-                leases = self._queue.receive_many(count, timeout=_LONGEST_WAIT_S, lease=self._channel.lease, renew=True)
+                lease_s = self._channel.lease
+                leases = self._source.receive_many(count, timeout=_LONGEST_WAIT_S, lease=lease_s, renew=True)
             except Unavailable as error:
                 # The server restarts, or the folder changes hands. What was delivered is still held, and the client
                 # renews it, so there is no reason to tell the worker, which would cancel its consumers.
-                logger.warning("cannot take messages of the queue %s, trying again: %s", self._name, error)
+                logger.warning("cannot take messages of the queue %s, trying again: %s", self.queue, error)
                 self._channel.wait_for_stop(self, pause_s)
                 pause_s = min(2 * pause_s, longest_s)
             except HoldfastError as error:
                 if not self.stopped:
-                    self._transport.arrived.put((self._channel, self._name, error))
+                    self._transport.arrived.put(self._channel, self.queue, error)
                 return
             else:
                 pause_s = _PAUSES_S[0]
@@ -389,10 +403,54 @@ class Consuming:
     def _hand_over(self, leases: list[holdfast.Message[bytes]]) -> None:
         taken = 0 if self.stopped else self._channel.hold(len(leases))
         for lease in leases[:taken]:
-            self._transport.arrived.put((self._channel, self._name, lease))
+            self._transport.arrived.put(self._channel, self.queue, lease)
         for lease in leases[taken:]:
             with suppress(HoldfastError):  # it returns when its lease ends
                 lease.defer()
+
+
+class Arrivals:
+    """What the threads have taken for the consumers of a connection, until kombu asks for it.
+
+    The queues take turns in the order in which their messages came; in its turn, a queue gives the most urgent of them.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._turns: deque[tuple[Channel, str]] = deque()
+        self._arrived: dict[tuple[Channel, str], list[tuple[int, int, holdfast.Message[bytes] | HoldfastError]]] = {}
+        self._numbers = count()
+
+    def put(self, channel: Channel, queue: str, arrived: holdfast.Message[bytes] | HoldfastError) -> None:
+        urgency = _FIRST if isinstance(arrived, HoldfastError) else arrived.priority
+        with self._changed:
+            self._turns.append((channel, queue))
+            heappush(self._arrived.setdefault((channel, queue), []), (-urgency, next(self._numbers), arrived))
+            self._changed.notify()
+
+    def get(self, timeout: float | None) -> tuple[Channel, str, holdfast.Message[bytes] | HoldfastError]:
+        """Return the next one; waits for it. Raises TimeoutError."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._turns, timeout):
+                raise TimeoutError
+            channel, queue = turn = self._turns.popleft()
+            _, _, arrived = heappop(self._arrived[turn])
+            if not self._arrived[turn]:
+                del self._arrived[turn]
+            return channel, queue, arrived
+
+    def count(self, channel: Channel, queue: str) -> int:
+        """Return how many wait for a consumer."""
+        with self._changed:
+            return len(self._arrived.get((channel, queue), []))
+
+    def take_back(self, channel: Channel, queue: str) -> list[holdfast.Message[bytes]]:
+        """Return the messages of a consumer that has ended, the most urgent first."""
+        turn = (channel, queue)
+        with self._changed:
+            arrived = sorted(self._arrived.pop(turn, []))
+            self._turns = deque(each for each in self._turns if each != turn)
+        return [each for _, _, each in arrived if not isinstance(each, HoldfastError)]
 
 
 class HoldfastTransport(virtual.Transport):
@@ -408,13 +466,23 @@ class HoldfastTransport(virtual.Transport):
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
-        self.arrived: queues.SimpleQueue[tuple[Channel, str, holdfast.Message[bytes] | HoldfastError]]
-        self.arrived = queues.SimpleQueue()
+        restore_url(client)
+        self.arrived = Arrivals()
 
     @property
     def shared(self) -> Shared:
+        return places.at(self.client.hostname, self._opening)
+
+    @property
+    def _opening(self) -> dict[str, Any]:
         options = self.client.transport_options
-        return places.at(self.client.hostname, {name: options[name] for name in ("tls",) if name in options})
+        return {name: options[name] for name in ("tls",) if name in options}
+
+    def establish_connection(self) -> Any:
+        """Connect, unless the server does not answer: the error lets kombu try again, or try another URL."""
+        most_s = self.client.connect_timeout or _CONNECT_S  # for all alternates together, says kombu
+        check_answers(self.client.hostname, most_s / max(1, len(self.client.alt or ())), self._opening)
+        return super().establish_connection()
 
     def driver_version(self) -> str:
         return holdfast.__version__
@@ -424,13 +492,37 @@ class HoldfastTransport(virtual.Transport):
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
         """Deliver one message, and wait for it if need be."""
-        try:
-            channel, queue, arrived = self.arrived.get(timeout=timeout) if timeout != 0 else self.arrived.get_nowait()
-        except queues.Empty:
-            raise TimeoutError from None
+        channel, queue, arrived = self.arrived.get(timeout)
         if isinstance(arrived, HoldfastError):
             raise arrived
         if channel.closed or queue not in self._callbacks:
             channel.settle_now(arrived.defer)
         else:
             self._deliver(channel.payload(arrived), queue)
+
+
+def restore_url(client: Any) -> None:
+    """Give a connection its URL back. On a failover, kombu leaves only parts of it, which this transport cannot use.
+
+    The alternate with these parts is the URL: put together from them, it might have other letters and slashes.
+    """
+    if not isinstance(client.transport_cls, str) or "/" in (client.hostname or ""):
+        return  # a URL or a path
+    parts = {
+        "transport": client.transport_cls,
+        "hostname": client.hostname,
+        "port": client.port,
+        "userid": client.userid,
+        "password": client.password,
+        "virtual_host": client.virtual_host,
+    }
+    # Kombu keeps a port and a path of the URL before if the new one has none.
+    for lasting in ((), ("port",), ("virtual_host",), ("port", "virtual_host")):
+        wanted = parts | dict.fromkeys(lasting)
+        for url in client.alt or ():
+            if "://" in url and parse_url(url) == wanted:
+                client.hostname, client.port, client.virtual_host = url.removeprefix("holdfast+"), None, "/"
+                return
+    path = "" if client.virtual_host == "/" else client.virtual_host
+    made = as_url(client.transport_cls, client.hostname, client.port, client.userid, client.password, path)
+    client.hostname, client.port, client.virtual_host = made.removeprefix("holdfast+").removesuffix("/"), None, "/"

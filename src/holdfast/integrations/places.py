@@ -19,6 +19,9 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import holdfast
+from holdfast.client.calling import Ask
+from holdfast.client.network import run
+from holdfast.client.opening import client_of, is_address
 from holdfast.env.process import close_in_children, end_at_exit
 from holdfast.errors import Conflict, HoldfastError
 
@@ -40,6 +43,18 @@ def place_of(url: str) -> tuple[str, str | None]:
         return place, None
     credentials, _, host = parts.netloc.rpartition("@")
     return urlunsplit(parts._replace(netloc=host)), unquote(credentials.rpartition(":")[2]) or None
+
+
+def check_answers(url: str, timeout_s: float, options: dict[str, Any] | None = None) -> None:
+    """Raise Unavailable if the server at this URL does not answer in time. A folder is there when it is opened."""
+    place, token = place_of(url)
+    if not is_address(place):
+        return
+    client = client_of(place, for_tasks=False, token=token, timeout=timeout_s, **(options or {}))
+    try:
+        run(client.caller.call(Ask(method="GET", path="/readyz", answers=dict[str, Any])))
+    finally:
+        client.close()
 
 
 def shown_url(url: str, mask: str | None = "**") -> str:

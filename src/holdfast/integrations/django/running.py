@@ -52,8 +52,10 @@ class TaskRunner:
     def _handle(self, message: holdfast.Message[bytes]) -> None:
         try:
             sent = msgspec.json.decode(message.raw, type=dict[str, Any])
+            if missing := {"id", "task", "status"} - sent.keys():
+                raise msgspec.ValidationError(f"a task has a field {min(missing)}, and this message has none")
             found = self._backend.results.find(sent["id"]) if self._backend.supports_get_result else None
-        except (msgspec.MsgspecError, KeyError) as error:
+        except msgspec.MsgspecError as error:
             raise holdfast.Reject("the message is not a task") from error
         stored = sent if found is None else found.value
         if stored["status"] == TaskResultStatus.SUCCESSFUL.name:

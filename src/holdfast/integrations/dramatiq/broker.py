@@ -218,6 +218,9 @@ class HoldfastConsumer(dramatiq.Consumer):
             self.logger.warning("Handled a message, but its lease was lost, so it may run again: %s", error)
         except Unavailable as error:
             raise ConnectionClosed(error) from error  # dramatiq tries again
+        except BaseException:
+            message.consumer.release()  # dramatiq does not try again
+            raise
         message.consumer.release()
 
     def _settle_quietly(self, lease: holdfast.Message[bytes], act: Any) -> None:

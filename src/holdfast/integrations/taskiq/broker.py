@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, MutableMapping
 from contextlib import suppress
 from typing import Any, Final, Literal
+from weakref import WeakValueDictionary
 
 from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 
@@ -55,19 +56,24 @@ class HoldfastBroker(AsyncBroker):
         self._new_queue = _QUEUE_SETTINGS | (queue_settings or {})
         self._place = AsyncPlace(url, tls)
         self._queues: dict[str, holdfast.aio.AsyncQueue[bytes]] = {}
-        self._held: dict[str, holdfast.aio.AsyncMessage[bytes]] = {}
+        # Weak: a message that taskiq drops, because a middleware failed or a label was wrong, returns to its queue.
+        self._held: MutableMapping[str, Ack] = WeakValueDictionary()
+        self._ending = False
 
     async def startup(self) -> None:
+        self._ending = False
         await self._queue(self.queue_name)
         await super().startup()
 
     async def shutdown(self) -> None:
         """Put back what was taken and not acked, and close the place."""
+        self._ending = True
         await super().shutdown()
-        held, self._held = self._held, {}
-        for message in held.values():
+        held = list(self._held.values())
+        self._held.clear()
+        for ack in held:
             with suppress(HoldfastError):  # it returns when its lease ends
-                await message.defer()
+                await ack.message.defer()
         self._queues.clear()
         await self._place.close()
 
@@ -90,12 +96,20 @@ class HoldfastBroker(AsyncBroker):
 
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
         """Take one message at a time: taskiq asks for the next when it has room for it."""
+        while True:
+            yield await self._take()
+
+    async def _take(self) -> AckableMessage:
         pause_s, longest_s = _PAUSES_S
         while True:
             try:
                 queue = await self._queue(self.queue_name)
                 message = await queue.receive(lease=self._lease, renew=True)
-            except Unavailable as error:
+            except (Unavailable, UnknownTopic, Closed) as error:
+                if self._ending:
+                    raise
+                if not isinstance(error, Unavailable):
+                    self._queues.pop(self.queue_name, None)  # it was deleted, or the place closed, since we opened it
                 logger.warning("cannot take tasks of the queue %s, trying again: %s", self.queue_name, error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, longest_s)
@@ -105,18 +119,17 @@ class HoldfastBroker(AsyncBroker):
                 with suppress(HoldfastError):
                     await message.reject(fault)
                 continue
-            self._held[message.receipt] = message
-            yield AckableMessage(data=message.raw, ack=Ack(self._held, message))
+            ack = self._held[message.receipt] = Ack(self._held, message)
+            return AckableMessage(data=message.raw, ack=ack)
 
     def _fault(self, message: holdfast.aio.AsyncMessage[bytes]) -> str | None:
         """Why taskiq would drop this message, None if it would not. It becomes a dead letter instead."""
-        name = message.headers.get("task")
-        if name is None:
-            try:
-                name = self.formatter.loads(message.raw).task_name
-            except Exception as error:
-                return f"the message is not a task: {error}"
-        return None if self.find_task(str(name)) else f"there is no task {name} in this worker"
+        try:
+            task = self.formatter.loads(message.raw)
+            task.parse_labels()
+        except Exception as error:
+            return f"the message is not a task: {error}"
+        return None if self.find_task(task.task_name) else f"there is no task {task.task_name} in this worker"
 
     async def _queue(self, name: str) -> holdfast.aio.AsyncQueue[bytes]:
         found = self._queues.get(name)
@@ -130,18 +143,16 @@ class HoldfastBroker(AsyncBroker):
 class Ack:
     """Acks a message. Taskiq calls it when it is received, executed or saved, or when the task says so."""
 
-    def __init__(
-        self, held: dict[str, holdfast.aio.AsyncMessage[bytes]], message: holdfast.aio.AsyncMessage[bytes]
-    ) -> None:
+    def __init__(self, held: MutableMapping[str, Ack], message: holdfast.aio.AsyncMessage[bytes]) -> None:
         self._held = held
-        self._message = message
+        self.message = message
 
     async def __call__(self) -> None:
-        self._held.pop(self._message.receipt, None)
+        self._held.pop(self.message.receipt, None)
         pause_s, longest_s = _PAUSES_S
         while True:
             try:
-                await self._message.ack()
+                await self.message.ack()
                 return
             except LeaseLost as error:
                 logger.warning("a task was handled, but its lease was lost, so it may run again: %s", error)

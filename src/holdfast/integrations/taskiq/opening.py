@@ -16,6 +16,13 @@ class Opened:
         self.task = asyncio.ensure_future(opening)
         self.users = 0
 
+    @property
+    def usable(self) -> bool:
+        """Whether it is open, or is being opened in this event loop."""
+        if not self.task.done():
+            return self.task.get_loop() is asyncio.get_running_loop()
+        return not (self.task.cancelled() or self.task.exception() or self.task.result().closed)
+
 
 _opened: dict[tuple[int, str, str | None], Opened] = {}
 
@@ -32,7 +39,7 @@ class AsyncPlace:
         """The open broker of this event loop."""
         key = (id(asyncio.get_running_loop()), self._place, self._token)
         opened = _opened.get(key)
-        if opened is None or (opened.task.done() and (opened.task.exception() or opened.task.result().closed)):
+        if opened is None or not opened.usable:
             opening = holdfast.aio.open_broker(self._place, token=self._token, tls=self._tls)
             opened = _opened[key] = Opened(opening)
             self._key = None
