@@ -75,5 +75,5 @@ def test_a_proxy_without_its_server_is_waited_for_no_longer_than_asked(
     monkeypatch.setattr(Foreign, "paths", [])
     done = run("put", address, "x", "--wait", "0")
     assert done.code == 2
-    assert f"or a proxy in front of it has a problem: it answered {status}." in done.err
+    assert f"or a proxy in front of it has a problem: it responded with {status}." in done.err
     assert set(Foreign.paths) == {"/healthz"}  # the call itself, which is repeated for longer, was never sent
