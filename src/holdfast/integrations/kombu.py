@@ -409,7 +409,7 @@ class Consuming:
                 lease.defer()
 
 
-class Arrivals:
+class TakenMessages:
     """What the threads have taken for the consumers of a connection, until kombu asks for it.
 
     The queues take turns in the order in which their messages came; in its turn, a queue gives the most urgent of them.
@@ -467,7 +467,7 @@ class HoldfastTransport(virtual.Transport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         restore_url(client)
-        self.arrived = Arrivals()
+        self.arrived = TakenMessages()
 
     @property
     def shared(self) -> Shared:
@@ -508,14 +508,8 @@ def restore_url(client: Any) -> None:
     """
     if not isinstance(client.transport_cls, str) or "/" in (client.hostname or ""):
         return  # a URL or a path
-    parts = {
-        "transport": client.transport_cls,
-        "hostname": client.hostname,
-        "port": client.port,
-        "userid": client.userid,
-        "password": client.password,
-        "virtual_host": client.virtual_host,
-    }
+    parts = {name: getattr(client, name) for name in ("hostname", "port", "userid", "password", "virtual_host")}
+    parts["transport"] = client.transport_cls
     # Kombu keeps a port and a path of the URL before if the new one has none.
     for lasting in ((), ("port",), ("virtual_host",), ("port", "virtual_host")):
         wanted = parts | dict.fromkeys(lasting)
