@@ -122,7 +122,6 @@ EXPORTED_PLACE: Final = "HOLDFAST_QUEUE"
 
 _CONNECT_S: Final = 5.0
 _PAUSE_S: Final = 0.05
-_STATUS_LINE_BYTES: Final = 64
 
 
 # The profile of each place that came from one, since commands are only given the place.
@@ -239,7 +238,7 @@ def _knock(address: Address, tls: Any) -> None:
     with connect_tcp(address.host, address.port, _CONNECT_S, tls) as connection:
         connection.sendall(f"GET /healthz HTTP/1.1\r\nhost: {address.authority}\r\nconnection: close\r\n\r\n".encode())
         with suppress(TimeoutError):  # the server is up, if slow
-            start = connection.recv(_STATUS_LINE_BYTES)
+            start = connection.recv(64)  # the status line
             if not start:
                 raise EOFError("it closed the connection without responding")
             version, _, rest = start.partition(b" ")
