@@ -324,9 +324,13 @@ def test_an_idle_worker_waits_without_polling(tmp_path: Path):
     site = Site(tmp_path, f"holdfast://{tmp_path}/data", f"{tmp_path}/data")
     with site.worker("-P", "solo") as worker:
         site.run("print(add.delay(1, 2).get(timeout=60))")
-        before, began = cpu_seconds(worker.pid), time.monotonic()
-        time.sleep(3)
-        assert cpu_seconds(worker.pid) - before < 0.1 * (time.monotonic() - began)
+
+        def rested() -> bool:  # a worker that polls never does; a busy machine may take a while to let one start
+            before, began = cpu_seconds(worker.pid), time.monotonic()
+            time.sleep(3)
+            return cpu_seconds(worker.pid) - before < 0.1 * (time.monotonic() - began)
+
+        assert any(rested() for _ in range(10))
 
 
 def cpu_seconds(pid: int) -> float:

@@ -67,6 +67,7 @@ GUARDS: dict[str, str] = {
     "GET /ui/queues/{queue}": "topic group",
     "GET /ui/queues/{queue}/charts": "topic group",
     "GET /ui/queues/{queue}/dead": "topic group",
+    "GET /ui/queues/{queue}/log": "topic group",
     "GET /ui/queues/{queue}/messages/{id}": "topic group",
     "GET /ui/queues/{queue}/messages/{id}/body": "topic group",
     "GET /ui/queues/{queue}/redriven": "topic group",
