@@ -319,8 +319,7 @@ class Caller:
     def _unknown(self, ask: Ask, why: Exception) -> Unavailable:
         return Unavailable(
             f"{ask.method} {ask.path.partition('?')[0]} went to {self.address.text}, but no response came: {why}. It "
-            "may "
-            "or may not have been done, and was not retried; check before you send it again"
+            "may or may not have been done, and was not retried; check before you send it again"
         )
 
 
