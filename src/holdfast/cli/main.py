@@ -62,7 +62,7 @@ COMMANDS: Final[dict[str, dict[str, Entry]]] = {
         "pause": Entry("operate.queue:pause_command", "Stop handing out messages; publishing continues."),
         "resume": Entry("operate.queue:resume_command", "Hand out messages again after `pause`."),
         "workers": Entry(
-            "serve:workers_command", "List workers and what they are doing, or drain, stop or resume them."
+            "serve:workers_command", "List, drain, stop or resume workers."
         ),
         "purge": Entry("operate.queue:purge_command", "Drop every waiting message of a queue."),
         "seek": Entry("operate.queue:seek_command", "Move a queue's position, to replay or to skip messages."),

@@ -517,7 +517,7 @@ def workers_command(
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """List workers and what they are doing, or drain, stop or resume them.
+    """List, drain, stop or resume workers.
 
     A drained worker finishes what it is working on, takes no more, and stays idle. A stopped one finishes and exits.
     Workers learn of it when they next report, within seconds.
