@@ -86,9 +86,15 @@ class Side:
             self.connection.data_received(content)
 
     async def rest(self) -> None:
-        """Until every request that is complete is answered."""
+        """Until every request that is complete is answered, or its connection is closed and its call has ended."""
         while (current := self.connection._current) is not None and current.complete and not self.wire.ended:
             await asyncio.sleep(0)
+        if self.wire.ended and (task := self.connection.task) is not None:
+            # A put of this connection may still be on its way to the disk. The next example makes the topic anew,
+            # and the put must not land in that one.
+            if self.connection._incoming is not None:
+                self.connection._incoming.lose()
+            await asyncio.wait([task])
         found = re.findall(rb'"receipt":"([^"]+)"', self.wire.written)
         self.receipt = found[-1] if found else self.receipt
 
