@@ -247,7 +247,7 @@ def test_a_big_body_is_cut_and_can_be_downloaded(server: Serving):
 def test_dead_letters_are_grouped_with_the_condition_that_chooses_each_group(day: Serving):
     found = page(day, "/ui/queues/orders/dead")
     assert "PaymentDeclined: card … of customer … was declined" in found.text
-    assert "9 dead letters in 2 groups" in found.text
+    assert "9 dead letters, 2 kinds of error" in found.text
     acts = [attributes for _, attributes in found.tags if attributes.get("data-act") == "redrive"]
     assert len(acts) == 6
     links = [attributes["href"] for _, attributes in found.tags if "tab=dead" in (attributes.get("href") or "")]

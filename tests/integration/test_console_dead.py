@@ -76,17 +76,17 @@ def test_a_letter_is_read_once_however_often_the_page_is_shown(server: Serving, 
     monkeypatch.setattr(dead_kinds, "note_in", lambda record: (read.append(record.offset), note_of(record))[1])
     die(server, ["TimeoutError: 30 s"] * 20)
     for _ in range(3):
-        assert "20 dead letters in 1 group" in page(server, "/ui/queues/orders/dead").text
+        assert "20 dead letters, 1 kind of error" in page(server, "/ui/queues/orders/dead").text
     die(server, ["TimeoutError: 31 s"])
-    assert "21 dead letters in 1 group" in page(server, "/ui/queues/orders/dead").text
+    assert "21 dead letters, 1 kind of error" in page(server, "/ui/queues/orders/dead").text
     assert read == list(range(21))
 
 
 def test_a_page_that_cannot_count_all_in_time_says_so_and_goes_on(server: Serving, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(queues, "_PATIENCE_NS", -1)
     die(server, ["TimeoutError: 30 s"] * 100)
-    assert "64 dead letters in 1 group counted so far, of 100" in page(server, "/ui/queues/orders/dead").text
-    assert "100 dead letters in 1 group TimeoutError" in page(server, "/ui/queues/orders/dead").text.replace(
+    assert "64 dead letters, 1 kind of error counted so far, of 100" in page(server, "/ui/queues/orders/dead").text
+    assert "100 dead letters, 1 kind of error TimeoutError" in page(server, "/ui/queues/orders/dead").text.replace(
         "Redrive 10 first… Redrive all… Purge all… Error Reason Dead letters First Last Over time Actions ", ""
     )
 
@@ -101,7 +101,7 @@ def test_a_filter_looks_at_a_bounded_number_and_offers_the_rest(tmp_path: Path):
             attributes["href"] for tag, attributes in found.tags if "after=" in (attributes.get("href") or "")
         ]
         assert further is not None
-        assert "10 dead letters in 1 group" in page(server, further).text
+        assert "10 dead letters, 1 kind of error" in page(server, further).text
 
 
 def test_kinds_are_shown_over_time(server: Serving):

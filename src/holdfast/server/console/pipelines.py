@@ -88,7 +88,7 @@ class PipelineRuns(msgspec.Struct, frozen=True, kw_only=True):
             return "failed"
         if self.kind == "reconcile":
             return "proved" if run.ok else "differences found"
-        return "ok" if run.ok else "faults found"
+        return "ok" if run.ok else "problems found"
 
 
 def pipelines_in(world: World, lake: str) -> list[PipelineRuns]:
