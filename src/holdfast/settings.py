@@ -202,7 +202,7 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         if self.heartbeat_ms >= self.session_ms:
             raise BadSettings(
                 f"heartbeat_ms ({self.heartbeat_ms}) must be below session_ms ({self.session_ms}), or every member "
-                "would be taken for dead; a third of it is usual"
+                "would be considered dead; a third of it is usual"
             )
 
 

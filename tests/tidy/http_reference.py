@@ -1,4 +1,4 @@
-"""The table of routes for docs/reference/http.md, and what they take and answer for http-values.md.
+"""The table of routes for docs/reference/http.md, and their requests and responses for http-values.md.
 
 `python -m tests.tidy.http_reference --write` renews both pages; without `--write` it prints the first.
 """
@@ -63,7 +63,7 @@ def _renewed(page: str, name: str, made: str) -> str:
 
 def table(tag: str) -> str:
     """A row for each route: the call, who may, what goes in, what comes out, how it may fail."""
-    lines = ["| call | right | takes | answers | errors | |", "|---|---|---|---|---|---|"]
+    lines = ["| call | right | request | response | errors | |", "|---|---|---|---|---|---|"]
     for route in all_routes():
         if route.tag == tag:
             codes = dict.fromkeys(code for code in route.errors if code not in EVERYWHERE)

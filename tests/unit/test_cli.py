@@ -442,7 +442,7 @@ def test_doctor_tells_the_rate_that_follows_from_a_sync():
     assert (found.sync.p50_us, found.sync.p99_us, found.sync.max_us) == (2000, 2000, 2000)
     assert found.sync.samples in (499, 500)
     assert found.puts_per_second == 500
-    assert "about 500 puts a second" in found.advice[0]
+    assert "about 500 puts per second" in found.advice[0]
     assert found.warnings == ()
 
 

@@ -107,7 +107,7 @@ def test_plan_and_status_are_right_before_and_after_a_reconcile_has_run(run, tmp
     assert after["proof"]["last_run_at_ms"] is not None
     assert (after["land"]["ok"], after["land"]["error"]) == (False, "no such topic")
     shown = {line.split()[0]: line for line in run("pipeline", "status").out.splitlines()}
-    assert "found faults" in shown["proof"]
+    assert "found problems" in shown["proof"]
     assert "failed" in shown["land"]
     assert "never" in shown["silver"]
 

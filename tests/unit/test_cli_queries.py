@@ -151,4 +151,4 @@ def test_of_a_group_and_a_query_of_one_name_the_group_is_deleted(run, data, leas
 def test_a_query_cannot_be_reset(run, data, lease):
     done = run("group", "reset", data, "report", "--to", "earliest", "--yes")
     assert done.code == 2
-    assert "keeps its positions itself" in done.err
+    assert "stores its own positions" in done.err

@@ -765,7 +765,7 @@ def test_a_dead_letter_is_found_by_the_id_of_its_message(run, letters):
 
 def test_redrive_counts_asks_and_puts_back(run, letters, monkeypatch):
     dry = run("dead", "redrive", letters, "--where", 'error ~ "user"', "--dry-run")
-    assert (dry.code, dry.out) == (0, "3 dead letters would be put back\n")
+    assert (dry.code, dry.out) == (0, "3 dead letters would be redriven\n")
     refused = run("dead", "redrive", letters)
     assert refused.code == 2
     assert "--yes" in refused.err
@@ -773,7 +773,7 @@ def test_redrive_counts_asks_and_puts_back(run, letters, monkeypatch):
     assert run("dead", "redrive", letters, stdin=b"n\n").code == 2
     assert run("stats", letters, "--json").document["dead"] == 4
     done = run("dead", "redrive", letters, "jobs.dlq-0-1", stdin=b"y\n")
-    assert done.out == "1 dead letter will be put back\n1 dead letter put back\n"
+    assert done.out == "1 dead letter will be redriven\n1 dead letter redriven\n"
     document = run("dead", "redrive", letters, "--rate", 1000, "--limit", 2, "--yes", "--json").document
     assert (document["matched"], document["done"]) == (2, 2)
     assert bodies(letters) == [b"user 1", b"user 0", b"user 2"]

@@ -412,7 +412,7 @@ def test_settings_that_do_not_fit_each_other_are_refused_with_where_both_come_fr
     assert problems(text, HOLDFAST_CONSUMER_SESSION_MS="20000", HOLDFAST_STORAGE_CODEC_LEVEL="20") == [
         (
             "holdfast.toml, line 2 and HOLDFAST_CONSUMER_SESSION_MS: heartbeat_ms (40000) must be below session_ms "
-            "(20000), or every member would be taken for dead; a third of it is usual"
+            "(20000), or every member would be considered dead; a third of it is usual"
         ),
         "HOLDFAST_STORAGE_CODEC_LEVEL: codec_level=20 is outside 0 to 9, the levels of gzip",
     ]

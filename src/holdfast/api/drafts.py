@@ -392,7 +392,7 @@ def _headers(headers: object) -> tuple[tuple[tuple[str, bytes], ...], bool]:
     as_bytes: list[int] = []
     for name, value in headers.items() if type(headers) is dict else _pairs(headers):
         if not isinstance(name, str) or not name:
-            raise InvalidRequest(f"a header's name must be text, not {name!r}")
+            raise InvalidRequest(f"a header's name must be text, not {name!r}: pass it as a str")
         if not name.isascii():
             _text(name, f"the name of the header {name!r}")
         if name.startswith(PREFIX):

@@ -5,7 +5,7 @@ People search over all queues with terms like these:
     orders-0-42                  the message with this id
     key=customer-7               its key
     tenant=acme                  a header
-    $.order.id=7                 a part of a JSON body, as a number or as text
+    $.order.id=7                 a field of a JSON body, as a number or as text
     time=2026-11-17              published (or dead) on this day; also time>..., time<..., age<1h, age>2d
     queue=orders                 only in queues with this in their names
     card declined                each word in body, key, error, id or correlation id, in upper or lower case

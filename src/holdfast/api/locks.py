@@ -17,7 +17,7 @@ from holdfast.model import MOST_DOCUMENT_BYTES
 class Lock(msgspec.Struct, frozen=True, kw_only=True):
     """A lock that you hold until `expires_at`, unless it is kept alive. `lease` is in seconds.
 
-    `fence` is higher than that of everybody who held it before: whatever the lock protects can refuse lower ones.
+    `fence` is higher than that of every earlier holder: whatever the lock protects can refuse lower ones.
     """
 
     name: str

@@ -23,9 +23,9 @@ _MOST_LISTED: Final = 100_000
 
 
 class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition at one moment. `bytes` counts `tiered_bytes`, which only the store has.
+    """One partition at one moment. `bytes` includes `tiered_bytes`, which are only in the store.
 
-    `problem` says why it has stopped, while the others continue, and what to do.
+    `problem` says why this partition has stopped, while the others continue, and what to do.
     """
 
     number: int

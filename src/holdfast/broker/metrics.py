@@ -53,7 +53,7 @@ class Observer(Protocol):
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """A histogram at one moment, in seconds; all but `count` and `sum` are None while it is empty."""
+    """A histogram at one moment, in seconds; while it is empty, all but `count` and `sum` are null."""
 
     count: int = 0
     sum: float = 0.0

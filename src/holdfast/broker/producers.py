@@ -156,7 +156,7 @@ def _decode(path: str, content: bytes) -> dict[str, ProducerId]:
     try:
         return msgspec.msgpack.decode(content[len(_MAGIC) : -_CHECK.size], type=dict[str, ProducerId])
     except msgspec.MsgspecError as error:
-        raise CorruptData(f"{path} cannot be read: {error}") from error
+        raise CorruptData(f"{path} cannot be read: {error}. Restore it from a backup") from error
 
 
 # Sequences: what each producer has written to one partition.
@@ -558,7 +558,7 @@ def load_snapshot(disk: Disk, folder: str, log_id: int) -> ProducersSnapshot | N
     try:
         body = msgspec.msgpack.decode(content[len(_MAGIC_SEQUENCES) : -_CHECK.size], type=_SnapshotBody)
     except msgspec.MsgspecError as error:
-        raise CorruptData(f"{path} cannot be read: {error}") from error
+        raise CorruptData(f"{path} cannot be read: {error}. Restore it from a backup") from error
     if body.log_id != log_id:
         return None
     entries = {}

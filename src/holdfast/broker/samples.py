@@ -43,7 +43,7 @@ Mode: TypeAlias = Literal["total", "topic", "queue", "stream"]
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """One step of time: rates in messages per second, the highest levels, and quantiles of the handling time.
 
-    `oldest_seconds` is the age of the oldest message not handled. The quantiles are None if nothing was acked.
+    `oldest_seconds` is the age of the oldest message not handled. The quantiles are null if nothing was acked.
     """
 
     at: datetime

@@ -46,10 +46,10 @@ COMMANDS: Final[dict[str, dict[str, Entry]]] = {
     "Look": {
         "ls": Entry("look.messages:ls_command", "List messages: ready, leased, delayed, dead or done."),
         "show": Entry("look.messages:show_command", "Show everything about one message."),
-        "search": Entry("look.messages:search_command", "Find messages in all queues, whatever their state."),
+        "search": Entry("look.messages:search_command", "Find messages in all queues, whatever their phase."),
         "peek": Entry("look.messages:peek_command", "Show the next messages without taking them."),
         "tail": Entry("use.consume:tail_command", "Print the newest messages, and follow new ones."),
-        "stats": Entry("look.stats:stats_command", "Count the messages of a queue by state."),
+        "stats": Entry("look.stats:stats_command", "Count the messages of a queue by phase."),
         "top": Entry("look.stats:top_command", "Watch all queues: how full they are, and how fast they move."),
         "trace": Entry("look.trace:app", "What happened to messages, step by step."),
         "log": Entry("look.log:app", "Look inside a log."),
@@ -61,9 +61,7 @@ COMMANDS: Final[dict[str, dict[str, Entry]]] = {
         "run-now": Entry("operate.queue:run_now_command", "Make delayed messages ready now."),
         "pause": Entry("operate.queue:pause_command", "Stop handing out messages; publishing continues."),
         "resume": Entry("operate.queue:resume_command", "Hand out messages again after `pause`."),
-        "workers": Entry(
-            "serve:workers_command", "List, drain, stop or resume workers."
-        ),
+        "workers": Entry("serve:workers_command", "List, drain, stop or resume workers."),
         "purge": Entry("operate.queue:purge_command", "Drop every waiting message of a queue."),
         "seek": Entry("operate.queue:seek_command", "Move a queue's position, to replay or to skip messages."),
         "topic": Entry("operate.topics:topic_app", "Topics: create, inspect, change and delete them."),
@@ -85,7 +83,7 @@ COMMANDS: Final[dict[str, dict[str, Entry]]] = {
     },
     "Maintain": {
         "backup": Entry("operate.backup:app", "Backups of a data folder: take, list and verify them."),
-        "restore": Entry("operate.backup:restore_command", "Restore a data folder as it was at some time."),
+        "restore": Entry("operate.backup:restore_command", "Restore a data folder as it was at a given time."),
         "check": Entry("operate.check:check_command", "Check every byte of a queue or a log."),
         "repair": Entry("operate.check:repair_command", "Repair a damaged queue or log."),
         "compact": Entry("operate.queue:compact_command", "Free the disk space of messages that are done."),
@@ -103,7 +101,7 @@ ALIASES: Final = {"list": "ls"}
 _COMPLETING: Final = "_HOLDFAST_COMPLETE"
 _ABOUT: Final = "Durable queues and topics, in a folder or on a server."
 _OPTIONS: Final = (
-    ("--at PLACE", "The place to work at, instead of the command's first argument."),
+    ("--at PLACE", "The place to work on, instead of the command's first argument."),
     ("--profile NAME", "Use the place of this profile."),
     ("--trust-folder", "Use a folder even if other users own it or may write to it."),
     ("--version", "Print the version."),
@@ -123,7 +121,7 @@ Examples:
 
 TOPICS: Final = {
     "places": """\
-Most commands work at a PLACE, their first argument. It is one of these:
+Most commands work on a PLACE, their first argument. It is one of these:
 
   ./data                          a data folder on this machine
   http://127.0.0.1:7700           a server
@@ -137,16 +135,16 @@ place, `jobs` is the folder ./jobs.
 
 `--at PLACE` and `--profile NAME` name the place instead of the first argument.
 
-One process owns a folder at a time. If another process has it open, commands work through that process; if it does not
-listen, they wait for `--wait` and then fail. Commands that only read need no lock.
+One process owns a folder at a time. If another process has it open, commands connect to that process; if it accepts no
+connections, they wait for `--wait` and then fail. Commands that only read need no lock.
 """,
     "durability": """\
 A message is stored when `put` returns. Each program chooses which failures it survives: with `put --durability`, or
 with the setting `durability` in the settings file.
 
   fsync      survives a power cut: each call waits for the disk
-  interval   survives kill -9; after a power cut, the last moments may be
-             missing (the setting sync_interval_ms)
+  interval   survives kill -9; after a power cut, the last second or so may
+             be missing (the setting sync_interval_ms)
   os         survives kill -9; a power cut may lose what the system has not
              written to the disk yet
 
@@ -156,7 +154,7 @@ with the setting `durability` in the settings file.
 A body is any sequence of bytes. `put` takes it from its arguments, from files (--file) or from stdin; with --lines,
 each line is a message, and with --jsonl, each line is a message as JSON.
 
-`get` prints the body after the facts about the message. `get --raw` prints only the body, byte for byte, and
+`get` prints the body after the message's other details. `get --raw` prints only the body, byte for byte, and
 `get --out FILE` writes it to a file. Bodies that are not UTF-8 text are escaped in tables, and are in base64 in JSON,
 as `body_base64`.
 

@@ -203,7 +203,7 @@ def _line_text(line: Sequence[float | None]) -> str:
 def _last_run(each: PipelineStatus) -> str:
     if each.ok is None:
         return "never" if each.last_batch is None else "-"  # by a version that did not note its runs
-    return "ok" if each.ok else "found faults" if each.error is None else "failed"
+    return "ok" if each.ok else "found problems" if each.error is None else "failed"
 
 
 app = Section("Pipelines from queues to tables and back, on Spark.")

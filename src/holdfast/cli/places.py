@@ -148,7 +148,7 @@ def said_or_usual(place: str) -> str:
     """Return the given place; `@` stands for the default one."""
     if not place:
         raise InvalidRequest(
-            "the place is empty: name a folder or the address of a server; if it is in a variable, see that it is set"
+            "the place is empty: name a folder or the address of a server; if it is in a variable, check that it is set"
         )
     if place != USUAL:
         return place

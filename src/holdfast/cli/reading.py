@@ -137,7 +137,10 @@ def _offset(offset: int, start: int, end: int, partitions: int) -> int:
     if start <= offset <= end or partitions > 1:
         return max(start, min(offset, end))  # clamped, since each partition has its own offsets
     raise OffsetOutOfRange(
-        f"there is no offset {offset}: {start} to {end} are kept", offset=offset, start=start, end=end
+        f"there is no offset {offset}: {start} to {end} are kept; choose one of these",
+        offset=offset,
+        start=start,
+        end=end,
     )
 
 
@@ -293,7 +296,7 @@ def time_of(text: str, name: str) -> int:
 def check_has_log(folder: str, topic: str, log: str) -> None:
     """Raise NotALog for a topic that has no log yet."""
     if not is_log(real_world(), log):
-        raise NotALog(f"{topic} in {folder} holds no messages yet: nobody has opened it since it was made")
+        raise NotALog(f"{topic} in {folder} has never been opened, so it has no log yet: put a message first")
 
 
 class ServerStanding:

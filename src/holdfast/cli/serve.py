@@ -308,8 +308,8 @@ def ui_command(
 ) -> int:
     """Open the console of a data folder on this machine. Prints its address, and runs until Ctrl-C.
 
-    If another process owns the folder, the console works through it. Otherwise this command owns the folder, and other
-    processes work through it. A server has a console of its own: given its URL, this prints the console's address and
+    If another process owns the folder, the console connects to it. Otherwise this command owns the folder, and other
+    processes connect to it. A server has its own console: given its URL, this prints the console's address and
     exits.
 
     Examples:
@@ -334,7 +334,7 @@ def ui_command(
         if address.socket is not None:  # a browser cannot open a socket
             return _beside(address.socket, settings, lambda addresses: say(folder, addresses, settings))
         if port or read_only:
-            raise InvalidRequest("--port and --read-only are for folders: the console of a server is the server's own")
+            raise InvalidRequest("--port and --read-only are for folders; leave them out: a server has its own console")
         show(_console_of(folder))
         return output.OK
     topics_of(folder)
@@ -488,7 +488,7 @@ def _of_at_most(count: int, most: int) -> str:
 
 
 def waiters_command(folder: DataFolder, limit: Most = 100, wait: Wait = WAIT, as_json: AsJson = False) -> int:
-    """Show who is waiting for messages on a server. Lists topics and groups, the longest lines first.
+    """Show who is waiting for messages on a server. Lists topics and groups, those with the most waiters first.
 
     Examples:
         holdfast waiters http://127.0.0.1:7700
@@ -575,7 +575,7 @@ def _workers_table(workers: list[WorkerInfo]) -> output.Table:
 
 
 def audit_command(folder: DataFolder, limit: Most = 20, wait: Wait = WAIT, as_json: AsJson = False) -> int:
-    """Show who changed what on a server. The newest come last. Only administrators may see it.
+    """Show who changed what on a server. Lists the newest last. Only administrators may see it.
 
     Refused calls are listed separately, so that they cannot crowd out the others.
 

@@ -156,7 +156,7 @@ class OwnedSource:
 
 
 class Backup(msgspec.Struct, frozen=True, kw_only=True):
-    """A backup. `new_bytes` is what it added to the place; `removed` is how many backups went for it.
+    """A backup. `new_bytes` is what it added to the place; `removed` is how many older ones were removed.
 
     `problem` says why older backups could not be removed, or why this one cannot be read: it is damaged, or encrypted
     with a key that was not given.
@@ -193,7 +193,7 @@ def backup(
     key_file: Place | None = None,
     progress: Progress | None = None,
 ) -> Backup:
-    """Store a backup of a data folder, as of one moment, while its owner works.
+    """Back up a data folder, as of one moment, while it is in use.
 
         holdfast.backup("jobs", "s3://backups/jobs", keep=30)
 
@@ -202,10 +202,10 @@ def backup(
     Args:
         source: The folder, or its URL if it lives in a store.
         destination: Where backups are: s3://, az://, gs://, postgresql://, or a folder.
-        keep: Remove backups of this folder except the newest ones, this many.
-        keep_for: Remove backups of this folder that are older, in seconds. With `keep`, what either keeps is kept.
+        keep: Keep this many backups of this folder, the newest; remove the others.
+        keep_for: Remove backups of this folder older than this, in seconds. With `keep`, what either keeps is kept.
         key_file: Encrypt the backup with the key in this file; by default `backup_key_file` of the settings, if set.
-        progress: Called with the number of bytes done, and of all.
+        progress: Called with the number of bytes done, and the total.
 
     Returns:
         The backup.
@@ -213,8 +213,8 @@ def backup(
     Raises:
         NotAQueue: There is no queue in the folder.
         Busy: Another process owns the folder and does not share it.
-        Unavailable: The store cannot be reached. What was stored is found by the next backup.
-        CorruptData: A file cannot be read; the error names it. Nothing is listed.
+        Unavailable: The store cannot be reached. The next backup reuses what was stored.
+        CorruptData: A file cannot be read; the error names it. No backup is listed.
     """
     if keep is not None and (type(keep) is not int or keep < 1):
         raise InvalidRequest(f"keep={keep!r} cannot be used: give the number of backups to keep, at least 1")
@@ -280,18 +280,18 @@ def restore(
     key_file: Place | None = None,
     progress: Progress | None = None,
 ) -> Restored:
-    """Restore a data folder from a backup, or from the store it lives in, as it was at some time.
+    """Restore a data folder from a backup, or from the store it lives in, as it was at a given time.
 
         holdfast.restore("s3://backups/jobs", "jobs-restored")
 
     Args:
         source: Where the backups are; or the URL of a folder in a store.
         destination: A new or empty folder, or an empty place in a store.
-        at: The number of a backup, or of an object of the chain that is to be left out with all that follow; or a
-            time. By default the newest.
+        at: The number of a backup; the number of an object of the chain, to restore everything before it; or a time.
+            By default the newest.
         dry_run: Only say what would be restored.
         key_file: The file with the key, if the backup is encrypted; by default `backup_key_file` of the settings.
-        progress: Called with the number of bytes done, and of all.
+        progress: Called with the number of bytes done, and the total.
 
     Returns:
         What was restored.
@@ -300,7 +300,7 @@ def restore(
         InvalidRequest: The destination is not empty, or the backup is encrypted with another key.
         NotFound: There is no such backup, or the chain does not go back so far.
         CorruptData: The backup is damaged; the error says where.
-        DiskFull: The disk has not enough room. Nothing is left behind.
+        DiskFull: There is not enough room on the disk. Nothing is left behind.
     """
     world = real_world()
     target = _place(destination, "the destination")
@@ -384,7 +384,9 @@ def _key(world: World, key_file: Place | None) -> BackupKey | None:
     try:
         text = read_file(world.disk, absolute(path))
     except OSError as error:
-        raise InvalidRequest(f"the key file {path} cannot be read: {error.strerror or error}") from error
+        raise InvalidRequest(
+            f"the key file {path} cannot be read: {error.strerror or error}. Check its permissions"
+        ) from error
     if text is None:
         raise InvalidRequest(f"there is no key file {path}; `openssl rand -hex 32` creates one")
     return BackupKey.parse(text, path, world)

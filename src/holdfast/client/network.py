@@ -454,8 +454,8 @@ def tls_refusal(address: Address, error: BaseException) -> Unauthenticated | Non
         )
     if reason in _NO_TLS:
         return Unauthenticated(
-            f"what listens at {address.text} does not speak TLS: {error}. Nothing was sent; use its right port, or "
-            "http://"
+            f"what listens at {address.text} does not speak TLS: {error}. Nothing was sent; use the port that "
+            "does, or http://"
         )
     if _ALERT in reason and _PASSING not in reason:
         return Unauthenticated(

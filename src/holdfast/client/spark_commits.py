@@ -84,7 +84,7 @@ _scan: Final = partial(routes.add, "POST", action="read", scope="any")
 
 @_scan("/v1/spark/plan", body=PlanRequest, errors=("offset_out_of_range", "tail_lost", "too_many_waiters"))
 async def plan_read(call: Call) -> ReadPlan:
-    """One step of planning a read by Spark: what to read, how far a stream may go, and what it still needs."""
+    """Plan a step of a read by Spark: what to read, how far a stream may go, and what it still needs."""
     return await call.scan(_plan, call)
 
 
@@ -100,7 +100,7 @@ def _plan(scan: Scan, call: Call) -> ReadPlan:
 
 @_scan("/v1/spark/tables", body=TableRequest, errors=("too_many_waiters",))
 async def read_table(call: Call) -> TablePage:
-    """The pieces of a table, such as dead letters or groups; or rows of a piece, and where more follow."""
+    """Return the pieces of a table, such as dead letters or groups; or rows of a piece, and where to continue."""
     return await call.scan(_table, call)
 
 
@@ -150,7 +150,7 @@ _query: Final = partial(routes.add, pattern="/v1/spark/queries/{file}", action="
 
 @_query("PUT", allowed=_may_hold, body=QueryNote, errors=("too_many_waiters",))
 async def hold_query(call: Call) -> None:
-    """Keep retention from what a query has not read, until it is not renewed in time."""
+    """Protect what a query has not read from retention, for as long as this is renewed in time."""
     note: QueryNote = call.body
     file = _query_file(call, note.group)
     engine = call.service.engine
@@ -169,7 +169,7 @@ async def hold_query(call: Call) -> None:
 
 @_query("DELETE")
 async def end_query(call: Call) -> None:
-    """Forget a query: it needs nothing any more."""
+    """Forget a query: retention no longer keeps anything for it."""
     file = _query_file(call, None)
     engine = call.service.engine
 
@@ -193,7 +193,7 @@ def _query_file(call: Call, group: str | None) -> str:
 
 
 class StagePart(Wire, kw_only=True):
-    """Where the bytes go in the file, and whether all of it is to be on disk afterwards."""
+    """Where the bytes go in the file, and whether to sync the file afterwards."""
 
     position: Number = 0
     sync: bool = False
@@ -226,7 +226,7 @@ _staged: Final = partial(
 
 @_staged("POST", query=StagePart, takes=(RAW,), errors=("conflict", "disk_full"))
 async def upload_stage(call: Call) -> None:
-    """Store bytes of a file of frames, at their position; the same again changes nothing. Nothing is visible yet."""
+    """Store bytes of a staged file at their position; repeating it changes nothing. Readers do not see them yet."""
     write_id, batch, file = _stage(call)
     query: StagePart = call.query
     if call.request.media not in (RAW, ""):
@@ -285,7 +285,7 @@ _COMMIT: Final[dict[str, Any]] = {"body": CommitRequest, "answers": RowsCommitte
 
 @routes.add("POST", "/v1/staged", action="publish", scope="any", **_COMMIT, errors=("message_too_large", "disk_full"))
 async def commit_staged(call: Call) -> RowsCommitted:
-    """Bring staged rows into the log, all or none, once: the same batch again changes nothing."""
+    """Commit staged rows to the log, all or none. Committing the same batch again changes nothing."""
     engine = call.service.engine
     write = msgspec.structs.replace(call.body, write_id=_write(call, call.body.write_id))
     place = (write.write_id, write.batch)

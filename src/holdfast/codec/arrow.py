@@ -64,7 +64,7 @@ def _encode_chunk(chunk: Any, now_ns: int, cap_bytes: int, max_message_bytes: in
         except pa.ArrowInvalid as error:
             raise MessageTooLarge(f"the array cannot be stored: {error}. Append it in smaller pieces") from None
     if chunk.type != pa.binary():
-        raise InvalidRequest(f"append_arrow takes binary or text values, not {chunk.type}")
+        raise InvalidRequest(f"append_arrow takes binary or text values, not {chunk.type}: cast the array first")
     if chunk.null_count:
         raise InvalidRequest(
             f"{chunk.null_count} of the values are null. Nothing was kept; replace them with values first"
@@ -74,7 +74,7 @@ def _encode_chunk(chunk: Any, now_ns: int, cap_bytes: int, max_message_bytes: in
     try:
         chunk.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise InvalidRequest(f"the array is not valid: {error}. Nothing of it was kept") from None
+        raise InvalidRequest(f"the array is not valid: {error}. Nothing of it was kept; correct it first") from None
     longest = pc.max(pc.binary_length(chunk)).as_py()
     if longest > max_message_bytes:
         raise MessageTooLarge(

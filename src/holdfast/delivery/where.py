@@ -222,9 +222,9 @@ def _compiled(pattern: str) -> Any:
     import re2  # slow to import, and rarely needed
 
     if len(pattern) > MAX_PATTERN_CHARACTERS:
-        raise InvalidRequest(f"it has {len(pattern)} characters, at most {MAX_PATTERN_CHARACTERS} are allowed")
+        raise InvalidRequest(f"it has {len(pattern)} characters, and the limit is {MAX_PATTERN_CHARACTERS}: shorten it")
     if number := re.search(r"\{[0-9]{10,}", pattern):  # RE2 takes it for literal text
-        raise InvalidRequest(f"no repetition can be as large as {_shown(number[0])}")
+        raise InvalidRequest(f"no repetition can be as large as {_shown(number[0])}: use a smaller one")
     options = re2.Options()
     options.log_errors = False
     options.never_capture = True

@@ -94,7 +94,7 @@ def check_listener(descriptor: int, path: str) -> None:
         return
     raise Unauthenticated(
         f"the process that listens at {path} belongs to another user: it runs as {user_name(uid)}, this one as "
-        f"{user_name(os.geteuid())}. Nothing was sent. See who may write to the folder, and remove the socket"
+        f"{user_name(os.geteuid())}. Nothing was sent. Check who can write to the folder, and remove the socket"
     )
 
 

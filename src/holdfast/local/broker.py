@@ -512,8 +512,8 @@ class LocalBroker:
         streams = self.engine.streams.names()
         if group not in streams and any(query.group == group for query, _ in self.engine.queries.on(topic)):
             raise InvalidRequest(
-                f"{group} is a query that reads {topic.name} from another process, and keeps its positions itself: "
-                "use its own options to start it elsewhere"
+                f"{group} is a query that reads {topic.name} from another process and stores its own positions: "
+                "use that query's options to start it elsewhere"
             )
 
 

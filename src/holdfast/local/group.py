@@ -432,7 +432,7 @@ def _target(log: Log, to: str | None, offset: int | None, time: datetime | None)
     assert offset is not None
     if not start <= offset <= end:
         raise OffsetOutOfRange(
-            f"cannot seek to {offset}: the queue keeps {start} to {end}", offset=offset, start=start, end=end
+            f"cannot seek to {offset}: choose an offset from {start} to {end}", offset=offset, start=start, end=end
         )
     return offset
 
@@ -530,4 +530,6 @@ def _explained(engine: BrokerEngine) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DiskFailed(f"the state of {engine.folder} cannot be read: {error.strerror or error}") from error
+        raise DiskFailed(
+            f"the state of {engine.folder} cannot be read: {error.strerror or error}. Check the disk, then reopen it"
+        ) from error

@@ -226,7 +226,7 @@ def parse_mark(text: str) -> Mark:
     """Parse a place from text."""
     numbers = text.split(".")
     if len(numbers) != len(Mark._fields) or not all(each.isdecimal() and len(each) < 20 for each in numbers):
-        raise InvalidRequest(f"after={text!r} cannot be used: give what the page before named as `next`")
+        raise InvalidRequest(f"after={text!r} cannot be used: give the `next` of the previous page")
     return Mark(*map(int, numbers))
 
 

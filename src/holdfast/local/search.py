@@ -121,7 +121,7 @@ def parse_place(text: str) -> SearchPlace:
 
 
 def _not_a_place() -> InvalidRequest:
-    return InvalidRequest("after cannot be used: give what the page before named as `next`")
+    return InvalidRequest("after cannot be used: give the `next` of the previous page")
 
 
 class MessageSearch:

@@ -537,7 +537,7 @@ def _incarnation(members: Members, command: Join) -> Member | None:
             if same_name is not None and same_name is not member:
                 raise InvalidRequest(
                     f"member {command.member} cannot be instance {command.instance_id}, which is {member.id}: "
-                    "give each instance an id of its own"
+                    "give each instance its own id"
                 )
             return member
     return same_name

@@ -91,7 +91,7 @@ class NewMessage(Options, kw_only=True):
 
 
 class Batch(Wire, kw_only=True):
-    """Messages to store, all or none of each partition.
+    """Messages to store, for each partition all or none.
 
     Messages that consist only of a body can be passed as `bodies` (bytes, base64 in JSON) instead, which is faster.
     """
@@ -167,10 +167,10 @@ class Delivery(Said, kw_only=True):
 
 
 class DeliveryRun(ServerValue, kw_only=True):
-    """Messages of one partition that were leased together and have nothing but their bodies, each in its place.
+    """Messages of one partition that were leased together and consist only of their bodies, in order of their offsets.
 
     The id of a message is its topic, partition and offset, joined by `-`. The `token` stands for the receipts of all
-    of them: each can be made of it, and `runs` of a settling call takes it as it is.
+    of them: each receipt can be derived from it, and `runs` in a settling call takes it unchanged.
     """
 
     topic: str
@@ -197,7 +197,7 @@ class Deliveries(ServerValue, kw_only=True):
 class Take(Wire, kw_only=True):
     """A request for messages. A `wait` of -1 waits for as long as the server allows, 0 not at all.
 
-    `attempt_id` identifies the call, so that you can repeat it if no answer arrives: while the leases of the first
+    `attempt_id` identifies the call, so that you can repeat it if no response arrives: while the leases of the first
     call last, the same id returns the same messages and receipts, and counts no further attempt.
     """
 
@@ -262,7 +262,7 @@ class Nack(Receipts, kw_only=True):
 
 
 class Reject(Receipts, kw_only=True):
-    """Messages that no retry can help, which become dead letters."""
+    """Messages that become dead letters at once, because retrying cannot help."""
 
     reason: Annotated[str, Meta(max_length=1_000_000)] | None = None
 
@@ -335,7 +335,7 @@ class Listed(Said, kw_only=True):
 
 
 class Messages(ServerValue, kw_only=True):
-    """Messages, without being taken."""
+    """Messages, shown without taking them."""
 
     messages: list[Said]
 
@@ -467,7 +467,7 @@ class DeadGroupsQuery(InGroup, kw_only=True):
 
 
 class Letter(Listed, kw_only=True):
-    """A message that died: as it was, with every error, the reason and its original place."""
+    """A dead letter: the message, every error, the reason, and its original position."""
 
     original_id: str
     original_offset: int
@@ -535,8 +535,8 @@ class DelayedQuery(Wire, kw_only=True):
 class SearchQuery(Wire, kw_only=True):
     """What to search for, in all queues that you may read: terms that must all match.
 
-    A term is an id, `key=VALUE`, a header as `NAME=VALUE`, a part of a JSON body as `$.order.id=7`, `time=2026-11-17`
-    (or `time>`, `time<`, `age<1h`), `queue=TEXT`, or a text. `where CONDITION` takes a condition as it is.
+    A term is an id, `key=VALUE`, a header as `NAME=VALUE`, a field of a JSON body as `$.order.id=7`, `time=2026-11-17`
+    (or `time>`, `time<`, `age<1h`), `queue=TEXT`, or any text. `where CONDITION` takes a condition.
     """
 
     q: Annotated[str, Meta(min_length=1, max_length=1_000)]
@@ -552,7 +552,7 @@ class FoundMessage(Listed, kw_only=True):
 
 
 class QueueSearched(ServerValue, kw_only=True):
-    """How many messages of a queue this call looked at, of how many; `whole` if it came to the end."""
+    """How many of a queue's messages this call examined; `whole` is true if it reached the end."""
 
     queue: str
     searched: int = 0

@@ -65,7 +65,7 @@ class Assigned(ServerValue, kw_only=True):
 class Join(Wire, kw_only=True):
     """A consumer that joins: which topics it reads, and settings such as {"session_ms": 10000, "start": "latest"}.
 
-    The server never commits by itself: messages in an answer that got lost must not count as handled.
+    The server never commits on its own, because messages in a response that was lost must not count as handled.
     """
 
     topics: Annotated[list[Name], Meta(min_length=1, max_length=1_000)]
@@ -94,7 +94,7 @@ class Beat(ServerValue, kw_only=True):
 class Poll(Wire, kw_only=True):
     """A request for messages. `poll` counts up from 1; the same number again returns the same messages.
 
-    What it has handled is committed first. From `paused` partitions nothing comes.
+    The offsets in `commit` are committed first. Nothing is returned from `paused` partitions.
     """
 
     poll: Annotated[int, Meta(ge=1, le=2**53)]
@@ -105,7 +105,7 @@ class Poll(Wire, kw_only=True):
 
 
 class Polled(ServerValue, kw_only=True):
-    """Messages, and the member's partitions. `refused` was not committed: those partitions are no longer its own."""
+    """Messages, and the member's partitions. Offsets of `refused` partitions, which it has lost, were not committed."""
 
     messages: list[Said]
     assignment: list[Assigned]
@@ -137,7 +137,7 @@ class MoveMember(Wire, kw_only=True):
 
 
 class OnTopic(Wire, kw_only=True):
-    """The topic, or all topics."""
+    """The topic; all topics by default."""
 
     topic: Name | None = None
 
@@ -155,7 +155,7 @@ class Groups(ServerValue, kw_only=True):
 
 
 class GroupTold(ServerValue, kw_only=True):
-    """A group: on which topics it is and how far behind, and in stream mode its members."""
+    """A group: its topics, its lag on each, and in stream mode its members."""
 
     name: str
     topics: list[GroupInfo]
@@ -210,7 +210,7 @@ class TopicsQuery(Wire, kw_only=True):
 
 
 class Topics(ServerValue, kw_only=True):
-    """The topics that you may see, by name; `more` says that there are more after the last of them."""
+    """The topics that you may see, by name; `more` is true if others follow."""
 
     topics: list[TopicInfo]
     more: bool = False
@@ -263,7 +263,7 @@ class ReadQuery(Wire, kw_only=True):
 
 
 class FramesQuery(Wire, kw_only=True):
-    """Which frames: those that hold messages from `offset` on and before `stop`, and about how many bytes of them."""
+    """Which frames: those with messages from `offset` up to, but not including, `stop`; and about how many bytes."""
 
     offset: Number
     stop: Number | None = None
@@ -360,14 +360,14 @@ class SettingsTold(ServerValue, kw_only=True):
 
 
 class StandingQuery(OnTopic, kw_only=True):
-    """The topic; or a number of topics, after that name."""
+    """One topic; or how many topics to list, and after which name."""
 
     limit: Limit = 1_000
     after: Name | None = None
 
 
 class Standings(ServerValue, kw_only=True):
-    """Topics with their partitions and groups; `delayed` counts the messages that no group has yet, by topic.
+    """Topics with their partitions and groups; `delayed` counts, by topic, the messages that are not due yet.
 
     If there are more topics, pass `next` as `after` to get the next page.
     """
@@ -381,7 +381,7 @@ class Standings(ServerValue, kw_only=True):
 
 
 class StandbyStatus(ServerValue, kw_only=True):
-    """A process that waits to take over the folder. It lags at most by this much: objects, and the oldest one's age."""
+    """A process that waits to take over the folder, and the most that it can be behind: in objects, and in time."""
 
     process: str
     number: int
@@ -493,7 +493,7 @@ class StatsQuery(Wire, kw_only=True):
 
 
 class TracesQuery(StatsQuery, kw_only=True):
-    """Which steps to find: the first that match, from the start or after a place, or the last before a place."""
+    """Which steps to find: the first that match, from the start or after a position; or the last, before a position."""
 
     group: Name | None = None
     event: Words | None = None
@@ -594,7 +594,7 @@ BEGUN: Final = "begun"
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the log. `count` is the number of messages, or other things, that were affected."""
+    """One entry of the audit log. `count` is the number of messages, or other things, that were affected."""
 
     time: datetime
     id: str
@@ -612,8 +612,8 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
 class Acts(ServerValue, kw_only=True):
     """Administrative actions, the newest first; one with the outcome "begun" is running, or a crash interrupted it.
 
-    `refused` lists calls that were not allowed, separately, so that they cannot push out what was done.
-    Only some per minute are recorded for each caller; a line with a `count` stands for that many more.
+    `refused` lists calls that were not allowed, separately, so that they cannot crowd out the others.
+    Only a limited number per minute is recorded for each caller; an entry with a `count` stands for that many more.
     """
 
     acts: list[Act]

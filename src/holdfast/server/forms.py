@@ -74,7 +74,9 @@ async def read_form(request: Request, most_bytes: int, most_ratio: int) -> tuple
     _, given = parse_options_header(request.header("content-type"))
     boundary = given.get(b"boundary")
     if not boundary:
-        raise InvalidRequest("the content-type multipart/form-data has no boundary")
+        raise InvalidRequest(
+            "the content-type multipart/form-data has no boundary: let your HTTP client set the header"
+        )
     parts = _Parts()
     try:
         parser = MultipartParser(boundary, parts.callbacks())  # type: ignore[arg-type]
@@ -93,7 +95,7 @@ async def read_form(request: Request, most_bytes: int, most_ratio: int) -> tuple
     try:
         options = msgspec.json.decode(bytes(parts.options or b"{}"), type=Options)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the form's options cannot be read: {error}") from None
+        raise InvalidRequest(f"the form's options cannot be read: {error}. Send them as a JSON object") from None
     return options, _payload(parser, parts, chunks)
 
 

@@ -188,7 +188,7 @@ class ServedMember:
         if sum(each is not None for each in (wanted.to, wanted.offset, wanted.time)) != 1:
             raise InvalidRequest("give exactly one of to, offset and time")
         if wanted.offset is not None and (wanted.topic is None or wanted.partition is None):
-            raise InvalidRequest("an offset is one of a partition: give topic and partition")
+            raise InvalidRequest("an offset belongs to one partition: give topic and partition")
         where = SeekTarget(
             topic=wanted.topic, partition=wanted.partition, offset=wanted.offset, to=wanted.to, time=wanted.time
         )
@@ -210,7 +210,9 @@ class ServedMembers:
     async def join(self, group: str, wanted: Join, owner: str) -> ServedMember:
         """Add a new member. It fences an earlier member with the same instance id."""
         for name in _NO_SETTINGS & wanted.settings.keys():
-            raise BadSettings(f"{name} is not a setting of a remote member: its client polls and commits")
+            raise BadSettings(
+                f"{name} is not a setting of a remote member, whose client polls and commits: leave it out"
+            )
         loop = asyncio.get_running_loop()
         holding: list[ServedMember] = []
 

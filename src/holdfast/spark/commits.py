@@ -189,7 +189,7 @@ _MOST_ROWS: Final = 2**32 - 1  # the log numbers them with 32 bits
 
 
 class CommitRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch to commit. `kept`: the write goes on after this batch, so that it must be remembered.
+    """A batch to commit. `kept`: the write continues after this batch, so it must be remembered.
 
     `streaming`: it belongs to a query, which repeats only its last batch.
     """
@@ -356,7 +356,7 @@ def _topic(engine: BrokerEngine, name: str, topic_id: int = 0) -> Iterator[Topic
         if topic_id not in (0, topic.id):
             raise UnknownTopic(
                 f"topic {name} was deleted and recreated while rows were on their way to it; they were for the old "
-                "one, and are not written"
+                "one, and are not written. To write them to the new one, write again"
             )
         yield topic
 

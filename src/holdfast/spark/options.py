@@ -368,7 +368,7 @@ class _Options:
             try:
                 Expression(text)
             except InvalidRequest as error:
-                raise InvalidRequest(f'option "subscribePattern" is {text!r}, which cannot be used: {error}') from None
+                raise InvalidRequest(f'option "subscribePattern" cannot be {text!r}: {error}. Correct it') from None
             return Subscription(pattern=text)
         if name == "assign":
             partitions = _json_of(text, dict[str, tuple[int, ...]])

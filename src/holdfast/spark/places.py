@@ -242,7 +242,7 @@ class TableRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TablePage(msgspec.Struct, frozen=True, kw_only=True):
-    """Pieces; or rows, each with its columns in order, and the piece to go on with if there are more."""
+    """Pieces; or rows, each with its columns in order, and the piece to continue with if there are more."""
 
     pieces: list[Piece] = []
     rows: list[Any] = []
@@ -250,7 +250,7 @@ class TablePage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowsCommitted(msgspec.Struct):
-    """Whether the rows came into the log by this call, or were there already."""
+    """Whether this call stored the rows in the log; if not, they were there already."""
 
     fresh: bool
 

@@ -372,7 +372,7 @@ def from_json(document: Mapping[str, Any]) -> Positions:
     try:
         return msgspec.convert({"topics": document.get("topics", {})}, Positions, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"the checkpoint's offsets cannot be used: {error}") from None
+        raise InvalidRequest(f"the checkpoint's offsets are invalid: {error}. Start with a new checkpoint") from None
 
 
 def lag(progress: Any) -> dict[str, float]:
@@ -485,7 +485,8 @@ class StreamPlanner:
             if reader is None:
                 raise InvalidRequest(
                     f"the checkpoint knows {topic}/{number} up to offset {position.offset}, but that partition is not "
-                    f"in {self.folder.path}: the checkpoint is of another folder, or the partition's files are gone"
+                    f"in {self.folder.path}: the checkpoint is of another folder, or the partition's files are gone. "
+                    "Correct the path, restore the files, or start with a new checkpoint"
                 )
             if topic not in start.topics:
                 continue  # it was only noted
@@ -645,9 +646,9 @@ Step: TypeAlias = Literal["batch", "initial", "latest", "end", "ranges", "sealed
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of a plan: the options as the user gave them, and positions as Spark's checkpoint has them.
+    """One step of a plan: the options as the user gave them, and positions as in Spark's checkpoint.
 
-    `until` are the positions at which a run ends, `most` is the number of messages of the next batch.
+    `until` are the positions at which a run ends; `most` is the most messages that the next batch may have.
     """
 
     step: Step
@@ -659,7 +660,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer: positions or ranges, what retention must keep for them, and what was found to be lost."""
+    """The plan: positions or ranges, what retention must keep for them, and what was found to be lost."""
 
     positions: dict[str, Any] | None = None
     ranges: list[Range] = []

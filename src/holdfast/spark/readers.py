@@ -121,7 +121,7 @@ def check_schema(schema: StructType) -> None:
             raise _no_column(field.name)
         if not any(field.dataType == wanted for wanted in column.types):
             types = " or ".join(wanted.simpleString() for wanted in column.types)
-            raise InvalidRequest(f"column {field.name!r} is {types}, not {field.dataType.simpleString()}")
+            raise InvalidRequest(f"column {field.name!r} cannot be {field.dataType.simpleString()}: read it as {types}")
 
 
 class Maker:

@@ -45,7 +45,7 @@ NEVER_NS: Final = 2**63 - 1
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """What one task reads of a table: all of it, a partition, or offsets of one. Without `stop` it reads to the end."""
+    """What one task reads: a whole table, a partition of it, or a range of offsets. Without `stop`, to the end."""
 
     topic: str = ""
     partition: int = 0

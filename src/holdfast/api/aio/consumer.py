@@ -307,7 +307,7 @@ class AsyncConsumer(Generic[Body]):
     async def close(self) -> None:
         """Commit (with auto_commit) and leave the group. A static member keeps its partitions until its session ends.
 
-        If another task than the polling one calls this, messages that the polling task still works on are not
+        If a task other than the polling one calls this, messages that the polling task is still working on are not
         committed.
         """
         await self._close(failed=False)

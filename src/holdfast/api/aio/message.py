@@ -345,7 +345,7 @@ class AsyncDeadLetters(Generic[Body]):
         dry_run: bool = False,
         to: str | None = None,
     ) -> Redriven:
-        """Put dead letters back into the queue, in their original order, each once.
+        """Redrive dead letters into the queue, in their original order, each once.
 
         Args:
             ids: Which ones, by id. Without `ids` and `where`, all of them.
@@ -528,7 +528,7 @@ class AsyncLocks:
         return await self._port.keepalive(lease_id_of(lock), None if lease is None else lease_of(lease))
 
     async def release(self, lock: LockLike) -> None:
-        """Release the lock; the next in line gets it at once.
+        """Release the lock; the next caller in line gets it at once.
 
         Args:
             lock: The lock, or its lease id.

@@ -173,7 +173,7 @@ class AsyncProducer:
             timeout: How long to wait; without a limit by default.
 
         Raises:
-            Unavailable: Not everything was stored in time; it is still on its way.
+            Unavailable: Not everything was stored in time; the rest is still being sent.
             HoldfastError: The first error of a message that has not been reported yet.
         """
         await self._drain(_seconds(timeout))

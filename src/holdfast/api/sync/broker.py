@@ -479,14 +479,14 @@ class Broker(Face):
 
         Args:
             name: The name of the workers, or the id of one.
-            order: "drain" to finish what they work on, take no more and stay idle; "resume" to take messages again;
-                "stop" to end as at SIGTERM.
+            order: "drain" to finish current messages, take no more and stay idle; "resume" to take messages again;
+                "stop" to end as after SIGTERM.
 
         Returns:
-            The ids of the workers that were told.
+            The ids of the workers that get the order.
 
         Raises:
-            NotFound: No such worker reports itself now.
+            NotFound: No such worker is reporting.
         """
         if not isinstance(name, str):
             raise InvalidRequest(f"a worker's name must be a str, not {type(name).__name__}: pass it as a str")
@@ -568,11 +568,11 @@ class Broker(Face):
                 page = broker.search("key=customer-7 age<1h", after=page.next)
 
         Args:
-            text: Terms that must all hold: an id, key=VALUE, a header as NAME=VALUE, a part of a JSON body such as
+            text: Terms that must all match: an id, key=VALUE, a header as NAME=VALUE, a field of a JSON body such as
                 $.order.id=7, time=2026-11-17 (or time>, time<, age<1h), queue=TEXT, or a text. "where CONDITION" takes
                 a condition as `messages` does.
             limit: The maximum number of messages, up to 1,000.
-            after: The `next` of the page before, to search further.
+            after: The `next` of the previous page, to search further.
 
         Returns:
             The messages that were found, and what was searched. One call looks at a limited number of messages.
@@ -638,7 +638,7 @@ class Broker(Face):
         return self._port.trace_stats(Question(topic=topic, since=since, until=until))
 
     def samples(self, topic: str | None = None, group: str | None = None, *, last: Seconds = 900) -> Samples:
-        """Return how a group, a topic or the whole folder fared lately: rates, backlog, handling times.
+        """Return the recent rates, backlog and handling times of a group, a topic or the whole folder.
 
         Only the process that owns the folder takes samples, every 5 seconds while it is open.
 

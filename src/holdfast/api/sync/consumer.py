@@ -308,7 +308,7 @@ class Consumer(Generic[Body]):
     def close(self) -> None:
         """Commit (with auto_commit) and leave the group. A static member keeps its partitions until its session ends.
 
-        If another thread than the polling one calls this, messages that the polling thread still works on are not
+        If a thread other than the polling one calls this, messages that the polling thread is still working on are not
         committed.
         """
         self._close(failed=False)

@@ -112,7 +112,7 @@ class Group(Face, Generic[Body]):
         Raises:
             Empty: No message was ready in time.
             Closed: The queue is closed.
-            TooManyWaiters: Too many calls wait for messages already.
+            TooManyWaiters: Too many calls are already waiting for messages.
         """
         usual = block is True and timeout is None and lease is None and holder is None
         if usual and renew is False and detached is False:
@@ -421,7 +421,7 @@ class Group(Face, Generic[Body]):
         return self._port.stats()
 
     def samples(self, *, last: Seconds = 900) -> Samples:
-        """Return how this group fared lately: rates, backlog, handling times.
+        """Return the recent rates, backlog and handling times of this group.
 
         Only the process that owns the folder takes samples, every 5 seconds while it is open.
 
@@ -514,7 +514,7 @@ class Queue(Group[Body], Generic[Body]):
         dedup_id: Text | None = None, correlation_id: str | None = None,
         durability: Durability | None = None, codec: CodecName | None = None,
     ) -> Stored:  # fmt: skip
-        """Store a message, and return when it is as durable as asked.
+        """Store a message, and return when it is as durable as requested.
 
         Durations are seconds or a timedelta. If it raises, nothing is stored.
 

@@ -425,7 +425,7 @@ class Archive:
             try:
                 return call()
             except StoreRefused as error:
-                raise InvalidRequest(f"{self.shown} cannot be used: {error}") from error
+                raise InvalidRequest(f"{self.shown} cannot be used: {error}. Check its URL and credentials") from error
             except StoreUnreachable as error:
                 if tries == _TRIES:
                     raise Unavailable(f"{self.shown} cannot be reached: {error}. Try again later") from error

@@ -106,7 +106,7 @@ def require_empty_store(place: StorePlace) -> None:
             taken = next((part for part in parts if next(store.keys(f"{root}{part}"), None) is not None), None)
             begun = store.read(f"{root}{_RESTORING}") is not None
         except StoreRefused as error:
-            raise InvalidRequest(f"{place.shown} cannot be used: {error}") from error
+            raise InvalidRequest(f"{place.shown} cannot be used: {error}. Check its URL and credentials") from error
         except StoreUnreachable as error:
             raise Unavailable(f"{place.shown} cannot be reached: {error}. Try again later") from error
     if taken == "backup/" or (taken is not None and not begun):

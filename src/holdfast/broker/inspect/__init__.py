@@ -10,9 +10,9 @@ from holdfast.model import Pause
 
 
 class PartitionStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of one partition. `bytes` counts `tiered_bytes`, which only the store has.
+    """The content of one partition. `bytes` includes `tiered_bytes`, which are only in the store.
 
-    `problem` says why it has stopped, while the others continue, and what to do.
+    `problem` says why this partition has stopped, while the others continue, and what to do.
     """
 
     number: int
@@ -25,7 +25,7 @@ class PartitionStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """A group's progress in one partition: `lag` messages are not handled, the oldest for `lag_seconds`."""
+    """A group's progress in one partition: `lag` messages are unhandled, the oldest of them for `lag_seconds`."""
 
     topic: str
     partition: int

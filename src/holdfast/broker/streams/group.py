@@ -204,7 +204,7 @@ class StreamGroup:
                 if topic_ids is not None and topic_ids.get(place) != topic.id:
                     raise UnknownTopic(
                         f"partition {place[1]} of {place[0]} is not the one that member {member} has read: the topic "
-                        "was deleted and created again. Nothing was committed"
+                        "was deleted and created again. Nothing was committed: close this consumer and open a new one"
                     )
                 check_offset(topic.partitions[place[1]].log, offset, place)
                 entries.append(self._entry(topic, place[1], offset))

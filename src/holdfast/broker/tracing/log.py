@@ -606,7 +606,7 @@ _ENDS: Final = frozenset({ACKED, NACKED, RETURNED, BURIED})
 
 
 class TraceStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of steps. Times are in seconds; `attempts` maps a number of attempts to the messages done after it."""
+    """Statistics of steps. Times are in seconds; `attempts` maps a number of attempts to how many messages took it."""
 
     messages: int
     steps: dict[str, int]

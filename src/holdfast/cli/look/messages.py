@@ -405,7 +405,7 @@ def show_command(
     at: QueueAt,
     message_id: Annotated[str, argument("ID", "The id of a message or a dead letter.")],
 ) -> int:
-    """Show everything about one message. Includes its state, content, history and errors.
+    """Show everything about one message. Includes its phase, content, history and errors.
 
     Examples:
         holdfast show jobs jobs-0-17
@@ -452,13 +452,15 @@ def search_command(
     folder: DataFolder,
     terms: Annotated[list[str], argument("TERM", "What to search for; all terms must match.")],
     limit: Annotated[int, option("--limit", "At most this many messages.", least=1)] = 50,
-    after: Annotated[str, option("--after PLACE", "Continue a search from the position that it printed.")] = "",
+    after: Annotated[
+        str, option("--after PLACE", "Continue an earlier search from the position that it printed.")
+    ] = "",
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Find messages in all queues, whatever their state. Takes none, and searches as the console does.
+    """Find messages in all queues, whatever their phase. Takes none of them. The console searches in the same way.
 
-    A term is an id, key=VALUE, a header as NAME=VALUE, a part of a JSON body such as $.order.id=7, a time such as
+    A term is an id, key=VALUE, a header as NAME=VALUE, a field of a JSON body such as $.order.id=7, a time such as
     time=2026-11-17, time>2026-11-17T10:30 or age<1h, queue=TEXT, or any text. A term that begins with `where ` is a
     condition as `ls --where` takes it.
 

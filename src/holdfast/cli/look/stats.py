@@ -400,7 +400,7 @@ def stats_command(
         str | None, option("--history TIME", "Show the last 15m, 6h or so, up to 7d, as charts.")
     ] = None,
 ) -> int:
-    """Count the messages of a queue by state. Also shows its oldest message and the disk space that it takes.
+    """Count the messages of a queue by phase. Also shows its oldest message and the disk space it uses.
 
     In a folder with several topics, each topic is a row, with the lag of its groups.
 

@@ -245,7 +245,7 @@ def search_command(
     last: Annotated[bool, option("--last", "The newest steps instead of the oldest.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Find steps by topic, group, event, holder, error and time. The oldest come first.
+    """Find steps by topic, group, event, holder, error and time, oldest first.
 
     Examples:
         holdfast trace search ./data --event nacked --since -1h
@@ -269,7 +269,7 @@ def ls_command(
     limit: Annotated[int, option("--limit", "At most this many messages.", least=1, most=100_000)] = 20,
     as_json: AsJson = False,
 ) -> int:
-    """List the messages that were traced most recently. The newest come last.
+    """List the messages that were traced most recently, newest last.
 
     Examples:
         holdfast trace ls ./data --topic orders

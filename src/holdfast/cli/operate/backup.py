@@ -1,4 +1,4 @@
-"""`holdfast backup` and `holdfast restore`: copies of a data folder in a store, taken while its owner works."""
+"""`holdfast backup` and `holdfast restore`: copies of a data folder in a store, taken while it is in use."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def take_command(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> int:
-    """Take a backup of a data folder, as of one moment, while its owner works. The word `take` can be left out.
+    """Back up a data folder, as of one moment, while it is in use. The word `take` can be left out.
 
     A segment is stored once, however many backups list it. An interrupted backup is not listed; the next
-    one continues where it stopped. With a key, all that is stored is encrypted.
+    one continues where it stopped. With a key, everything that is stored is encrypted.
 
     Examples:
         holdfast backup ./jobs s3://backups/jobs --keep 30
@@ -142,17 +142,18 @@ def restore_command(
     at: Annotated[
         str | None,
         option(
-            "--at TIME|NUMBER", "As of this time; or a backup's number, or one of the chain. By default the newest."
+            "--at TIME|NUMBER",
+            "A time, or the number of a backup, or of an object in the store; the newest by default.",
         ),
     ] = None,
     dry_run: DryRun = False,
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> int:
-    """Restore a data folder as it was at some time.
+    """Restore a data folder as it was at a given time.
 
-    It is restored from a backup, or from the store that it lives in. It counts as restored once it is complete and
-    checked; an interrupted restore starts over.
+    Restores from a backup, or from the store that the folder lives in. The folder can be opened once it is complete
+    and checked; an interrupted restore starts over.
 
     Examples:
         holdfast restore s3://backups/jobs ./jobs

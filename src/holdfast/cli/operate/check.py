@@ -352,7 +352,7 @@ def repair_command(
     if is_queue(folder):
         return repair_queue(folder, dry_run=dry_run, backup=backup, yes=yes, as_json=as_json, part=part)
     if part is not None:
-        raise InvalidRequest(f"{folder} is a single log: --part names a part of a queue")
+        raise InvalidRequest(f"{folder} is a single log: --part names a part of a queue; leave it out")
     with output.progress("looking", "bytes", shown=not as_json) as advance:
         plan = plan_repair(folder, progress=advance)
     if dry_run or not plan.steps:

@@ -96,7 +96,7 @@ def diagnose(world: World, folder: str, *, seconds: float, settings: LogSettings
     settings = settings or LogSettings()
     disk = world.disk
     if not disk.exists(folder):
-        raise NotALog(f"there is no folder {folder}; make it first, or name the one that will hold it")
+        raise NotALog(f"there is no folder {folder}; create it first, or name the one that will hold it")
     free = disk.free_bytes(folder)
     kind = disk.kind(folder)
     sync = None
@@ -175,8 +175,8 @@ def measure(world: World, path: str, *, seconds: float, most_bytes: int) -> Sync
 def _advice(sync: Sync) -> tuple[str, ...]:
     rate = 1e6 / max(sync.p50_us, 0.1)
     return (
-        f"durability fsync, one caller at a time: about {_rounded(rate)} puts a second, one sync each",
-        f"many callers at once share a sync: 64 waiting at a time, up to {_rounded(rate * 64)} a second if the CPU can",
+        f"durability fsync, one caller at a time: about {_rounded(rate)} puts per second, one sync each",
+        f"many callers at once share a sync: 64 at a time, up to {_rounded(rate * 64)} per second if the CPU can",
         "batches share one, too: a batch of 100 costs one sync",
         "durability os or interval does not wait for the disk, and survives kill -9 but not a power cut",
     )
@@ -340,7 +340,7 @@ def bench_command(
     """Measure how fast this machine, folder or server is.
 
     Puts, gets and acks messages one at a time and in batches, with durability os and fsync, from one thread. It uses a
-    folder or a topic of its own, which it removes afterwards; existing queues are not touched.
+    temporary folder or topic, which it removes afterwards; existing queues are not touched.
 
     Examples:
         holdfast bench

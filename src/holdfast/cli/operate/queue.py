@@ -142,7 +142,7 @@ def seek_command(
     """Move a queue's position, to replay or to skip messages.
 
     Earlier messages are skipped; later ones are delivered again. This is the only way to receive
-    finished messages again. Asks before it changes anything.
+    finished messages again. Asks for confirmation.
 
     Examples:
         holdfast seek jobs start --dry-run
@@ -160,7 +160,7 @@ def seek_command(
         if offset is not None and moves[0].after != offset:
             kept = broker.describe_topic(queue.name).partitions[moves[0].partition]
             raise OffsetOutOfRange(
-                f"cannot go to offset {offset}: {kept.start} to {kept.end} are kept",
+                f"cannot go to offset {offset}: {kept.start} to {kept.end} are kept; choose one of these",
                 offset=offset,
                 start=kept.start,
                 end=kept.end,
@@ -209,7 +209,7 @@ def pause_command(
     at: opening.QueueAt,
     reason: Annotated[str, option("--reason TEXT", "The reason, shown wherever the queue is listed.")] = "",
 ) -> int:
-    """Stop handing out messages; publishing continues. It lasts until `holdfast resume`, even across a restart.
+    """Stop handing out messages; publishing continues. Stays in effect until `holdfast resume`, even across a restart.
 
     Messages in flight can be settled as usual. Consumers wait as they do on an empty queue.
 
@@ -262,7 +262,7 @@ def _print_pause(queue: str, group: str, paused: Pause | None, *, changed: bool)
 def purge_command(at: opening.QueueAt, dry_run: opening.DryRun = False, yes: opening.Yes = False) -> int:
     """Drop every waiting message of a queue. Messages in flight stay, and so do dead letters.
 
-    Delayed messages are dropped, too, unless other groups read the topic. Asks before it changes anything.
+    Delayed messages are dropped, too, unless other groups read the topic. Asks for confirmation.
 
     Examples:
         holdfast purge jobs --dry-run
@@ -291,7 +291,7 @@ def compact_command(
     wait: opening.Wait = opening.WAIT,
     as_json: opening.AsJson = False,
 ) -> int:
-    """Free the disk space of messages that are done. Retention is ignored; these messages cannot be replayed.
+    """Free the disk space of messages that are done. Ignores the retention settings. The messages cannot be replayed.
 
     Examples:
         holdfast compact jobs
@@ -316,7 +316,7 @@ def apply_retention_command(
     wait: opening.Wait = opening.WAIT,
     as_json: opening.AsJson = False,
 ) -> int:
-    """Apply the retention settings now. Otherwise the upkeep of the queue does it every minute.
+    """Apply the retention settings now. The owner of the queue also applies them every minute.
 
     Examples:
         holdfast apply-retention ./data
@@ -420,7 +420,7 @@ def dead_redrive_command(
     dry_run: opening.DryRun = False,
     yes: opening.Yes = False,
 ) -> int:
-    """Put dead letters back into the queue. They keep their order. --to sends them to another topic.
+    """Redrive dead letters: return them to the queue. They keep their order. --to sends them to another topic.
 
     Examples:
         holdfast dead redrive jobs --dry-run
@@ -428,13 +428,13 @@ def dead_redrive_command(
         holdfast dead redrive jobs --where 'attempts > 2' --rate 50 --yes
     """
     if rate is not None and not rate > 0:
-        raise InvalidRequest(f"--rate {rate:g} cannot be used: give messages a second, above 0")
+        raise InvalidRequest(f"--rate {rate:g} cannot be used: give messages per second, above 0")
     size = _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / 10)))
     pause_s = 0.0 if rate is None else size / rate
     with at.of(ids[0] if ids else None).opened() as queue:
         with _reading(at):
             chosen = queue.dead.redrive(_given(ids), where=where, limit=limit, dry_run=True, to=to).ids
-        done = "put back" if to is None else f"put into {output.safe(to)}"
+        done = "redriven" if to is None else f"put into {output.safe(to)}"
         moving = _Moving("redrive", done, chosen, size, pause_s, as_json=at.as_json)
         return moving.run(lambda some: queue.dead.redrive(some, to=to).done, dry_run=dry_run, yes=yes)
 

@@ -169,7 +169,7 @@ def settings_file_show_command(
     ] = None,
     as_json: opening.AsJson = False,
 ) -> int:
-    """Show every setting in force, and where it comes from. A mistake in any of them is an error.
+    """Show every setting in force, and where it comes from. Any mistake in them is an error.
 
     Examples:
         holdfast config show
@@ -340,7 +340,7 @@ def add_command(
     use: Annotated[bool, option("--use", "Use this profile when no place is given.")] = False,
     as_json: opening.AsJson = False,
 ) -> int:
-    """Add or replace a profile. Only you can read the file that keeps the profiles.
+    """Add or replace a profile. Only you can read the file in which it is stored.
 
     Examples:
         holdfast profile add work https://queues.example.com --token-file token.txt --use

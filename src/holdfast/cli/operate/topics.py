@@ -175,8 +175,8 @@ def _one_group(folder: str, name: str, topic: str | None) -> GroupStanding:
         raise InvalidRequest(f"{name} is on {len(groups)} topics; choose one with --topic: {topics}")
     if not groups:
         raise InvalidRequest(
-            f"{name} is a query that reads {found[0].topic} from another process, and keeps its positions itself: use "
-            "its own options to start it elsewhere"
+            f"{name} is a query that reads {found[0].topic} from another process and stores its own positions: use "
+            "that query's options to start it elsewhere"
         )
     return groups[0]
 
@@ -239,7 +239,8 @@ def group_delete_command(
 
     A group in stream mode is deleted on all its topics.
 
-    For a query in another process, this only ends its hold on old messages; a query that is running renews it.
+    For a query in another process, this only releases the old messages that are kept for it; a running query
+    claims them again.
 
     Examples:
         holdfast group delete ./data statistics --yes
@@ -553,7 +554,9 @@ def _loss(topic: TopicStanding, behind: int, will: str) -> str:
 def topic_compact_command(
     folder: opening.DataFolder, name: TopicName, wait: opening.Wait = opening.WAIT, as_json: opening.AsJson = False
 ) -> int:
-    """Keep only the last message of each key, now. With cleanup=compact this happens over time. Offsets never change.
+    """Keep only the last message of each key, now. With cleanup=compact this also happens automatically.
+
+    Offsets never change.
 
     Examples:
         holdfast topic compact ./data prices

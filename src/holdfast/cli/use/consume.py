@@ -55,7 +55,7 @@ def tail_command(
     partition: opening.PartitionNumber = None,
     as_json: opening.AsJson = False,
 ) -> int:
-    """Print the newest messages, and follow new ones. Shows messages done or not, and takes none.
+    """Print the newest messages, and follow new ones. Includes messages that are done, and takes none.
 
     Delayed messages appear when they are due. Needs no lock, so it works while another process owns the queue.
 
@@ -158,7 +158,7 @@ def consume_command(
             showing.show(page)
         return OK
     if partition is not None:
-        raise InvalidRequest("a group reads all partitions; --partition is for reading without one")
+        raise InvalidRequest("a group reads all partitions: leave out --partition, or read without --group")
     check_name(group, "group")
     if begin is not None:
         _place(begin)  # raises for an invalid place before anything is created
@@ -306,7 +306,7 @@ def worker_command(
     ] = None,
     group: Annotated[str | None, option("--group NAME", "The group of each queue; `default` by default.")] = None,
     name: Annotated[
-        str | None, option("--name TEXT", "Its name in `holdfast workers`; by default, its host and process id.")
+        str | None, option("--name TEXT", "Its name in `holdfast workers`; by default, the host and the process id.")
     ] = None,
     body_type: Annotated[
         BodyKind | None,
@@ -409,7 +409,8 @@ def _module(name: str) -> Any:
 def _not_imported(name: str, error: Exception) -> InvalidRequest:
     last = traceback.extract_tb(error.__traceback__)[-1]
     return InvalidRequest(
-        f"{name} cannot be imported: {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+        f"{name} cannot be imported: {type(error).__name__}: {error} ({last.filename}, line {last.lineno}). Correct "
+        "the module, then start the worker again"
     )
 
 

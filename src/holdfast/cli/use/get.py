@@ -356,7 +356,7 @@ def reject_command(
     receipts: Receipts = None,
     reason: Annotated[str, option("--reason TEXT", "The reason.")] = "",
 ) -> int:
-    """Send messages straight to the dead letters. For messages that no retry can help.
+    """Send messages straight to the dead letters. Use it if retrying cannot help.
 
     Examples:
         holdfast reject jobs jobs-0-17@1 --reason 'not valid JSON'
@@ -443,7 +443,7 @@ def _settled(at: QueueAt, receipts: list[str] | None, verb: str, settle: Callabl
 def _exported() -> str:
     receipt = os.environ.get(RECEIPT, "")
     if not receipt:
-        raise InvalidRequest(f"no receipt: give it after the folder, or set ${RECEIPT} with `holdfast get --export`")
+        raise InvalidRequest(f"no receipt: give it after the place, or set ${RECEIPT} with `holdfast get --export`")
     return receipt
 
 

@@ -39,7 +39,7 @@ def acquire_command(
     folder: DataFolder,
     name: LockName,
     owner: Annotated[str | None, option("--owner NAME", "Who holds it; this shell by default.")] = None,
-    lease: Annotated[str, option("--lease TIME", "How long it is yours.")] = "30s",
+    lease: Annotated[str, option("--lease TIME", "How long to hold it.")] = "30s",
     timeout: Annotated[str, option("--timeout TIME", "How long to wait for the lock.")] = "0",
     if_not_exists: Annotated[
         bool, option("--if-not-exists", "Fail if there is a lock or a document with that name.")
@@ -48,7 +48,7 @@ def acquire_command(
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Acquire a lock for some time. Exit code: 3 if somebody else has it.
+    """Acquire a lock for a limited time. Exit code: 3 if somebody else holds it.
 
     Examples:
         holdfast lock acquire ./data nightly --lease 5m
@@ -120,7 +120,7 @@ def release_command(
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Release a lock, or take it from its holder by name. Exit code: 3 if nobody has it.
+    """Release a lock that you hold, or, with --force, anybody's. Exit code: 3 if nobody holds it.
 
     Examples:
         holdfast lock release ./data "$HOLDFAST_LEASE_ID"
@@ -133,7 +133,7 @@ def release_command(
         if force is None:
             broker.locks.release(given)
         elif not broker.locks.force_release(given):
-            output.note(f"nobody has {output.safe(given)}")
+            output.note(f"nobody holds {output.safe(given)}")
             return output.NOTHING_THERE
     if as_json:
         output.print_json({"released": given})
@@ -204,7 +204,7 @@ def _infos(folder: str, name: str | None = None) -> list[holdfast.LockInfo]:
 def _lease_id(given: str | None) -> str:
     lease_id = given or os.environ.get(LEASE_ID, "")
     if not lease_id:
-        raise InvalidRequest(f"no lease: give it after the folder, or set ${LEASE_ID} with `lock acquire --export`")
+        raise InvalidRequest(f"no lease: give it after the place, or set ${LEASE_ID} with `lock acquire --export`")
     return lease_id
 
 

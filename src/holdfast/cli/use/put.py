@@ -176,7 +176,7 @@ def _body(line: Line) -> bytes | None:
         try:
             return b64decode(line.body_base64, validate=True)
         except (binascii.Error, ValueError) as error:
-            raise InvalidRequest(f"body_base64 cannot be read: {error}") from None
+            raise InvalidRequest(f"body_base64 cannot be read: {error}. Give valid base64") from None
     return bytes(line.json)  # type: ignore[arg-type]
 
 
@@ -217,9 +217,10 @@ def put_command(
     ] = None,
     correlation_id: Annotated[str | None, option("--correlation-id", "An id that related messages share.")] = None,
     durability: Annotated[
-        Durability | None, option("--durability", "Which failures it must survive; see `holdfast help durability`.")
+        Durability | None,
+        option("--durability", "Which failures the messages survive; see `holdfast help durability`."),
     ] = None,
-    codec: Annotated[CodecName | None, option("--codec", "How to compress it.")] = None,
+    codec: Annotated[CodecName | None, option("--codec", "How to compress the messages.")] = None,
     no_create: Annotated[bool, option("--no-create", "Fail if there is no such queue.")] = False,
     topic: opening.Topic = None,
     quiet: Annotated[bool, option("--quiet", "Do not print the ids.")] = False,
@@ -263,7 +264,7 @@ def _check_put(bodies: list[str], files: list[str], dedup_id: str | None, *, lin
     if lines and jsonl:
         raise InvalidRequest("--lines and --jsonl both say what a line is; give one of them")
     if not bodies and not files and sys.stdin.isatty():
-        raise InvalidRequest("there is no body; write it after the folder, use --file, or send it to stdin")
+        raise InvalidRequest("there is no body; write it after the place, use --file, or send it to stdin")
     if dedup_id is not None and (len(bodies) + len(files) > 1 or lines or jsonl):
         raise InvalidRequest("--dedup-id is for one message; give each line its own with --jsonl")
 
@@ -380,10 +381,10 @@ def produce_command(
         str | None, option("--key-separator TEXT", r"Split each line here: the key, then the body.")
     ] = None,
     shared: SharedOptions = _NO_OPTIONS,
-    partition: opening.PartitionNumber = None,
+    partition: Annotated[int | None, option("--partition N", "Publish to this partition.", least=0)] = None,
     acks: Annotated[
         Literal["none", "leader", "all"] | None,
-        option("--acks", "Wait for nothing (none), until it survives kill -9 (leader) or a power cut (all)."),
+        option("--acks", "Do not wait (none), or wait until messages survive kill -9 (leader) or a power cut (all)."),
     ] = None,
     linger: Annotated[str | None, option("--linger TIME", "How long to wait for a batch to fill.")] = None,
     batch_messages: Annotated[int | None, option("--batch-messages", "The most messages in a batch.", least=1)] = None,
@@ -399,7 +400,7 @@ def produce_command(
     wait: opening.Wait = opening.WAIT,
     as_json: opening.AsJson = False,
 ) -> int:
-    """Publish messages to a topic, in batches. Prints how many there were, and how fast.
+    """Publish messages to a topic, in batches. Prints how many there were, and how fast they were stored.
 
     Messages are the lines of stdin or of files, or those given with -m. With --name and --resume you can repeat the
     same call after a crash, and each message is stored once.
@@ -587,7 +588,7 @@ class _Producing:
 
         again = f"; {self.known:,} of them were already there" if self.known else ""
         text = f"{count_of(self.sent, 'message')} ({size(self.bytes)}) to {safe(self._topic)}"
-        speed = f" in {time_text(round(self._seconds * 1e9))}, {rate:,.0f} a second" if self.sent > 1 else ""
+        speed = f" in {time_text(round(self._seconds * 1e9))}, {rate:,.0f} per second" if self.sent > 1 else ""
         say(f"{text}{speed} (acks {acks}){again}")
         for number, (count, first, last) in sorted(self._spans.items()) if len(self._spans) > 1 else ():
             stdout().print(f"  partition {number}: {count_of(count, 'message')} (offsets {first} to {last})")

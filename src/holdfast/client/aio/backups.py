@@ -61,7 +61,7 @@ async def restore(
     source: Place, destination: Place, *, at: Moment = None, dry_run: bool = False, key_file: Place | None = None,
     progress: Progress | None = None,
 ) -> Restored:  # fmt: skip
-    """Async version of `holdfast.restore`: from a backup, or from the store a folder lives in, as of some time.
+    """Async version of `holdfast.restore`: from a backup, or from the store a folder lives in, as of a given time.
 
     Returns:
         What was restored, or would be.

@@ -165,13 +165,13 @@ def probe(store: Store, root: str, label: str) -> None:
     first, other = f"{folder}first", b"another content"
     content = label.encode()
     if not store.create(first, content):
-        raise StoreRefused(f"{store.name} says that an object exists which nobody has made ({first})")
+        raise StoreRefused(f"{store.name} says that an object exists that nobody has created ({first})")
     if store.create(first, other):
         raise StoreRefused(_ignores(store, "it stored a second object under the same key"))
     if store.read(first) != content:
         raise StoreRefused(_ignores(store, "it returned other bytes than were stored first"))
     if first not in store.keys(folder):
-        raise StoreRefused(f"{store.name} does not list an object that was just made: it cannot hold a queue")
+        raise StoreRefused(f"{store.name} does not list an object that was just created: it cannot hold a queue")
     _race(store, [f"{folder}race-{race:02}" for race in range(_RACES)])
     for key in store.keys(folder):
         store.remove(key)

@@ -115,7 +115,7 @@ def metrics_routes(render: Callable[[str], tuple[bytes, str]], *, asks: bool) ->
 
     @found.add("GET", "/metrics", action="read" if asks else "open", query=MetricsQuery, gives=("text/plain",))
     async def metrics(call: Call) -> Response:
-        """Return all counts and timings, for Prometheus."""
+        """Return all metrics in Prometheus format."""
         body, media = await asyncio.to_thread(render, call.request.header("accept"))
         return Response(200, body, media, headers=[("cache-control", "no-store")])
 
@@ -179,7 +179,7 @@ async def sync(call: Call) -> None:
 
 @routes.add("GET", "/v1/admin/waiters", action="read", query=LimitQuery)
 async def waiters(call: Call) -> WaitersTold:
-    """List who is waiting for messages, by topic and group, the longest lines first."""
+    """List who is waiting for messages, by topic and group, those with the most waiters first."""
     query: LimitQuery = call.query
     waits = call.service.waits
     busy = sorted(waiters_by_group(call), key=lambda line: -line.waiters)
@@ -212,7 +212,7 @@ workers_routes = Routes("workers")
     "POST", "/v1/queues/{queue}/workers", action="consume", query=InGroup, body=WorkerReport, errors=("unknown_group",)
 )
 async def report_worker(call: Call) -> WorkerOrder:
-    """Report what a worker of the queue is doing; the answer says whether to drain, stop or resume."""
+    """Report what a worker of the queue is doing; the response says whether to drain, stop or resume."""
     group = await existing_group(call)
     workers = call.service.engine.workers
     return WorkerOrder(order=workers.report(caller_of(call.principal), group.topic, group.group, call.body))
@@ -220,7 +220,7 @@ async def report_worker(call: Call) -> WorkerOrder:
 
 @workers_routes.add("GET", "/v1/workers", action="read", scope="any")
 async def workers(call: Call) -> WorkersTold:
-    """The workers that have reported within the last hour, for the queues that you may see."""
+    """List the workers that have reported within the last hour, for the queues that you may see."""
     return WorkersTold(workers=workers_shown(call))
 
 
@@ -492,7 +492,7 @@ sample_routes = Routes("samples")
 
 @sample_routes.add("GET", "/v1/samples", action="read", query=SamplesQuery)
 async def total_samples(call: Call) -> Samples:
-    """Rates, backlog and handling times of all topics together, over time."""
+    """Return rates, backlog and handling times of all topics together, over time."""
     query: SamplesQuery = call.query
     return await asyncio.to_thread(samples_in, call.service.engine, None, None, round(query.last * 1000))
 
@@ -501,7 +501,7 @@ async def total_samples(call: Call) -> Samples:
     "GET", "/v1/queues/{queue}/samples", action="read", query=GroupSamplesQuery, errors=("unknown_group",)
 )
 async def samples_of_group(call: Call) -> Samples:
-    """Rates, backlog and handling times of one group of a topic, over time."""
+    """Return rates, backlog and handling times of one group of a topic, over time."""
     query: GroupSamplesQuery = call.query
     return await asyncio.to_thread(group_samples, call, call.path["queue"], query.group, query.last)
 

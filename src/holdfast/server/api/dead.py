@@ -183,7 +183,7 @@ async def show_dead(call: Call) -> Letter:
     errors=("message_too_large", "queue_full", "disk_full"),
 )
 async def redrive(call: Call) -> RedriveTold | StreamResponse:
-    """Put dead letters back into the queue, each once. With `Accept: application/x-ndjson`, reports its progress.
+    """Redrive dead letters into the queue, each once. With `Accept: application/x-ndjson`, reports its progress.
 
     With `to` they become new messages of that topic, to which the caller must be allowed to publish.
     """

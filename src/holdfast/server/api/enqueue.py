@@ -422,7 +422,7 @@ BATCH_FACTS: Final[dict[str, Any]] = {
     "POST", "/v1/queues/{queue}/batch", action="publish", **BATCH_FACTS, errors=("message_too_large", "disk_full")
 )
 async def enqueue_batch(call: Call) -> Response:
-    """Store many messages, all or none of each partition. As JSON, MessagePack, or one JSON object per line."""
+    """Store many messages, for each partition all or none: as JSON, MessagePack, or one JSON object per line."""
     return await stored_batch(call, await publish(call, call.path["queue"], await drafts(call), call.query))
 
 
@@ -608,7 +608,7 @@ def _prepare_append(service: Service, head: KnownHead) -> Prepared | None:
     errors=("message_too_large", "out_of_sequence", "fenced", "queue_full", "disk_full"),
 )
 async def append(call: Call) -> Written:
-    """Store a producer's batch in a partition, all of it or nothing. Sent again, it gets the same answer."""
+    """Store a producer's batch in a partition, all of it or nothing. A repeated call gets the same response."""
     query: AppendQuery = call.query
     began_ns = call.service.world.clock.monotonic_ns()
     producer = Producer(_number(query.producer), query.epoch, query.sequence)

@@ -41,7 +41,7 @@ _ETAG: Final = re.compile(r'"([0-9]{1,16})"')
     errors=("lock_held", "conflict", "too_many_waiters"),
 )
 async def acquire(call: Call) -> Response:
-    """Acquire a lock for some time, waiting in line if asked to; 409 if it is not free by then."""
+    """Acquire a lock for a limited time, waiting for it if asked to; 409 if it is not free in time."""
     lock = await _acquired(call, call.body)
     return call.answer(lock, undelivered=partial(_given_back, call, lock))
 
@@ -87,7 +87,7 @@ async def keepalive(call: Call) -> Lock:
 
 @routes.add("POST", "/v1/locks/{name}/release", action="lock", body=ReleaseLock, status=204, errors=("lease_lost",))
 async def release(call: Call) -> None:
-    """Release a lock; the next in line gets it at once."""
+    """Release a lock; the next caller in line gets it at once."""
     given: ReleaseLock = call.body
     await call.service.locks.release(_lease(call, given.lease_id))
 

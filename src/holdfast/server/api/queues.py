@@ -136,7 +136,7 @@ async def dequeue(call: Call) -> Response | StreamResponse:
     prepare=partial(prepare_take, state=True),
 )
 async def dequeue_with_state(call: Call) -> Response | StreamResponse:
-    """The same, with the state document of each message."""
+    """Like `dequeue`, with the state document of each message."""
     return await take(call, state=True)
 
 
@@ -208,7 +208,7 @@ async def nack(call: Call) -> Settled:
 
 @routes.add("POST", "/v1/queues/{queue}/reject", action="consume", body=Reject, errors=("lease_lost",))
 async def reject(call: Call) -> Settled:
-    """Make dead letters of messages that no retry can help."""
+    """Make messages dead letters at once, because retrying cannot help."""
     given: Reject = call.body
     return await _settled(
         call, lambda settings: MessageOutcome("reject", why=error_text(given.reason, settings.max_error_chars))

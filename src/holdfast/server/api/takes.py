@@ -359,7 +359,7 @@ _subscription = partial(
 
 @_subscription("/v1/queues/{queue}/subscribe")
 async def subscribe(call: Call) -> StreamResponse:
-    """Stream messages as they arrive, one JSON object per line; `{}` now and then shows that the stream is alive.
+    """Stream messages as they arrive, one JSON object per line; a periodic `{}` shows that the stream is alive.
 
     Never more than `prefetch` messages are out and unsettled: ack, nack or reject one, and the next one comes.
     """
@@ -368,7 +368,7 @@ async def subscribe(call: Call) -> StreamResponse:
 
 @_subscription("/v1/queues/{queue}/subscribeWithState")
 async def subscribe_with_state(call: Call) -> StreamResponse:
-    """The same, with the state document of each message."""
+    """Like `subscribe`, with the state document of each message."""
     return await _subscribed(call, state=True)
 
 
@@ -376,7 +376,7 @@ async def subscribe_with_state(call: Call) -> StreamResponse:
     "GET", "/v1/queues/{queue}/watch", action="read", query=WatchQuery, gives=(EVENTS,), errors=("too_many_waiters",)
 )
 async def watch(call: Call) -> StreamResponse:
-    """Stream server-sent events about new messages without taking them: `message`, and `stats` now and then."""
+    """Stream server-sent events about new messages without taking them: `message`, and periodically `stats`."""
     query: WatchQuery = call.query
     group = await existing_group(call)
     call.service.waits.check(call.principal)

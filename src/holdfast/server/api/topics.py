@@ -201,7 +201,7 @@ async def create_group(call: Call) -> GroupSettings:
     errors=("message_too_large", "queue_full", "disk_full"),
 )
 async def publish_messages(call: Call) -> Response:
-    """Store messages, all or none of each partition. As JSON, MessagePack, or one JSON object per line."""
+    """Store messages, for each partition all or none: as JSON, MessagePack, or one JSON object per line."""
     return await stored_batch(call, await publish(call, call.path["topic"], await drafts(call), call.query))
 
 
@@ -214,7 +214,7 @@ async def publish_messages(call: Call) -> Response:
     errors=("offset_out_of_range", "damaged_range", "too_many_waiters"),
 )
 async def read_messages(call: Call) -> Response:
-    """Read messages of a partition from an offset on, no matter who holds them; `wait` waits for new ones.
+    """Read messages of a partition from an offset on, whoever holds them; `wait` waits for new ones.
 
     Where the next ones are damaged, the error `damaged_range` says where to read on; `on_damage=skip` leaves them out.
     """
@@ -249,7 +249,7 @@ _FRAMES: Final[dict[str, Any]] = {"query": FramesQuery, "gives": (RAW,), "plain"
     errors=("offset_out_of_range", "damaged_range"),
 )
 async def read_frames(call: Call) -> StreamResponse:
-    """Messages of a partition as they are stored, frame after frame: see the format of the log. Empty at its end.
+    """Return the messages of a partition as they are stored, frame by frame; empty at the end of the log.
 
     The first frame may begin before the offset, and the last may end behind `stop`.
     """

@@ -78,7 +78,10 @@ class Unpacker:
             )
 
     def _broken(self, why: str) -> InvalidRequest:
-        return InvalidRequest(f"the body is not {self._name} as its content-encoding says: {why}. Nothing was done")
+        return InvalidRequest(
+            f"the body is not {self._name} as its content-encoding says: {why}. Nothing was done; send it in that "
+            "encoding, or without the header"
+        )
 
 
 def unpacker(encoding: str, most_bytes: int, most_ratio: int) -> Unpacker | None:

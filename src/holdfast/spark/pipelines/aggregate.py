@@ -267,7 +267,7 @@ def _time(context: Context, rows: DataFrame) -> str:
     """The name of the time column, quoted for Spark. Raises BadSettings if there is no such column."""
     time: str = context.options.time or ("_timestamp" if "_timestamp" in rows.columns else "timestamp")
     if time not in rows.columns:
-        raise BadSettings(f"{context.name}: time is {time!r}, but its source has only {', '.join(rows.columns)}")
+        raise BadSettings(f"{context.name}: time is {time!r}: choose a column of its source, {', '.join(rows.columns)}")
     kind = dict(rows.dtypes)[time]
     if kind != "timestamp":
         raise BadSettings(f"{context.name}: time is {time!r}, which is {kind}: name a column of the type timestamp")
@@ -277,7 +277,9 @@ def _time(context: Context, rows: DataFrame) -> str:
 def _check_by(context: Context, rows: DataFrame) -> None:
     for name in context.options.by:
         if name not in rows.columns:
-            raise BadSettings(f"{context.name}: by names {name!r}, but its source has only {', '.join(rows.columns)}")
+            raise BadSettings(
+                f"{context.name}: by names {name!r}: choose columns of its source, {', '.join(rows.columns)}"
+            )
 
 
 def _plan(context: Context) -> Plan:

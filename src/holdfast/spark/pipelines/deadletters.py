@@ -136,7 +136,7 @@ class DeadLettersOptions(PipelineOptions, frozen=True, kw_only=True):
         if self.redrive_limit is not None and self.redrive_limit < 1:
             raise BadSettings(f"redrive_limit is {self.redrive_limit}: give a number of 1 or more")
         if self.redrive_rate is not None and not 0 < self.redrive_rate < float("inf"):
-            raise BadSettings(f"redrive_rate is {self.redrive_rate:g}: give messages a second, above 0")
+            raise BadSettings(f"redrive_rate is {self.redrive_rate:g}: give messages per second, above 0")
 
 
 class ChosenLetters(msgspec.Struct, frozen=True, kw_only=True):
@@ -378,6 +378,6 @@ _TEMPLATE: Final = """\
     # Redrive those that match a condition; `holdfast pipeline plan` lists them. Runs only while nobody has the folder.
     # redrive: "error LIKE '%Timeout%'"
     # redrive_limit: 1000
-    # redrive_rate: 50                      # messages a second
+    # redrive_rate: 50                      # messages per second
 """
 KIND: Final = PipelineKind(DeadLettersOptions, plan, run, _TEMPLATE, follows=False)

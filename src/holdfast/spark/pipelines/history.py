@@ -119,7 +119,7 @@ def _overview(standings: Sequence[PipelineStatus]) -> ReportSection:
 def _last_run(each: PipelineStatus) -> str:
     if each.ok is None:
         return "never"
-    return "ok" if each.ok else "found faults" if each.error is None else "failed"
+    return "ok" if each.ok else "found problems" if each.error is None else "failed"
 
 
 def _section(each: PipelineStatus, runs: Sequence[NotedRun]) -> ReportSection:
@@ -146,7 +146,7 @@ def _section(each: PipelineStatus, runs: Sequence[NotedRun]) -> ReportSection:
         (
             _moment(run), round(run.seconds, 3), run.batches, run.rows_in, run.rows_out,
             run.expectations.get("late", 0), run.dropped, run.quarantined, run.lag,
-            run.error or ("ok" if run.ok else "found faults"),
+            run.error or ("ok" if run.ok else "found problems"),
         )
         for run in reversed(runs[-_LISTED:])
     ]  # fmt: skip

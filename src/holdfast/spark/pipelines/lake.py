@@ -104,7 +104,7 @@ def files_with(disk: LakeDisk, table: str, after: int, through: int) -> list[str
     names = live_files(delta_table(table), after, through)
     for gone in [name for name in names if not disk.exists(f"{table}/{name}")]:
         raise CorruptData(
-            f"{table}/{gone} is missing, and the table needs it: put the file back, or start "
+            f"{table}/{gone} is missing, and the table needs it: restore it from a copy, or start "
             f"{posixpath.basename(table)} over with --full-refresh"
         )
     return names
@@ -276,7 +276,7 @@ def _put_in_place(context: Context, ledger: Ledger, batch: LedgerBatch) -> None:
         elif not disk.exists(place):
             raise CorruptData(
                 f"{place} should have rows of batch {batch.batch} of {context.name}, but is neither there nor in "
-                f"{context.staging}: put the file back, or start over with --full-refresh"
+                f"{context.staging}: restore it from a copy, or start over with --full-refresh"
             )
         folders.add(posixpath.dirname(place))
     for folder in folders:

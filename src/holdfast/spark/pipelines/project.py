@@ -226,7 +226,7 @@ def _from_python(path: str) -> Project:
     pipelines: dict[str, Spec] = {}
     for each in made:
         if (each.project.folder, each.project.lake) != (first.folder, first.lake):
-            raise BadSettings(f"{path}: all pipelines of a file have the same folder and the same lake")
+            raise BadSettings(f"{path}: all pipelines of a file must have the same folder and the same lake")
         for name, spec in each.project.pipelines.items():
             if pipelines.setdefault(name, spec) != spec:
                 raise BadSettings(
@@ -241,7 +241,7 @@ def _from_python(path: str) -> Project:
 def _executed(path: str, where: str) -> ModuleType:
     spec = spec_from_file_location("holdfast_user_pipelines", path)
     if spec is None or spec.loader is None:
-        raise BadSettings(f"{where}: {path} is not a Python file")
+        raise BadSettings(f"{where}: {path} is not a Python file: name one that ends in .py")
     module = module_from_spec(spec)
     modules[module.__name__] = module  # dataclasses look for it there
     try:
@@ -249,7 +249,7 @@ def _executed(path: str, where: str) -> ModuleType:
     except HoldfastError:
         raise
     except FileNotFoundError:
-        raise BadSettings(f"{where}: there is no file {path}") from None
+        raise BadSettings(f"{where}: there is no file {path}: create it, or correct the name") from None
     except Exception as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
         line = f", line {lines[-1]}" if lines else ""

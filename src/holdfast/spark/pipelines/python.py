@@ -62,8 +62,8 @@ class PythonOptions(StepOptions, frozen=True, kw_only=True):
             raise BadSettings("rows of plain Parquet files cannot change: leave out format, or upsert_by")
         if self.output_mode == "update" and not (self.sources and self.keys):
             raise BadSettings(
-                "with output_mode: update a stream tells a row again when it has changed: it needs sources, and the "
-                "key of the row as upsert_by"
+                "with output_mode: update, a stream sends a row again when it changes: give it sources, and the key "
+                "of the row as upsert_by"
             )
 
     @property
@@ -144,7 +144,9 @@ def _check(context: Context) -> None:
     for name in context.options.tables:
         kind = context.project.spec(name).kind
         if kind not in (*ADDED_TO, "aggregate", "compact"):
-            raise BadSettings(f"{context.name}: {name}, one of its tables, is of the kind {kind}, which has no table")
+            raise BadSettings(
+                f"{context.name}: {name}, one of its tables, is of the kind {kind}, which has no table: leave it out"
+            )
 
 
 def _run_streams(context: Context) -> Summary:
@@ -222,7 +224,7 @@ def _called(context: Context, *rows: DataFrame) -> DataFrame:
         )
     for name, kind in found.dtypes:
         if name.lower() in (BATCH, *OURS):
-            raise BadSettings(f"{context.name}: a column cannot be named {name!r}: the table has one of its own")
+            raise BadSettings(f"{context.name}: a column cannot be named {name!r}, as the table has its own: rename it")
         if name.lower() == DATE and kind != "date":
             raise BadSettings(f"{context.name}: the column {name!r} is {kind}: it is the day, and must be a date")
     return found

@@ -215,7 +215,7 @@ def _inferred(context: Context, rows: DataFrame) -> StructType:
 def _check_names(context: Context, schema: StructType) -> None:
     for name in schema.names:
         if name.startswith("_") or name.lower() == DATE:
-            raise BadSettings(f"{context.name}: a column cannot be named {name!r}: the table has one of its own")
+            raise BadSettings(f"{context.name}: a column cannot be named {name!r}, as the table has its own: rename it")
     for key in context.options.keys:
         if key not in schema.names:
             raise BadSettings(f"{context.name}: its key {key!r} is not one of its columns: {', '.join(schema.names)}")

@@ -76,7 +76,7 @@ class ReplayOptions(PipelineOptions, frozen=True, kw_only=True):
         if self.id is not None:
             check_name(self.id, "replay id")
         if self.rate is not None and not 0 < self.rate < float("inf"):
-            raise BadSettings(f"rate is {self.rate:g}: give messages a second, above 0")
+            raise BadSettings(f"rate is {self.rate:g}: give messages per second, above 0")
         if self.batch_rows < 1:
             raise BadSettings(f"batch_rows is {self.batch_rows}: give a number of 1 or more")
 
@@ -151,7 +151,7 @@ def _all_places(name: str, given: Offsets, places: list[tuple[str, int]], other:
     for topic, offsets in given.items():
         for partition in offsets:
             if (topic, partition) not in places:
-                raise InvalidRequest(f"{name} names {topic}/{partition}, which is not among what is read")
+                raise InvalidRequest(f"{name} names {topic}/{partition}, which is not read here: leave it out")
     return json.dumps(wanted)
 
 
@@ -236,7 +236,7 @@ def plan(context: Context) -> Plan:
     rows = sum(row["count"] for row in counted)
     notes = [f"such as {_example(row)}" for row in messages.orderBy("timestamp").limit(_EXAMPLES).collect()]
     if options.rate is not None and rows:
-        notes.append(f"takes about {rows / options.rate:.0f} s at {options.rate:g} messages a second")
+        notes.append(f"takes about {rows / options.rate:.0f} s at {options.rate:g} messages per second")
     return context.plan(reads, writes=to, notes=notes)
 
 
@@ -362,7 +362,7 @@ _TEMPLATE: Final = """\
     # key: customer-7
     # starting_offsets: {orders: {0: 100}}
     # where: "get_json_object(decode(value, 'UTF-8'), '$.country') = 'SE'"
-    rate: 500                               # messages a second
+    rate: 500                               # messages per second
     # id: after-the-incident                # with another id, the same slice is sent again
 """
 KIND: Final = PipelineKind(ReplayOptions, plan, run, _TEMPLATE, follows=False)

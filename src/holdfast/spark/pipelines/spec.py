@@ -153,7 +153,9 @@ def check_project(project: Project) -> Project:
                 )
     for spec in project.pipelines.values():
         if spec.name in _read_by(project, spec):
-            raise BadSettings(f"{project.where}: {spec.name} reads, by way of its source, from itself")
+            raise BadSettings(
+                f"{project.where}: {spec.name} reads from itself through its source: give it another source"
+            )
     return project
 
 

@@ -197,8 +197,8 @@ def _check_checkpoint(context: Context) -> None:
     written = ledger_of(context).last()
     if written is not None and not context.disk.exists(join(context.checkpoint, f"{SPARK}/offsets")):
         raise InvalidRequest(
-            f"{context.name}: {context.checkpoint}/{SPARK} is gone, and with it how far its sources were read: put it "
-            "back, or read everything again with --full-refresh"
+            f"{context.name}: {context.checkpoint}/{SPARK} is gone, and with it how far its sources were read: "
+            "restore it from a copy, or read everything again with --full-refresh"
         )
     if _last_committed(context) > (-1 if written is None else written.batch):
         raise InvalidRequest(

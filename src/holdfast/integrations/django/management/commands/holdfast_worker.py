@@ -43,7 +43,7 @@ class Command(BaseCommand):
         backend = self._backend(options["backend"])
         names = options["queue"] or sorted(backend.queues)
         if unknown := sorted(set(names) - backend.queues if backend.queues else ()):
-            raise CommandError(f"there is no queue {unknown[0]!r} in QUEUES of TASKS[{backend.alias!r}]")
+            raise CommandError(f"there is no queue {unknown[0]!r} in QUEUES of TASKS[{backend.alias!r}]: add it there")
         if not names:
             raise CommandError("QUEUES is empty, so any queue is allowed: name those to work on with --queue")
         process = real_world().ids.process_note()
