@@ -325,9 +325,10 @@ class Group:
         if offset > self.floor:
             self.done.add(offset)
             return
-        self.floor = max(self.floor, offset + 1)
-        if self.done or self.cursor < self.floor:
-            self._raise_floor()
+        if offset == self.floor:
+            self.floor = offset + 1
+            if self.done or self.cursor <= offset:
+                self._raise_floor()
 
     # A move leaves one phase and enters another. What each phase needs is said once, whichever event causes the move.
 
@@ -355,6 +356,8 @@ class Group:
         if stop - start == 1:
             return True
         if phase is Phase.READY:
+            if start >= self.cursor and not self.ahead:
+                return True  # all exceptions from the cursor on are in `ahead`
             span = range(start, stop)
             return not self.done.range_cardinality(start, stop) and all(
                 _is_apart(table, span) for table in (self.leases, self.waiting, self.burials)
