@@ -118,7 +118,7 @@ class Lanes:
         self._discard(self.levels, offset)
 
     def _discard(self, bitmaps: list[BitMap64], offset: int) -> None:
-        for bitmap in bitmaps:
+        for bitmap in reversed(bitmaps):  # the most urgent ones are mostly the first to go
             if bitmap and offset in bitmap:
                 bitmap.discard(offset)
                 if not bitmap:
@@ -280,6 +280,17 @@ class Group:
                 if offset >= self.cursor:
                     self.ahead.add(offset)
         self.lanes.scanned = max(self.lanes.scanned, first + len(levels))
+
+    def arrive_one(self, offset: int, level: int) -> None:
+        """The fused form of `arrive` for one message with a priority that was just written: it is ready."""
+        lanes = self.lanes
+        lanes.used = lanes.filled = True
+        lanes.levels[level].add(offset)
+        lanes.ready[level].add(offset)
+        if offset >= self.cursor:
+            self.ahead.add(offset)
+        if offset >= lanes.scanned:
+            lanes.scanned = offset + 1
 
     def forget_ended(self, wall_ms: int, mono_ms: int) -> None:
         """Drop deadlines and timers that have passed, as far as what they were for has happened."""
