@@ -13,7 +13,6 @@ import msgspec
 from holdfast.api.arguments import MessageOutcome, ReceiveRequest
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import Stored, StreamRequest
-from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Listed, Redriven, Where
 from holdfast.broker.choose import give_way  # noqa: F401  threads do
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.leases import Delivered, Pending
@@ -38,6 +37,7 @@ from holdfast.local.publisher import SpooledUpload
 from holdfast.model import CodecName, Durability, Retained
 
 if TYPE_CHECKING:
+    from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Listed, Redriven, Where
     from holdfast.local import listing
 else:  # of no use to those who only put and take
     listing = module("holdfast.local.listing")
