@@ -95,6 +95,9 @@ COMMANDS: Final[dict[str, dict[str, Entry]]] = {
     },
 }
 ENTRIES: Final = {name: entry for group in COMMANDS.values() for name, entry in group.items()}
+# A command looks for garbage only after it has made this many objects more than it has freed: loading an engine makes
+# most of them, and none is garbage.
+_OBJECTS_BETWEEN_SEARCHES: Final = 50_000
 # Other names of commands: what people type who come from elsewhere.
 ALIASES: Final = {"list": "ls"}
 
@@ -327,6 +330,7 @@ def _run(arguments: list[str], *, alone: bool) -> int:
     values = found.values(found.parse(words, root))
     if alone:
         gc.freeze()
+        gc.set_threshold(_OBJECTS_BETWEEN_SEARCHES)
         gc.enable()
     return exit_code(lambda: found.call(values), as_json=bool(values.get("as_json")))
 

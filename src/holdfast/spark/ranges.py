@@ -485,8 +485,7 @@ class StreamPlanner:
             if reader is None:
                 raise InvalidRequest(
                     f"the checkpoint knows {topic}/{number} up to offset {position.offset}, but that partition is not "
-                    f"in {self.folder.path}: the checkpoint is of another folder, or the partition's files are gone. "
-                    "Correct the path, restore the files, or start with a new checkpoint"
+                    f"in {self.folder.path}: correct the path, restore the files, or start with a new checkpoint"
                 )
             if topic not in start.topics:
                 continue  # it was only noted

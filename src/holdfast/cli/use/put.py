@@ -71,7 +71,6 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 _AS_GIVEN: Final = ("key", "priority", "dedup_id", "correlation_id")  # what a line has replaces what all have
-_decode_line = msgspec.json.Decoder(Line).decode
 
 
 class PutInput:
@@ -119,7 +118,7 @@ class PutInput:
 
     def _of_line(self, place: str, content: bytes) -> Item:
         try:
-            line = _decode_line(content)
+            line = msgspec.json.decode(content, type=Line)
             return Item(place, self._of_fields(line))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"{place}: {error}") from None
@@ -217,10 +216,9 @@ def put_command(
     ] = None,
     correlation_id: Annotated[str | None, option("--correlation-id", "An id that related messages share.")] = None,
     durability: Annotated[
-        Durability | None,
-        option("--durability", "Which failures the messages survive; see `holdfast help durability`."),
+        Durability | None, option("--durability", "Which failures they survive; see `holdfast help durability`.")
     ] = None,
-    codec: Annotated[CodecName | None, option("--codec", "How to compress the messages.")] = None,
+    codec: Annotated[CodecName | None, option("--codec", "How to compress them.")] = None,
     no_create: Annotated[bool, option("--no-create", "Fail if there is no such queue.")] = False,
     topic: opening.Topic = None,
     quiet: Annotated[bool, option("--quiet", "Do not print the ids.")] = False,
