@@ -156,9 +156,11 @@ class RemotePublisher:
             check_options(request.durability, request.codec)
             if len(given) <= wire.MOST_MESSAGES:
                 known = await self.look(topic)
-                stored = await self._publish_bodies(topic, known, given, request.durability, request.codec)
-                if stored is not None:
-                    return stored
+                written = await self._append_bodies(topic, known, given, request.durability, request.codec)
+                if written is not None:
+                    number, done = written
+                    offsets: Sequence[int | None] = done.offsets or [None] * len(given)
+                    return [Stored(topic, offset, None, False, done.durability, number) for offset in offsets]
         messages, drafts = self.messages(given, bodies, verb)
         check_options(request.durability, request.codec)
         if not messages:
@@ -188,22 +190,6 @@ class RemotePublisher:
             return None
         number, done = written
         return Stored(topic, done.offsets[0] if done.offsets else None, None, False, done.durability, number)
-
-    async def _publish_bodies(
-        self,
-        topic: str,
-        known: KnownTopic,
-        bodies: list[bytes],
-        durability: Durability | None,
-        codec: CodecName | None,
-    ) -> list[Stored] | None:
-        """Store messages that have nothing but bodies, in one call. None if nothing was done."""
-        written = await self._append_bodies(topic, known, bodies, durability, codec)
-        if written is None:
-            return None
-        number, done = written
-        offsets: Sequence[int | None] = done.offsets or [None] * len(bodies)
-        return [Stored(topic, offset, None, False, done.durability, number) for offset in offsets]
 
     async def _append_bodies(
         self,

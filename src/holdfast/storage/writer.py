@@ -159,9 +159,8 @@ class Writer:
         """Append one message and return its offset: a fast version of `append` for the most common case.
 
         `head` is what precedes the value in the body if the message has `columns`, as `single_head` returns them; or
-        the ends of `count` values, as `plain_parts` returns them with the values joined. `producer` is what
-        `producer_field` returns, if there is one. It fuses encoding, placing, storing and indexing; a property test
-        checks it against the plain version.
+        the ends of `count` values, as `plain_parts` returns them with the values joined. `producer` is a
+        `producer_field`. It fuses encoding, placing, storing and indexing; a property test checks it against `append`.
         """
         length = len(value)
         if head or length >= _SMALL:
