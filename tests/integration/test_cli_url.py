@@ -339,3 +339,12 @@ def test_bench_at_a_server_removes_its_topics(run, url):
     run("put", url, "--topic", "jobs", "x")
     assert len(run("bench", url, "--seconds", "0.05", "--batch", "2", "--json").lines) == 12
     assert [each["name"] for each in run("topic", "ls", url, "--json").lines] == ["jobs"]
+
+
+def test_a_topic_that_a_server_lacks_is_reported_with_the_servers_address(run, url, tmp_path):
+    run("put", url, "--topic", "jobs", "one")
+    for command in (["ls"], ["dead", "ls"], ["stats"], ["pause"], ["get"]):
+        done = run(*command, f"{url}/nosuch")
+        assert done.code == 2
+        assert done.err.startswith(f"error: there is no topic nosuch at {url}; there are jobs. Create it with ")
+        assert str(tmp_path) not in done.err

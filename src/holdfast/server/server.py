@@ -600,11 +600,11 @@ async def _handled(call: Call) -> Any:
 
 
 def _shown(call: Call, error: UnknownTopic | UnknownGroup) -> HoldfastError:
-    """The error, without names of topics and groups if the caller may not see all of them."""
+    """The error, without names of topics and groups if the caller may not see all of them, and without our folder."""
     principal = call.principal
-    if not error.brief or (principal.topics.everything and principal.groups.everything):
-        return error
-    return type(error)(error.brief)
+    if error.brief and not (principal.topics.everything and principal.groups.everything):
+        return type(error)(error.brief)
+    return type(error)(str(error).replace(f" in {call.service.engine.folder}", "", 1))
 
 
 async def _open_topic(call: Call, name: str) -> None:
