@@ -432,6 +432,12 @@ def test_the_error_and_the_body_make_room_for_the_rest(run, letters, monkeypatch
     assert all("REJECTED  no such user" in line for line in lines[1:4])
 
 
+def test_one_byte_is_not_called_bytes(run, jobs):
+    run("put", jobs, "x")
+    assert "body       1 byte\n" in run("show", jobs, "jobs-0-0").out
+    assert "body       1 byte\n" in run("get", jobs, "--ack").out
+
+
 def test_a_long_error_has_a_line_of_its_own_on_a_narrow_terminal(run, jobs, monkeypatch):
     error = "PaymentDeclined: the card of customer c-1 was declined by the bank at https://payments.example/v2/charges"
     with holdfast.open(jobs) as queue:

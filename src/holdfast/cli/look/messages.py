@@ -339,7 +339,7 @@ def _show(console: output.Console, found: Everything) -> None:
         holder, why = output.safe(failure.holder), output.safe(failure.why)
         summary = f"{output.seconds_text(moment_at(failure.at_ms))} UTC, {holder}: {why}"
         facts.add_row(f"failure {number}", f"{summary}\n{_lines(failure.error)}" if failure.error else summary)
-    facts.add_row("body", f"{message.size:,} bytes")
+    facts.add_row("body", count_of(message.size, "byte"))
     console.print(facts)
     from holdfast.cli.look.trace import life_line  # for `show` only
 
