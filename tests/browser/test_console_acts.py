@@ -44,7 +44,7 @@ def test_the_first_ten_are_followed_before_the_rest_is_redriven_at_a_rate(browse
         page.get_by_role("button", name="Redrive the rest").click()
         ask.get_by_label("messages per second").fill("1000")
         ask.get_by_role("button", name="Redrive 5").click()
-        expect(ask).to_contain_text("5 put back.")
+        expect(ask).to_contain_text("5 redriven.")
         assert server.get(f"{QUEUE}/stats").body["ready"] == 5
 
 

@@ -161,7 +161,7 @@ def test_a_redrive_is_stopped_and_the_rest_stay_dead(browser: Browser, server: S
         page.locator("td").get_by_role("button", name="Redrive…", exact=True).click()
         ask.get_by_label("messages per second").fill("1")
         ask.get_by_role("button", name="Redrive 30").click()
-        expect(ask).to_contain_text(re.compile(r"[1-9][0-9]* of 30 put back; about"))
+        expect(ask).to_contain_text(re.compile(r"[1-9][0-9]* of 30 redriven; about"))
         ask.get_by_role("button", name="Stop").click()
         expect(ask).to_contain_text("The rest are still dead letters.")
         ask.get_by_role("button", name="Close").click()

@@ -54,10 +54,10 @@ def test_a_days_work(browser: Browser, server: Serving):
         page.get_by_role("link", name="Dead letters").click()
         page.locator("td").get_by_role("button", name="Redrive…", exact=True).click()
         ask = page.locator("#ask")
-        expect(ask).to_contain_text("1 dead letter will be put back")
+        expect(ask).to_contain_text("1 dead letter will be redriven")
         expect(ask).to_contain_text("orders.dlq-0-0")
         ask.get_by_role("button", name="Redrive 1").click()
-        expect(ask).to_contain_text("1 put back.")
+        expect(ask).to_contain_text("1 redriven.")
         ask.get_by_role("button", name="Close").click()
         expect(page.get_by_text("No dead letters.")).to_be_visible()
 

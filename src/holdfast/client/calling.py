@@ -12,9 +12,9 @@ import httptools
 import msgspec
 
 from holdfast.client.network import Network, Transport, failure_text, tls_refusal
-from holdfast.client.opening import Address
+from holdfast.client.opening import Address, is_address
 from holdfast.env import World
-from holdfast.errors import Closed, HoldfastError, Unavailable
+from holdfast.errors import Closed, HoldfastError, Unavailable, UnknownTopic
 from holdfast.protocol.media import JSON, MSGPACK, RUNS, ErrorAnswer, decode, encoder, error_of
 
 if TYPE_CHECKING:
@@ -349,7 +349,12 @@ def _error(answer: Answer, address: Address) -> HoldfastError:
         kind = Unavailable if answer.status in _AGAIN else HoldfastError
         media = answer.headers.get("content-type", "").partition(";")[0].strip() or "no content type"
         return kind(not_ours(address, f"{answer.status} with {media}"))
-    return error_of(answered.error)
+    error = error_of(answered.error)
+    topic, ends, rest = str(error).partition("; ")
+    # Servers of older releases name their own folder.
+    if isinstance(error, UnknownTopic) and ends and topic.startswith("there is no topic ") and " in " not in topic:
+        error.args = (f"{topic} {'at' if is_address(address.text) else 'in'} {address.text}; {rest}",)
+    return error
 
 
 def not_ours(address: Address, answer: str) -> str:

@@ -263,6 +263,7 @@ def make_server(
 _ID: Final = re.compile(r"[!-~]{1,128}")  # correlation ids that can be sent back in a header
 HEALTH: Final = frozenset({"/healthz", "/readyz"})
 _READS: Final = frozenset({"open", "read"})
+_ABOUT_THE_SERVER: Final = ("/v1/admin/", "/ui/health", "/ui/audit")
 _INTERNAL: Final = "the server failed to handle this call; its log says why, under this correlation id"
 
 
@@ -572,10 +573,11 @@ class ServerApp:
 
 async def _ready_for(route: Route, engine: BrokerEngine) -> None:
     """Wait for a store. An owner that may have been replaced says nothing but what is about the server itself."""
-    if route.action not in _READS:
+    page = route.pattern.startswith("/ui") and route.action != "open"
+    if route.action not in _READS and not page:
         if engine.store is not None:
             await engine.store.ready()
-    elif route.pattern.startswith("/v1/") and not route.pattern.startswith("/v1/admin/"):
+    elif (page or route.pattern.startswith("/v1/")) and not route.pattern.startswith(_ABOUT_THE_SERVER):
         await require_current_async(engine)
 
 
@@ -600,11 +602,11 @@ async def _handled(call: Call) -> Any:
 
 
 def _shown(call: Call, error: UnknownTopic | UnknownGroup) -> HoldfastError:
-    """The error, without names of topics and groups if the caller may not see all of them."""
+    """The error, without names of topics and groups if the caller may not see all of them, and without our folder."""
     principal = call.principal
-    if not error.brief or (principal.topics.everything and principal.groups.everything):
-        return error
-    return type(error)(error.brief)
+    if error.brief and not (principal.topics.everything and principal.groups.everything):
+        return type(error)(error.brief)
+    return type(error)(str(error).replace(f" in {call.service.engine.folder}", "", 1))
 
 
 async def _open_topic(call: Call, name: str) -> None:

@@ -361,7 +361,7 @@ async function many(act) {
   if (!dry.matched) return finish("No dead letters match now: they were redriven or purged.");
   tell(drops
     ? `${letters} will be deleted. This cannot be undone.`
-    : `${letters} will be put back into the queue, each once, in the order in which they were sent.`);
+    : `${letters} will be redriven, each once, in the order in which they were sent.`);
   name(dry.ids ?? [], dry.matched);
   elsewhere.hidden = limited.hidden = drops;
   yes.textContent = `${act.verb} ${number(dry.matched)}`;
@@ -373,7 +373,7 @@ async function many(act) {
     if (!drops && Number(limitedTo.value) > 0) body.rate = Number(limitedTo.value);
     elsewhere.hidden = limited.hidden = true;
     const done = drops ? (await (await call("POST", act.url, body)).json()).done : await redrive(act.url, body);
-    finish(`${number(done)} ${drops ? "purged" : to ? `put into ${to}` : "put back"}.`);
+    finish(`${number(done)} ${drops ? "purged" : to ? `redriven to ${to}` : "redriven"}.`);
     if (act.follow && !to) location.assign(`${act.follow}&${new URLSearchParams({ ids: dry.ids.join(",") })}`);
     else if (act.then) location.assign(act.then);
   };
@@ -414,7 +414,7 @@ function name(ids, count) {
   }));
 }
 
-// Puts letters back, and says how far it is; whoever stops it keeps the rest as dead letters.
+// Redrives letters, and says how far it is; whoever stops it keeps the rest as dead letters.
 async function redrive(url, body) {
   stopping = new AbortController();
   no.disabled = false;
@@ -424,15 +424,15 @@ async function redrive(url, body) {
     const answer = await call("POST", url, body, { accept: "application/x-ndjson", signal: stopping.signal });
     progress.hidden = false;
     for await (const answered of linesOf(answer)) {
-      if (answered.error) throw new Error(`${number(done)} put back, then: ${answered.error.message}`);
+      if (answered.error) throw new Error(`${number(done)} redriven, then: ${answered.error.message}`);
       done = answered.done;
       progress.max = Math.max(answered.matched, 1);
       progress.value = done;
       const left = body.rate && done < answered.matched ? `; about ${age((answered.matched - done) / body.rate)} left` : "";
-      tell(`${number(done)} of ${number(answered.matched)} put back${left}`);
+      tell(`${number(done)} of ${number(answered.matched)} redriven${left}`);
     }
   } catch (error) {
-    if (stopping.signal.aborted) throw new Error(`Stopped: ${number(done)} put back. The rest are still dead letters.`);
+    if (stopping.signal.aborted) throw new Error(`Stopped: ${number(done)} redriven. The rest are still dead letters.`);
     throw error;
   }
   return done;
@@ -443,7 +443,7 @@ async function* linesOf(answer) {
   let rest = "";
   for (;;) {
     const { value: part, done: ended } = await parts.read().catch(() => {
-      throw new Error("The connection was lost before the end. What was not put back is still a dead letter.");
+      throw new Error("The connection was lost before the end. What was not redriven is still a dead letter.");
     });
     if (ended) return;
     const lines = (rest + part).split("\n");
