@@ -4,7 +4,7 @@
 # them before it does anything else.
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -19,7 +19,10 @@ _MIB = 1024 * 1024
 # The lowest and highest level of each codec.
 _LEVELS = {"none": (-7, 22), "zstd": (-7, 22), "lz4": (-7, 12), "gzip": (0, 9)}
 
-_Count = Annotated[int, Meta(ge=1, le=2**53)]
+_MOST: Final = 2**53  # as good as no limit
+_UNITS: Final = {"_ms": "milliseconds", "_bytes": "bytes"}
+
+_Count = Annotated[int, Meta(ge=1, le=_MOST)]
 _DAY_MS = 24 * 3600 * 1000
 _Weight = Annotated[int, Meta(ge=1, le=1_000_000)]
 _Millis = Annotated[int, Meta(ge=1, le=100 * 365 * 24 * 3600 * 1000)]
@@ -300,10 +303,41 @@ def check_fields(settings: msgspec.Struct) -> None:
     for name, kind in field_types(type(settings)).items():
         try:
             msgspec.convert(getattr(settings, name), kind)
-        except msgspec.ValidationError as error:
-            named = next((each for each in (kind, *get_args(kind)) if get_origin(each) is Literal), None)
-            choices = "" if named is None else f"; choose from {', '.join(get_args(named))}"
-            raise BadSettings(f"{name}={getattr(settings, name)!r} cannot be used: {error}{choices}") from None
+        except msgspec.ValidationError:
+            raise BadSettings(f"{name}={getattr(settings, name)!r} cannot be used: give {wanted(name, kind)}") from None
+
+
+def wanted(name: str, kind: Any, none: str = "none") -> str:
+    """Return what a setting takes, in words; `none` is how to write that there is no limit."""
+    from msgspec import inspect
+
+    found = inspect.type_info(kind)
+    types = found.types if isinstance(found, inspect.UnionType) else [found]
+    bare = next(each for each in types if not isinstance(each, inspect.NoneType))
+    unit = next((f" of {unit}" for end, unit in _UNITS.items() if name.endswith(end)), "")
+    return _in_words(bare, unit) + (f", or {none}" if len(types) > 1 else "")
+
+
+def _in_words(kind: Any, unit: str = "") -> str:
+    from msgspec import inspect
+
+    if isinstance(kind, inspect.BoolType):
+        return "true or false"
+    if isinstance(kind, inspect.LiteralType):
+        return f"one of {', '.join(map(str, kind.values))}"
+    if isinstance(kind, inspect.VarTupleType):
+        return f"a list, each of it {_in_words(kind.item_type)}"
+    if isinstance(kind, inspect.StrType):
+        length = f"{kind.min_length} to {kind.max_length}" if kind.min_length else f"at most {kind.max_length}"
+        return f"a text of {length} characters" if kind.max_length else "a text"
+    if not isinstance(kind, inspect.IntType | inspect.FloatType):
+        return "a table of settings"
+    what = f"a whole number{unit}" if isinstance(kind, inspect.IntType) else f"a number{unit}"
+    if kind.gt is not None:
+        return f"{what} above {kind.gt:g} and up to {kind.le:g}"
+    if kind.ge is None:
+        return what
+    return f"{what}, {kind.ge} or more" if kind.le in (None, _MOST) else f"{what} from {kind.ge} to {kind.le}"
 
 
 _Settings = TypeVar("_Settings", bound=msgspec.Struct)

@@ -310,7 +310,7 @@ def test_dead_letters_are_redriven_into_another_queue(browser: Browser, server: 
         page.locator("td").get_by_role("button", name="Redrive…", exact=True).click()
         ask.get_by_label("Into another queue").fill("repairs")
         ask.get_by_role("button", name="Redrive 1").click()
-        expect(ask).to_contain_text("1 put into repairs.")
+        expect(ask).to_contain_text("1 redriven to repairs.")
         stats = [server.get(f"/v1/queues/{name}/stats").body for name in ("orders", "repairs")]
         assert [(each["dead"], each["ready"]) for each in stats] == [(0, 0), (0, 1)]
 

@@ -302,7 +302,7 @@ def test_a_token_from_the_environment_or_a_profile_lets_a_command_in(run, tmp_pa
         assert [each["name"] for each in run("--profile", "mine", "topic", "ls", "--json").lines] == ["jobs"]
         assert run("--profile", "mine", "topic", "show", "secret", "--json").error["code"] == "forbidden"
         assert run("--profile", "mine", "audit", "--json").error["code"] == "forbidden"
-        assert "PUT /v1/queues/{queue}" in run("audit", server.url).out
+        assert "root  created or changed the queue secret  " in run("audit", server.url).out
         monkeypatch.delenv("HOLDFAST_TOKEN")
         assert run("audit", tmp_path / "data").code == 0
 
@@ -339,3 +339,12 @@ def test_bench_at_a_server_removes_its_topics(run, url):
     run("put", url, "--topic", "jobs", "x")
     assert len(run("bench", url, "--seconds", "0.05", "--batch", "2", "--json").lines) == 12
     assert [each["name"] for each in run("topic", "ls", url, "--json").lines] == ["jobs"]
+
+
+def test_a_topic_that_a_server_lacks_is_reported_with_the_servers_address(run, url, tmp_path):
+    run("put", url, "--topic", "jobs", "one")
+    for command in (["ls"], ["dead", "ls"], ["stats"], ["pause"], ["get"]):
+        done = run(*command, f"{url}/nosuch")
+        assert done.code == 2
+        assert done.err.startswith(f"error: there is no topic nosuch at {url}; there are jobs. Create it with ")
+        assert str(tmp_path) not in done.err

@@ -404,6 +404,10 @@ def test_a_server_that_lost_its_folder_is_not_ready_and_says_why(machine, url, t
             await asyncio.to_thread(port.engine.store.confirm)
         assert "taken over" in str(await asyncio.to_thread(asked, address, "/readyz"))
         assert "taken over" in (await asyncio.to_thread(asked, address, "/v1/admin/status"))["store"]["problem"]
+        with pytest.raises(urllib.error.HTTPError) as refused:  # the next owner may have changed what it would show
+            await asyncio.to_thread(text_of, address, "/ui")
+        assert "taken over" in refused.value.read().decode()
+        assert "taken over" in await asyncio.to_thread(text_of, address, "/ui/health")
         await server.drain()
         with suppress(DiskFailed):
             await port.close()
@@ -427,13 +431,19 @@ def test_a_server_that_slept_proves_that_it_is_the_owner_before_it_says_how_thin
             stored = await broker.publish("jobs", b"one", durability="fsync")
             await (await broker.group("jobs", "g")).peek()
         chain, unproven = port.engine.store, []
-        for path in (
+        api = (
             "/topics", "/topics/jobs", "/groups", "/standing", "/queues/jobs/stats?group=g",
             "/queues/jobs/peek?group=g", "/queues/jobs/messages?group=g&phase=ready", "/search?q=one",
             f"/queues/jobs/messages/{stored.id}?group=g", "/locks",
-        ):  # fmt: skip
+        )  # fmt: skip
+        pages = (
+            "", "/queues/jobs?group=g", f"/queues/jobs/messages/{stored.id}?group=g", "/queues/jobs/dead?group=g",
+            "/queues/jobs/log", "/queues/jobs/charts?group=g", "/queues/jobs/settings", "/queues/jobs/send",
+            "/search?q=one", "/groups", "/workers", "/locks",
+        )  # fmt: skip
+        for path in (*(f"/v1{path}" for path in api), *(f"/ui{path}" for path in pages)):
             chain._confirmed_ns -= 3600 * 10**9
-            await asyncio.to_thread(text_of, address, f"/v1{path}")
+            await asyncio.to_thread(text_of, address, path)
             if not chain.is_current():
                 unproven.append(path)
         assert unproven == []

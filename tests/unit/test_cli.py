@@ -554,3 +554,33 @@ def test_an_interrupted_measurement_removes_its_file_and_says_nothing(tmp_path, 
     out, err = doctor.communicate(timeout=60)
     assert (doctor.returncode, out, err) == (code, "", "")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_an_interrupted_bench_leaves_nothing_behind(tmp_path):
+    bench = process("bench", tmp_path)
+    give_up = time.monotonic() + 60
+    while not list(tmp_path.iterdir()):
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+    bench.send_signal(signal.SIGINT)
+    out, err = bench.communicate(timeout=60)
+    assert (bench.returncode, out, err) == (130, "", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_while_the_command_line_is_being_loaded_ends_it_quietly():
+    code = """
+import sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "holdfast.cli.parsing":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupting())
+from holdfast.__main__ import run
+run()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

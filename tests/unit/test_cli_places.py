@@ -232,3 +232,9 @@ def test_a_quick_command_brings_no_server_with_it(jobs):
         assert loaded.isdisjoint({"jinja2", "prometheus_client", "uvloop", "opentelemetry", "holdfast.server.server"})
         if arguments != ["--help"]:
             assert "holdfast.cli.pipeline" not in loaded
+
+
+def test_an_argument_too_many_is_not_answered_with_how_to_name_a_place(run):
+    done = run("group", "ls", "data", "jobs")
+    assert done.code == 2
+    assert "unexpected argument 'jobs'; --help shows the arguments (see" in done.err

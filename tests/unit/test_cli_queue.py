@@ -418,6 +418,8 @@ def test_ids_are_never_cut_however_narrow_the_terminal(run, tmp_path, monkeypatc
     monkeypatch.setenv("COLUMNS", columns)
     for call in (["dead", "ls"], ["list"], ["peek"], ["tail"]):
         for line in run(*call, folder).out.splitlines()[1:]:
+            if line.startswith("  "):
+                continue  # an error
             assert line.startswith("invoices-of-all-customers")
             assert "…" not in line.split()[0]
     assert "invoices-of-all-customers.dlq-0-10 " in run("dead", "ls", folder).out
@@ -427,7 +429,37 @@ def test_the_error_and_the_body_make_room_for_the_rest(run, letters, monkeypatch
     monkeypatch.setenv("COLUMNS", "80")
     lines = run("dead", "ls", letters).out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert all("REJECTED  no such use" in line for line in lines[1:4])
+    assert all("REJECTED  no such user" in line for line in lines[1:4])
+
+
+def test_one_byte_is_not_called_bytes(run, jobs):
+    run("put", jobs, "x")
+    assert "body       1 byte\n" in run("show", jobs, "jobs-0-0").out
+    assert "body       1 byte\n" in run("get", jobs, "--ack").out
+
+
+def test_a_long_error_has_a_line_of_its_own_on_a_narrow_terminal(run, jobs, monkeypatch):
+    error = "PaymentDeclined: the card of customer c-1 was declined by the bank at https://payments.example/v2/charges"
+    with holdfast.open(jobs) as queue:
+        for number in range(2):
+            queue.put(b"order %d" % number, key=f"customer-{number}")
+            queue.get().reject(error)
+        queue.put(b"no error")
+        queue.get().reject()
+    monkeypatch.setenv("COLUMNS", "80")
+    titles, second, *lines = run("dead", "ls", jobs).out.splitlines()
+    assert titles.split() == ["id", "time", "(UTC)", "key", "tries", "reason", "body"]
+    assert second == "  error"
+    assert [line.split()[0] for line in lines[::2]] == ["jobs.dlq-0-0", "jobs.dlq-0-1", "jobs.dlq-0-2"]
+    assert lines[1] == lines[3] == f"  {error[:77]}…"
+    assert "customer-0" in lines[0]
+    assert len(lines) == 5
+    assert max(map(cell_len, lines)) <= 80
+    monkeypatch.setenv("COLUMNS", "200")
+    titles, *lines = run("dead", "ls", jobs).out.splitlines()
+    assert "error" in titles
+    assert len(lines) == 3
+    assert error in lines[0]
 
 
 def test_what_goes_into_a_pipe_is_not_cut_at_the_width_of_a_terminal(run, tmp_path, monkeypatch):
@@ -785,7 +817,7 @@ def test_redrive_puts_into_another_queue(run, letters):
     assert run("dead", "redrive", letters, "--to", "repairs", "--yes").code == 2
     assert run("topic", "create", letters, "repairs").code == 0
     done = run("dead", "redrive", letters, "--to", "repairs", "--where", 'error ~ "user"', "--yes", "--topic", "jobs")
-    assert done.out == "3 dead letters will be put into repairs\n3 dead letters put into repairs\n"
+    assert done.out == "3 dead letters will be redriven to repairs\n3 dead letters redriven to repairs\n"
     assert run("stats", letters, "--topic", "jobs", "--json").document["dead"] == 1
     with holdfast.open_broker(letters) as broker:
         assert [message.body for message in broker.read("repairs")] == [b"user 0", b"user 1", b"user 2"]
@@ -1157,9 +1189,27 @@ def test_a_log_of_a_queue_that_somebody_owns_is_not_repaired_though_its_files_ar
 def test_a_word_that_is_not_one_of_a_few_is_refused_with_those_that_are(run, jobs):
     run("put", jobs, "x")
     words = run("settings", jobs, "bodies=xml").err
-    assert words == "error: bodies='xml' cannot be used: Invalid enum value 'xml'; choose from bytes, text, json\n"
+    assert words == "error: bodies='xml' cannot be used: give one of bytes, json, text, or none\n"
     words = run("list", jobs, "gone").err
     assert words.startswith("error: PHASE cannot be 'gone': choose from ready, leased, delayed, dead, done")
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ("max_attempts=abc", "a whole number, 1 or more, or none"),
+        ("max_attempts=1.5", "a whole number, 1 or more, or none"),
+        ("lease_ms=5x", "a whole number of milliseconds from 1 to 2592000000; or a time such as 30s or 7d"),
+        ("retention_bytes=big", "a whole number of bytes, 0 or more, or none; or a size such as 64MiB"),
+        ("key_order=yes", "true or false"),
+    ],
+)
+def test_a_value_that_a_setting_cannot_have_is_refused_in_words_of_settings(run, jobs, change, wanted):
+    run("put", jobs, "x")
+    done = run("settings", jobs, change)
+    assert done.code == 2
+    assert done.err.startswith(f"error: {change.partition('=')[0]}=")
+    assert done.err.endswith(f" cannot be used: give {wanted}\n")
 
 
 def test_reading_many_dead_letters_shows_progress(run, tmp_path, monkeypatch):

@@ -388,7 +388,7 @@ def test_variables_that_are_not_settings_are_left_alone():
         ("storage", "retention = -1", "retention_ms is a whole number"),
         ("storage", f"segment = '{'9' * 400}GiB'", "cannot be used"),
         ("storage", "segment_bytes = '1h'", "cannot be used: give a whole number from 4096 to 2147483648, or a size"),
-        ("storage", "min_free_bytes = -1", "-1 cannot be used: give a whole number from 0 on"),
+        ("storage", "min_free_bytes = -1", "-1 cannot be used: give a whole number, 0 or more"),
         ("broker", "id = 5", "5 cannot be used: give a text of at most 100 characters"),
         ("broker", "data_dir = 5", "5 cannot be used: give a text"),
         ("traces", "sample = 2", "2 cannot be used: give a number from 0 to 1"),

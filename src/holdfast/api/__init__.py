@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from operator import attrgetter
 from types import TracebackType
-from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
+from typing import Any, Generic, Never, NoReturn, ParamSpec, TypeVar
 
 from holdfast.env import close_in_children, refuse_to_pickle
 
@@ -18,10 +18,22 @@ _Opened = TypeVar("_Opened", bound=AbstractAsyncContextManager[Any])
 port_of: Callable[[Any], Any] = attrgetter("_port")
 
 
+def check_port(face: object, port: Any) -> None:
+    """Refuse what people pass who expect a class to open a folder. Raises TypeError."""
+    if port is not None and not isinstance(port, str) and not hasattr(port, "__fspath__"):
+        return
+    name = type(face).__name__
+    module, kind = "holdfast.aio" if name.startswith("Async") else "holdfast", name.removeprefix("Async")
+    broker = "" if kind == "Broker" else f".{kind.lower()}(...)"
+    way = "open(folder)" if kind == "Queue" else f"open_broker(folder){broker}"
+    raise TypeError(f"{module}.{name} is not for opening a folder or a server: use {module}.{way}")
+
+
 class Face:
     """What brokers, groups and queues have in common."""
 
-    def __init__(self, port: Any) -> None:
+    def __init__(self, port: Any = None, **options: Never) -> None:
+        check_port(self, None if options else port)
         self._port = port
         close_in_children(self)
 

@@ -325,7 +325,7 @@ class PlacedCommand(Command):
         try:
             values = super().values(typed)
         except UsageError as error:
-            if place is None and self._needs_place() and self._lacks_place(typed):
+            if place is None and self._needs_place() and self._lacks_place(typed) and "unexpected" not in str(error):
                 hint = f"{PLACE} comes first; or name it with --at, or set {URL}"
                 raise UsageError(f"{error}: {hint}", self.path) from None
             raise

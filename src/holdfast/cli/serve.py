@@ -616,13 +616,10 @@ def _acts(place: str, limit: int, wait: str) -> tuple[list[Any], list[Any]]:
 
 
 def _show_acts(acts: list[Any]) -> None:
-    shown = output.table("time (UTC)", "who", "what", "target", "outcome")
+    from holdfast.protocol.topics import words_of
+
+    shown = output.table("time (UTC)", "who", "what", "outcome", wide="what")
     for act in acts:
-        shown.add_row(
-            output.seconds_text(act.time),
-            output.safe(act.principal),
-            output.safe(act.route),
-            output.safe(act.target),
-            output.safe(act.outcome),
-        )
+        texts = (act.principal, words_of(act), act.outcome)
+        shown.add_row(output.seconds_text(act.time), *map(output.safe, texts))
     output.stdout().print(shown)

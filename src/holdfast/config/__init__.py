@@ -22,6 +22,7 @@ from holdfast.settings import (
     ServerSettings,
     TopicSettings,
     field_types,
+    wanted,
 )
 
 _HOUR_MS: Final = 3_600_000
@@ -144,28 +145,7 @@ def _wanted(named: KnobName) -> str:
 
 
 def _range(knob: Knob) -> str:
-    kind = _bare(knob)
-    none = ", or -1 for none" if isinstance(inspect.type_info(knob.kind), inspect.UnionType) else ""
-    if isinstance(kind, inspect.BoolType):
-        return "true or false"
-    if isinstance(kind, inspect.LiteralType):
-        return f"one of {', '.join(map(str, kind.values))}"
-    if isinstance(kind, inspect.VarTupleType):
-        each = "a text" if isinstance(kind.item_type, inspect.StrType) else _numbers(kind.item_type)
-        return f"a list, each of it {each}"
-    if isinstance(kind, inspect.IntType | inspect.FloatType):
-        return f"{_numbers(kind)}{none}"
-    most = f" of at most {kind.max_length} characters" if getattr(kind, "max_length", None) else ""
-    return f"a text{most}"
-
-
-def _numbers(kind: Any) -> str:
-    what = "a whole number" if isinstance(kind, inspect.IntType) else "a number"
-    if kind.gt is not None:
-        return f"{what} above {kind.gt:g} and up to {kind.le:g}"
-    if kind.ge is not None and kind.le is not None:
-        return f"{what} from {kind.ge} to {kind.le}"
-    return f"{what} from {kind.ge} on" if kind.ge is not None else what
+    return wanted("", knob.kind, "-1 for none")
 
 
 SECTIONS: Final = ("broker", "server", "storage", "queue", "producer", "consumer", "dead_letters", "traces")

@@ -21,7 +21,7 @@ from holdfast.broker.folder.layout import TOPICS
 from holdfast.env import World
 from holdfast.env.disk import File, write_fully
 from holdfast.errors import BadSettings, DiskFull, Forbidden, HoldfastError, Unauthenticated, Unavailable
-from holdfast.protocol.topics import BEGUN, Act
+from holdfast.protocol.topics import BEGUN, DONE, Act
 from holdfast.server.service import Call
 from holdfast.settings import ServerSettings
 from holdfast.storage.files import join, read_file
@@ -106,8 +106,6 @@ class AuditFile:
 
 # Lines of the log: their size is bounded, and secrets are left out.
 
-DONE: Final = "done"
-
 MOST_TEXT: Final = 500
 _MOST_PARAMETERS: Final = 8 * 1024
 _SECRETS: Final = ("token", "secret", "password", "authorization", "sha256", "cookie", "private")
@@ -137,80 +135,6 @@ def act_of(
         parameters=_without_secrets(parameters or {}),
         correlation_id=correlation_id[:MOST_TEXT],
     )
-
-
-# What each act did, in words: {n} is how many, {target} the queue, topic, group or lock.
-_WORDS: Final = {
-    "PUT /v1/queues/{queue}": "created or changed the queue {target}",
-    "POST /v1/topics": "created the topic {target}",
-    "PATCH /v1/topics/{topic}": "changed settings of {target}",
-    "PATCH /v1/topics/{topic}/settings": "changed settings of {target}",
-    "POST /v1/topics/{topic}/partitions": "added partitions to {target}",
-    "DELETE /v1/topics/{topic}": "deleted {target}",
-    "PUT /v1/topics/{topic}/groups/{group}": "created or changed the group {group} of {target}",
-    "DELETE /v1/groups/{group}": "deleted the group {group}",
-    "POST /v1/groups/{group}/reset": "moved the group {group} ({n})",
-    "POST /v1/queues/{queue}/seek": "moved the position of {target}",
-    "POST /v1/queues/{queue}/purge": "purged {n} of {target}",
-    "POST /v1/queues/{queue}/compact": "compacted {target}",
-    "POST /v1/topics/{topic}/compact": "compacted {target}",
-    "POST /v1/topics/{topic}/apply-retention": "applied retention to {target}",
-    "POST /v1/queues/{queue}/dead/redrive": "redrove {n} of {target}",
-    "POST /v1/queues/{queue}/dead/purge": "purged {n} of the dead letters of {target}",
-    "DELETE /v1/queues/{queue}/messages/{id}": "cancelled {id}",
-    "DELETE /v1/topics/{topic}/delayed/{id}": "cancelled {id}",
-    "POST /v1/queues/{queue}/messages/{id}/takeBack": "took back {id} from its worker",
-    "POST /v1/queues/{queue}/messages/{id}/runNow": "ran {id} now",
-    "DELETE /v1/locks/{name}": "released the lock {target} by force",
-    "POST /v1/admin/sync": "synced everything to disk",
-    "POST /v1/queues/{queue}/pause": "paused {target}",
-    "POST /v1/queues/{queue}/resume": "resumed {target}",
-    "POST /v1/workers/{worker}/drain": "told the worker {target} to drain",
-    "POST /v1/workers/{worker}/stop": "told the worker {target} to stop",
-    "POST /v1/workers/{worker}/resume": "told the worker {target} to take messages again",
-}
-_VERBS: Final = {
-    "added": "add",
-    "applied": "apply",
-    "cancelled": "cancel",
-    "changed": "change",
-    "compacted": "compact",
-    "created": "create",
-    "deleted": "delete",
-    "moved": "move",
-    "paused": "pause",
-    "purged": "purge",
-    "ran": "run",
-    "redrove": "redrive",
-    "released": "release",
-    "resumed": "resume",
-    "synced": "sync",
-    "told": "tell",
-    "took": "take",
-}
-
-
-def words_of(act: Act) -> str:
-    """What an act did, in words; its route if there are none."""
-    number = "some messages" if act.count is None else "1 message" if act.count == 1 else f"{act.count:,} messages"
-    facts = {name: str(value) for name, value in act.parameters.items()}
-    facts |= {"n": number, "target": act.target or facts.get("queue", "") or facts.get("topic", "")}
-    try:
-        said = _WORDS.get(act.route, act.route).format_map(facts)
-    except (KeyError, ValueError, IndexError):
-        return f"{act.route} {act.target}".strip()
-    to = act.parameters.get("to")
-    if to and "redrove" in said:
-        said = f"{said} into {to}"
-    if act.parameters.get("dry_run") is True:
-        return f"checked what would happen: {_infinitive(said)}"
-    return said if act.outcome in (DONE, BEGUN) else f"tried to {_infinitive(said)}"
-
-
-def _infinitive(said: str) -> str:
-    """The words of an act that was not carried out."""
-    verb, _, rest = said.partition(" ")
-    return f"{_VERBS.get(verb, verb)} {rest.replace('or changed', 'or change', 1)}".strip()
 
 
 def is_routine(act: Act) -> bool:

@@ -263,6 +263,7 @@ def make_server(
 _ID: Final = re.compile(r"[!-~]{1,128}")  # correlation ids that can be sent back in a header
 HEALTH: Final = frozenset({"/healthz", "/readyz"})
 _READS: Final = frozenset({"open", "read"})
+_ABOUT_THE_SERVER: Final = ("/v1/admin/", "/ui/health", "/ui/audit")
 _INTERNAL: Final = "the server failed to handle this call; its log says why, under this correlation id"
 
 
@@ -362,7 +363,7 @@ class ServerApp:
         The checks are those that `handle` makes, in the same order.
         """
         service, route, prepared = self.service, head.route, head.prepared
-        if prepared is None or service.leaving or not service.engine.is_open(head.topic):
+        if prepared is None or service.leaving:
             return None
         if service.engine.store is not None and not service.engine.store.is_ready():
             return None
@@ -393,7 +394,7 @@ class ServerApp:
         undelivered: Undelivered | None = None
         release: Callable[[], None] | None = None
         if isinstance(found, bytes):
-            body, name = found, self._new_id()
+            body, name = found, b"%b-%x" % (self._prefix, next(self._numbers))  # as `_new_id` makes it
         else:
             body, correlation_id, undelivered = found
             name = header_text(correlation_id).encode("latin-1", "replace")
@@ -572,10 +573,11 @@ class ServerApp:
 
 async def _ready_for(route: Route, engine: BrokerEngine) -> None:
     """Wait for a store. An owner that may have been replaced says nothing but what is about the server itself."""
-    if route.action not in _READS:
+    page = route.pattern.startswith("/ui") and route.action != "open"
+    if route.action not in _READS and not page:
         if engine.store is not None:
             await engine.store.ready()
-    elif route.pattern.startswith("/v1/") and not route.pattern.startswith("/v1/admin/"):
+    elif (page or route.pattern.startswith("/v1/")) and not route.pattern.startswith(_ABOUT_THE_SERVER):
         await require_current_async(engine)
 
 
@@ -600,11 +602,11 @@ async def _handled(call: Call) -> Any:
 
 
 def _shown(call: Call, error: UnknownTopic | UnknownGroup) -> HoldfastError:
-    """The error, without names of topics and groups if the caller may not see all of them."""
+    """The error, without names of topics and groups if the caller may not see all of them, and without our folder."""
     principal = call.principal
-    if not error.brief or (principal.topics.everything and principal.groups.everything):
-        return error
-    return type(error)(error.brief)
+    if error.brief and not (principal.topics.everything and principal.groups.everything):
+        return type(error)(error.brief)
+    return type(error)(str(error).replace(f" in {call.service.engine.folder}", "", 1))
 
 
 async def _open_topic(call: Call, name: str) -> None:

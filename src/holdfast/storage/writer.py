@@ -59,8 +59,11 @@ _APART_BYTES: Final = 16 << 20
 # The header of a frame with a single message; its constant fields are packed together.
 _ONE_STRUCT: Final = Struct("<8sI20sQqQ24sI")
 _ONE_COUNT: Final = Struct("<IBBHI")
-_NO_PRODUCER: Final = bytes(16)
+_EPOCH_BYTES: Final = 4
+_PRODUCER: Final = Struct("<IQI4x")  # and no frames of the same batch follow
+_NO_PRODUCER: Final = bytes(_PRODUCER.size)
 assert _ONE_STRUCT.size == HEADER_BYTES - 4
+assert _EPOCH_BYTES + _PRODUCER.size == 24
 
 _ONE_HEADER: Final = _ONE_STRUCT.pack
 _ONE_VALUE: Final = Struct("<ii").pack
@@ -68,6 +71,11 @@ _SIZES: Final = Struct("<II12s").pack
 _SMALL: Final = 1024
 _CRC: Final = Struct("<I").pack
 _PADDING: Final = tuple(bytes(-n % 8) for n in range(8))
+
+
+def producer_field(producer: Producer) -> bytes:
+    """Return a producer as the header of a frame has it."""
+    return _PRODUCER.pack(producer.epoch, producer.id, producer.first_sequence)
 
 
 @cache
@@ -137,7 +145,7 @@ class Writer:
         self._kind = kind
         self._one_with, self._plain = one_with(kind), plain_fields(kind)
         self._log_prefix = MAGIC + self.log_id.to_bytes(4, "little")
-        self._epoch_field = self.epoch.to_bytes(8, "little") + _NO_PRODUCER
+        self._epoch_field = self.epoch.to_bytes(_EPOCH_BYTES, "little") + _NO_PRODUCER
         if self.active is not None:
             self._use(self.active)
 
@@ -149,12 +157,13 @@ class Writer:
         head: bytes = b"",
         columns: int = 0,
         count: int = 1,
+        producer: bytes = b"",
     ) -> int:
         """Append one message and return its offset: a fast version of `append` for the most common case.
 
         `head` is what precedes the value in the body if the message has `columns`, as `single_head` returns them; or
-        the ends of `count` values, as `plain_parts` returns them with the values joined. It fuses encoding, placing,
-        storing and indexing; a property test checks it against the plain version.
+        the ends of `count` values, as `plain_parts` returns them with the values joined. `producer` is a
+        `producer_field`. It fuses encoding, placing, storing and indexing; a property test checks it against `append`.
         """
         length = len(value)
         if head or length >= _SMALL:
@@ -177,10 +186,9 @@ class Writer:
                 segment = self._segment_for(total, now_ns)
                 stop = (position := segment.position) + total
                 mapped = segment.map if stop <= self._fast_until else None
-            offset = self.end
-            checked = _ONE_HEADER(
-                self._log_prefix, position, sizes, offset, now_ns, self.synced_end, self._epoch_field, crc
-            )
+            offset, origin = self.end, self._epoch_field
+            origin = origin[:_EPOCH_BYTES] + producer if producer else origin
+            checked = _ONE_HEADER(self._log_prefix, position, sizes, offset, now_ns, self.synced_end, origin, crc)
             if mapped is not None:
                 # Nothing is called between this store and the new end, so no signal handler can run between them.
                 mapped[position:stop] = checked + _CRC(crc32c(checked)) + body
@@ -438,7 +446,7 @@ class Writer:
     def begin_epoch(self, epoch: int, epochs: Epochs) -> None:
         """Write frames with the new epoch from now on. The caller holds the lock."""
         self.epoch, self.epochs = epoch, epochs
-        self._epoch_field = epoch.to_bytes(8, "little") + _NO_PRODUCER
+        self._epoch_field = epoch.to_bytes(_EPOCH_BYTES, "little") + _NO_PRODUCER
 
     def replace(self, segments: tuple[Segment, ...], active: ActiveSegment | None) -> None:
         """Set the segments that are left after a trim or a truncation. The caller holds the lock."""

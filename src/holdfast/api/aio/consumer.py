@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Self
 
+from holdfast.api import check_port
 from holdfast.api.aio.ports import AsyncConsumerPort, tell
 from holdfast.api.contents import Body, home_of
 from holdfast.api.drafts import Seconds, duration_ms, instant_ns
@@ -43,6 +44,7 @@ class AsyncConsumer(Generic[Body]):
     """
 
     def __init__(self, port: AsyncConsumerPort) -> None:
+        check_port(self, port)
         self._port = port
         self._ahead: deque[StreamMessage[Body]] = deque()  # read by an iteration, not yet returned to the user
         self._returned: set[TopicPartition] = set()  # partitions with messages that were read but will not be returned

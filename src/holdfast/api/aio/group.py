@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from holdfast.api import Face
 from holdfast.api.aio.message import AsyncDeadLetters, AsyncMessage, settle, taken_of
 from holdfast.api.arguments import (
+    ONE,
     check_count,
     check_id,
     check_reason,
@@ -123,7 +124,9 @@ class AsyncGroup(Face, Generic[Body]):
             one = self._port.take_next()
             if one is not None:
                 return AsyncMessage(self._port, one)
-        wanted = wanted_of(1, waiting(block, timeout), lease, holder, renew=renew, detached=detached)
+            wanted = ONE
+        else:
+            wanted = wanted_of(1, waiting(block, timeout), lease, holder, renew=renew, detached=detached)
         taken = await self._port.take(wanted)
         if not taken:
             ready = f"became ready within {wanted.timeout_s:g} s" if wanted.timeout_s else "is ready"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Self
 
+from holdfast.api import check_port
 from holdfast.api.contents import Body, home_of
 from holdfast.api.drafts import Seconds, duration_ms, instant_ns
 from holdfast.api.sync.ports import ConsumerPort, tell
@@ -44,6 +45,7 @@ class Consumer(Generic[Body]):
     """
 
     def __init__(self, port: ConsumerPort) -> None:
+        check_port(self, port)
         self._port = port
         self._ahead: deque[StreamMessage[Body]] = deque()  # read by an iteration, not yet returned to the user
         self._returned: set[TopicPartition] = set()  # partitions with messages that were read but will not be returned

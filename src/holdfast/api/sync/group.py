@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from holdfast.api import Face
 from holdfast.api.arguments import (
+    ONE,
     check_count,
     check_id,
     check_reason,
@@ -124,7 +125,9 @@ class Group(Face, Generic[Body]):
             one = self._port.take_next()
             if one is not None:
                 return Message(self._port, one)
-        wanted = wanted_of(1, waiting(block, timeout), lease, holder, renew=renew, detached=detached)
+            wanted = ONE
+        else:
+            wanted = wanted_of(1, waiting(block, timeout), lease, holder, renew=renew, detached=detached)
         taken = self._port.take(wanted)
         if not taken:
             ready = f"became ready within {wanted.timeout_s:g} s" if wanted.timeout_s else "is ready"

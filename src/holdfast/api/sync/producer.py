@@ -8,6 +8,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any
 
+from holdfast.api import check_port
 from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Text, duration_ms, message_of
 from holdfast.broker.messages import TEXT_KEY
 from holdfast.broker.waiters import ThreadWaiter
@@ -31,6 +32,7 @@ class Producer:
         body_type: Any = None,
         rounds: Callable[[ProducerCore[Any]], ThreadRounds] | None = None,
     ) -> None:
+        check_port(self, port)
         self._core = core = ProducerCore(
             port, settings or port.settings, Sent, name=name, resume=resume, body_type=body_type
         )

@@ -36,9 +36,12 @@ _MOST_BODY_CELLS: Final = 200
 _MOST_ERROR_CELLS: Final = 200
 # If there is too little room: the columns to shrink, in order, and down to how many cells. Ids are never shrunk.
 _GIVE_WAY: Final = (
-    (_BODY, 16), ("error", 60), (_BODY, 8), ("headers", 8), ("holder", 8), ("key", 4), (_BODY, 4), ("error", 24),
-    ("reason", 8), ("error", 10),
+    (_BODY, 16), ("error", 60), (_BODY, 8), ("headers", 8), ("holder", 8), ("error", 0), ("key", 4), (_BODY, 4),
+    ("reason", 8),
 )  # fmt: skip
+# An error that would get fewer cells than this, and needs more than it gets, is on a line of its own.
+_LEAST_ERROR_CELLS: Final = 60
+_BELOW: Final = "  "
 _MOST_SHOWN_BYTES: Final = 4_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -157,6 +160,7 @@ class Pages:
         self._room = console.width
         self._columns = columns
         self._shown: list[MessageColumn] = []
+        self._below = False  # whether errors are on lines of their own
         self._page: list[AnyMessage] = []
 
     def show(self, messages: Iterable[AnyMessage]) -> int:
@@ -179,18 +183,42 @@ class Pages:
             for i, column in enumerate(self._columns)
             if column in (ID, TIME, SIZE) or any(row[i] for row in rows)
         ]
-        titles = [column.title for column in used] != [column.title for column in self._shown]
+        before, below = [column.title for column in self._shown], self._below
         places = [i for i, column in enumerate(self._columns) if any(column.title == each.title for each in used)]
         self._shown = used
         bodies = [output.preview(message.raw, _MOST_BODY_CELLS) for message in self._page]
         shown = [*used, MessageColumn(_BODY, max(len(_BODY), *map(output.cell_len, bodies)), lambda _: "")]
-        cells = _fitting({column.title: column.cells for column in shown}, self._room)
-        columns = [output.Column(each.title, each.justify == "right", cells=cells[each.title]) for each in shown]
-        table = output.Table(*columns, titles=titles)
+        cells = self._cells(shown)
+        titles = below != self._below or before != [column.title for column in used]
+        columns = [output.Column(each.title, each.justify == "right", cells=cells.get(each.title, 0)) for each in shown]
+        kept = [i for i, column in enumerate(shown) if column.title in cells]
+        table = output.Table(*(columns[i] for i in kept), titles=titles)
         for row, body in zip(rows, bodies, strict=True):
-            table.add_row(*(row[i] for i in places), body)
-        self._console.print(table)
+            texts = [*(row[i] for i in places), body]
+            table.add_row(*(texts[i] for i in kept))
+        if self._below:
+            errors = [row[self._columns.index(ERROR)] for row in rows]
+            self._print_below(table, [ERROR.title, *errors] if titles else errors)
+        else:
+            self._console.print(table)
         self._page.clear()
+
+    def _cells(self, shown: Sequence[MessageColumn]) -> dict[str, int]:
+        """Return the width of each column; if there is too little room for the errors, they have none."""
+        wanted = {column.title: column.cells for column in shown}
+        cells = _fitting(wanted, self._room)
+        needed = min(wanted.get(ERROR.title, 0), _LEAST_ERROR_CELLS)
+        self._below = self._below or cells.get(ERROR.title, 0) < needed
+        if self._below:
+            wanted.pop(ERROR.title, None)
+            cells = _fitting(wanted, self._room)
+        return cells
+
+    def _print_below(self, table: output.Table, errors: Sequence[str]) -> None:
+        for line, error in zip(table.lines(self._room), errors, strict=True):
+            self._console.print(line)
+            if error:
+                self._console.print(f"{_BELOW}{output.cut(error, self._room - len(_BELOW))}")
 
     def _width(self, column: MessageColumn, texts: Sequence[str]) -> int:
         """Return the width needed, up to the column's own limit; ids are never cut, so that they can be copied."""
@@ -302,7 +330,7 @@ def _show(console: output.Console, found: Everything) -> None:
         holder, why = output.safe(failure.holder), output.safe(failure.why)
         summary = f"{output.seconds_text(moment_at(failure.at_ms))} UTC, {holder}: {why}"
         facts.add_row(f"failure {number}", f"{summary}\n{_lines(failure.error)}" if failure.error else summary)
-    facts.add_row("body", f"{message.size:,} bytes")
+    facts.add_row("body", count_of(message.size, "byte"))
     console.print(facts)
     from holdfast.cli.look.trace import life_line  # for `show` only
 

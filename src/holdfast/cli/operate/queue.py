@@ -434,7 +434,7 @@ def dead_redrive_command(
     with at.of(ids[0] if ids else None).opened() as queue:
         with _reading(at):
             chosen = queue.dead.redrive(_given(ids), where=where, limit=limit, dry_run=True, to=to).ids
-        done = "redriven" if to is None else f"put into {output.safe(to)}"
+        done = "redriven" if to is None else f"redriven to {output.safe(to)}"
         moving = _Moving("redrive", done, chosen, size, pause_s, as_json=at.as_json)
         return moving.run(lambda some: queue.dead.redrive(some, to=to).done, dry_run=dry_run, yes=yes)
 

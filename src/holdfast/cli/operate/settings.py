@@ -26,6 +26,7 @@ from holdfast.later import pattern
 from holdfast.settings import TopicSettings, load
 
 _SIZE: Final = pattern(r"([0-9]+)\s*([KMG])(?:i?B)?", re.IGNORECASE)
+_UNITS: Final = (("_ms", "or a time such as 30s or 7d"), ("_bytes", "or a size such as 64MiB"))
 _FACTORS: Final = {"K": 1024, "M": 1024**2, "G": 1024**3}
 
 
@@ -84,7 +85,11 @@ def changes_of(texts: Sequence[str]) -> dict[str, Any]:
             f"{name} is not a setting of the topic: each program chooses it for itself, such as with "
             "open(..., durability=...); `holdfast put` has --durability"
         )
-    load(TopicSettings, {**msgspec.structs.asdict(TopicSettings()), **wanted})
+    try:
+        load(TopicSettings, {**msgspec.structs.asdict(TopicSettings()), **wanted})
+    except BadSettings as error:
+        ways = [way for name in wanted for end, way in _UNITS if f"{name}=" in str(error) and name.endswith(end)]
+        raise BadSettings("; ".join([str(error), *ways])) from None
     return wanted
 
 

@@ -22,7 +22,7 @@ from holdfast.client.opening import is_address
 from holdfast.env import real_world
 from holdfast.errors import Empty, Forbidden, HoldfastError, InvalidRequest
 from holdfast.later import shlex
-from holdfast.model import Pause
+from holdfast.model import Pause, count_of
 
 # A message as shell variables, which `holdfast get --export` prints for `eval`.
 
@@ -301,9 +301,9 @@ class _Showing:
         if self._stateful:
             facts.add_row("state", output.safe(output.json_text(message.state.load())))
         if self._out is not None:
-            facts.add_row("body", f"{message.size:,} bytes in {output.safe(self._out)}")
+            facts.add_row("body", f"{count_of(message.size, 'byte')} in {output.safe(self._out)}")
         else:
-            facts.add_row("body", f"{message.size:,} bytes")
+            facts.add_row("body", count_of(message.size, "byte"))
         console.print(facts)
         if self._out is None:
             console.print(body_text(message.raw))

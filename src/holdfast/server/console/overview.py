@@ -21,9 +21,10 @@ from holdfast.errors import HoldfastError
 from holdfast.local.broker import samples_in, streams_on
 from holdfast.model import Pause
 from holdfast.protocol.messages import Wire
+from holdfast.protocol.topics import words_of
 from holdfast.server.api import admin
 from holdfast.server.api.groups import is_shown
-from holdfast.server.audit import Act, Audit, is_routine, words_of
+from holdfast.server.audit import Act, Audit, is_routine
 from holdfast.server.console.charts import NO_FLOW, RANGES, Flow, Range, Spark, charts_of, flow_of, spark_of
 from holdfast.server.console.rendering import age, base_of, count, page, render, size
 from holdfast.server.http.messages import Response

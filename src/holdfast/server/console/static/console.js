@@ -361,7 +361,7 @@ async function many(act) {
   if (!dry.matched) return finish("No dead letters match now: they were redriven or purged.");
   tell(drops
     ? `${letters} will be deleted. This cannot be undone.`
-    : `${letters} will be redriven into the queue, each once, in the order in which they were sent.`);
+    : `${letters} will be redriven, each once, in the order in which they were sent.`);
   name(dry.ids ?? [], dry.matched);
   elsewhere.hidden = limited.hidden = drops;
   yes.textContent = `${act.verb} ${number(dry.matched)}`;
@@ -373,7 +373,7 @@ async function many(act) {
     if (!drops && Number(limitedTo.value) > 0) body.rate = Number(limitedTo.value);
     elsewhere.hidden = limited.hidden = true;
     const done = drops ? (await (await call("POST", act.url, body)).json()).done : await redrive(act.url, body);
-    finish(`${number(done)} ${drops ? "purged" : to ? `put into ${to}` : "redriven"}.`);
+    finish(`${number(done)} ${drops ? "purged" : to ? `redriven to ${to}` : "redriven"}.`);
     if (act.follow && !to) location.assign(`${act.follow}&${new URLSearchParams({ ids: dry.ids.join(",") })}`);
     else if (act.then) location.assign(act.then);
   };
@@ -414,7 +414,7 @@ function name(ids, count) {
   }));
 }
 
-// Redrives letters, and shows the progress; if it is stopped, the rest stay dead letters.
+// Redrives letters, and says how far it is; whoever stops it keeps the rest as dead letters.
 async function redrive(url, body) {
   stopping = new AbortController();
   no.disabled = false;
@@ -443,7 +443,7 @@ async function* linesOf(answer) {
   let rest = "";
   for (;;) {
     const { value: part, done: ended } = await parts.read().catch(() => {
-      throw new Error("The connection was lost before the end. Those that were not redriven are still dead letters.");
+      throw new Error("The connection was lost before the end. What was not redriven is still a dead letter.");
     });
     if (ended) return;
     const lines = (rest + part).split("\n");
