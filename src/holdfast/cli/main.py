@@ -61,9 +61,7 @@ COMMANDS: Final[dict[str, dict[str, Entry]]] = {
         "run-now": Entry("operate.queue:run_now_command", "Make delayed messages ready now."),
         "pause": Entry("operate.queue:pause_command", "Stop handing out messages; publishing continues."),
         "resume": Entry("operate.queue:resume_command", "Hand out messages again after `pause`."),
-        "workers": Entry(
-            "serve:workers_command", "List, drain, stop or resume workers."
-        ),
+        "workers": Entry("serve:workers_command", "List, drain, stop or resume workers."),
         "purge": Entry("operate.queue:purge_command", "Drop every waiting message of a queue."),
         "seek": Entry("operate.queue:seek_command", "Move a queue's position, to replay or to skip messages."),
         "topic": Entry("operate.topics:topic_app", "Topics: create, inspect, change and delete them."),
