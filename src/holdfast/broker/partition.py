@@ -568,7 +568,10 @@ class Partition:
         first = written.offset if isinstance(written, Appended) else written
         if first >= 0:
             for delivery in self.deliveries:
-                delivery.group.arrive(first, priorities)
+                if len(priorities) == 1 and priorities[0]:
+                    delivery.group.arrive_one(first, priorities[0])
+                else:
+                    delivery.group.arrive(first, priorities)
         return written
 
     def _tell(self, publication: Publication) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 from msgspec import UNSET, UnsetType
@@ -167,7 +168,7 @@ class AsyncGroup(Face, Generic[Body]):
         """
         wanted = wanted_of(count, timeout, lease, holder, renew=renew, detached=detached)
         port = self._port
-        return [AsyncMessage(port, taken) for taken in await port.take(wanted)]
+        return list(map(AsyncMessage, repeat(port), await port.take(wanted)))
 
     async def __aiter__(self) -> AsyncIterator[AsyncMessage[Body]]:
         """Iterate over the messages as they arrive, until the group is closed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 from msgspec import UNSET, UnsetType
@@ -168,7 +169,7 @@ class Group(Face, Generic[Body]):
         """
         wanted = wanted_of(count, timeout, lease, holder, renew=renew, detached=detached)
         port = self._port
-        return [Message(port, taken) for taken in port.take(wanted)]
+        return list(map(Message, repeat(port), port.take(wanted)))
 
     def __iter__(self) -> Iterator[Message[Body]]:
         """Iterate over the messages as they arrive, until the group is closed."""

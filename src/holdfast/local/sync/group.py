@@ -42,7 +42,7 @@ class LocalGroupPort(LocalGroup):
     def take(self, wanted: ReceiveRequest) -> list[Delivered]:
         """Lease ready messages, up to `wanted.count`; waits in line for the first one."""
         found = self.take_waiting(wanted)
-        return [each for _, taken in found for each in taken]
+        return found[0][1] if len(found) == 1 else [each for _, taken in found for each in taken]
 
     def take_waiting(self, wanted: ReceiveRequest) -> list[tuple[Delivery, list[Delivered]]]:
         """Lease ready messages, by partition."""
