@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -355,25 +355,19 @@ def test_a_worker_takes_no_more_than_its_prefetch_allows(site: Site):
             time.sleep(0.1)
 
 
-@pytest.mark.parametrize("kind", ["folder", "server"])
-def test_every_task_of_four_processes_runs_though_server_and_workers_are_killed(kind: str, tmp_path: Path, scale):
+def test_every_task_of_four_processes_runs_though_server_and_workers_are_killed(tmp_path: Path, scale):
     each = scale(150, 2_500)
-    with ExitStack() as running:
-        server, url = None, f"{tmp_path}/data"
-        if kind == "server":
-            server = running.enter_context(server_process(tmp_path / "data", "--no-console"))
-            url = server.url
-        site = Site(tmp_path, f"holdfast+{url}" if server else f"holdfast://{url}", url)
+    with server_process(tmp_path / "data", "--no-console") as server:
+        site = Site(tmp_path, f"holdfast+{server.url}", server.url)
         code = f"import sys\nfrom program import *\nfor n in range({each}): count.delay(f'{{sys.argv[1]}}-{{n}}')"
         senders = [
             subprocess.Popen([sys.executable, "-c", code, str(number)], env=site.environment) for number in range(4)
         ]
         with site.worker("-P", "threads", "-c", "4", LEASE="2") as first:
             until(lambda: len(site.notes()) > each, "some tasks have run")
-            kill(first)  # on a folder, it or a sender owns it
-            if server is not None:
-                server.kill()
-                server.start()
+            kill(first)
+            server.kill()
+            server.start()
             with site.worker("-P", "threads", "-c", "4", LEASE="2"):
                 for sender in senders:
                     assert sender.wait(PATIENCE_S) == 0
