@@ -49,7 +49,8 @@ def in_a_child(call: Callable[[], object]) -> str:
 
 @pytest.fixture
 def queue(tmp_path: Path) -> Iterator[Any]:
-    with holdfast.open(tmp_path / "jobs") as opened:
+    # What a child takes and drops as it ends comes back with the end of its lease.
+    with holdfast.open(tmp_path / "jobs", lease_ms=5_000) as opened:
         opened.put(b"before")
         yield opened
 
