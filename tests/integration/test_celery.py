@@ -345,7 +345,7 @@ def test_a_warm_shutdown_finishes_the_task_and_gives_back_the_rest(site: Site):
 
 def test_a_worker_takes_no_more_than_its_prefetch_allows(site: Site):
     site.run("for queue in ('x', 'y', 'z'):\n    for n in range(3): sleep.apply_async((8, queue), queue=queue)")
-    with site.worker("-P", "solo", "-Q", "x,y,z"), site.broker() as broker:
+    with site.worker("-P", "solo", "-c", "1", "-Q", "x,y,z"), site.broker() as broker:
         until(site.notes, "the first task begins")
         end = time.monotonic() + 2
         queues = [broker.queue(name) for name in "xyz"]
