@@ -10,6 +10,9 @@ endif
 PY := $(VENV)/bin/python
 PIP := PIP_USER=0 $(PY) -m pip install --quiet --quiet --no-input --disable-pip-version-check
 
+# The tests start thousands of processes; each would compile all modules again, which takes longer than most tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 # A stamp is named after this folder, so that an environment copied along with the tree, whose scripts
 # still point into the old one, is made anew.
 HERE := $(shell printf '%s' '$(CURDIR)' | cksum | cut -d ' ' -f 1)

@@ -43,6 +43,15 @@ def names(package: str, where: Mapping[str, str]) -> Callable[[str], Any]:
     return load
 
 
+def on_demand(name: str) -> Any:
+    """Return a module of this package that most calls do not need.
+
+    A process that runs one command loads it on first use. Others load it at once: later, they may have no descriptor
+    left to read it with, or fork while it is being loaded.
+    """
+    return module(name) if _one_command else importlib.import_module(name)
+
+
 _one_command = False
 
 
@@ -90,6 +99,7 @@ __all__ = [
     "json",
     "module",
     "names",
+    "on_demand",
     "pattern",
     "run_one_command",
     "runs_one_command",

@@ -420,12 +420,13 @@ def decide(table: LockTable, command: Command, now: Moment) -> list[Event]:
     return list(_events(command, table, now))
 
 
+# Registered by class, not by annotation: evaluating one takes a tenth of a millisecond, at every start.
 @singledispatch
 def _events(command: Command, table: LockTable, now: Moment) -> Iterator[Event]:
     raise TypeError(f"{command!r} is not a command")
 
 
-@_events.register
+@_events.register(Acquire)
 def _(command: Acquire, table: LockTable, now: Moment) -> Iterator[Event]:
     name = command.name
     free = name not in table.held or table.is_over(name, now.mono_ms)
@@ -441,40 +442,40 @@ def _(command: Acquire, table: LockTable, now: Moment) -> Iterator[Event]:
     yield Acquired(name, command.owner, fence, command.lease_ms, now.mono_ms + command.lease_ms, now.wall_ms)
 
 
-@_events.register
+@_events.register(Renew)
 def _(command: Renew, table: LockTable, now: Moment) -> Iterator[Event]:
     held = claim(table, command.proof, now)
     lease_ms = held.lease_ms if command.lease_ms is None else command.lease_ms
     yield Renewed(command.proof.name, lease_ms, now.mono_ms + lease_ms)
 
 
-@_events.register
+@_events.register(Release)
 def _(command: Release, table: LockTable, now: Moment) -> Iterator[Event]:
     claim(table, command.proof, now)
     yield Ended(command.proof.name, RELEASED, now.wall_ms)
 
 
-@_events.register
+@_events.register(ReplaceDocument)
 def _(command: ReplaceDocument, table: LockTable, now: Moment) -> Iterator[Event]:
     _allow(table, command.name, command.expected, command.proof, now)
     yield DocumentWritten(command.name, table.version + 1, command.content, now.wall_ms)
 
 
-@_events.register
+@_events.register(Remove)
 def _(command: Remove, table: LockTable, now: Moment) -> Iterator[Event]:
     _allow(table, command.name, command.expected, command.proof, now)
     if command.name in table.documents:
         yield RemovedDocument(command.name)
 
 
-@_events.register
+@_events.register(Tick)
 def _(command: Tick, table: LockTable, now: Moment) -> Iterator[Event]:
     for name in table.due(now.mono_ms) if command.name is None else [command.name]:
         if table.is_over(name, now.mono_ms):
             yield Ended(name, EXPIRED, now.wall_ms)
 
 
-@_events.register
+@_events.register(OpenLocks)
 def _(command: OpenLocks, table: LockTable, now: Moment) -> Iterator[Event]:
     # Each lost event may have been the beginning of a session, or a version of a document.
     session = max(table.session, table.fence >> SESSION_BITS) + 1 + command.lost_events

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import shutil
 import ssl
 import time
@@ -19,7 +20,7 @@ from holdfast import InvalidRequest, Unauthenticated, Unavailable, aio
 from holdfast.env import ManualClock
 from holdfast.server.callers import tls_context
 from holdfast.server.tokens import TokenEntry, digest_of, with_entry
-from holdfast.settings import ServerSettings
+from holdfast.settings import BrokerSettings, ServerSettings
 from tests.integration.http_gear import Serving, serving
 from tests.unit.certificates import Issuer
 
@@ -205,3 +206,41 @@ def test_a_server_that_is_gone_is_unavailable_and_not_a_stranger(place: Place):
         url = server.url
     with pytest.raises(Unavailable, match=str(urlsplit(url).port)):
         topics(url, tls=place.ours, timeout=0.2)
+
+
+def test_tasks_of_spark_read_and_write_over_tls_with_the_certificates_of_the_environment(
+    place: Place, monkeypatch: Any
+):
+    pytest.importorskip("pyspark")
+    from pyspark.sql.datasource import CaseInsensitiveDict
+
+    from holdfast.client.spark_commits import routes
+    from holdfast.spark.places import access_of
+    from holdfast.spark.readers import BatchReader, message_schema
+    from holdfast.spark.source import HoldfastSink, Task, WriteOptions
+    from tests.unit.sinks import batch_of
+
+    monkeypatch.setenv("HOLDFAST_TLS_CA", str(place.ours))
+    with place.serving(mutual=True, more=lambda: [routes]) as server:
+        with holdfast.connect(server.url, tls=place.context(OURS)) as broker:
+            broker.create_topic("orders")
+        given = CaseInsensitiveDict({"path": server.url, "topic": "orders"})
+        certificate, key = OURS.issue(place.folder / "clients", "spark")
+        monkeypatch.setenv("HOLDFAST_TLS_CERT", str(certificate))
+        monkeypatch.setenv("HOLDFAST_TLS_KEY", str(key))
+        options = WriteOptions(
+            path=server.url, topic="orders", new_partitions=None, owner_wait_ms=0, settings=BrokerSettings(),
+            server=access_of(given),
+        )  # fmt: skip
+        writer = HoldfastSink(options)
+        writer.commit([writer.stage(iter([batch_of([b"a", b"b"])]), "query", 0, Task(0, 0))], kept=True)
+        reader = BatchReader(given, message_schema(metadata=False, headers=False))
+        splits = reader.partitions()
+        sent = pickle.dumps((reader, splits))
+        for name in ("CA", "CERT", "KEY"):
+            monkeypatch.delenv(f"HOLDFAST_TLS_{name}")  # an executor is told by the driver
+        task, splits = pickle.loads(sent)
+        rows = [row for split in splits for batch in task.read(split) for row in batch.to_pylist()]
+        assert [row["value"] for row in rows] == [b"a", b"b"]
+        with pytest.raises(Unauthenticated, match="not proved its identity"):
+            BatchReader(given, message_schema(metadata=False, headers=False)).partitions()

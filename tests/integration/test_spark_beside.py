@@ -86,6 +86,19 @@ def test_what_a_stream_has_not_read_stays_pinned_however_it_ends(tmp_path: Path)
     assert (query.group, query.ttl_ms, query.stale) == ("lake", 2 * 24 * 3_600_000, False)
 
 
+def test_a_query_without_a_group_of_its_own_is_named_by_its_prefix(tmp_path: Path) -> None:
+    folder = str(tmp_path / "shop")
+    make_folder(folder, hasty=False)
+    for given in ({}, {"groupIdPrefix": "nightly"}, {"groupIdPrefix": "nightly"}):
+        MicroBatchReader(CaseInsensitiveDict({"path": folder, "topic": "orders", **given}), SCHEMA).initialOffset()
+    names = [query.group for query in list_queries(real_world(), folder)]
+    assert len(set(names)) == 3
+    assert sorted(name.rpartition("-")[0] for name in names) == ["nightly", "nightly", "spark"]
+    wrong = CaseInsensitiveDict({"path": folder, "topic": "orders", "groupIdPrefix": "a/b"})
+    with pytest.raises(holdfast.InvalidRequest, match="groupIdPrefix"):
+        MicroBatchReader(wrong, SCHEMA).initialOffset()
+
+
 def test_a_small_batch_waits_for_more_messages_or_for_the_time_that_was_given(tmp_path: Path) -> None:
     with holdfast.open_broker(tmp_path) as broker:
         broker.create_topic("orders")

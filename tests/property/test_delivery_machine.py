@@ -189,6 +189,20 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.story.publish(*levels, readable=readable)
         self.model.phases += [Phase.READY] * len(levels)
 
+    @precondition(lambda self: self.urgent)
+    @rule(level=st.integers(1, 9), readable=st.booleans())
+    def publish_fused(self, level: int, readable: bool) -> None:
+        """The hot path of a message with a priority."""
+        story, offset = self.story, len(self.story.log)
+        plainly = group_of(image_of(story.group))
+        plainly.arrive(offset, [level])
+        story.log.append(level)
+        story.group.arrive_one(offset, level)
+        assert_alike(story.group, plainly)
+        if readable:
+            story.readable = len(story.log)
+        self.model.phases.append(Phase.READY)
+
     @precondition(lambda self: self.story.readable < len(self.story.log))
     @rule()
     def become_readable(self) -> None:
@@ -477,6 +491,7 @@ def take_a_step(machine: DeliveryMachine, rng: Random) -> None:
     count = rng.randint(1, 5)
     steps: list[tuple[int, Callable[[], object]]] = [
         (4, lambda: machine.publish([rng.choice([0, 0, 1, 5, 9]) for _ in range(count)], rng.random() < 0.8)),
+        (2, lambda: machine.publish_fused(rng.randint(1, 9), yes) if machine.urgent else None),
         (1, machine.become_readable),
         (4, lambda: machine.tick(ms, rng.choice([ms, 0, 50]))),
         (1, lambda: machine.wall_clock_is_put_back(1 + ms)),

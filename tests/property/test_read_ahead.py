@@ -122,15 +122,17 @@ def test_a_follower_returns_what_a_plain_read_does(steps: list[tuple[Any, ...]])
 
 
 @given(
-    st.lists(_sizes, min_size=1, max_size=12),
+    st.lists(st.tuples(_sizes, st.sampled_from([None, None, b"k", b"l", b"key"])), min_size=1, max_size=12),
     st.lists(st.tuples(st.integers(0, 2**20), st.integers(0, 7)), max_size=3),
     st.integers(1, 20),
 )
-def test_a_run_ends_where_a_single_message_is_refused(sizes: list[int], flips: list[tuple[int, int]], most: int):
+def test_a_run_ends_where_a_single_message_is_refused(
+    messages: list[tuple[int, bytes | None]], flips: list[tuple[int, int]], most: int
+):
     disk = SimulatedDisk()
     log = Log.open(FOLDER, small_settings(segment_bytes=2**20), World(ManualClock(), disk, SeededIds(3)))
-    for size in sizes:
-        log.append_one(bytes(size))
+    for size, key in messages:
+        log.append([bytes(size)] if key is None else Batch(values=[bytes(size)], keys=[key]))
     end, prefix = log._writer.active.position, log_prefix(log.log_id)
     data = bytearray(disk.contents(f"{FOLDER}/{0:020d}.log")[:end])
     for at, bit in flips:

@@ -15,7 +15,7 @@ from holdfast.codec.frame import log_prefix, read_single
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import MessageTooLarge
-from holdfast.model import Appended
+from holdfast.model import NO_PRODUCER, Appended, Producer
 from holdfast.settings import TopicSettings
 from holdfast.storage.log import Log
 from tests.crash.histories import FOLDER, small_settings
@@ -26,12 +26,16 @@ puts = st.lists(
         | st.lists(st.just(b"even"), min_size=2, max_size=300),
         st.sampled_from(["os", "fsync", "interval"]),
         st.integers(min_value=-50, max_value=5_000_000),
+        st.just(NO_PRODUCER)
+        | st.builds(Producer, st.integers(1, 2**64 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)),
     ),
     max_size=12,
 )
+_SOME = Producer(2**64 - 1, 2**32 - 1, 2**32 - 1)
 
 
-@example([([b"x" * 1000] * 17, "os", 0), ([b""] * 256, "os", 0), ([b"y"] * 257, "os", 0)], True, {})
+@example([(values, "os", 0, NO_PRODUCER) for values in ([b"x" * 1000] * 17, [b""] * 256, [b"y"] * 257)], True, {})
+@example([(values, "os", 0, _SOME) for values in ([b"x"], [b"x" * 16_377], [b"y"] * 100)], True, {})
 @given(puts, st.booleans(), st.sampled_from([{}, {"segment_messages": 3}, {"segment_ms": 3}]))
 def test_fused_and_plain_agree_to_the_byte(history, maps, settings):
     fused, plain = SimulatedDisk(maps=maps), SimulatedDisk(maps=maps)
@@ -41,12 +45,12 @@ def test_fused_and_plain_agree_to_the_byte(history, maps, settings):
         log = Log.open(FOLDER, small_settings(**settings), World(clock=clock, disk=disk, ids=SeededIds(3)))
         if disk is plain:
             log.write_alone = lambda *_: -1
-        for values, durability, step_ns in history:
+        for values, durability, step_ns, producer in history:
             clock.step_wall(ns=step_ns)
-            if disk is fused and len(values) == 1:
+            if disk is fused and len(values) == 1 and producer is NO_PRODUCER:
                 appended = log.append_one(values[0], durability)
             else:
-                appended = log.append(values, durability=durability)
+                appended = log.append(values, durability=durability, producer=producer)
             ends.append((appended, log.end, log.synced_end))
         log.close()
     half = len(ends) // 2

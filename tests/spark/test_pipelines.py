@@ -131,7 +131,8 @@ class Killed(LakeDisk):
 from holdfast.spark.pipelines import streams
 made = streams.Context
 streams.Context = lambda **given: made(disk=Killed(), **given)
-spark = session("killed", "local[2]", **{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
+java = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+spark = session("killed", "local[2]", **java)
 Pipeline.land("orders", folder=FOLDER, lake=LAKE, max_rows_per_batch=8).run(spark=spark)
 """
 

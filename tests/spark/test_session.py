@@ -136,7 +136,8 @@ with holdfast.open_broker("shop", durability="os") as broker:
 content = bytearray(segment.read_bytes())
 content[1000] ^= 0xFF
 segment.write_bytes(content)
-spark = holdfast.spark.session("failing", "local[1]")
+java = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+spark = holdfast.spark.session("failing", "local[1]", **java)
 orders = spark.read.format("holdfast").options(path="shop", topic="orders").load()
 try:
     orders.write.format("noop").mode("overwrite").save()

@@ -143,7 +143,8 @@ def fail_once(batches):
     if context.attemptNumber() == 0 and context.partitionId() % 2:
         raise RuntimeError("as asked")
 
-spark = holdfast.spark.session("retries", "local[2,4]")
+java = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+spark = holdfast.spark.session("retries", "local[2,4]", **java)
 rows = spark.range(0, 1000, 1, 4).selectExpr("CAST(id AS STRING) AS value").mapInArrow(fail_once, "value string")
 rows.write.format("holdfast").options(path=sys.argv[1], topic="orders").mode("append").save()
 spark.stop()

@@ -15,7 +15,7 @@ from tests.tidy.repo import ROOT, assert_none
 CEILINGS = {
     "threads": {"put": 3, "get": 15, "ack": 8, "get at once": 32},
     "tasks": {"put": 3, "get": 15, "ack": 8, "get at once": 32},
-    "HTTP": {"put": 26, "get": 46, "ack": 34, "get at once": 46},
+    "HTTP": {"put": 20, "get": 40, "ack": 26, "get at once": 40},
 }
 
 

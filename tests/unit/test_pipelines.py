@@ -27,7 +27,15 @@ from holdfast.spark.pipelines.project import (
     yaml_template,
 )
 from holdfast.spark.pipelines.python import pipeline
-from holdfast.spark.pipelines.spec import Expectation, LakeOptions, Project, interval_ms, kind_named, kind_names
+from holdfast.spark.pipelines.spec import (
+    Expectation,
+    LakeOptions,
+    Project,
+    interval_ms,
+    kind_named,
+    kind_names,
+    located,
+)
 from tests.unit.lake_kit import Crash, FrailDisk, changed, context_of, seen, staged
 
 SHOP = """\
@@ -394,6 +402,14 @@ def test_a_checkpoint_of_another_topic_is_refused_with_the_way_out(tmp_path):
         assert 'made with topics ["orders"], but it is now ["mails"]' in str(raised.value)
         forget(world, other, other.spec("orders-land"))
         check_fit(world, other, other.spec("orders-land"))
+
+
+@pytest.mark.parametrize("lake", ["s3://bucket/lake", "http://host:7700"])
+def test_a_lake_that_is_no_folder_is_refused_before_anything_runs(tmp_path, lake):
+    project = read_project(write(tmp_path / "p.yaml", SHOP.replace("lake: lake", f"lake: {lake}")))
+    assert project.lake == lake
+    with pytest.raises(BadSettings, match=f"lake is '{lake}': tables are written to a folder"):
+        located(project)
 
 
 def test_following_is_not_faster_than_it_pays_and_not_for_what_has_an_end(tmp_path):

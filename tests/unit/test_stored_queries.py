@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.folder import stored as stored_folders
 from holdfast.broker.folder.stored import snapshot
 from holdfast.broker.streams.queries import QueryLease
 from holdfast.broker.streams.stored_queries import StoredNote
 from holdfast.env import ManualClock, RealDisk, SystemIds, World, real_world
+from holdfast.env.chain.chain import ChainTimes
 from holdfast.env.chain.engines import FolderStore, StoreUnreachable, open_store, parse_place
 from holdfast.settings import BrokerSettings, TopicSettings
 
@@ -40,8 +43,11 @@ class Stored:
         self.url = f"file://{home}/store/jobs"
         self.notes = home / "store/jobs/query"
         topic = TopicSettings(segment_bytes=4096, frame_bytes=1024, min_free_bytes=0)
-        settings = BrokerSettings(topic=topic, store_cache_dir=str(home / "owner"))
-        self.engine = BrokerEngine.open(self.url, settings=settings, world=self.world)
+        settings = BrokerSettings(topic=topic, store_cache_dir=str(home / "owner"), store_lease_ms=600_000)
+        with pytest.MonkeyPatch.context() as patch:
+            # The clock may be set while an object is on its way, which then seems to have taken that long.
+            patch.setattr(stored_folders, "ChainTimes", partial(ChainTimes, slowest_s=600.0))
+            self.engine = BrokerEngine.open(self.url, settings=settings, world=self.world)
         self.engine.create_topic("jobs")
         self.topic = self.engine.open_topic("jobs")
         self.log = self.topic.partitions[0].log

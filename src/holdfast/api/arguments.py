@@ -48,6 +48,21 @@ def moment_ns(value: When, name: str, now_ns: int) -> int:
     return instant_ns(value, name)
 
 
+# Searches for messages, in all queues.
+
+
+MOST_FOUND: Final = 1_000  # by one call
+
+
+def check_search_request(text: object, limit: object, after: object) -> None:
+    """Refuse arguments of the wrong types, and a limit that one call cannot have."""
+    for name, value in (("text", text), ("after", after)):
+        if not isinstance(value, str):
+            raise InvalidRequest(f"{name} is a text, not {type(value).__name__}: give it as a str")
+    if type(limit) is not int or not 1 <= limit <= MOST_FOUND:
+        raise InvalidRequest(f"limit={limit!r} cannot be used: give a whole number from 1 to {MOST_FOUND}")
+
+
 def span_of(last: Seconds) -> int:
     """Convert the time that samples are wanted of to milliseconds."""
     from holdfast.codec.samples import LONGEST_S  # for these calls only

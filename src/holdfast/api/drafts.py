@@ -333,7 +333,9 @@ class Drafter:
         key, given, priority, delay, at, ttl, given_id, correlation_id = options
         flags = 0
         stored_key = None
-        if key is not None:
+        if type(key) is str and key.isascii():
+            stored_key, flags = key.encode(), TEXT_KEY
+        elif key is not None:
             flags = TEXT_KEY if isinstance(key, str) else 0
             stored_key = _text(key, "key")
         value: Value
@@ -386,19 +388,33 @@ def _id(given: object, name: str) -> bytes:
     return value
 
 
+# Names of headers that were checked: a program's messages have the same few.
+_checked_names: Final[set[str]] = set()
+_MOST_CHECKED: Final = 256
+_MOST_NAME_CHARS: Final = 64
+
+
+def _checked_name(name: object) -> str:
+    """Return what can be the name of a header, and remember it; refuse all else."""
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(f"a header's name must be text, not {name!r}")
+    if not name.isascii():
+        _text(name, f"the name of the header {name!r}")
+    if name.startswith(PREFIX):
+        raise InvalidRequest(
+            f"the header {name!r} cannot be set: names that begin with {PREFIX} are reserved; choose another"
+        )
+    if type(name) is str and len(name) <= _MOST_NAME_CHARS and len(_checked_names) < _MOST_CHECKED:
+        _checked_names.add(name)
+    return name
+
+
 def _headers(headers: object) -> tuple[tuple[tuple[str, bytes], ...], bool]:
     """Return the headers as they are stored, and whether any value was given as text."""
     stored: list[tuple[str, bytes]] = []
     as_bytes: list[int] = []
-    for name, value in headers.items() if type(headers) is dict else _pairs(headers):
-        if not isinstance(name, str) or not name:
-            raise InvalidRequest(f"a header's name must be text, not {name!r}")
-        if not name.isascii():
-            _text(name, f"the name of the header {name!r}")
-        if name.startswith(PREFIX):
-            raise InvalidRequest(
-                f"the header {name!r} cannot be set: names that begin with {PREFIX} are reserved; choose another"
-            )
+    for given, value in headers.items() if type(headers) is dict else _pairs(headers):
+        name = given if type(given) is str and given in _checked_names else _checked_name(given)
         if type(value) is str and value.isascii():
             stored.append((name, value.encode()))
             continue

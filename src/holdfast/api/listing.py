@@ -331,9 +331,6 @@ def warn_of_damage(topic: str, group: str, phase: str, messages: int) -> None:
     )
 
 
-MOST_FOUND: Final = 1_000  # by one call
-
-
 class SearchHit(NamedTuple):
     """A message that a search found, with its phase, and the group that it has this phase in."""
 
@@ -368,15 +365,6 @@ class SearchPage(msgspec.Struct, kw_only=True):
     left_out: int = 0
     not_queues: list[str] = []
     where: str = ""
-
-
-def check_search_request(text: object, limit: object, after: object) -> None:
-    """Refuse arguments of the wrong types, and a limit that one call cannot have."""
-    for name, value in (("text", text), ("after", after)):
-        if not isinstance(value, str):
-            raise InvalidRequest(f"{name} is a text, not {type(value).__name__}: give it as a str")
-    if type(limit) is not int or not 1 <= limit <= MOST_FOUND:
-        raise InvalidRequest(f"limit={limit!r} cannot be used: give a whole number from 1 to {MOST_FOUND}")
 
 
 _TERM: Final = pattern(r'"((?:[^"\\]|\\.)*)"|((?:[^\s"]|"(?:[^"\\]|\\.)*")+)')

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
+from itertools import repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Self
 
@@ -76,7 +77,6 @@ logger = get_logger(__name__)
 _END_MOST: Final = 100  # leases and delays ended before the lock is released for a moment
 _FENCE: Final = attrgetter("fence")
 _OFFSET: Final = attrgetter("offset")
-_TIMESTAMP: Final = attrgetter("timestamp_ns")
 
 
 class Delivery:
@@ -316,9 +316,9 @@ class Delivery:
             if self.group.histories:
                 out += [Delivered(record, lease, attempts(record.offset) + 1, self) for record in records]
             else:
-                out += [Delivered(record, lease, 1, self) for record in records]
+                out += map(Delivered, records, repeat(lease), repeat(1), repeat(self))
             self._count_delivered(len(records))
-            self.metrics.wait_seconds.observe_since(self._now_ns(), list(map(_TIMESTAMP, records)))
+            self.metrics.wait_seconds.observe_since(self._now_ns(), [record.timestamp_ns for record in records])
         return out
 
     def ack(self, receipts: Sequence[Receipt], durability: Durability | None = None) -> Pending:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
@@ -79,9 +79,12 @@ class DeadNote(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 encode_original = msgspec.json.Encoder().encode
-_decode_original = msgspec.json.Decoder(Original).decode
 encode_note = msgspec.json.Encoder().encode
-decode_note = msgspec.json.Decoder(DeadNote).decode
+
+
+def decode_note(text: bytes) -> DeadNote:
+    """Decode what `encode_note` made of a note."""
+    return msgspec.json.decode(text, type=DeadNote)
 
 
 def mark(record: Record, name: str) -> bytes | None:
@@ -103,7 +106,9 @@ def decoded_mark(record: Record, name: str, decode: Callable[[bytes], _Value]) -
 
 def original_of(record: Record) -> Original | None:
     """Where a redriven message was first published; None for other messages."""
-    return decoded_mark(record, ORIGINAL, _decode_original) if record.flags & MOVED else None
+    if not record.flags & MOVED:
+        return None
+    return decoded_mark(record, ORIGINAL, partial(msgspec.json.decode, type=Original))
 
 
 def id_of(topic: str, partition: int, record: Record) -> str:

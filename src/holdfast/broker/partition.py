@@ -26,7 +26,6 @@ import msgspec
 from msgspec import structs
 
 from holdfast.broker.dedup.runs import Covered
-from holdfast.broker.delayed import Delayed, DelayStore
 from holdfast.broker.messages import (
     DELAYED_ID,
     Draft,
@@ -49,6 +48,7 @@ from holdfast.codec.frame import Frame, FrameHeader
 from holdfast.env import World
 from holdfast.env.process import asyncio, stand_back
 from holdfast.errors import Closed, CorruptData
+from holdfast.later import on_demand
 from holdfast.model import NO_PRODUCER, Appended, Batch, CodecName, Durability, LogPosition, Producer
 from holdfast.settings import TopicSettings
 from holdfast.storage.files import join
@@ -56,9 +56,13 @@ from holdfast.storage.keeper import soonest
 from holdfast.storage.log import Log
 
 if TYPE_CHECKING:
+    from holdfast.broker import delayed
     from holdfast.broker.dead_letters import DeadPartition
+    from holdfast.broker.delayed import Delayed, DelayStore
     from holdfast.broker.delivery import Delivery
     from holdfast.broker.leases import Prover
+else:  # most queues have no delayed messages
+    delayed = on_demand("holdfast.broker.delayed")
 
 __all__ = ["Draft", "LostPartition", "Partition", "Place", "Publication", "Site"]
 
@@ -568,7 +572,10 @@ class Partition:
         first = written.offset if isinstance(written, Appended) else written
         if first >= 0:
             for delivery in self.deliveries:
-                delivery.group.arrive(first, priorities)
+                if len(priorities) == 1 and priorities[0]:
+                    delivery.group.arrive_one(first, priorities[0])
+                else:
+                    delivery.group.arrive(first, priorities)
         return written
 
     def _tell(self, publication: Publication) -> None:
@@ -595,7 +602,7 @@ class Partition:
                 if self.delayed is None:
                     self._check_open()
                     self.check_delayed()
-                    store = DelayStore.open(self.world, join(self._folder, "delayed"), self._settings)
+                    store = delayed.DelayStore.open(self.world, join(self._folder, "delayed"), self._settings)
                     if store.intake.written_end:  # nothing was ever released from a new store
                         found = [mark(record, DELAYED_ID) for record in moved_records(self.log, store.accounted)]
                         store.forget([int(delayed_id) for delayed_id in found if delayed_id is not None])

@@ -171,8 +171,8 @@ class PastEvents:
             return max((floor for position, floor in self._floors if position <= base), default=0)
 
     def _files(self) -> list[Past]:
-        found = map(_NAME.fullmatch, self._world.disk.names(self._log.folder))
-        return sorted(Past(*map(int, match.groups())) for match in found if match)
+        names = [name for name in self._world.disk.names(self._log.folder) if name.endswith(".past")]
+        return sorted(Past(*map(int, match.groups())) for match in map(_NAME.fullmatch, names) if match)
 
     def _pack(self, past: Past) -> None:
         content = read_file(self._world.disk, join(self._log.folder, segment_name(past.base)))

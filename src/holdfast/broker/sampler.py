@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.metrics import Counter, Histogram, Metrics
 from holdfast.broker.samples import TOTAL, SampleStore
-from holdfast.broker.streams.offsets import CommittedOffset, lag_of
+from holdfast.broker.streams import lag_of
 from holdfast.broker.topic import Topic
 from holdfast.codec.samples import RINGS, SeriesKey, Slot
 from holdfast.env import Clock
@@ -27,6 +27,7 @@ from holdfast.storage.log import Log
 if TYPE_CHECKING:
     from holdfast.broker.engine import BrokerEngine
     from holdfast.broker.streams.group import StreamGroup
+    from holdfast.broker.streams.offsets import CommittedOffset
 
 logger = get_logger(__name__)
 

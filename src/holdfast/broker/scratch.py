@@ -56,6 +56,12 @@ SCRATCH: Final = "scratch"
 NOTES: Final = 1_024
 _MAGIC: Final = b"HFNOTES\x01"
 _BYTES: Final = 8 + NOTES * 8
+# What a place, a millisecond and the rest of the payload, which is (more_ms << 1 | passes) or an ack, add to a word.
+_PLACE: Final = NOTE_PRIME << 4
+_MS: Final = NOTE_PRIME << 28
+_LEASED: Final = tuple(kind * 2 * NOTE_PRIME for kind in range(8))
+_ACKED: Final = NOTE_PRIME
+_NO_TIME: Final = -(2**63)
 _STEADY: Final = 4  # single leases and acks in a row after which a run begins: otherwise it would only cost frames
 
 
@@ -120,8 +126,8 @@ class Scratch:
 
     # What every note needs: a slot takes half the time of an entry in a dict.
     __slots__ = (
-        "__weakref__", "_ahead_ms", "_at", "_base", "_file", "_holder", "_lease_ms", "_log", "_mark", "_run",
-        "_session", "_since_ms", "_steady", "_stop", "_unusable", "_used", "_words", "_world", "pending",
+        "__weakref__", "_ahead_ms", "_at", "_base", "_base_end", "_file", "_holder", "_lease_ms", "_log", "_now_ms",
+        "_now_word", "_run", "_session", "_steady", "_stop", "_unusable", "_used", "_words", "_world", "pending",
     )  # fmt: skip
 
     def __init__(self, world: World, log: Log) -> None:
@@ -131,7 +137,8 @@ class Scratch:
         self._words: StateWords = ()  # type: ignore[assignment]
         self._run: Noted | None = None
         self._at = self._stop = 0  # the number of the next word, and the one after the last; both 0 without a run
-        self._mark = self._base = self._since_ms = self._ahead_ms = 0
+        self._base = self._base_end = self._ahead_ms = 0
+        self._now_ms, self._now_word = _NO_TIME, 0  # what all words of this millisecond have in common
         self._holder, self._lease_ms, self._session = "", 0, 0
         self._steady = 0
         self._unusable = self._used = False
@@ -141,27 +148,41 @@ class Scratch:
     def lease(self, offset: int, lease: Lease, passes: bool) -> bool:  # noqa: FBT001  a keyword costs time
         """Note a lease; False if it takes an event of its own."""
         at, at_ms = self._at, lease.at_ms
-        place, since_ms = offset - self._base, at_ms - self._since_ms
         more_ms = lease.until_ms - at_ms - self._ahead_ms
         if (
             at >= self._stop
             or lease.holder != self._holder
             or lease.lease_ms != self._lease_ms
             or lease.session != self._session
-            or not (0 <= place < PLACES and 0 <= since_ms < SPAN_MS and 0 <= more_ms < 4 and self._log.usable)
+            or not (self._base <= offset < self._base_end and 0 <= more_ms < 4 and self._log.usable)
+            or (at_ms != self._now_ms and not self._is_now(at_ms))
         ):
             return False
-        self._words[at] = (since_ms << 28 | place << 4 | more_ms << 2 | passes << 1) * NOTE_PRIME + self._mark
+        self._words[at] = self._now_word + offset * _PLACE + _LEASED[more_ms << 1 | passes]
         self._at = at + 1
         return True
 
     def ack(self, offset: int, at_ms: int) -> bool:
         """Note an ack; False if it takes an event of its own."""
-        at, place, since_ms = self._at, offset - self._base, at_ms - self._since_ms
-        if not (at < self._stop and 0 <= place < PLACES and 0 <= since_ms < SPAN_MS and self._log.usable):
+        at = self._at
+        if (
+            at >= self._stop
+            or not (self._base <= offset < self._base_end and self._log.usable)
+            or (at_ms != self._now_ms and not self._is_now(at_ms))
+        ):
             return False
-        self._words[at] = (since_ms << 28 | place << 4 | 1) * NOTE_PRIME + self._mark
+        self._words[at] = self._now_word + offset * _PLACE + _ACKED
         self._at = at + 1
+        return True
+
+    def _is_now(self, at_ms: int) -> bool:
+        """Prepare the words of another millisecond; False if the run cannot express it."""
+        run = self._run
+        if run is None or not 0 <= at_ms - run.since_ms < SPAN_MS:
+            return False
+        self._now_ms = _NO_TIME  # first: a signal may come between any two of these lines
+        self._now_word = (at_ms - run.since_ms) * _MS + run.mark - run.base * _PLACE
+        self._now_ms = at_ms
         return True
 
     def is_steady(self, lease: Lease) -> bool:
@@ -186,7 +207,8 @@ class Scratch:
 
     def begin(self, head: Noted) -> None:
         """Begin a run. Its first event is in the journal."""
-        self._mark, self._base, self._since_ms, self._ahead_ms = head.mark, head.base, head.since_ms, head.ahead_ms
+        self._now_ms = _NO_TIME
+        self._base, self._base_end, self._ahead_ms = head.base, head.base + PLACES, head.ahead_ms
         self._used = True
         self._run, self._at, self._stop = head, 1, 1 + NOTES
 

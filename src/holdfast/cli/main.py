@@ -61,9 +61,7 @@ COMMANDS: Final[dict[str, dict[str, Entry]]] = {
         "run-now": Entry("operate.queue:run_now_command", "Make delayed messages ready now."),
         "pause": Entry("operate.queue:pause_command", "Stop handing out messages; publishing continues."),
         "resume": Entry("operate.queue:resume_command", "Hand out messages again after `pause`."),
-        "workers": Entry(
-            "serve:workers_command", "List, drain, stop or resume workers."
-        ),
+        "workers": Entry("serve:workers_command", "List, drain, stop or resume workers."),
         "purge": Entry("operate.queue:purge_command", "Drop every waiting message of a queue."),
         "seek": Entry("operate.queue:seek_command", "Move a queue's position, to replay or to skip messages."),
         "topic": Entry("operate.topics:topic_app", "Topics: create, inspect, change and delete them."),
@@ -97,6 +95,9 @@ COMMANDS: Final[dict[str, dict[str, Entry]]] = {
     },
 }
 ENTRIES: Final = {name: entry for group in COMMANDS.values() for name, entry in group.items()}
+# A command looks for garbage only after it has made this many objects more than it has freed: loading an engine makes
+# most of them, and none is garbage.
+_OBJECTS_BETWEEN_SEARCHES: Final = 50_000
 # Other names of commands: what people type who come from elsewhere.
 ALIASES: Final = {"list": "ls"}
 
@@ -329,6 +330,7 @@ def _run(arguments: list[str], *, alone: bool) -> int:
     values = found.values(found.parse(words, root))
     if alone:
         gc.freeze()
+        gc.set_threshold(_OBJECTS_BETWEEN_SEARCHES)
         gc.enable()
     return exit_code(lambda: found.call(values), as_json=bool(values.get("as_json")))
 

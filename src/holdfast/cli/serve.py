@@ -47,6 +47,8 @@ _LATER: Final = ("jinja2", "prometheus_client", "python_multipart")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _CONNECTIONS: Final = "server.max_connections"
 _FILES: Final = "broker.open_files"
+# Few enough that a search for garbage among them holds up no call.
+_OBJECTS_BETWEEN_SEARCHES: Final = 2_000
 _LOOPBACK: Final = {4: "127.0.0.1", 6: "[::1]"}
 
 Lake: TypeAlias = Annotated[str | None, option("--lake FOLDER", "Show the pipeline runs of this lake in the console.")]
@@ -194,6 +196,7 @@ def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, 
 
     def ready(addresses: Sequence[str]) -> None:
         gc.freeze()  # what is loaded never needs to be searched for garbage, which would hold up all calls
+        gc.set_threshold(_OBJECTS_BETWEEN_SEARCHES)
         gc.enable()
         say(shown, addresses, settings)
 

@@ -15,7 +15,7 @@ from holdfast.client.network import Network, Transport, failure_text, tls_refusa
 from holdfast.client.opening import Address
 from holdfast.env import World
 from holdfast.errors import Closed, HoldfastError, Unavailable
-from holdfast.protocol.media import JSON, MSGPACK, RUNS, ErrorAnswer, decode, encode, error_of
+from holdfast.protocol.media import JSON, MSGPACK, RUNS, ErrorAnswer, decode, encoder, error_of
 
 if TYPE_CHECKING:
     import ssl
@@ -141,9 +141,8 @@ class Caller:
 
         An error that comes after an earlier attempt whose fate is unknown has `repeated` set.
         """
-        attempt = partial(self._attempt, request_bytes(ask, self.common), careful=not ask.again)
-        if ask.wait_s and ask.again:
-            attempt = partial(attempt, waits=True)
+        waits = ask.again and ask.wait_s > 0
+        attempt = partial(self._attempt, request_bytes(ask, self.common), not ask.again, waits)
         return self.value_of(await self.answered(ask, attempt), ask.answers)
 
     def post_head(self, path: str, more: int | str = "") -> bytes:
@@ -153,6 +152,8 @@ class Caller:
     def value_of(self, answer: Answer, kind: Any) -> Any:
         """Decode an answer; reports one that is not from a Holdfast server."""
         try:
+            if kind is not None and kind is not bytes and answer.headers.get("content-type") == MSGPACK:  # as most are
+                return decode(answer.body, MSGPACK, kind)
             return _value(answer, kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise HoldfastError(
@@ -168,7 +169,8 @@ class Caller:
         problem: HoldfastError | None = None
         unreachable_ns: int | None = None  # since when nobody is there at all
         while True:
-            self.check_open()
+            if self.closed:
+                self.check_open()
             left_s = timeout_s if not attempt else max((deadline_ns - self._mono_ns()) / 1e9, 0.001)
             retry_after = 0.0
             try:
@@ -201,7 +203,13 @@ class Caller:
             if pause_s:
                 await self.ways.pause(pause_s)
 
-    async def _attempt(self, content: bytes, timeout_s: float, *, careful: bool, waits: bool = False) -> Answer:
+    async def _attempt(
+        self,
+        content: bytes,
+        careful: bool,  # noqa: FBT001  a keyword costs time here
+        waits: bool,  # noqa: FBT001
+        timeout_s: float,
+    ) -> Answer:
         connection = self._rested(careful=careful) or await self.connection(timeout_s, careful=careful)
         done = False
         try:
@@ -357,9 +365,7 @@ def _retry_after(answer: Answer) -> float:
     return float(text) if text.isdigit() else 0.0
 
 
-def packed(value: object) -> bytes:
-    """Encode a value as the body of a request."""
-    return encode(value, MSGPACK)
+packed: Final = encoder(MSGPACK)  # encodes a value as the body of a request
 
 
 # Requests as bytes, and answers out of bytes; nothing here sends or waits.
@@ -384,22 +390,13 @@ class Ask(msgspec.Struct, kw_only=True):
     head: bytes = b""  # its head, if it was made before: see `Caller.post_head`
 
 
-class Answer:
+class Answer(msgspec.Struct, eq=False, gc=False):
     """The answer to a request."""
 
-    __slots__ = ("body", "headers", "keep", "status")
-
-    def __init__(self) -> None:
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        self.body = b""
-        self.keep = False
-
-    def with_body(self, body: bytes) -> Answer:
-        """The same answer with another body."""
-        answer = Answer()
-        answer.status, answer.headers, answer.body, answer.keep = self.status, self.headers, body, self.keep
-        return answer
+    status: int = 0
+    headers: dict[str, str] = {}
+    body: bytes = b""
+    keep: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -470,7 +467,7 @@ class AnswerReader:
                 start, body = found
                 known = _starts.get(start)
                 if known is not None:
-                    return known.with_body(body)
+                    return Answer(known.status, known.headers, body, known.keep)
         self.begun = True
         self._parser.feed_data(content)
         if not self._done:
@@ -480,7 +477,7 @@ class AnswerReader:
         answer.body = parts[0] if len(parts) == 1 else b"".join(parts)
         self._done = self.begun = self.continued = False
         if start is not None and answer.is_plain and len(_starts) < _MOST_STARTS:
-            _starts[start] = answer.with_body(b"")
+            _starts[start] = Answer(answer.status, answer.headers, b"", answer.keep)
         return answer
 
     def on_header(self, name: bytes, value: bytes) -> None:

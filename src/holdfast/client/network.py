@@ -148,12 +148,26 @@ class PlainThreadTransport(ThreadTransport):
         self._slice_s = min(timeout_s, _SLICE_S)
         limit_receives(connection, self._slice_s)
 
+    async def exchange(self, content: bytes, timeout_s: float) -> bytes:
+        sent = sent_now(self._connection, content)
+        if sent < len(content):
+            self._send_rest(content, sent, timeout_s)
+        if timeout_s >= _SLICE_S == self._slice_s:  # the usual case, without a loop
+            try:
+                return self._received()
+            except BlockingIOError:
+                timeout_s -= _SLICE_S
+        return self._receive(timeout_s)
+
     def _send(self, content: bytes, timeout_s: float) -> None:
         sent = sent_now(self._connection, content)
         if sent < len(content):
-            self._connection.settimeout(timeout_s)
-            self._connection.sendall(memoryview(content)[sent:])
-            self._connection.settimeout(None)
+            self._send_rest(content, sent, timeout_s)
+
+    def _send_rest(self, content: bytes, sent: int, timeout_s: float) -> None:
+        self._connection.settimeout(timeout_s)
+        self._connection.sendall(memoryview(content)[sent:])
+        self._connection.settimeout(None)
 
     def _receive(self, timeout_s: float) -> bytes:
         left_s = timeout_s
@@ -239,9 +253,16 @@ class TaskTransport(_Protocol):
             waiting.set_result(None)
 
     async def send(self, content: bytes, timeout_s: float) -> None:
+        self._write(content)
+        if self._writable is not None:
+            await self._written(timeout_s)
+
+    def _write(self, content: bytes) -> None:
         if self._over or self._transport.is_closing():
             raise self._error or ConnectionResetError("the connection is closed")
         self._transport.write(content)
+
+    async def _written(self, timeout_s: float) -> None:
         if self._writable is not None:
             async with asyncio.timeout(timeout_s):
                 await self._writable
@@ -265,7 +286,9 @@ class TaskTransport(_Protocol):
         return content
 
     async def exchange(self, content: bytes, timeout_s: float) -> bytes:
-        await self.send(content, timeout_s)
+        self._write(content)
+        if self._writable is not None:
+            await self._written(timeout_s)
         return await self.receive(timeout_s)
 
     def _set_alarm(self) -> None:

@@ -64,7 +64,9 @@ def queue_named(place: object) -> str | None:
 
 def refuse_almost(place: object) -> None:
     """Refuse what is almost an address, so that it does not become a folder of that name."""
-    if isinstance(place, str) and not is_address(place) and not is_store(place) and _ALMOST.match(place):
+    if not isinstance(place, str) or ":" not in place or is_address(place) or is_store(place):
+        return
+    if _ALMOST.match(place):
         raise InvalidRequest(
             f"{place!r} is not an address: give http://host:port, https://host:port, unix:/path or the place of a "
             f"store such as s3://bucket/name; if it is a folder, write ./{place}"

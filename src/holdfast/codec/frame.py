@@ -330,6 +330,7 @@ def read_single(buffer: memoryview, position: int, prefix: bytes) -> tuple[Recor
 # A plain single message as a whole, for runs of messages of one length: everything that is then equal in all of them is
 # read as one field.
 _RUN: Final = "<8sI20sQq8xI20xI4x8s{length}s{padding}x"
+_RUN_OF_BODIES: Final = "<8sI20sQq8xI20xI4x{length}s{padding}x"  # with columns, the body is read by itself
 _SAME_AT, _SAME_END = 12, 32  # body_bytes to columns
 _ENDS_END: Final = HEADER_BYTES + 8
 _NO_COLUMN: Final = bytes(4)
@@ -339,6 +340,13 @@ _NO_COLUMN: Final = bytes(4)
 def _run_of(length: int) -> tuple[Struct, int]:
     """Return the layout of a plain single message of this length, and its `_crc_apart`."""
     layout = Struct(_RUN.format(length=length, padding=-length % 8))
+    return layout, _crc_apart(layout.size - HEADER_BYTES)
+
+
+@lru_cache(maxsize=256)
+def _run_of_bodies(length: int) -> tuple[Struct, int]:
+    """Return the layout of a single message whose body has this length, and its `_crc_apart`."""
+    layout = Struct(_RUN_OF_BODIES.format(length=length, padding=-length % 8))
     return layout, _crc_apart(layout.size - HEADER_BYTES)
 
 
@@ -369,7 +377,12 @@ def read_singles(buffer: memoryview, position: int, prefix: bytes, offset: int, 
         (record, end), start = found, position
         records.append(record)
         offset, position = offset + 1, end
-        if len(records) == most or buffer[start + _SAME_END - 4 : start + _SAME_END] != _NO_COLUMN:
+        if len(records) == most:
+            break
+        if buffer[start + _SAME_END - 4 : start + _SAME_END] != _NO_COLUMN:
+            found_run = _with_columns(buffer, start, end - start, prefix, offset, most - len(records))
+            records += found_run
+            offset, position = offset + len(found_run), position + len(found_run) * (end - start)
             continue
         layout, residue = _run_of(len(record.value))
         size = layout.size
@@ -400,6 +413,33 @@ def read_singles(buffer: memoryview, position: int, prefix: bytes, offset: int, 
             records.append(Record(offset, time_ns, value, epoch=epoch))
             offset, position = offset + 1, end
     return records, position
+
+
+def _with_columns(buffer: memoryview, start: int, size: int, prefix: bytes, offset: int, most: int) -> list[Record]:
+    """Return up to `most` messages from `offset` on that follow a frame at `start` and are like it in size and columns.
+
+    They are checked as `read_single` does it, which has read that frame.
+    """
+    records: list[Record] = []
+    same, position = bytes(buffer[start + _SAME_AT : start + _SAME_END]), start + size
+    if bytes(buffer[position + _SAME_AT : position + _SAME_END]) != same:
+        return records  # as it mostly is if lengths differ
+    body_bytes, columns = _U32.unpack_from(same)[0], _U32.unpack_from(same, len(same) - 4)[0]
+    layout, residue = _run_of_bodies(body_bytes)
+    count = min(most, (len(buffer) - position) // size)
+    for own_prefix, own_position, own_same, own_offset, time_ns, epoch, body_crc, body in layout.iter_unpack(
+        buffer[position : position + count * size]
+    ):
+        if own_offset != offset or own_position != position or own_same != same or own_prefix != prefix:
+            break
+        end = position + size
+        is_intact = crc32c(buffer[position:end]) == body_crc ^ residue
+        fields = single_fields(body, columns) if is_intact else None
+        if fields is None:
+            break
+        records.append(Record(offset, time_ns, *fields, epoch))
+        offset, position = offset + 1, end
+    return records
 
 
 # Frames of one length as a whole, whatever they hold: as above, but with the body left out.

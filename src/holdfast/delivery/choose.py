@@ -72,6 +72,8 @@ def choose_one(group: Group, end: int, aged_below: int) -> tuple[int, int]:
     chosen = oldest = -1
     for level in range(LEVELS - 1, -1, -1):
         lane = lanes.ready[level]
+        if level and not lane:
+            continue
         head = int(lane.min()) if lane else -1
         if head >= end:
             head = -1

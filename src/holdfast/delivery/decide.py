@@ -144,12 +144,13 @@ def decide(group: Group, command: Command, policy: QueueSettings, now: Moment) -
     return list(_events(command, group, policy, now))
 
 
+# Registered by class, not by annotation: evaluating one takes a tenth of a millisecond, at every start.
 @singledispatch
 def _events(command: Command, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
     raise TypeError(f"{command!r} is not a command")
 
 
-@_events.register
+@_events.register(Receive)
 def _(command: Receive, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
     if command.offsets:
         yield Leased(
@@ -165,13 +166,13 @@ def _(command: Receive, group: Group, policy: QueueSettings, now: Moment) -> Ite
         )
 
 
-@_events.register
+@_events.register(Ack)
 def _(command: Ack, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
     claim(group, command.receipts)
     yield Acked(runs_of(receipt.offset for receipt in command.receipts))
 
 
-@_events.register
+@_events.register(Nack)
 def _(command: Nack, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
     claim(group, [command.receipt])
     offset = command.receipt.offset
@@ -181,20 +182,20 @@ def _(command: Nack, group: Group, policy: QueueSettings, now: Moment) -> Iterat
     yield from _give_back(group, offset, policy, now, delay_ms, command.why, command.error, counted=command.counted)
 
 
-@_events.register
+@_events.register(Reject)
 def _(command: Reject, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
     claim(group, [command.receipt])
     yield Buried(command.receipt.offset, REJECTED, command.error, now.wall_ms, now.dead_end)
 
 
-@_events.register
+@_events.register(Extend)
 def _(command: Extend, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
     claim(group, command.receipts)
     offsets = [receipt.offset for receipt in command.receipts]
     yield Extended(runs_of(offsets), command.lease_ms, now.mono_ms + command.lease_ms)
 
 
-@_events.register
+@_events.register(Save)
 def _(command: Save, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
     claim(group, [command.receipt])
     offset = command.receipt.offset
@@ -209,13 +210,13 @@ def _(command: Save, group: Group, policy: QueueSettings, now: Moment) -> Iterat
     yield Saved(offset, version + 1, command.document)
 
 
-@_events.register
+@_events.register(Cancel)
 def _(command: Cancel, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
     if group.phase(command.offset) in (Phase.READY, Phase.DELAYED):
         yield Cancelled(run(command.offset))
 
 
-@_events.register
+@_events.register(Bury)
 def _(command: Bury, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
     runs = command.runs
     if not all(group.all_ready(start, stop) for start, stop in pairs(runs)):
@@ -224,14 +225,14 @@ def _(command: Bury, group: Group, policy: QueueSettings, now: Moment) -> Iterat
         yield BuriedReady(runs, command.reason, command.error, now.wall_ms, now.dead_end)
 
 
-@_events.register
+@_events.register(Seek)
 def _(command: Seek, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
     # Both, whichever way it goes: the first settles what is before, the second makes the rest ready again.
     yield Skipped(command.to)
     yield Replayed(command.to)
 
 
-@_events.register
+@_events.register(Tick)
 def _(command: Tick, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
     ended = _ended(group, now.mono_ms, command.most)
     for offset in sorted(ended):
@@ -256,21 +257,21 @@ def _ended(group: Group, mono_ms: int, most: int) -> set[int]:
     return found
 
 
-@_events.register
+@_events.register(OpenGroup)
 def _(command: OpenGroup, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
     # The fence also knows earlier sessions, even if a damaged journal has lost their beginning.
     session = max(group.session, group.fence >> SESSION_BITS) + 1
     yield Opened(session, command.boot_id, now.mono_ms, command.end)
 
 
-@_events.register
+@_events.register(CloseGroup)
 def _(command: CloseGroup, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
     for offset, lease in sorted(group.leases.items()):
         if lease.session == group.session and lease.moving_to < 0:
             yield from _give_back(group, offset, policy, now, 0, CLOSED, "", counted=False)
 
 
-@_events.register
+@_events.register(GiveUp)
 def _(command: GiveUp, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
     for offset, lease in sorted(group.leases.items()):
         # A move that did not happen was nobody's attempt.

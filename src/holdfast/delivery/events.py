@@ -197,6 +197,8 @@ class Phase(Enum):
     DONE = "done"
     DEAD = "dead"
 
+    __hash__ = object.__hash__  # each is there once, and the one of enums is slow
+
 
 class Leased(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
     """Messages were leased to a holder until `until_ms` on the boot's monotonic clock.

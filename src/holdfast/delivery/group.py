@@ -118,7 +118,7 @@ class Lanes:
         self._discard(self.levels, offset)
 
     def _discard(self, bitmaps: list[BitMap64], offset: int) -> None:
-        for bitmap in bitmaps:
+        for bitmap in reversed(bitmaps):  # the most urgent ones are mostly the first to go
             if bitmap and offset in bitmap:
                 bitmap.discard(offset)
                 if not bitmap:
@@ -281,6 +281,17 @@ class Group:
                     self.ahead.add(offset)
         self.lanes.scanned = max(self.lanes.scanned, first + len(levels))
 
+    def arrive_one(self, offset: int, level: int) -> None:
+        """The fused form of `arrive` for one message with a priority that was just written: it is ready."""
+        lanes = self.lanes
+        lanes.used = lanes.filled = True
+        lanes.levels[level].add(offset)
+        lanes.ready[level].add(offset)
+        if offset >= self.cursor:
+            self.ahead.add(offset)
+        if offset >= lanes.scanned:
+            lanes.scanned = offset + 1
+
     def forget_ended(self, wall_ms: int, mono_ms: int) -> None:
         """Drop deadlines and timers that have passed, as far as what they were for has happened."""
         leases, waiting = self.leases, self.waiting
@@ -325,9 +336,10 @@ class Group:
         if offset > self.floor:
             self.done.add(offset)
             return
-        self.floor = max(self.floor, offset + 1)
-        if self.done or self.cursor < self.floor:
-            self._raise_floor()
+        if offset == self.floor:
+            self.floor = offset + 1
+            if self.done or self.cursor <= offset:
+                self._raise_floor()
 
     # A move leaves one phase and enters another. What each phase needs is said once, whichever event causes the move.
 
@@ -355,6 +367,8 @@ class Group:
         if stop - start == 1:
             return True
         if phase is Phase.READY:
+            if start >= self.cursor and not self.ahead:
+                return True  # all exceptions from the cursor on are in `ahead`
             span = range(start, stop)
             return not self.done.range_cardinality(start, stop) and all(
                 _is_apart(table, span) for table in (self.leases, self.waiting, self.burials)

@@ -32,6 +32,7 @@ import operator
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 import msgspec
@@ -173,10 +174,18 @@ MAX_STEPS: Final = 25_000_000
 
 _MEMORY_BYTES: Final = 1 << 20
 _ESCAPE_EXPRESSIONS: Final = pattern(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
-# RE2 reads UTF-8, which has no surrogates; here they represent bytes that are not UTF-8. So they are mapped, in text
-# and
-# pattern alike, to code points that nothing else uses: the end of the last private plane.
-_SURROGATES: Final = {0xD800 + number: 0x10F800 + number for number in range(0x800)}
+
+
+@cache
+def _surrogates() -> dict[int, int]:
+    """RE2 reads UTF-8, which has no surrogates; here they represent bytes that are not UTF-8.
+
+    So they are mapped, in text and pattern alike, to code points that nothing else uses: the end of the last private
+    plane.
+    """
+    return {0xD800 + number: 0x10F800 + number for number in range(0x800)}
+
+
 # Syntax that RE2 rejects, and what to call it.
 _LACKING: Final = (
     (r"\(\?<?[=!]", "look-arounds"),
@@ -246,7 +255,7 @@ def _escape(found: re.Match[str]) -> str:
     text = found[1]
     if text[0] in "uU" and len(text) > 1:
         code = int(text[1:], 16)
-        return rf"\x{{{_SURROGATES.get(code, code):x}}}"
+        return rf"\x{{{_surrogates().get(code, code):x}}}"
     return r"\z" if text == "Z" else found[0]
 
 
@@ -254,12 +263,12 @@ def _encoded(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        return text.translate(_SURROGATES).encode()
+        return text.translate(_surrogates()).encode()
 
 
 def _reason(pattern: str, error: Exception) -> str:
     said = error.args[0].decode(errors="replace") if error.args and isinstance(error.args[0], bytes) else str(error)
-    said = said.translate({new: old for old, new in _SURROGATES.items()})
+    said = said.translate({new: old for old, new in _surrogates().items()})
     what, _, part = said.partition(": ")
     if what in ("invalid perl operator", "invalid escape sequence"):
         there = [pattern[found.start() :] for found in re.finditer(re.escape(part), pattern)]

@@ -1,8 +1,9 @@
 """This process: its environment, descriptors and signals, what happens when it forks or exits, what it loads late.
 
-`asyncio`, `ctypes`, `futures` and `logging` are here as modules that are loaded on first use; see `holdfast.later`.
-`get_logger` is `logging.getLogger`, except in a process that runs one command: there, logging is loaded for the first
-thing that is logged. Other processes load it at once: a warning must not need a file when none can be opened.
+`asyncio`, `ctypes`, `futures`, `logging` and `signal` are here as modules that are loaded on first use; see
+`holdfast.later`. `get_logger` is `logging.getLogger`, except in a process that runs one command: there, logging is
+loaded for the first thing that is logged. Other processes load it at once: a warning must not need a file when none
+can be opened.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import gc
 import importlib
 import os
 import resource
-import signal
 import threading
 import time
 from collections import OrderedDict
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import asyncio as asyncio  # noqa: PLC0414  for others to import, here and below
     import ctypes as ctypes  # noqa: PLC0414
     import logging as logging  # noqa: PLC0414
+    import signal as signal  # noqa: PLC0414
     from concurrent import futures as futures  # noqa: PLC0414
     from logging import Logger
 else:
@@ -35,6 +36,7 @@ else:
     ctypes = module("ctypes")
     futures = module("concurrent.futures")
     logging = module("logging")
+    signal = module("signal")
 
 
 def get_logger(name: str) -> Logger:
@@ -227,9 +229,6 @@ def _end_all() -> None:
 atexit.register(_end_all)
 
 
-ENDING: Final = (signal.SIGTERM, signal.SIGINT)
-
-
 @contextmanager
 def first_signal(tell: Callable[[int], object]) -> Iterator[None]:
     """Inside the block, the first SIGTERM or SIGINT calls `tell`; a second one ends the process as it would by default.
@@ -241,13 +240,15 @@ def first_signal(tell: Callable[[int], object]) -> Iterator[None]:
         yield
         return
 
+    ending = (signal.SIGTERM, signal.SIGINT)
+
     def heard(number: int, _frame: Any) -> None:
         # Before `tell`, so that a second signal ends the process even if the shutdown hangs.
-        for each in ENDING:
+        for each in ending:
             signal.signal(each, signal.SIG_DFL)
         tell(number)
 
-    before = {each: signal.signal(each, heard) for each in ENDING}
+    before = {each: signal.signal(each, heard) for each in ending}
     try:
         yield
     finally:

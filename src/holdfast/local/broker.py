@@ -23,8 +23,7 @@ from holdfast.broker.group import QueueGroup
 from holdfast.broker.metrics import Compacted
 from holdfast.broker.partition import Partition
 from holdfast.broker.samples import TOTAL, Samples
-from holdfast.broker.streams import Reset, ResetEffect, To, effect_of
-from holdfast.broker.streams.offsets import lag_of
+from holdfast.broker.streams import Reset, ResetEffect, To, effect_of, lag_of
 from holdfast.broker.topic import Topic
 from holdfast.broker.tracing import TraceStep
 from holdfast.broker.tracing.log import Search, TraceStats

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
 from itertools import islice
-from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from holdfast.api.arguments import MessageOutcome, ReceiveRequest
@@ -31,8 +30,6 @@ from holdfast.local.publisher import Publisher
 from holdfast.model import BodyKind, Durability, Pause, Retained
 from holdfast.settings import TopicSettings
 from holdfast.storage.log import Log
-
-_HOME: Final = attrgetter("home")
 
 
 class LocalGroup:
@@ -260,7 +257,7 @@ class LocalGroup:
 
     def _by_delivery(self, taken: Sequence[Delivered]) -> list[tuple[Delivery, Sequence[Delivered]]]:
         """Group the messages by partition. Raises InvalidRequest if one is not of this group."""
-        homes = set(map(_HOME, taken))
+        homes = {each.home for each in taken}
         for home in homes:
             if home not in self.deliveries:
                 raise InvalidRequest(

@@ -15,9 +15,8 @@ from holdfast.api.topics import ConsumedPartition, Listener, MemberRequest, Seek
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.messages import MOVED, is_for
 from holdfast.broker.partition import Partition
-from holdfast.broker.streams import PartitionLag
+from holdfast.broker.streams import PartitionLag, check_offset, lag_of
 from holdfast.broker.streams.group import StreamGroup
-from holdfast.broker.streams.offsets import check_offset, lag_of
 from holdfast.broker.topic import Topic
 from holdfast.broker.waiters import Waiters
 from holdfast.env import Clock, close_in_children

@@ -31,7 +31,7 @@ _Value = TypeVar("_Value")
 
 _to_json: Final = msgspec.json.Encoder().encode
 _to_msgpack: Final = msgspec.msgpack.Encoder().encode
-_decoders: dict[tuple[bool, Any], Any] = {}
+_decoders: dict[tuple[str, Any], Callable[[bytes], Any]] = {}
 
 
 def encode(value: object, media: str) -> bytes:
@@ -46,13 +46,18 @@ def encoder(media: str) -> Callable[[object], bytes]:
 
 def decode(content: bytes, media: str, kind: type[_Value] | Any) -> _Value:
     """The value that the bytes stand for; msgspec's errors say where they do not fit."""
-    packed = media in (MSGPACK, FRAMES)
-    decoder = _decoders.get((packed, kind))
-    if decoder is None:
-        decoder = msgspec.msgpack.Decoder(kind) if packed else msgspec.json.Decoder(kind)
-        _decoders[packed, kind] = decoder
-    found: _Value = decoder.decode(content)
+    found: _Value = (_decoders.get((media, kind)) or decoder(media, kind))(content)
     return found
+
+
+def decoder(media: str, kind: Any) -> Callable[[bytes], Any]:
+    """What decodes values of this type from this media type."""
+    packed = media in (MSGPACK, FRAMES)
+    known = MSGPACK if packed else JSON
+    if (known, kind) not in _decoders:
+        made = msgspec.msgpack.Decoder(kind) if packed else msgspec.json.Decoder(kind)
+        _decoders[known, kind] = made.decode
+    return _decoders[known, kind]
 
 
 def framed(value: object, media: str) -> bytes:

@@ -140,9 +140,7 @@ class Calls:
     def __init__(self, client: Client) -> None:
         self._call = client.caller.call
 
-    def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Run the client's work and return its result."""
-        return run(work)
+    run = staticmethod(run)
 
     def call(self, ask: Ask) -> Any:
         """Make a call and return its result. Raises the error if the server refuses it."""

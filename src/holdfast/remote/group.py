@@ -109,7 +109,9 @@ class RemoteGroup:
         return self._view_closed or self.client.caller.closed
 
     def check_open(self) -> None:
-        self.client.caller.check_open()
+        caller = self.client.caller
+        if caller.closed:
+            caller.check_open()
         if self._view_closed:
             raise Closed(f"this view of the group {self.group} is closed: get it again from the broker")
 
@@ -184,6 +186,8 @@ class RemoteGroup:
             self.client.unanswered[like] = take.attempt_id
 
     def _all_in_flight(self, answer: Deliveries, *, renew: bool, detached: bool) -> list[RemoteTaken]:
+        if len(answer.messages) == 1 and not answer.runs:
+            return [self._in_flight(answer.messages[0], renew=renew, detached=detached)]
         taken = [self._in_flight(each, renew=renew, detached=detached) for each in answer.messages]
         for run in answer.runs:
             taken += self._run_in_flight(run, renew=renew, detached=detached)
@@ -363,6 +367,8 @@ def end(taken: Sequence[RemoteTaken]) -> None:
 
 def named(taken: Sequence[RemoteTaken]) -> tuple[list[str], list[RunReceipts]]:
     """Return the receipts of these messages, each once; those of messages that came in runs as such."""
+    if len(taken) == 1 and taken[0].held.run is None:
+        return [taken[0].held.given], []
     receipts: dict[str, None] = {}
     runs: dict[HeldRun, dict[int, None]] = {}
     for run, some in groupby([each.held for each in taken], _RUN):

@@ -156,9 +156,11 @@ class RemotePublisher:
             check_options(request.durability, request.codec)
             if len(given) <= wire.MOST_MESSAGES:
                 known = await self.look(topic)
-                stored = await self._publish_bodies(topic, known, given, request.durability, request.codec)
-                if stored is not None:
-                    return stored
+                written = await self._append_bodies(topic, known, given, request.durability, request.codec)
+                if written is not None:
+                    number, done = written
+                    offsets: Sequence[int | None] = done.offsets or [None] * len(given)
+                    return [Stored(topic, offset, None, False, done.durability, number) for offset in offsets]
         messages, drafts = self.messages(given, bodies, verb)
         check_options(request.durability, request.codec)
         if not messages:
@@ -183,28 +185,29 @@ class RemotePublisher:
         known = self.known(topic)
         if known is None or (durability is not None and durability not in _DURABILITIES):
             return None
-        stored = await self._publish_bodies(topic, known, [body], durability, None)
-        return None if stored is None else stored[0]
+        written = await self._append_bodies(topic, known, [body], durability, None)
+        if written is None:
+            return None
+        number, done = written
+        return Stored(topic, done.offsets[0] if done.offsets else None, None, False, done.durability, number)
 
-    async def _publish_bodies(
+    async def _append_bodies(
         self,
         topic: str,
         known: KnownTopic,
         bodies: list[bytes],
         durability: Durability | None,
         codec: CodecName | None,
-    ) -> list[Stored] | None:
-        """Store messages that have nothing but bodies, in one call. None if nothing was done."""
+    ) -> tuple[int, Written] | None:
+        """Store messages that have nothing but bodies. Returns their partition, too; None if nothing was done."""
         if known.count is None:
             return None
         number = 0 if known.count == 1 and not known.lost else known.turns.take(known.count, known.lost)
         try:
-            written = await self._identities.append(topic, number, Batch(bodies=bodies), durability, codec)
+            return number, await self._identities.append(topic, number, Batch(bodies=bodies), durability, codec)
         except UnknownTopic:
             self._known.pop(topic, None)
             return None
-        offsets: Sequence[int | None] = written.offsets or [None] * len(bodies)
-        return [Stored(topic, offset, None, False, written.durability, number) for offset in offsets]
 
     def forget(self, topic: str) -> None:
         """Ask for the topic again before the next message."""

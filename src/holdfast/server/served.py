@@ -137,10 +137,6 @@ class ServedGroup:
         ready = self.port.take_ready(wanted)
         return await self.port.take_to_end(wanted) if ready is None else ready
 
-    def take_now(self, count: int, lease_s: float | None, owner: str | None) -> Taken | None:
-        """Lease what is ready. None if there is more to look through, and others should get a turn first."""
-        return self.port.take_ready(wanted_at_once(count, 0, lease_s, owner))
-
     async def take_more(self, found: Taken, count: int, lease_s: float | None, owner: str | None) -> None:
         """Add more ready messages to `found`, up to `count` in all and to about what one answer holds.
 
@@ -475,7 +471,7 @@ class ServedPublishing:
         try:
             publisher = self._port.publisher(used)
             number = publisher.turn(partition)
-            stored = publisher.put_now(body, durability, None, number)
+            stored = publisher.put_now(body, durability, None, None if len(publisher.partitions) == 1 else number)
             if stored is not None:
                 return stored
             began_ns = publisher.plain_since()
@@ -573,6 +569,8 @@ def is_large(messages: list[Any]) -> bool:
     """Whether storing these messages takes long enough to need a thread."""
     if len(messages) > _MANY:
         return True
+    if len(messages) == 1 and type(messages[0]) is bytes:  # nearly all calls
+        return len(messages[0]) > _LARGE_BYTES
     size = 0
     for message in messages:
         if type(message) is bytes:

@@ -362,7 +362,7 @@ class ServerApp:
         The checks are those that `handle` makes, in the same order.
         """
         service, route, prepared = self.service, head.route, head.prepared
-        if prepared is None or service.leaving or not service.engine.is_open(head.topic):
+        if prepared is None or service.leaving:
             return None
         if service.engine.store is not None and not service.engine.store.is_ready():
             return None
@@ -393,7 +393,7 @@ class ServerApp:
         undelivered: Undelivered | None = None
         release: Callable[[], None] | None = None
         if isinstance(found, bytes):
-            body, name = found, self._new_id()
+            body, name = found, b"%b-%x" % (self._prefix, next(self._numbers))  # as `_new_id` makes it
         else:
             body, correlation_id, undelivered = found
             name = header_text(correlation_id).encode("latin-1", "replace")

@@ -19,7 +19,7 @@ from holdfast.config.settings_file import Effective
 from holdfast.env import World
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.local.aio.broker import AsyncLocalBrokerPort, AsyncLocalLocksPort
-from holdfast.protocol.media import JSON, MSGPACK, SMALL_BYTES, UNSAID, check_values, decode, encode
+from holdfast.protocol.media import JSON, MSGPACK, SMALL_BYTES, UNSAID, check_values, decoder, encode
 from holdfast.server.http.messages import ANSWER_BYTES, Refused, Request, Response
 from holdfast.server.limits import ANSWERS_EACH, BODIES_EACH, Room, check_new_group
 from holdfast.server.members import ServedMembers
@@ -73,10 +73,10 @@ class Service:
     def known_group(self, topic: str, name: str) -> ServedGroup | None:
         """The group if it is open, else None."""
         group = self._groups.get((topic, name))
-        if group is not None and group.closed:
-            del self._groups[topic, name]
-            return None
         if group is not None:
+            if group.port.closed:
+                del self._groups[topic, name]
+                return None
             self._groups.move_to_end((topic, name))
         return group
 
@@ -324,13 +324,23 @@ def _large_body(_: Job, content: bytes, media: str, kind: Any) -> Any:
 
 def decode_body(content: bytes, media: str, kind: Any) -> Any:
     """Decode the body of a request. Raises InvalidRequest if it does not match the struct."""
-    if media not in _VALUES and content:
-        raise not_understood(media, JSON, MSGPACK)
-    try:
-        return decode(content, media, kind) if content else msgspec.convert({}, kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        what = "the request's body" if content else "the request has no body; it"
-        raise InvalidRequest(f"{what} does not fit: {error}") from None
+    return body_decoder(media, kind)(content)
+
+
+def body_decoder(media: str, kind: Any) -> Callable[[bytes], Any]:
+    """What decodes bodies of this media type, as `decode_body` does."""
+    found = decoder(media, kind) if media in _VALUES else None
+
+    def decoded(content: bytes) -> Any:
+        if found is None and content:
+            raise not_understood(media, JSON, MSGPACK)
+        try:
+            return found(content) if found is not None and content else msgspec.convert({}, kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            what = "the request's body" if content else "the request has no body; it"
+            raise InvalidRequest(f"{what} does not fit: {error}") from None
+
+    return decoded
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from operator import attrgetter
 from typing import Final, TypeAlias
 
 import msgspec
@@ -182,6 +183,9 @@ _Key: TypeAlias = tuple[str, str, str]  # topic, group, attempt_id
 _HeldOne: TypeAlias = tuple[Receipt, int]  # with the time of its lease
 
 
+_AT_MS: Final = attrgetter("lease.at_ms")
+
+
 class _Held(msgspec.Struct, frozen=True, gc=False):
     """Messages delivered by one partition. It refers to no object of the group, which may be closed and reopened."""
 
@@ -192,6 +196,8 @@ class _Held(msgspec.Struct, frozen=True, gc=False):
 
 class Attempt:
     """One take with an `attempt_id`, and its retries."""
+
+    __slots__ = ("_task", "caller", "count", "held", "key", "messages", "turn")
 
     def __init__(self, caller: _Caller, key: _Key, count: int) -> None:
         self.caller = caller
@@ -213,11 +219,10 @@ class Attempt:
         """Remember the messages that a call took, and their receipts, unless there is a later call."""
         if turn == self.turn:
             self._task = None
-            self.held = [
-                _Held(delivery.number, receipts, [each.lease.at_ms for each in some])
-                for (delivery, some), (_, receipts) in zip(found, leased, strict=True)
-            ]
-            self.messages = sum([len(each.receipts) for each in self.held])
+            self.held, self.messages = [], 0
+            for (delivery, some), (_, receipts) in zip(found, leased, strict=True):
+                self.held.append(_Held(delivery.number, receipts, list(map(_AT_MS, some))))
+                self.messages += len(receipts)
 
     def over(self, turn: int) -> None:
         """The call takes no more messages, so a retry need not cancel it."""
@@ -311,13 +316,12 @@ class Attempts:
 
     def took_at_once(
         self, principal: Principal, group: ServedGroup, wanted: Take, found: Taken, leased: Leased
-    ) -> Attempt | None:
-        """Remember a take that nobody knows yet, and that took messages in one step; None if it has no `attempt_id`.
+    ) -> Attempt:
+        """Remember a take that nobody knows yet, and that took messages in one step.
 
         The same as `begin`, `took` and `ended`, for a call that no retry can meet on its way.
         """
-        if wanted.attempt_id is None:
-            return None
+        assert wanted.attempt_id is not None
         caller, key = caller_of(principal), (group.topic, group.group, wanted.attempt_id)
         own = self._callers.get(caller)
         if own is None:

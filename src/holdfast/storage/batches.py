@@ -24,6 +24,7 @@ from holdfast.model import NO_PRODUCER, Batch, CodecName, Producer
 from holdfast.settings import LogSettings
 from holdfast.storage.files import FULL_DISK, join, ran_out, room, shortage
 
+_ENDS_BYTES: Final = 8  # the ends of a single value
 _STORED_AT_ONCE: Final = 16 * 1024  # a larger body is written rather than stored into a map
 
 
@@ -83,9 +84,14 @@ class Encoder:
         return bodies
 
     def plain(self, values: object) -> tuple[bytes, bytes, int] | None:
-        """Return the body of plain values in two parts, and their number, if one store is enough for it; else None."""
+        """Return the body of plain values in two parts, and their number, if one store is enough for it; else None.
+
+        The first part is empty for a single value: `Writer.append_one` knows its ends.
+        """
         if self._most_plain < 0 or type(values) is not list or not values:
             return None
+        if len(values) == 1 and type(values[0]) is bytes:
+            return (b"", values[0], 1) if len(values[0]) + _ENDS_BYTES <= self._most_plain else None
         try:
             head, joined = plain_parts(values)
         except TypeError:

@@ -13,15 +13,14 @@ import msgspec
 from holdfast.env import FolderLock, FolderLocked, World
 from holdfast.env.disk import RAN_OUT, BytesLike, Disk, File, OpenFolder, write_fully
 from holdfast.errors import Busy, CorruptData, DiskFull, HoldfastError, InvalidRequest, NotALog, Unavailable
-from holdfast.later import json, pattern
+from holdfast.later import json
 
 LOCK: Final = "lock"
 STATE: Final = "state"
 EPOCHS: Final = "epochs"
 QUARANTINE: Final = "quarantine"
 
-_SEGMENT: Final = pattern(r"(\d{20})\.log")
-_INDEX: Final = pattern(r"(\d{20})\.idx")
+_BASE_DIGITS: Final = 20
 
 _CHUNK: Final = 1 << 20
 _ZEROS: Final = memoryview(bytes(256 * 1024))
@@ -44,11 +43,16 @@ def rewritten_name(base_offset: int) -> str:
 
 def segment_bases(names: Sequence[str]) -> list[int]:
     """Return the base offsets of the segments among the names, sorted; other names are ignored."""
-    return sorted(int(match[1]) for name in names if (match := _SEGMENT.fullmatch(name)))
+    return _bases(names, ".log")
 
 
 def index_bases(names: Sequence[str]) -> list[int]:
-    return sorted(int(match[1]) for name in names if (match := _INDEX.fullmatch(name)))
+    return _bases(names, ".idx")
+
+
+def _bases(names: Sequence[str], ending: str) -> list[int]:
+    stems = (name.removesuffix(ending) for name in names if name.endswith(ending))
+    return sorted(int(stem) for stem in stems if len(stem) == _BASE_DIGITS and stem.isdecimal())
 
 
 def join(folder: str, name: str) -> str:

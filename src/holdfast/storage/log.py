@@ -34,7 +34,7 @@ from holdfast.storage.retention import SegmentFacts, done_segments, expired, rem
 from holdfast.storage.segment import Segment
 from holdfast.storage.state import Identity
 from holdfast.storage.view import Follower, LogView, OnDamage
-from holdfast.storage.writer import Writer
+from holdfast.storage.writer import Writer, producer_field
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -229,16 +229,23 @@ class Log:
         return None if offset < 0 else Appended(offset, offset + 1, chosen)
 
     def write_alone(
-        self, value: object, chosen: Durability, head: bytes = b"", columns: int = 0, time_ns: int = 0, count: int = 1
+        self,
+        value: object,
+        chosen: Durability,
+        head: bytes = b"",
+        columns: int = 0,
+        time_ns: int = 0,
+        count: int = 1,
+        producer: bytes = b"",
     ) -> int:
         """Write one message and return its offset: a faster `write` of a batch of one; -1 if only that can store it.
 
-        `head`, `columns` and `count` are those of `Writer.append_one`, the durability is what `chosen` returns. The
-        message's time is the current one unless it is given.
+        `head`, `columns`, `count` and `producer` are those of `Writer.append_one`, the durability is what `chosen`
+        returns. The message's time is the current one unless it is given.
         """
         if type(value) is not bytes or len(head) + len(value) > self._most_plain_bytes:
             return -1
-        offset = self._write_one(value, time_ns or self._now_ns(), chosen == "fsync", head, columns, count)
+        offset = self._write_one(value, time_ns or self._now_ns(), chosen == "fsync", head, columns, count, producer)
         if chosen == "interval":
             self.note_unsynced()
         return offset
@@ -290,11 +297,12 @@ class Log:
         kind = self._kind if kind is None else kind
         check_origin(kind, producer)
         now_ns = time_ns or self._now_ns()
-        if codec is None and kind is self._kind and producer is NO_PRODUCER:
+        if codec is None and kind is self._kind:
             plain = self._encoder.plain(messages)
             if plain is not None:
                 head, joined, count = plain
-                offset = self.write_alone(joined, chosen, head, 0, now_ns, count)
+                origin = b"" if producer is NO_PRODUCER else producer_field(producer)
+                offset = self.write_alone(joined, chosen, head, 0, now_ns, count, origin)
                 if offset >= 0:
                     return Appended(offset, offset + count, chosen)
         bodies = self._encoder.encode(messages, now_ns, codec=codec, kind=kind, any_size=any_size)

@@ -7,11 +7,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from holdfast.api import AsyncOpening, Face
-from holdfast.api.aio.consumer import AsyncConsumer
 from holdfast.api.aio.group import AsyncGroup, AsyncQueue
 from holdfast.api.aio.message import AsyncDocuments, AsyncLocks
-from holdfast.api.aio.ports import AsyncBrokerPort
-from holdfast.api.arguments import Question, When, check_id, check_search, span_of, switch
+from holdfast.api.arguments import Question, When, check_id, check_search, check_search_request, span_of, switch
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import (
     NO_OPTIONS,
@@ -28,7 +26,6 @@ from holdfast.api.drafts import (
     message_of,
     stream_options,
 )
-from holdfast.api.listing import SearchPage, check_search_request
 from holdfast.api.topics import (
     GroupInfo,
     QueueRequest,
@@ -46,7 +43,10 @@ from holdfast.model import CodecName, Durability, Retained
 from holdfast.settings import BrokerSettings, QueueSettings
 
 if TYPE_CHECKING:
+    from holdfast.api.aio.consumer import AsyncConsumer
+    from holdfast.api.aio.ports import AsyncBrokerPort
     from holdfast.api.aio.producer import AsyncProducer
+    from holdfast.api.listing import SearchPage
     from holdfast.broker.samples import Samples
     from holdfast.broker.streams import Reset
     from holdfast.broker.tracing import TraceStep
@@ -417,6 +417,8 @@ class AsyncBroker(Face):
             UnknownTopic: A topic does not exist.
             BadSettings: A setting is unknown or outside its limits.
         """
+        from holdfast.api.aio.consumer import AsyncConsumer
+
         body_type = self._body_type(body_type)
         return AsyncOpening(AsyncConsumer[Any].open, self._port.member, topics, group, body_type=body_type, **options)
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 from msgspec import UNSET, UnsetType
 
 from holdfast.api import Face
 from holdfast.api.aio.message import AsyncDeadLetters, AsyncMessage, settle, taken_of
-from holdfast.api.aio.ports import AsyncGroupPort
 from holdfast.api.arguments import (
+    ONE,
     check_count,
     check_id,
     check_reason,
@@ -36,16 +37,21 @@ from holdfast.api.drafts import (
     message_of,
     stream_options,
 )
-from holdfast.api.listing import Listed, PhaseName, Where, check_limit, check_phase
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.errors import Closed, Empty, InvalidRequest, LeaseLost
+from holdfast.later import on_demand
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.settings import TopicSettings
 
 if TYPE_CHECKING:
+    from holdfast.api import listing
+    from holdfast.api.aio.ports import AsyncGroupPort
+    from holdfast.api.listing import Listed, PhaseName, Where
     from holdfast.broker.metrics import Compacted, Observer, QueueStats
     from holdfast.broker.samples import Samples
     from holdfast.broker.tracing import TraceStep
+else:
+    listing = on_demand("holdfast.api.listing")
 
 
 class AsyncGroup(Face, Generic[Body]):
@@ -118,7 +124,9 @@ class AsyncGroup(Face, Generic[Body]):
             one = self._port.take_next()
             if one is not None:
                 return AsyncMessage(self._port, one)
-        wanted = wanted_of(1, waiting(block, timeout), lease, holder, renew=renew, detached=detached)
+            wanted = ONE
+        else:
+            wanted = wanted_of(1, waiting(block, timeout), lease, holder, renew=renew, detached=detached)
         taken = await self._port.take(wanted)
         if not taken:
             ready = f"became ready within {wanted.timeout_s:g} s" if wanted.timeout_s else "is ready"
@@ -167,7 +175,7 @@ class AsyncGroup(Face, Generic[Body]):
         """
         wanted = wanted_of(count, timeout, lease, holder, renew=renew, detached=detached)
         port = self._port
-        return [AsyncMessage(port, taken) for taken in await port.take(wanted)]
+        return list(map(AsyncMessage, repeat(port), await port.take(wanted)))
 
     async def __aiter__(self) -> AsyncIterator[AsyncMessage[Body]]:
         """Iterate over the messages as they arrive, until the group is closed."""
@@ -399,8 +407,8 @@ class AsyncGroup(Face, Generic[Body]):
         Raises:
             InvalidRequest: One of the arguments cannot be used.
         """
-        check_phase(phase)
-        check_limit(limit)
+        listing.check_phase(phase)
+        listing.check_limit(limit)
         return self._port.messages(phase, where, limit)
 
     @property

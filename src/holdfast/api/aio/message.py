@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from operator import attrgetter
 from types import TracebackType
-from typing import Any, Generic, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias
 
 import msgspec
 
-from holdfast.api.aio.ports import AsyncGroupPort, AsyncLocksPort
 from holdfast.api.arguments import (
     check_rate,
     chosen_ids,
@@ -21,7 +20,6 @@ from holdfast.api.arguments import (
 )
 from holdfast.api.contents import Body, Home, MessageFields, Taken
 from holdfast.api.drafts import Bodies, Seconds, duration_ms, lease_of
-from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Redriven, Where, check_limit
 from holdfast.api.locks import (
     LEASE_S,
     Document,
@@ -36,7 +34,15 @@ from holdfast.api.locks import (
 )
 from holdfast.broker.folder.layout import check_name, check_topic_name
 from holdfast.errors import Closed, InvalidRequest, LeaseLost, Unavailable, UnknownTopic
+from holdfast.later import on_demand
 from holdfast.model import Durability, Record
+
+if TYPE_CHECKING:
+    from holdfast.api import listing
+    from holdfast.api.aio.ports import AsyncGroupPort, AsyncLocksPort
+    from holdfast.api.listing import DeadGroup, DeadLetter, Redriven, Where
+else:
+    listing = on_demand("holdfast.api.listing")
 
 
 class AsyncState:
@@ -363,12 +369,12 @@ class AsyncDeadLetters(Generic[Body]):
             UnknownTopic: There is no topic `to`.
         """
         check_rate(rate)
-        check_limit(limit)
+        listing.check_limit(limit)
         if to is not None:
             check_topic_name(to)
         ids, dry_run = chosen_ids(ids, where), switch(dry_run, "dry_run")
         return await self._port.redrive(
-            DeadLettersRequest(ids=ids, where=where, limit=limit, rate=rate, to=to, dry_run=dry_run)
+            listing.DeadLettersRequest(ids=ids, where=where, limit=limit, rate=rate, to=to, dry_run=dry_run)
         )
 
     async def purge(
@@ -393,9 +399,11 @@ class AsyncDeadLetters(Generic[Body]):
         Raises:
             InvalidRequest: Both `ids` and `where` are given, or one of the arguments cannot be used.
         """
-        check_limit(limit)
+        listing.check_limit(limit)
         ids, dry_run = chosen_ids(ids, where), switch(dry_run, "dry_run")
-        return await self._port.purge_letters(DeadLettersRequest(ids=ids, where=where, limit=limit, dry_run=dry_run))
+        return await self._port.purge_letters(
+            listing.DeadLettersRequest(ids=ids, where=where, limit=limit, dry_run=dry_run)
+        )
 
 
 # Locks and state documents, for tasks.

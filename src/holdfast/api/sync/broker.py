@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from holdfast.api import Face
-from holdfast.api.arguments import Question, When, check_id, check_search, span_of, switch
+from holdfast.api.arguments import Question, When, check_id, check_search, check_search_request, span_of, switch
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import (
     NO_OPTIONS,
@@ -25,11 +25,8 @@ from holdfast.api.drafts import (
     message_of,
     stream_options,
 )
-from holdfast.api.listing import SearchPage, check_search_request
-from holdfast.api.sync.consumer import Consumer
 from holdfast.api.sync.group import Group, Queue
 from holdfast.api.sync.message import Documents, Locks
-from holdfast.api.sync.ports import BrokerPort
 from holdfast.api.topics import (
     GroupInfo,
     QueueRequest,
@@ -47,6 +44,9 @@ from holdfast.model import CodecName, Durability, Retained
 from holdfast.settings import BrokerSettings, QueueSettings
 
 if TYPE_CHECKING:
+    from holdfast.api.listing import SearchPage
+    from holdfast.api.sync.consumer import Consumer
+    from holdfast.api.sync.ports import BrokerPort
     from holdfast.api.sync.producer import Producer
     from holdfast.broker.samples import Samples
     from holdfast.broker.streams import Reset
@@ -415,6 +415,8 @@ class Broker(Face):
             UnknownTopic: A topic does not exist.
             BadSettings: A setting is unknown or outside its limits.
         """
+        from holdfast.api.sync.consumer import Consumer
+
         body_type = self._body_type(body_type)
         return Consumer[Any].open(self._port.member, topics, group, body_type=body_type, **options)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 from msgspec import UNSET, UnsetType
 
 from holdfast.api import Face
 from holdfast.api.arguments import (
+    ONE,
     check_count,
     check_id,
     check_reason,
@@ -35,18 +37,22 @@ from holdfast.api.drafts import (
     message_of,
     stream_options,
 )
-from holdfast.api.listing import Listed, PhaseName, Where, check_limit, check_phase
 from holdfast.api.sync.message import DeadLetters, Message, settle, taken_of
-from holdfast.api.sync.ports import GroupPort
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.errors import Closed, Empty, InvalidRequest, LeaseLost
+from holdfast.later import on_demand
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.settings import TopicSettings
 
 if TYPE_CHECKING:
+    from holdfast.api import listing
+    from holdfast.api.listing import Listed, PhaseName, Where
+    from holdfast.api.sync.ports import GroupPort
     from holdfast.broker.metrics import Compacted, Observer, QueueStats
     from holdfast.broker.samples import Samples
     from holdfast.broker.tracing import TraceStep
+else:
+    listing = on_demand("holdfast.api.listing")
 
 
 class Group(Face, Generic[Body]):
@@ -119,7 +125,9 @@ class Group(Face, Generic[Body]):
             one = self._port.take_next()
             if one is not None:
                 return Message(self._port, one)
-        wanted = wanted_of(1, waiting(block, timeout), lease, holder, renew=renew, detached=detached)
+            wanted = ONE
+        else:
+            wanted = wanted_of(1, waiting(block, timeout), lease, holder, renew=renew, detached=detached)
         taken = self._port.take(wanted)
         if not taken:
             ready = f"became ready within {wanted.timeout_s:g} s" if wanted.timeout_s else "is ready"
@@ -168,7 +176,7 @@ class Group(Face, Generic[Body]):
         """
         wanted = wanted_of(count, timeout, lease, holder, renew=renew, detached=detached)
         port = self._port
-        return [Message(port, taken) for taken in port.take(wanted)]
+        return list(map(Message, repeat(port), port.take(wanted)))
 
     def __iter__(self) -> Iterator[Message[Body]]:
         """Iterate over the messages as they arrive, until the group is closed."""
@@ -400,8 +408,8 @@ class Group(Face, Generic[Body]):
         Raises:
             InvalidRequest: One of the arguments cannot be used.
         """
-        check_phase(phase)
-        check_limit(limit)
+        listing.check_phase(phase)
+        listing.check_limit(limit)
         return self._port.messages(phase, where, limit)
 
     @property

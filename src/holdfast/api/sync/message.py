@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from types import TracebackType
-from typing import Any, Generic, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias
 
 import msgspec
 
@@ -21,7 +21,6 @@ from holdfast.api.arguments import (
 )
 from holdfast.api.contents import Body, Home, MessageFields, Taken
 from holdfast.api.drafts import Bodies, Seconds, duration_ms, lease_of
-from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Redriven, Where, check_limit
 from holdfast.api.locks import (
     LEASE_S,
     Document,
@@ -34,10 +33,17 @@ from holdfast.api.locks import (
     lease_id_of,
     lock_request,
 )
-from holdfast.api.sync.ports import GroupPort, LocksPort
 from holdfast.broker.folder.layout import check_name, check_topic_name
 from holdfast.errors import Closed, InvalidRequest, LeaseLost, Unavailable, UnknownTopic
+from holdfast.later import on_demand
 from holdfast.model import Durability, Record
+
+if TYPE_CHECKING:
+    from holdfast.api import listing
+    from holdfast.api.listing import DeadGroup, DeadLetter, Redriven, Where
+    from holdfast.api.sync.ports import GroupPort, LocksPort
+else:
+    listing = on_demand("holdfast.api.listing")
 
 
 class State:
@@ -364,12 +370,12 @@ class DeadLetters(Generic[Body]):
             UnknownTopic: There is no topic `to`.
         """
         check_rate(rate)
-        check_limit(limit)
+        listing.check_limit(limit)
         if to is not None:
             check_topic_name(to)
         ids, dry_run = chosen_ids(ids, where), switch(dry_run, "dry_run")
         return self._port.redrive(
-            DeadLettersRequest(ids=ids, where=where, limit=limit, rate=rate, to=to, dry_run=dry_run)
+            listing.DeadLettersRequest(ids=ids, where=where, limit=limit, rate=rate, to=to, dry_run=dry_run)
         )
 
     def purge(
@@ -394,9 +400,9 @@ class DeadLetters(Generic[Body]):
         Raises:
             InvalidRequest: Both `ids` and `where` are given, or one of the arguments cannot be used.
         """
-        check_limit(limit)
+        listing.check_limit(limit)
         ids, dry_run = chosen_ids(ids, where), switch(dry_run, "dry_run")
-        return self._port.purge_letters(DeadLettersRequest(ids=ids, where=where, limit=limit, dry_run=dry_run))
+        return self._port.purge_letters(listing.DeadLettersRequest(ids=ids, where=where, limit=limit, dry_run=dry_run))
 
 
 # Locks and state documents, for threads.

@@ -402,9 +402,6 @@ class GroupNote(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.positions[number] if number < len(self.positions) else None
 
 
-_decode_note = msgspec.json.Decoder(GroupNote).decode
-
-
 class GroupNotes:
     """The notes in a topic's folder. A group with nothing special about it needs none."""
 
@@ -427,7 +424,7 @@ class GroupNotes:
         if content is None:
             return GroupNote()
         try:
-            return _decode_note(unsealed(content, path))
+            return msgspec.json.decode(unsealed(content, path), type=GroupNote)
         except msgspec.MsgspecError as error:
             raise CorruptData(
                 f"{path} cannot be read: {error}. Restore it from a backup, or remove it: the group then has the "

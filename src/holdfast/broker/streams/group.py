@@ -16,31 +16,12 @@ import msgspec
 from holdfast.broker.folder.contents import lacking_root
 from holdfast.broker.folder.layout import GROUPS, check_name, names_in, stream_group_folder
 from holdfast.broker.partition import STREAM_PIN, Partition
-from holdfast.broker.streams import GroupFacts, MemberFacts, PartitionLag, Reset, To
-from holdfast.broker.streams.offsets import CommittedOffset, Offsets, Remembered, check_offset, lag_of, usable_offset
+from holdfast.broker.streams import GroupFacts, MemberFacts, PartitionLag, Reset, To, check_offset, lag_of
 from holdfast.broker.waiters import Waiters
 from holdfast.env.process import get_logger
 from holdfast.errors import Closed, CorruptData, HoldfastError, InvalidRequest, UnknownGroup, UnknownTopic
-from holdfast.later import pattern
+from holdfast.later import on_demand, pattern
 from holdfast.membership import TopicPartition
-from holdfast.membership.members import (
-    Command,
-    Event,
-    Heard,
-    Heartbeat,
-    Join,
-    Joined,
-    Leave,
-    Left,
-    Members,
-    Partitions,
-    Share,
-    Targeted,
-    Tick,
-    decide,
-    remembered,
-    statics_of,
-)
 from holdfast.model import Appended, Durability
 from holdfast.settings import ConsumerSettings
 from holdfast.storage.files import join, open_error, remove_tree, translated
@@ -48,8 +29,14 @@ from holdfast.storage.keeper import soonest
 
 if TYPE_CHECKING:
     from holdfast.broker.engine import BrokerEngine
+    from holdfast.broker.streams import offsets as stored
+    from holdfast.broker.streams.offsets import CommittedOffset, Offsets
     from holdfast.broker.topic import Topic
-
+    from holdfast.membership import members as membership
+    from holdfast.membership.members import Command, Event, Share
+else:  # most folders have no group in stream mode
+    stored = on_demand("holdfast.broker.streams.offsets")
+    membership = on_demand("holdfast.membership.members")
 
 logger = get_logger(__name__)
 
@@ -96,7 +83,7 @@ class StreamGroup:
         self.name = name
         self.offsets = offsets
         before = offsets.remembered
-        self.members = Members(before.assignor, before.rebalance, epoch=offsets.epoch)
+        self.members = membership.Members(before.assignor, before.rebalance, epoch=offsets.epoch)
         self.version = 0  # rises with every change that members should notice
         self.lock = threading.RLock()
         # Topics are held while a member wants them. Replaced, never mutated: `changed` reads this without the lock.
@@ -104,7 +91,7 @@ class StreamGroup:
         self._local_members: dict[str, LocalMember] = {}
         self._wakeups: dict[TopicPartition, PartitionWakeup] = {}
         self._pinned_at = -1
-        for event in remembered(before.statics, before.counts, offsets.epoch, self._now_ms()):
+        for event in membership.remembered(before.statics, before.counts, offsets.epoch, self._now_ms()):
             self.members.apply(event)
 
     def topics(self) -> set[str]:
@@ -144,7 +131,7 @@ class StreamGroup:
                 self._recount()
                 member = f"{self.name}-{self._engine.world.ids.random_u32():08x}"
                 self._do(
-                    Join(
+                    membership.Join(
                         member=member,
                         topics=wanted,
                         instance_id=instance_id,
@@ -165,7 +152,7 @@ class StreamGroup:
         """Note that the member works on `owned`; return what it should work on. Raises Fenced if it was removed."""
         with self.lock:
             self._recount()
-            self._do(Heartbeat(member, epoch, None if owned is None else tuple(owned)))
+            self._do(membership.Heartbeat(member, epoch, None if owned is None else tuple(owned)))
             return self.members.share(member)
 
     def epoch_of(self, member: str) -> int:
@@ -181,7 +168,7 @@ class StreamGroup:
     def leave(self, member: str, epoch: int) -> None:
         """Remove a member that has stopped working on its partitions."""
         with self.lock:
-            self._do(Leave(member, epoch))
+            self._do(membership.Leave(member, epoch))
             self._release_unwanted()
 
     def commit(
@@ -215,7 +202,7 @@ class StreamGroup:
         found = self.offsets.of(topic.name, topic.id, partition)
         if found is not None and partition in topic.lost:
             return found.offset  # if its log comes back, the group resumes there
-        return None if found is None else usable_offset(topic.partitions[partition].log, found)
+        return None if found is None else stored.usable_offset(topic.partitions[partition].log, found)
 
     def listen(self, place: TopicPartition, line: Waiters | None) -> tuple[Topic, Partition, int]:
         """Wake this line for arrivals in the partition from now on; return where to resume reading."""
@@ -328,7 +315,7 @@ class StreamGroup:
             for member, local in list(self._local_members.items()):
                 self._check_alive(member, local)
             self._recount()
-            self._do(Tick())
+            self._do(membership.Tick())
             self._release_unwanted()
             due_ms = self.members.due_ms()
             left_ms = None if due_ms is None else max(due_ms - self._now_ms(), 0)
@@ -372,28 +359,32 @@ class StreamGroup:
         if known is None:
             del self._local_members[member]
         elif alive:
-            self._do(Heartbeat(member, known.epoch))
+            self._do(membership.Heartbeat(member, known.epoch))
         elif alive is None and not known.instance_id:
             logger.warning("a consumer was dropped without close", extra={"group": self.name, "member": member})
-            self._do(Leave(member, known.epoch))
+            self._do(membership.Leave(member, known.epoch))
 
     def _do(self, command: Command) -> None:
         """Decide, journal, apply."""
-        events = decide(self.members, command, self._now_ms())
-        epoch = max([event.epoch for event in events if isinstance(event, (Joined, Targeted))], default=0)
+        events = membership.decide(self.members, command, self._now_ms())
+        epoch = max(
+            [event.epoch for event in events if isinstance(event, (membership.Joined, membership.Targeted))], default=0
+        )
         if epoch > self.members.epoch:
             self.offsets.raise_epoch(epoch)
         for event in events:
             self.members.apply(event)
             self._note(event)
-        if any(not isinstance(event, Heard) for event in events):
+        if any(not isinstance(event, membership.Heard) for event in events):
             self.version += 1
             members = self.members
-            self.offsets.remember(Remembered(statics_of(members), members.counts, members.assignor, members.rebalance))
+            self.offsets.remember(
+                stored.Remembered(membership.statics_of(members), members.counts, members.assignor, members.rebalance)
+            )
             self.nudge()
 
     def _note(self, event: Event) -> None:
-        if isinstance(event, Left):
+        if isinstance(event, membership.Left):
             self._local_members.pop(event.member, None)
             logger.info("a member ended", extra={"group": self.name, "member": event.member, "why": event.why})
 
@@ -445,7 +436,7 @@ class StreamGroup:
         if counts != members.counts:
             for topic in self._topics.values():
                 self._begin(topic, "earliest")
-            self._do(Partitions(counts))
+            self._do(membership.Partitions(counts))
 
     def _look_after(self, name: str) -> None:
         """Hold the topic of this name. A closed one was deleted, and another may have its name by now."""
@@ -488,7 +479,7 @@ class StreamGroup:
     def _entry(self, topic: Topic, number: int, offset: int) -> CommittedOffset:
         position = topic.partitions[number].log.position(offset)
         now_ms = self._clock.now_ns() // 1_000_000
-        return CommittedOffset(topic.name, topic.id, number, offset, position.epoch, now_ms)
+        return stored.CommittedOffset(topic.name, topic.id, number, offset, position.epoch, now_ms)
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000
@@ -666,7 +657,7 @@ class StreamGroups:
     def _open(self, name: str) -> StreamGroup:
         folder = stream_group_folder(self._engine.folder, name)
         try:
-            offsets = Offsets.open(self._engine.world, folder)
+            offsets = stored.Offsets.open(self._engine.world, folder)
         except OSError as error:
             raise open_error(folder, error) from error
         offsets.log.on_attention = self._attention

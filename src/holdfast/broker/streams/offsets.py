@@ -14,11 +14,10 @@ from typing import Final, TypeAlias
 import msgspec
 
 from holdfast.broker.journal import SNAPSHOT, SnapshotFiles, log_settings
-from holdfast.broker.streams import PartitionLag
 from holdfast.codec.frame import Kind
 from holdfast.env import World
 from holdfast.env.process import get_logger
-from holdfast.errors import CorruptData, DamagedRange, DiskFull, InvalidRequest, OffsetOutOfRange, TailLost
+from holdfast.errors import CorruptData, DamagedRange, DiskFull, TailLost
 from holdfast.membership import Assignor, TopicPartition
 from holdfast.membership.members import Rebalance, StaticMember
 from holdfast.model import Appended, Durability, LogPosition
@@ -287,49 +286,3 @@ def usable_offset(log: Log, committed: CommittedOffset) -> int:
         logger.warning("messages were trimmed before they were read", extra={**facts, "go_on": log.start})
         return log.start
     return min(committed.offset, log.end)
-
-
-def check_offset(log: Log, offset: object, place: TopicPartition) -> int:
-    """Return the offset if it is a valid position in this partition; raises otherwise."""
-    start, end = log.start, log.end
-    if type(offset) is int and start <= offset <= end:
-        return offset
-    topic, partition = place
-    holds = f"it holds {start} to {end - 1}" if end > start else f"it is empty, and continues at {end}"
-    if type(offset) is not int:
-        raise InvalidRequest(f"offset={offset!r} cannot be used for partition {partition} of {topic}: {holds}")
-    raise OffsetOutOfRange(
-        f"offset {offset} is not in partition {partition} of {topic}: {holds}", offset=offset, start=start, end=end
-    )
-
-
-def lag_of(log: Log, place: TopicPartition, offset: int, now_ns: int) -> PartitionLag:
-    """Return the lag of a reader at the offset."""
-    start, end = log.start, log.end
-    at = max(start, min(offset, end))
-    return PartitionLag(
-        topic=place[0],
-        partition=place[1],
-        offset=offset,
-        end=end,
-        messages=end - at,
-        seconds=max(now_ns - _time_ns(log, at, now_ns), 0) / 1e9,
-    )
-
-
-def _time_ns(log: Log, at: int, now_ns: int) -> int:
-    """Return when the first message from the offset on was published; `now_ns` if there is none.
-
-    Of a segment that only a store has, the latest time must do: it is not fetched to tell an age.
-    """
-    while at < log.end:
-        try:
-            away_ns = log.away_latest_ns(at)
-            if away_ns is not None:
-                return away_ns
-            return next((record.timestamp_ns for record in log.records(at, whole=False)), now_ns)
-        except DamagedRange as damage:
-            at = damage.next_offset
-        except OffsetOutOfRange as trimmed:
-            at = trimmed.start
-    return now_ns

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 import msgspec
 
 from holdfast.broker.folder.layout import QUERIES, STAGING, TOPICS, check_name, names_in
-from holdfast.broker.streams import PartitionLag
-from holdfast.broker.streams.offsets import lag_of
+from holdfast.broker.streams import PartitionLag, lag_of
 from holdfast.env import World, close_in_children, end_at_exit
 from holdfast.env.disk import Disk, write_fully
 from holdfast.env.process import get_logger
@@ -109,20 +108,16 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
         return None if offset == NOT_READ else offset
 
 
-_decode_note = msgspec.json.Decoder(QueryNote).decode
-_decode_head = msgspec.json.Decoder(_Head).decode
-
-
 def parse_query(world: World, file: str, content: bytes) -> Query:
     """Parse a file; one that cannot be parsed becomes a query with `wrong` set."""
     found = QUERY_FILE.fullmatch(file)
     group = file if found is None else found[1]
     try:
-        head = _decode_head(content)
+        head = msgspec.json.decode(content, type=_Head)
         if head.version != VERSION:
             wrong = f"it has version {head.version}, and this release reads version {VERSION}"
             return Query(file=file, group=group, ttl_ms=head.ttl_ms, wrong=wrong)
-        note = _decode_note(content)
+        note = msgspec.json.decode(content, type=QueryNote)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         return Query(file=file, group=group, wrong=str(error))
     ids, clock = world.ids, world.clock
@@ -384,9 +379,6 @@ class _Done(msgspec.Struct, frozen=True):
 
 Found = TypeVar("Found", _Manifest, _Done)
 
-_decode_manifest = msgspec.json.Decoder(_Manifest).decode
-_decode_done = msgspec.json.Decoder(_Done).decode
-
 
 def staged_floor(world: World, root: str, topic: str, topic_id: int, partition: int) -> int | None:
     """Return the first offset of a partition that an unfinished commit may have written; None if there is none."""
@@ -408,10 +400,10 @@ def _unfinished(world: World, root: str) -> Iterator[_Manifest]:
     for write in staged_names(world, root):
         folder = join(root, write)
         batches = [int(name) for name in staged_names(world, folder) if name.isdigit()]
-        done = _read(world, join(folder, DONE), _decode_done) if batches else None
+        done = _read(world, join(folder, DONE), _Done) if batches else None
         for batch in batches:
             if done is None or batch > done.batch:
-                manifest = _read(world, f"{folder}/{batch}/{MANIFEST}", _decode_manifest)
+                manifest = _read(world, f"{folder}/{batch}/{MANIFEST}", _Manifest)
                 if manifest is not None and manifest.noted_at_ms > since_ms:
                     yield manifest
 
@@ -424,10 +416,10 @@ def staged_names(world: World, folder: str) -> list[str]:
         return []
 
 
-def _read(world: World, path: str, decode: Callable[[bytes], Found]) -> Found | None:
+def _read(world: World, path: str, kind: type[Found]) -> Found | None:
     try:
         content = read_file(world.disk, path)
-        return None if content is None else decode(content)
+        return None if content is None else msgspec.json.decode(content, type=kind)
     except (FileNotFoundError, msgspec.MsgspecError):  # finished just now, or impossible to finish
         return None
 

@@ -12,19 +12,10 @@ from msgspec import to_builtins
 
 import holdfast
 from holdfast.api import port_of
+from holdfast.api.arguments import MOST_FOUND
 from holdfast.api.contents import Contents, MessageFields, PartitionHome, record_of
 from holdfast.api.drafts import Bodies, moment_at, to_datetime
-from holdfast.api.listing import (
-    MOST_FOUND,
-    DeadLetter,
-    Found,
-    Listed,
-    PhaseName,
-    SearchHit,
-    SearchPage,
-    no_letter,
-    until_ms_of,
-)
+from holdfast.api.listing import DeadLetter, Found, Listed, PhaseName, SearchHit, SearchPage, no_letter, until_ms_of
 from holdfast.api.sync.message import taken_of
 from holdfast.broker.messages import TOMBSTONE
 from holdfast.broker.tracing import TraceStep

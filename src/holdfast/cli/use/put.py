@@ -71,7 +71,6 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 _AS_GIVEN: Final = ("key", "priority", "dedup_id", "correlation_id")  # what a line has replaces what all have
-_decode_line = msgspec.json.Decoder(Line).decode
 
 
 class PutInput:
@@ -119,7 +118,7 @@ class PutInput:
 
     def _of_line(self, place: str, content: bytes) -> Item:
         try:
-            line = _decode_line(content)
+            line = msgspec.json.decode(content, type=Line)
             return Item(place, self._of_fields(line))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"{place}: {error}") from None

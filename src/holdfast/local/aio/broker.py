@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from holdfast.api import AsyncOpening
 from holdfast.api.aio.broker import AsyncBroker
 from holdfast.api.aio.group import AsyncQueue
-from holdfast.api.aio.ports import tell
 from holdfast.api.arguments import Question
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import Bodies, NewMessage, PublishRequest, Stored, StreamRequest
-from holdfast.api.listing import SearchPage
 from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
 from holdfast.api.topics import GroupInfo, MemberRequest, QueueRequest, SeekTarget, StreamMessage, TopicInfo
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
@@ -40,14 +38,15 @@ from holdfast.local.opening import close_engine, open_broker_port
 from holdfast.local.publisher import LocalProducerPort, SpooledUpload
 from holdfast.membership import TopicPartition
 from holdfast.model import Durability, Retained
-from holdfast.storage.compaction import KeysCompacted
 from holdfast.storage.view import OnDamage
 
 if TYPE_CHECKING:
     from holdfast import locking
     from holdfast.api.aio.producer import AsyncProducer
+    from holdfast.api.listing import SearchPage
     from holdfast.broker.locks import Decided, FolderLocks
     from holdfast.local import locks as lock_views
+    from holdfast.storage.compaction import KeysCompacted
 else:  # few programs lock anything
     locking = module("holdfast.locking")
     lock_views = module("holdfast.local.locks")
@@ -350,6 +349,8 @@ class AsyncLocalConsumerPort(StreamMember):
 
     async def _follow(self) -> None:
         """Do what the group says: give back, take over, join again."""
+        from holdfast.api.aio.ports import tell
+
         steps = self._steps()
         while (step := await aside(next, steps, None)) is not None:
             await tell(*step)

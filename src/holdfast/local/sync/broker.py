@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 from holdfast.api.arguments import Question
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import Bodies, NewMessage, PublishRequest, Stored, StreamRequest
-from holdfast.api.listing import SearchPage
 from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
 from holdfast.api.sync.broker import Broker
 from holdfast.api.sync.group import Queue
-from holdfast.api.sync.ports import tell
 from holdfast.api.topics import GroupInfo, MemberRequest, QueueRequest, SeekTarget, StreamMessage, TopicInfo
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
 from holdfast.broker.group import QueueGroup
@@ -36,14 +34,15 @@ from holdfast.local.publisher import LocalProducerPort, SpooledUpload
 from holdfast.local.sync.group import LocalGroupPort
 from holdfast.membership import TopicPartition
 from holdfast.model import Durability, Retained
-from holdfast.storage.compaction import KeysCompacted
 from holdfast.storage.view import OnDamage
 
 if TYPE_CHECKING:
     from holdfast import locking
+    from holdfast.api.listing import SearchPage
     from holdfast.api.sync.producer import Producer
     from holdfast.broker.locks import Decided, FolderLocks
     from holdfast.local import locks as lock_views
+    from holdfast.storage.compaction import KeysCompacted
 else:  # few programs lock anything
     locking = module("holdfast.locking")
     lock_views = module("holdfast.local.locks")
@@ -295,6 +294,8 @@ class LocalConsumerPort(StreamMember):
 
     def _follow(self) -> None:
         """Do what the group says: give back, take over, join again."""
+        from holdfast.api.sync.ports import tell
+
         steps = self._steps()
         while (step := next(steps, None)) is not None:
             tell(*step)

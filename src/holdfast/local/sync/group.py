@@ -12,7 +12,6 @@ import msgspec
 from holdfast.api.arguments import MessageOutcome, ReceiveRequest
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import Stored, StreamRequest
-from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Listed, Redriven, Where
 from holdfast.broker.choose import give_way
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.leases import Delivered, Pending
@@ -29,6 +28,7 @@ from holdfast.local.publisher import SpooledUpload
 from holdfast.model import CodecName, Durability, Retained
 
 if TYPE_CHECKING:
+    from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Listed, Redriven, Where
     from holdfast.local import listing
 else:  # of no use to those who only put and take
     listing = module("holdfast.local.listing")
@@ -42,7 +42,7 @@ class LocalGroupPort(LocalGroup):
     def take(self, wanted: ReceiveRequest) -> list[Delivered]:
         """Lease ready messages, up to `wanted.count`; waits in line for the first one."""
         found = self.take_waiting(wanted)
-        return [each for _, taken in found for each in taken]
+        return found[0][1] if len(found) == 1 else [each for _, taken in found for each in taken]
 
     def take_waiting(self, wanted: ReceiveRequest) -> list[tuple[Delivery, list[Delivered]]]:
         """Lease ready messages, by partition."""

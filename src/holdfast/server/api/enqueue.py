@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta
 from holdfast.api.drafts import NewMessage as Draft
 from holdfast.api.drafts import Stored as StoredMessage
 from holdfast.api.drafts import StreamRequest, has_only_a_body, stream_options
-from holdfast.broker.producers import KnownBatch
+from holdfast.broker.producers import KnownBatch, Producers
 from holdfast.broker.topic import Topic
 from holdfast.broker.tracing import TRACEPARENT, TRACESTATE, parse_tracestate
 from holdfast.errors import InvalidRequest, NotInstalled, UnknownTopic
@@ -136,7 +136,10 @@ def _in_batch(job: Job, form: _Form, content: bytes) -> Drafts:
     messages: Iterator[NewMessage]
     if len(content) <= SMALL_BYTES:
         batch: Batch = decode(content, form.media, Batch)
-        count, bodies, messages = len(batch.messages), batch.bodies, iter(batch.messages)
+        count, bodies = len(batch.messages), batch.bodies
+        if not count and len(bodies) <= form.most and not form.trace:
+            return bodies
+        messages = iter(batch.messages)
     else:
         check_batch(content, form.media)
         job.check()
@@ -525,23 +528,28 @@ class _ProducerBatch(msgspec.Struct, frozen=True, gc=False):
                     "messages with a delay, a time or a dedup_id cannot be part of a producer's sequence: send them to "
                     f"/v1/topics/{self.place[0]}/messages, each with a dedup_id"
                 )
-        _check_name(self.service, self.caller, self.producer.id)
-        self.service.engine.producers().check(self.producer.id, self.producer.epoch)
+        producers, producer = self.service.engine.producers(), self.producer
+        _check_name(producers, self.caller, producer.id)
+        producers.check(producer.id, producer.epoch)
 
     def answer(self, encode: Callable[[object], bytes]) -> bytes | DeferredAnswer | None:
         """Store them in one step. None if that takes more than a sync, and nothing was done."""
-        service, (name, number) = self.service, self.place
-        with service.engine.using(name) as topic:
+        service, (name, number), query = self.service, self.place, self.query
+        topic = service.engine.enter_open(name)
+        if topic is None:
+            return None
+        try:
             partition = topic.partition(number)
             if partition.sequences is None or service.publishing.takes_a_thread(name, self.messages):
                 return None
-            query = self.query
             if (query.durability or partition.log.settings.durability) == "fsync":
                 return DeferredAnswer(self._synced(encode))
             self.check()
             publisher = service.port.publisher(topic)
             written = append_to(partition, publisher, self.messages, self.producer, query.durability, query.codec)
             return encode(self._written(topic, *written))
+        finally:
+            topic.users -= 1
 
     async def _synced(self, encode: Callable[[object], bytes]) -> bytes:
         return encode(await self.store())
@@ -581,9 +589,10 @@ def _prepare_append(service: Service, head: KnownHead) -> Prepared | None:
     place, encode = (head.topic, partition_of(head.variables)), encoder(head.media)
     producer_id, epoch = _number(query.producer), query.epoch
     form, mono_ns = _Form(head.takes, service.settings.max_batch_messages, []), service.world.clock.monotonic_ns
+    job = Job()  # which nobody gives up: it is done in one step
 
     def decode(content: bytes) -> Drafts | None:
-        return None if len(content) > SMALL_BYTES else _read(Job(), form, [content])
+        return None if len(content) > SMALL_BYTES else _read(job, form, [content])
 
     def answer(caller: Principal, messages: Drafts | None, sequence: int | None) -> bytes | DeferredAnswer | None:
         if messages is None or sequence is None or sequence > _MOST_SEQUENCE:
@@ -617,9 +626,9 @@ async def append(call: Call) -> Written:
     return await _ProducerBatch(call.service, call.principal, began_ns, place, producer, messages, query).store()
 
 
-def _check_name(service: Service, caller: Principal, producer_id: int) -> None:
+def _check_name(producers: Producers, caller: Principal, producer_id: int) -> None:
     """Raise Forbidden if the id is that of a named producer whose name the caller may not use."""
-    name = service.engine.producers().name_of(producer_id)
+    name = producers.name_of(producer_id)
     if name is not None:
         caller.check_producer(name)
 
@@ -632,7 +641,7 @@ async def next_sequence(call: Call) -> NextSequence:
 
 def _next_sequence(call: Call, producer_id: int) -> NextSequence:
     query: SequenceQuery = call.query
-    _check_name(call.service, call.principal, producer_id)
+    _check_name(call.service.engine.producers(), call.principal, producer_id)
     with call.service.engine.using(call.path["topic"]) as topic:
         sequences = topic.partition(partition_of(call.path)).open_sequences()
         return NextSequence(

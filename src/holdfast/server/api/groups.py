@@ -10,8 +10,7 @@ from holdfast.api.arguments import check_reason
 from holdfast.api.contents import home_of, record_of
 from holdfast.api.topics import GroupInfo, StreamMessage, to_of
 from holdfast.broker.folder.layout import check_name, check_topic_name
-from holdfast.broker.streams import GroupFacts, PartitionLag
-from holdfast.broker.streams.offsets import lag_of
+from holdfast.broker.streams import GroupFacts, PartitionLag, lag_of
 from holdfast.errors import InvalidRequest, UnknownGroup
 from holdfast.protocol.messages import InGroup, PauseGroup, PauseTold
 from holdfast.protocol.topics import (

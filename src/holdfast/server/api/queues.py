@@ -70,7 +70,7 @@ from holdfast.server.http.messages import ANSWER_BYTES, Response, StreamResponse
 from holdfast.server.limits import check_partitions
 from holdfast.server.routing import Prepared, Routes
 from holdfast.server.served import ServedGroup, _said, document_content, said, texts_of
-from holdfast.server.service import Call, Service, decode_body, partition_of
+from holdfast.server.service import Call, Service, body_decoder, partition_of
 from holdfast.server.tokens import Principal
 from holdfast.server.turns import Scan
 from holdfast.settings import TopicSettings
@@ -168,14 +168,13 @@ def _prepare_ack(service: Service, head: KnownHead) -> Prepared:
         group = service.known_group(queue, given.group or DEFAULT_GROUP)
         if group is None or service.windows.of(group):
             return None
-        group.port.check_open()
         if not given.runs:
             return done if len(receipts) == 1 and group.port.ack_receipt_now(receipts[0]) else None
         if receipts or not group.port.ack_runs_now(given.runs):
             return None
         return encode(Settled(settled=sum([len(run.offsets) for run in given.runs])), head.media)
 
-    return Prepared(partial(decode_body, media=head.takes, kind=Ack), answer)
+    return Prepared(body_decoder(head.takes, Ack), answer)
 
 
 @routes.add("POST", "/v1/queues/{queue}/ack", action="consume", body=Ack, errors=("lease_lost",), prepare=_prepare_ack)

@@ -40,9 +40,10 @@ from holdfast.server.served import (
     plain_runs,
     receipts_of,
     said,
+    wanted_at_once,
     within,
 )
-from holdfast.server.service import Call, Service, decode_body
+from holdfast.server.service import Call, Service, body_decoder
 from holdfast.server.tokens import Principal
 from holdfast.server.waiting import Attempt
 
@@ -169,12 +170,13 @@ def prepare_take(service: Service, head: KnownHead, *, state: bool) -> Prepared 
     def answer(caller: Principal, wanted: Take, _: int | None) -> PreparedAnswer | None:
         nonlocal others
         group = service.known_group(queue, wanted.group or DEFAULT_GROUP)
-        if group is None or service.attempts.knows(caller, group, wanted):
+        named = wanted.attempt_id is not None
+        if group is None or (named and service.attempts.knows(caller, group, wanted)):
             return None
         if wanted.count != 1 and (others or wanted.count > MOST_AT_ONCE):
             others -= others > 0
             return None
-        found = group.take_now(wanted.count, wanted.lease, wanted.owner or caller.name)
+        found = group.port.take_ready(wanted_at_once(wanted.count, 0, wanted.lease, wanted.owner or caller.name))
         if not found:
             return None if found is None or wanted.wait != 0 else nothing
         taken = receipts_of(found)
@@ -197,13 +199,13 @@ def prepare_take(service: Service, head: KnownHead, *, state: bool) -> Prepared 
                     body, correlation_id = encode(Deliveries(messages=messages)), messages[0].correlation_id
                 else:
                     body, correlation_id = encode(_in_runs(group, plain[0])), _first_of(plain[0])
-            attempt = service.attempts.took_at_once(caller, group, wanted, found, taken)
+            attempt = service.attempts.took_at_once(caller, group, wanted, found, taken) if named else None
         except BaseException:
             group.give_back_soon(taken)
             raise
         return body, correlation_id, partial(_give_back, group, taken, attempt, 1)
 
-    return Prepared(partial(decode_body, media=head.takes, kind=Take), answer)
+    return Prepared(body_decoder(head.takes, Take), answer)
 
 
 async def _give_back(group: ServedGroup, taken: Leased, attempt: Attempt | None, turn: int) -> None:

@@ -14,7 +14,7 @@ from holdfast.api.topics import GroupInfo
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.group import QueueGroup
-from holdfast.broker.streams.offsets import lag_of
+from holdfast.broker.streams import lag_of
 from holdfast.broker.topic import Topic
 from holdfast.config.settings_file import DEFAULT, Effective, Origin, Setting
 from holdfast.errors import HoldfastError
