@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import socket
@@ -26,6 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PATIENCE_S = 90  # only what hangs takes so long
 PROGRAM = """
 import os
+import signal
 import time
 
 from celery import Celery, Task
@@ -38,6 +40,7 @@ app.conf.update(
     task_reject_on_worker_lost=True,
     worker_prefetch_multiplier=1,
     worker_hijack_root_logger=False,
+    worker_lost_wait=1.0,
     broker_transport_options={"lease": float(os.environ.get("LEASE", "30"))},
 )
 
@@ -78,6 +81,19 @@ def sleep(self, seconds, name):
     time.sleep(seconds)
     note("ended", name)
     return name
+
+
+@app.task(bind=True)
+def die_once(self, name):
+    note("began", name, self.request.delivery_info.get("redelivered"))
+    if not self.request.delivery_info.get("redelivered"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    note("ended", name)
+
+
+@app.task
+def fail():
+    raise ValueError("the printer is on fire")
 
 
 @app.task
@@ -180,6 +196,47 @@ def test_tasks_results_chords_retries_and_dead_letters(site: Site):
         with site.broker() as broker, broker.queue("celery") as queue:
             letter = until(queue.dead.list, "a rejected task becomes a dead letter")[0]
             assert letter.headers["task"] == "program.refuse"
+
+
+def test_a_lost_child_a_failed_chord_and_remote_control(site: Site):
+    with site.worker("-P", "prefork", "-c", "2", "-n", "one@%h"):
+        printed = site.run(
+            "from celery import chord\n"
+            "from celery.exceptions import ChordError, TaskRevokedError\n"
+            "inspect, control = app.control.inspect(timeout=20, limit=1), app.control\n"
+            "die_once.delay('a').get(timeout=60)\n"  # its child is killed, and the worker has the task delivered again
+            "body = chord([add.s(1, 1), fail.s()])(total.s())\n"
+            "while not body.ready():\n"
+            "    time.sleep(0.1)\n"
+            "print(isinstance(body.result, ChordError), 'the printer is on fire' in str(body.result))\n"
+            "long = sleep.delay(600, 'long')\n"
+            "def active():\n"
+            "    return [task['id'] for tasks in (inspect.active() or {}).values() for task in tasks]\n"
+            "while long.id not in active():\n"
+            "    time.sleep(0.1)\n"
+            "later = count.apply_async(('later',), countdown=3600)\n"
+            "control.revoke(later.id, reply=True, timeout=20, limit=1)\n"
+            "control.revoke(long.id, terminate=True, signal='SIGKILL', reply=True, timeout=20, limit=1)\n"
+            "try:\n"
+            "    long.get(timeout=60)\n"
+            "except TaskRevokedError:\n"
+            "    print('revoked')\n"
+            "control.add_consumer('more', reply=True, timeout=20, limit=1)\n"
+            "print(sleep.apply_async((0, 'more'), queue='more').get(timeout=60))\n"
+            "control.cancel_consumer('more', reply=True, timeout=20, limit=1)\n"
+            "(stats,) = inspect.stats().values()\n"
+            "print(stats['pool']['max-concurrency'], stats['broker']['transport'])\n"
+        ).splitlines()
+        assert printed[:4] == ["True True", "revoked", "more", "2 holdfast"]
+        assert [note[2] for note in site.notes() if note[:2] == ["began", "a"]] == ["False", "True"]
+        assert ["ended", "long"] not in site.notes()
+        with site.broker() as broker, broker.queue("celery") as queue:
+            (delayed,) = queue.messages("delayed")
+            assert queue.run_now(delayed.id)
+            until(lambda: not (queue.stats().ready or queue.stats().leased), "the revoked task is acked")
+            assert ["ran", "later"] not in site.notes()
+            site.run("sleep.apply_async((0, 'nobody'), queue='more')")
+            assert broker.queue("more").stats().ready == 1
 
 
 def test_priorities_and_routes_decide_what_runs_first_and_where(site: Site):
@@ -288,7 +345,7 @@ def test_a_warm_shutdown_finishes_the_task_and_gives_back_the_rest(site: Site):
 
 def test_a_worker_takes_no_more_than_its_prefetch_allows(site: Site):
     site.run("for queue in ('x', 'y', 'z'):\n    for n in range(3): sleep.apply_async((8, queue), queue=queue)")
-    with site.worker("-P", "solo", "-Q", "x,y,z"), site.broker() as broker:
+    with site.worker("-P", "solo", "-c", "1", "-Q", "x,y,z"), site.broker() as broker:
         until(site.notes, "the first task begins")
         end = time.monotonic() + 2
         queues = [broker.queue(name) for name in "xyz"]
@@ -318,6 +375,26 @@ def test_every_task_of_four_processes_runs_though_server_and_workers_are_killed(
                 until(lambda: {note[1] for note in site.notes()} >= wanted, "every task has run")
                 ran = Counter(note[1] for note in site.notes())
                 assert sum(ran.values()) - len(ran) <= 8, "only what was in flight at a kill may run twice"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("gevent") is None, reason="gevent is not installed")
+def test_gevent_runs_tasks_through_a_server_and_refuses_a_folder(tmp_path: Path):
+    with server_process(tmp_path / "data", "--no-console") as server:
+        site = Site(tmp_path, f"holdfast+{server.url}", server.url)
+        with site.worker("-P", "gevent", "-c", "4", LEASE="1") as worker:
+            printed = site.run(
+                "results = [sleep.delay(3, name) for name in 'abcd']\n"
+                "print(*(result.get(timeout=60, interval=0.05) for result in results))\n"
+            )
+            assert printed == "a b c d"
+            assert sorted(note[:2] for note in site.notes()[:4]) == [["began", name] for name in "abcd"]
+            assert len(site.notes()) == 8, "each ran once, though it took longer than its lease"
+            worker.terminate()
+            assert worker.wait(PATIENCE_S) == 0
+    alone = Site(tmp_path, f"holdfast://{tmp_path}/data", f"{tmp_path}/data")
+    with alone.worker("-P", "gevent") as worker:
+        assert worker.wait(PATIENCE_S) != 0
+    assert "needs real threads, which gevent has replaced here" in alone.log()
 
 
 def test_an_idle_worker_waits_without_polling(tmp_path: Path):

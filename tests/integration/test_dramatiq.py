@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from tests.integration.frameworks_gear import Site, until
+from tests.integration.frameworks_gear import PATIENCE_S, Site, until
 from tests.integration.process_gear import server_process
 from tests.tidy import markdown
 from tests.tidy.repo import ROOT
@@ -246,6 +248,25 @@ def test_the_program_of_the_guide(tmp_path: Path):
     site = Site(tmp_path, "", "", {"program.py": code}, ["-m", "dramatiq", "program", "--processes", "1"])
     with site.worker():
         assert site.run("print(resize.send('cat.png').get_result(block=True, timeout=60_000))") == "cat.png-small"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("gevent") is None, reason="gevent is not installed")
+def test_gevent_runs_actors_through_a_server_and_refuses_a_folder(tmp_path: Path):
+    worker_program = [str(Path(sys.executable).with_name("dramatiq-gevent")), "program", "--processes", "1"]
+    with server_process(tmp_path / "data", "--no-console") as server:
+        site = Site(tmp_path, f"holdfast+{server.url}", server.url, FILES, worker_program)
+        with site.worker("--threads", "4") as worker:
+            site.run("for name in 'abcd': gated.send(name)")
+            until(lambda: len(site.notes()) == 4, "all run at the same time")
+            for name in "abcd":
+                site.open_gate(name)
+            until(lambda: len(site.notes()) == 8, "all have ended")
+            worker.terminate()
+            assert worker.wait(PATIENCE_S) == 0
+    alone = Site(tmp_path, f"{tmp_path}/data", f"{tmp_path}/data", FILES, worker_program)
+    with alone.worker() as worker:
+        assert worker.wait(PATIENCE_S) != 0
+    assert "needs real threads, which gevent has replaced here" in alone.log()
 
 
 def test_an_idle_consumer_sleeps(tmp_path: Path):

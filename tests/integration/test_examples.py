@@ -16,7 +16,7 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 LARGE = ("demo.py", "demo_spark.py", "log_tour.py")
 PAGES = sorted(path for path in EXAMPLES.glob("*.py") if path.name not in LARGE)
-LINES = {"text_protocol.py": 200}  # of one that is longer than a page
+LINES = {"text_protocol.py": 200, "tasks_with_django.py": 75}  # of one that is longer than a page
 SMALL = [path for path in PAGES if not path.name.startswith("spark_")]  # the others are run by tests/spark
 
 # Far longer than any of them takes: only what hangs comes near it.
@@ -142,6 +142,39 @@ def test_the_example_worker(tmp_path: Path):
         "handled 13, failed 2, retried 1, rejected 1\n"
         "timed out: 1, dead: ['nonsense']\nleft: 0\n"
     )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_example_tasks_with_celery(tmp_path: Path):
+    pytest.importorskip("celery")
+    said = run("tasks_with_celery.py", folder=tmp_path)
+    assert said == "cat.png-small\ndog.png-small owl.png-small\ndelayed: 1, dead: ['tasks_with_celery.pay']\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_example_tasks_with_django(tmp_path: Path):
+    pytest.importorskip("holdfast.integrations.django.framework", exc_type=ImportError)
+    said = run("tasks_with_django.py", folder=tmp_path)
+    assert said == "cat.png-small\nConnectionError\ndelayed: 1, dead: ['tasks_with_django.pay']\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_example_tasks_with_dramatiq(tmp_path: Path):
+    pytest.importorskip("dramatiq")
+    said = run("tasks_with_dramatiq.py", folder=tmp_path)
+    assert said.startswith("cat.png-small\ndog.png-small-small\ndelayed: 1, dead: [")
+    assert "ConnectionError: the bank did not answer for order 7" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_example_tasks_with_taskiq(tmp_path: Path):
+    pytest.importorskip("taskiq")
+    said = run("tasks_with_taskiq.py", folder=tmp_path)
+    assert said == "cat.png-small\nConnectionError('the bank did not answer for order 7')\ndelayed: 1, mail: [9]\n"
     assert list(tmp_path.iterdir()) == []
 
 

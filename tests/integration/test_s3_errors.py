@@ -148,6 +148,25 @@ def test_a_refusal_is_final_and_explained(s3, status, code):
         store.create("b", b"1")
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "known"),
+    [
+        (401, "Unauthorized", StoreRefused),
+        (403, "InvalidAccessKeyId", StoreRefused),
+        (404, "NoSuchBucket", StoreRefused),
+        (500, "InternalError", StoreUnreachable),
+        (503, "SlowDown", StoreUnreachable),
+    ],
+)
+def test_only_a_list_that_was_not_refused_is_worth_another_try(s3, status, code, known):
+    """Whoever opens a folder lists first: a wrong key is shown at once."""
+    server, store = s3
+    server.errors.append(("GET", status, code, False))
+    with pytest.raises(known, match=f"was answered with {status} .*, {code}"):
+        store.keys("chain/")
+    assert list(store.keys("chain/")) == []
+
+
 def test_a_store_that_only_says_no_ends_the_owner_in_time(s3):
     server, store = s3
     chain = Chain.take_over(store, "", SystemClock(), at=Position(), writer=bytes(16), times=ChainTimes(slowest_s=0.3))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,6 +24,7 @@ pytest.importorskip("taskiq")
 
 from taskiq.depends.progress_tracker import TaskProgress, TaskState
 from taskiq.exceptions import ResultGetError
+from taskiq.receiver import Receiver
 from taskiq.result import TaskiqResult
 from taskiq.scheduler.scheduled_task import ScheduledTask
 
@@ -161,6 +163,54 @@ def broker_of_one_task(place: str) -> tuple[HoldfastBroker, Any]:
     return broker, add
 
 
+def task_id(data: bytes) -> str:
+    return str(json.loads(data)["task_id"])
+
+
+def test_a_result_of_a_run_that_lost_its_lease_does_not_replace_that_of_the_next(tmp_path: Path):
+    place = f"{tmp_path}/data"
+    backend = HoldfastResultBackend[str](place)
+    broker = HoldfastBroker(place, lease=60).with_result_backend(backend)
+    gates = {"first": asyncio.Event(), "second": asyncio.Event()}
+    names = iter(gates)
+    began: list[str] = []
+
+    @broker.task("gated")
+    async def gated() -> str:
+        began.append(name := next(names))
+        await gates[name].wait()
+        return name
+
+    async def begin(tasks: Any, receiver: Receiver) -> tuple[Any, asyncio.Task[None]]:
+        ackable, before = await anext(tasks), len(began)
+        running = asyncio.create_task(receiver.callback(ackable))
+        while len(began) == before:
+            await asyncio.sleep(0.01)
+        return ackable.ack, running
+
+    async def story() -> None:
+        await broker.startup()
+        receiver = Receiver(broker, run_startup=False, max_async_tasks=2)
+        task = await gated.kiq()
+        tasks = broker.listen()
+        ack, late = await begin(tasks, receiver)
+        with holdfast.open_broker(place) as other:
+            assert await asyncio.to_thread(other.queue("taskiq").take_back, ack.message.id)
+        _, again = await begin(tasks, receiver)
+        gates["second"].set()
+        await again
+        while not ack.message.lost:
+            await asyncio.sleep(0.01)
+        gates["first"].set()
+        await late
+        result = await backend.get_result(task.task_id)
+        assert (result.return_value, "holdfast_delivery" in result.labels) == ("second", False)
+        await tasks.aclose()
+        await broker.shutdown()
+
+    asyncio.run(story())
+
+
 def test_a_message_that_taskiq_drops_returns_to_its_queue(tmp_path: Path):
     broker, add = broker_of_one_task(f"{tmp_path}/data")
 
@@ -173,7 +223,7 @@ def test_a_message_that_taskiq_drops_returns_to_its_queue(tmp_path: Path):
         gc.collect()
         again = await asyncio.wait_for(anext(tasks), 60)
         await again.ack()
-        assert again.data == data
+        assert task_id(again.data) == task_id(data)
         await tasks.aclose()
         await broker.shutdown()
 

@@ -259,12 +259,23 @@ def test_a_walk_finds_every_whole_frame_and_no_other(damaged: tuple[list[bytes],
     frames, data = damaged
     starts, at = [], 0
     for frame in frames:
-        if data[at : at + len(frame)] == frame:
+        if is_whole(data[at : at + len(frame)], frame):
             starts.append(at)
         at += len(frame)
     found = list(walk(memoryview(data), FrameRules(LOG_ID, 0)))
     assert [item.position for item in found if isinstance(item, FrameHeader)] == starts
     check_tiling(found, data)
+
+
+def is_whole(content: bytes, frame: bytes) -> bool:
+    """Whether the bytes are the frame as far as checksums tell.
+
+    A header that is copied over another one, inside a message, leaves the checksum of the body as it was: each header
+    ends with its own.
+    """
+    if len(content) != len(frame) or content[:HEADER_BYTES] != frame[:HEADER_BYTES]:
+        return False
+    return crc32c(content[HEADER_BYTES:]) == crc32c(frame[HEADER_BYTES:])
 
 
 def check_tiling(found: list[FrameHeader | Damage], data: bytes) -> None:

@@ -43,7 +43,7 @@ import holdfast
 from holdfast.env import real_world
 from holdfast.errors import Closed, HoldfastError, LeaseLost, LockHeld, Unavailable, UnknownTopic
 from holdfast.integrations import register_transport
-from holdfast.integrations.places import Shared, check_answers, places, shown_url, topic_name
+from holdfast.integrations.places import Shared, check_answers, check_threads, place_of, places, shown_url, topic_name
 
 logger = logging.getLogger(__name__)
 register_transport()
@@ -467,6 +467,7 @@ class HoldfastTransport(virtual.Transport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         restore_url(client)
+        check_threads(place_of(client.hostname)[0])  # here, because what a connection raises is tried again
         self.arrived = TakenMessages()
 
     @property

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import ssl
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,7 +24,7 @@ from holdfast.client.calling import Ask
 from holdfast.client.network import run
 from holdfast.client.opening import client_of, is_address
 from holdfast.env.process import close_in_children, end_at_exit
-from holdfast.errors import Conflict, HoldfastError
+from holdfast.errors import Conflict, HoldfastError, InvalidRequest
 
 Tls: TypeAlias = ssl.SSLContext | str | PathLike[str] | None
 
@@ -57,6 +58,16 @@ def check_answers(url: str, timeout_s: float, options: dict[str, Any] | None = N
         client.close()
 
 
+def check_threads(place: str) -> None:
+    """Raise InvalidRequest if gevent has replaced the threads of this process, and the place is not a server."""
+    gevent = sys.modules.get("gevent.monkey")
+    if gevent is not None and gevent.is_module_patched("threading") and not is_address(place):
+        raise InvalidRequest(
+            f"{place} needs real threads, which gevent has replaced here. Start `holdfast serve {place}` "
+            "and use its address, such as holdfast+http://127.0.0.1:7700; or use a pool of threads or processes"
+        )
+
+
 def shown_url(url: str, mask: str | None = "**") -> str:
     """The URL as users write it, with a mask in place of the token; None leaves the token."""
     url = url if url.startswith("holdfast:") else f"holdfast+{url}"
@@ -82,6 +93,7 @@ class Places:
         with self._lock:
             shared = self._opened.get((place, token))
             if shared is None or shared.broker.closed:
+                check_threads(place)
                 broker = holdfast.open_broker(place, token=token, **(options or {}))
                 shared = self._opened[place, token] = Shared(broker)
             return shared

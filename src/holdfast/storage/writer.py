@@ -48,7 +48,6 @@ from holdfast.storage.state import ASKED, READABLE, Epochs, LogState
 logger = get_logger(__name__)
 
 _ADVICE: Final = "Reading still works. Check the disk (`dmesg`), then open the log again: it recovers what is there"
-
 _MOST_SEGMENT_BYTES: Final = 2**32 - 1  # positions are stored in 32 bits
 _NO_LIMIT: Final = 2**63
 _MOST_UNSYNCED: Final = 16
@@ -62,8 +61,7 @@ _ONE_COUNT: Final = Struct("<IBBHI")
 _EPOCH_BYTES: Final = 4
 _PRODUCER: Final = Struct("<IQI4x")  # and no frames of the same batch follow
 _NO_PRODUCER: Final = bytes(_PRODUCER.size)
-assert _ONE_STRUCT.size == HEADER_BYTES - 4
-assert _EPOCH_BYTES + _PRODUCER.size == 24
+assert (_ONE_STRUCT.size, _EPOCH_BYTES + _PRODUCER.size) == (HEADER_BYTES - 4, 24)
 
 _ONE_HEADER: Final = _ONE_STRUCT.pack
 _ONE_VALUE: Final = Struct("<ii").pack

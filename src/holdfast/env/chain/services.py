@@ -127,7 +127,9 @@ class ObjectStoreEngine:
         ) as error:
             raise StoreRefused(f"{self.name}: {_plain(error)}") from error
         except (BaseError, OSError) as error:
-            raise StoreUnreachable(f"{self.name}: {_plain(error)}") from error
+            # Of a list, the library does not tell a refusal from no answer; asking again would not help.
+            kind = StoreRefused if _REFUSED.search(str(error)) else StoreUnreachable
+            raise kind(f"{self.name}: {_plain(error)}") from error
         except BaseException as error:
             if type(error).__name__ != "PanicException":
                 raise
@@ -156,6 +158,7 @@ def _endpoints() -> list[str]:
 
 
 _PERFORMED: Final = re.compile(r"Error performing (?P<verb>\w+) (?P<url>[^\s?]+)\S* in \S+ - (?P<what>.*)", re.DOTALL)
+_REFUSED: Final = re.compile(r"non-2xx status code: 40[134]\b")
 _ANSWERED: Final = re.compile(
     r"Server returned non-2xx status code: (?P<status>[^:]+)(?:.*<Code>(?P<code>\w+)</Code>)?"
     r"(?:.*<Message>(?P<said>[^<]+)</Message>)?",

@@ -20,7 +20,7 @@ from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout, Que
 import holdfast
 from holdfast.env import real_world
 from holdfast.errors import Closed, HoldfastError, LeaseLost, Unavailable
-from holdfast.integrations.places import Shared, Tls, places, topic_name
+from holdfast.integrations.places import Shared, Tls, check_threads, place_of, places, topic_name
 
 # Dramatiq counts retries itself, as new messages. An attempt here is a delivery whose worker died.
 _QUEUE_SETTINGS: Final = {"max_attempts": 20}
@@ -53,6 +53,7 @@ class HoldfastBroker(dramatiq.Broker):
         tls: Tls = None,
     ) -> None:
         super().__init__(middleware)
+        check_threads(place_of(url)[0])  # here, because a consumer that fails is begun again
         self.url = url
         self.lease = lease
         self._prefix = prefix

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, MutableMapping
 from contextlib import suppress
+from itertools import count
 from typing import Any, Final, Literal
 from weakref import WeakValueDictionary
 
@@ -22,6 +23,16 @@ logger = logging.getLogger(__name__)
 _QUEUE_SETTINGS: Final = {"max_attempts": 20}
 _MOST_PRIORITY: Final = 9
 _PAUSES_S: Final = (0.1, 5.0)
+
+DELIVERY: Final = "holdfast_delivery"  # the label that tells the deliveries of one task apart
+_deliveries: MutableMapping[str, Ack] = WeakValueDictionary()
+_numbers = count()
+
+
+def is_lost(delivery: str | None) -> bool:
+    """Whether this process had a task and lost its lease, so that another worker has it or will get it."""
+    ack = None if delivery is None else _deliveries.get(delivery)
+    return ack is not None and ack.message.lost
 
 
 class HoldfastBroker(AsyncBroker):
@@ -115,21 +126,31 @@ class HoldfastBroker(AsyncBroker):
                 pause_s = min(2 * pause_s, longest_s)
                 continue
             pause_s = _PAUSES_S[0]
-            if (fault := self._fault(message)) is not None:
+            delivery = str(next(_numbers))
+            try:
+                data = self._labelled(message.raw, delivery)
+            except LookupError as fault:
                 with suppress(HoldfastError):
-                    await message.reject(fault)
+                    await message.reject(str(fault))
                 continue
-            ack = self._held[message.receipt] = Ack(self._held, message)
-            return AckableMessage(data=message.raw, ack=ack)
+            ack = self._held[message.receipt] = _deliveries[delivery] = Ack(self._held, message)
+            return AckableMessage(data=data, ack=ack)
 
-    def _fault(self, message: holdfast.aio.AsyncMessage[bytes]) -> str | None:
-        """Why taskiq would drop this message, None if it would not. It becomes a dead letter instead."""
+    def _labelled(self, data: bytes, delivery: str) -> bytes:
+        """The task with a label for this delivery, which taskiq passes on to the result.
+
+        Raises LookupError for what taskiq would drop. It becomes a dead letter instead.
+        """
         try:
-            task = self.formatter.loads(message.raw)
+            task = self.formatter.loads(data)
+            task.labels[DELIVERY] = delivery
+            labelled: bytes = self.formatter.dumps(task).message
             task.parse_labels()
         except Exception as error:
-            return f"the message is not a task: {error}"
-        return None if self.find_task(task.task_name) else f"there is no task {task.task_name} in this worker"
+            raise LookupError(f"the message is not a task: {error}") from error
+        if self.find_task(task.task_name) is None:
+            raise LookupError(f"there is no task {task.task_name} in this worker")
+        return labelled
 
     async def _queue(self, name: str) -> holdfast.aio.AsyncQueue[bytes]:
         found = self._queues.get(name)

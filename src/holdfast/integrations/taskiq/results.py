@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, TypeVar
@@ -16,7 +17,10 @@ from holdfast.env.process import asyncio
 from holdfast.errors import Conflict, HoldfastError, LockHeld
 from holdfast.integrations.places import Tls
 from holdfast.integrations.results import Expiry
+from holdfast.integrations.taskiq.broker import DELIVERY, is_lost
 from holdfast.integrations.taskiq.opening import AsyncPlace
+
+logger = logging.getLogger(__name__)
 
 _Return = TypeVar("_Return")
 
@@ -51,7 +55,13 @@ class HoldfastResultBackend(AsyncResultBackend[_Return]):
         await self._place.close()
 
     async def set_result(self, task_id: str, result: TaskiqResult[_Return]) -> None:
-        await self._put(self._results, task_id, result.model_dump(mode="json"))
+        """Store a result, unless another worker has the task by now: what that one stores counts."""
+        if is_lost(result.labels.get(DELIVERY)):
+            logger.warning("The lease of the task %s was lost, so its result is not kept", task_id)
+            return
+        value = result.model_dump(mode="json")
+        value["labels"].pop(DELIVERY, None)
+        await self._put(self._results, task_id, value)
         if self._results.now_ms() >= self._sweep_at_ms:
             self._sweep_at_ms = self._results.now_ms() + _SWEEP_MS
             self._sweeping = asyncio.ensure_future(self._sweep())
