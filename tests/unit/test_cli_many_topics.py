@@ -79,7 +79,7 @@ def test_an_unknown_topic_or_group_is_answered_with_those_there_are(run, data):
     assert "choose one with --group: billing" in run("peek", data, "--topic", "orders").err
     assert "choose one with --group: billing" in run("list", data, "--topic", "orders", "--group", "bling").err
     assert "choose one with --group: billing" in run("get", data, "--topic", "orders").err
-    assert "`holdfast get` makes it" in run("stats", data, "--topic", "other").err
+    assert "`holdfast get` creates it" in run("stats", data, "--topic", "other").err
     assert run("group", "ls", data, "--json").lines[0]["name"] == "billing"
 
 

@@ -378,7 +378,7 @@ def view(broker: holdfast.Broker, topic: str, group: str | None, *, make: bool =
     if there:
         raise UnknownGroup(f"{topic} has no group {name}; choose one with --group: {some_of(there)}")
     word = "" if group is None else f" --group {group}"
-    raise UnknownGroup(f"{topic} has no group {name}; it has none in queue mode yet: `holdfast get{word}` makes it")
+    raise UnknownGroup(f"{topic} has no group {name}; it has none in queue mode yet: `holdfast get{word}` creates it")
 
 
 def is_queue(folder: str) -> bool:
@@ -408,7 +408,7 @@ def topics_of(folder: str) -> list[str]:
     if is_log(world, folder):
         raise NotAQueue(f"{folder} contains a log, not a queue; inspect it with `holdfast log`")
     raise NotAQueue(
-        f"{folder} holds no queue; name the folder that `holdfast put` made, the one with {layout.TOPICS}/ in it"
+        f"{folder} holds no queue; name the folder that `holdfast put` created, the one with {layout.TOPICS}/ in it"
     )
 
 
