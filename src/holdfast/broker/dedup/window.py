@@ -435,8 +435,19 @@ class Duplicates:
                 partition.keep_for_dedup(Covered())  # keep the whole log: its ids are all that is left
             logger.error("dedup ids cannot be read", extra={"folder": self._folder, "error": str(error)})
 
-    def publish(self, number: int, partition: Partition, drafts: Sequence[Draft], manner: Manner) -> Publication:
-        """Store the drafts that duplicate neither an earlier message nor another draft of the same call."""
+    def publish(
+        self,
+        number: int,
+        partition: Partition,
+        drafts: Sequence[Draft],
+        manner: Manner,
+        *,
+        window_ms: int | None = None,
+    ) -> Publication:
+        """Store the drafts that duplicate neither an earlier message nor another draft of the same call.
+
+        `window_ms` is as for `DedupIndex.find`.
+        """
         now_ms = self._world.clock.now_ns() // 1_000_000
         fresh: list[Draft] = []
         known: dict[int, int] = {}  # index of a draft -> reference, or -1 - index of the fresh draft that it duplicates
@@ -445,7 +456,7 @@ class Duplicates:
             index = self._open()
             for i, draft in enumerate(drafts):
                 if draft.dedup_id is not None:
-                    found = index.find(draft.dedup_id, now_ms)
+                    found = index.find(draft.dedup_id, now_ms, window_ms=window_ms)
                     if found is not None and not self._is_lost(found):
                         known[i] = found
                         continue
