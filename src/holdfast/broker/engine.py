@@ -220,7 +220,7 @@ class BrokerEngine:
             self._kept = True
             topics = list(self._topics.values())
         if self.world.disk.exists(join(self.folder, LOCKS_FOLDER)):  # schedules are stored there
-            self.schedules()
+            self.schedules().recover()
         # On its own thread: opening a topic may take long, and leases in other topics must still end in time.
         Keeper(self._sweep).start()
         Keeper(self.sampler).start()

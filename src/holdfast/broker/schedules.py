@@ -11,11 +11,13 @@ Whoever comes to a due looks for that id in the topic, however old, and publishe
     2.  write the document: the firing, and the next due
 
     killed before 1, or during it     the id is unknown to the next owner: it publishes
-    killed between 1 and 2, during 2  the id is known to the next owner: it only writes the document
+    killed between 1 and 2, during 2  the id is known to the next owner: it writes the document, and nothing else
     killed after 2                    the document names the next due
 
 An id is looked for beyond the topic's deduplication window: otherwise an owner that was down for longer would fire a
-due again. The index has it as long as the log that it was read from at opening, and this look comes first.
+due again. The index still has it then: it reads the ids from the logs when the topic is opened, and drops those that
+have left the window only when it saves them, an hour later or at the end. So the schedules are read first of all when
+a folder is opened (`recover`), and what was fired is noted then.
 """
 
 from __future__ import annotations
@@ -23,13 +25,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from holdfast.broker.folder.layout import LOCKS, SCHEDULE_PREFIX, message_id
 from holdfast.broker.locks import replayed_locks
-from holdfast.broker.messages import DEDUP_ID, Draft, Manner, partition_for
+from holdfast.broker.messages import DEDUP_ID, Draft, Place, partition_for
 from holdfast.broker.metrics import Counter, Histogram
 from holdfast.env import World
 from holdfast.env.process import get_logger
@@ -37,11 +40,13 @@ from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 from holdfast.locking import Remove, ReplaceDocument
 from holdfast.model import Appended
 from holdfast.scheduling import (
+    MOST_CAUGHT_UP,
     Outcome,
     Plan,
     ScheduleState,
     after,
     check_timing,
+    dues,
     firing_id,
     jitter_of,
     next_due,
@@ -53,6 +58,7 @@ from holdfast.storage.keeper import Keeper, soonest
 
 if TYPE_CHECKING:
     from holdfast.broker.engine import BrokerEngine
+    from holdfast.broker.topic import Topic
 
 logger = get_logger(__name__)
 
@@ -60,7 +66,7 @@ MOST_SCHEDULES: Final = 10_000
 _LOOK_AGAIN_MS: Final = 10_000  # the clock may be set at any time
 _SET_BACK_MS: Final = 1_000  # a clock that is corrected by less was not set back
 _AFTER_ERROR_MS: Final = 10_000
-_FOREVER_MS: Final = 1 << 60
+_FOREVER_MS: Final = 1 << 62
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(ScheduleState).decode
@@ -74,7 +80,9 @@ class FolderSchedules:
         self._clock = engine.world.clock
         self._lock = threading.Lock()
         self._states: dict[str, ScheduleState] | None = None  # read at first use
+        self._noted: Appended | None = None  # the last note of a firing; one sync serves all of a tick
         self._retry_ms: dict[str, int] = {}  # schedules that failed -> monotonic time of the next attempt
+        self._logged_error = ""
         self.folder = engine.folder
         self.on_attention: Callable[[], None] = lambda: None
         self.before_close: Callable[[], None] = lambda: None
@@ -160,11 +168,18 @@ class FolderSchedules:
     def tick(self) -> int | None:
         """Fire what is due; returns in how many ms to call again."""
         self._engine.check_open()
-        if not self._has_any():
-            return None
-        for name in self.all():
+        try:
+            if not self._has_any():
+                return None
+            names = list(self.all())
+        except (HoldfastError, OSError) as error:
+            return self._give_up(error)
+        for name in names:
             with self._lock:
                 self._fire_due(name)
+        noted, self._noted = self._noted, None
+        with suppress(HoldfastError):  # without the notes, the next owner finds the messages
+            self._settle(noted)
         due_ms = self.due_ms()
         return None if due_ms is None else min(due_ms, _LOOK_AGAIN_MS)
 
@@ -179,16 +194,50 @@ class FolderSchedules:
                 waits.append(max(at_ms - now_ms, retries.get(name, mono_ms) - mono_ms, 0))
         return soonest(*waits)
 
+    def _give_up(self, error: Exception) -> int:
+        """Say once why there are no schedules to fire, and when to try again."""
+        self._engine.check_open()
+        if str(error) != self._logged_error:
+            self._logged_error = str(error)
+            logger.error("schedules cannot be read", extra={"folder": self.folder, "error": str(error)})
+        return _AFTER_ERROR_MS
+
     def _has_any(self) -> bool:
-        """Whether there are schedules. The journal is not opened for the question, because that writes to it."""
-        if self._states is None and not self._engine.has_locks:
-            return bool(stored_schedules(self._engine.world, self.folder))
-        return True
+        """Whether there may be schedules: a folder without locks and documents has none."""
+        engine = self._engine
+        return self._states is not None or engine.has_locks or engine.world.disk.exists(join(self.folder, LOCKS))
+
+    def recover(self) -> None:
+        """Read the schedules, before anything is done that could make the topics forget what was fired."""
+        try:
+            with self._lock:
+                self._loaded()
+        except (HoldfastError, OSError) as error:
+            self._give_up(error)
 
     def _loaded(self) -> dict[str, ScheduleState]:
         if self._states is None:
             self._states = _states_in(self._engine.locks().schedules())
+            for name, state in list(self._states.items()):
+                if (wake_ms(name, state) or _FOREVER_MS) <= self._now_ms():
+                    with suppress(HoldfastError, OSError):  # firing it will fail for the same reason, and say so
+                        self._note_published(name, state)
         return self._states
+
+    def _note_published(self, name: str, state: ScheduleState) -> None:
+        """Note the dues that an earlier owner fired; it died before it could. There are no more than fire at once."""
+        topic_name, now_ms = state.template.topic, self._now_ms()
+        outcomes: list[Outcome] = []
+        with self._engine.using(topic_name) as topic:
+            for due_ms in islice(dues(state.timing, (state.next_ms or 0) - 1), MOST_CAUGHT_UP):
+                place = topic.duplicates.find(firing_id(name, due_ms).encode())
+                if place is None:
+                    break
+                outcomes.append(Outcome(due_ms, now_ms, _id_at(topic_name, place)))
+        if outcomes:
+            next_ms = next_due(state.timing, outcomes[-1].due_ms)
+            self._noted = self._write(name, after(state, outcomes, next_ms, now_ms))
+            self._count(name, state, outcomes)
 
     def _known(self, name: str) -> ScheduleState:
         state = self._loaded().get(name)
@@ -211,15 +260,15 @@ class FolderSchedules:
             self._fail(name, state, str(error))
 
     def _fire(self, name: str, state: ScheduleState, planned: Plan, now_ms: int) -> None:
-        firings = []
+        outcomes = []
         if planned.missed:
-            firings.append(Outcome(planned.last_missed_ms, now_ms, missed=planned.missed))
+            outcomes.append(Outcome(planned.last_missed_ms, now_ms, missed=planned.missed))
         for due_ms in planned.fire:
             published = self._publish(state, firing_id(name, due_ms))
-            firings.append(Outcome(due_ms, self._now_ms(), published))
-        self._write(name, after(state, firings, planned.next_ms, now_ms))
+            outcomes.append(Outcome(due_ms, self._now_ms(), published))
+        self._noted = self._write(name, after(state, outcomes, planned.next_ms, now_ms))
         self._retry_ms.pop(name, None)
-        self._count(name, state, firings)
+        self._count(name, state, outcomes)
 
     def _after_clock_change(self, name: str, state: ScheduleState, now_ms: int) -> ScheduleState:
         """If the clock was set back, start from its new time: dues that were fired before are found to be."""
@@ -229,14 +278,14 @@ class FolderSchedules:
         self._write(name, state)
         return state
 
-    def _count(self, name: str, state: ScheduleState, firings: list[Outcome]) -> None:
-        for firing in firings:
-            if firing.missed:
-                self.missed.add(firing.missed)
-                logger.warning("firings missed", extra={"schedule": name, "count": firing.missed})
+    def _count(self, name: str, state: ScheduleState, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            if outcome.missed:
+                self.missed.add(outcome.missed)
+                logger.warning("firings missed", extra={"schedule": name, "count": outcome.missed})
             else:
                 self.fired.add()
-                late_ms = firing.at_ms - firing.due_ms - jitter_of(name, firing.due_ms, state.jitter_ms)
+                late_ms = outcome.at_ms - outcome.due_ms - jitter_of(name, outcome.due_ms, state.jitter_ms)
                 self.lateness_seconds.observe_ns(max(late_ms, 0) * 1_000_000)
 
     def _fail(self, name: str, state: ScheduleState, reason: str) -> None:
@@ -246,17 +295,17 @@ class FolderSchedules:
         if state.error != reason:
             logger.warning("a schedule could not fire", extra={"schedule": name, "error": reason})
             with suppress(HoldfastError, OSError):  # the disk may be what failed
-                self._write(name, msgspec.structs.replace(state, error=reason))
+                self._noted = self._write(name, msgspec.structs.replace(state, error=reason))
 
     def _publish(self, state: ScheduleState, dedup_id: str) -> str:
         """Publish the message unless it was before; returns its id when it is on disk."""
         template, sent = state.template, dedup_id.encode()
         with self._engine.using(template.topic) as topic:
-            numbers = topic.usable_numbers()
-            if template.key is None:
-                number = numbers[partition_for(sent, len(numbers))] if numbers else topic.usable(0)
-            else:
-                number = topic.usable(partition_for(template.key, len(topic.partitions)))
+            place = topic.duplicates.find(sent)
+            if place is not None:
+                topic.sync()
+                return _id_at(topic.name, place)
+            number = self._partition(topic, template.key, sent)
             ttl_ms = topic.settings.ttl_ms
             draft = Draft(
                 template.body,
@@ -267,17 +316,20 @@ class FolderSchedules:
                 dedup_id=sent,
                 flags=template.flags,
             )
-            partition, manner = topic.partitions[number], Manner("fsync", None, any_size=False)
-            publication = topic.duplicates.publish(number, partition, [draft], manner, window_ms=_FOREVER_MS)
+            partition = topic.partitions[number]
+            publication = partition.publish([draft], durability="fsync")
             partition.wait(publication)
-            (place,) = publication.places
-            if not place.duplicate:
-                topic.metrics.published.add()
-                topic.metrics.published_bytes.add(len(template.body))
-            if place.offset is None and place.delayed_id is None:
-                return ""  # known, but no longer where
-            home = number if place.partition is None else place.partition
-            return message_id(template.topic, home, place.offset, place.delayed_id)
+            topic.metrics.published.add()
+            topic.metrics.published_bytes.add(len(template.body))
+            return _id_at(topic.name, publication.places[0], number)
+
+    @staticmethod
+    def _partition(topic: Topic, key: bytes | None, dedup_id: bytes) -> int:
+        """The partition of the key; without one, any that can be used."""
+        if key is not None:
+            return topic.usable(partition_for(key, len(topic.partitions)))
+        numbers = topic.usable_numbers() or [topic.usable(0)]
+        return numbers[partition_for(dedup_id, len(numbers))]
 
     def _write(self, name: str, state: ScheduleState) -> Appended | None:
         states = self._loaded()
@@ -295,6 +347,10 @@ class FolderSchedules:
 
     def _mono_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000
+
+
+def _id_at(topic: str, place: Place, number: int = 0) -> str:
+    return message_id(topic, number if place.partition is None else place.partition, place.offset, place.delayed_id)
 
 
 def _states_in(contents: Mapping[str, bytes]) -> dict[str, ScheduleState]:

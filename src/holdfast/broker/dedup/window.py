@@ -371,6 +371,7 @@ def _remove(disk: Disk, path: str) -> None:
 
 _NAME: Final = "dedup"
 _SAVE_EVERY_MS: Final = 3_600_000
+_FOREVER_MS: Final = 1 << 62
 _MERGE_EVERY_MS: Final = 60_000  # how often to retry while the disk has no room
 
 
@@ -492,6 +493,12 @@ class Duplicates:
                 place = Place(None, at) if due_at_ms else Place(at)
                 index.add(dedup_id, place_reference_of(place, number), now_ms)
             return at
+
+    def find(self, dedup_id: bytes) -> Place | None:
+        """Where the first message with this id is, however long ago that was; None if it is new, or lost."""
+        with self._lock:
+            found = self._open().find(dedup_id, 0, window_ms=_FOREVER_MS)
+            return None if found is None or self._is_lost(found) else first_place(found)
 
     def _add_duplicates(self, publication: Publication, known: dict[int, int], number: int, count: int) -> None:
         fresh = publication.places
