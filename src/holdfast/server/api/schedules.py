@@ -54,7 +54,7 @@ async def list_schedules(call: Call) -> ScheduleList:
     return ScheduleList(schedules=[each for each in await call.service.schedules.all() if sees(call, each)])
 
 
-@routes.add("GET", "/v1/schedules/{name}", action="read", allowed=_may_see, errors=("not_found",))
+@routes.add("GET", "/v1/schedules/{schedule}", action="read", allowed=_may_see, errors=("not_found",))
 async def get_schedule(call: Call) -> Schedule:
     """Return a schedule, with its next due and its last firings."""
     found = await call.service.schedules.get(_name(call))
@@ -65,7 +65,7 @@ async def get_schedule(call: Call) -> Schedule:
 
 @routes.add(
     "PUT",
-    "/v1/schedules/{name}",
+    "/v1/schedules/{schedule}",
     action="publish",
     body=PutSchedule,
     allowed=_may_put,
@@ -90,14 +90,14 @@ async def put_schedule(call: Call) -> Schedule:
     return await call.service.schedules.put(request)
 
 
-@routes.add("DELETE", "/v1/schedules/{name}", action="publish", allowed=_may_change, act=True)
+@routes.add("DELETE", "/v1/schedules/{schedule}", action="publish", allowed=_may_change, act=True)
 async def delete_schedule(call: Call) -> ScheduleDeleted:
     """Delete a schedule. Messages that it has published stay."""
     return ScheduleDeleted(deleted=await call.service.schedules.delete(_name(call)))
 
 
 @routes.add(
-    "POST", "/v1/schedules/{name}/pause", action="publish", allowed=_may_change, act=True, errors=("not_found",)
+    "POST", "/v1/schedules/{schedule}/pause", action="publish", allowed=_may_change, act=True, errors=("not_found",)
 )
 async def pause_schedule(call: Call) -> Schedule:
     """Pause a schedule: until it is resumed it does not fire, and what is due meanwhile does not count as missed."""
@@ -105,7 +105,7 @@ async def pause_schedule(call: Call) -> Schedule:
 
 
 @routes.add(
-    "POST", "/v1/schedules/{name}/resume", action="publish", allowed=_may_change, act=True, errors=("not_found",)
+    "POST", "/v1/schedules/{schedule}/resume", action="publish", allowed=_may_change, act=True, errors=("not_found",)
 )
 async def resume_schedule(call: Call) -> Schedule:
     """Resume a schedule that is paused. It goes on with its next due from now."""
@@ -114,7 +114,7 @@ async def resume_schedule(call: Call) -> Schedule:
 
 @routes.add(
     "POST",
-    "/v1/schedules/{name}/run",
+    "/v1/schedules/{schedule}/run",
     action="publish",
     allowed=_may_change,
     act=True,
@@ -126,7 +126,7 @@ async def run_schedule(call: Call) -> Firing:
 
 
 @routes.add(
-    "GET", "/v1/schedules/{name}/next", action="read", query=NextDuesQuery, allowed=_may_see, errors=("not_found",)
+    "GET", "/v1/schedules/{schedule}/next", action="read", query=NextDuesQuery, allowed=_may_see, errors=("not_found",)
 )
 async def next_dues(call: Call) -> NextDues:
     """List the next times at which a schedule falls due, jitter not included."""
@@ -134,7 +134,7 @@ async def next_dues(call: Call) -> NextDues:
 
 
 def _name(call: Call) -> str:
-    return check_name(call.path["name"], "schedule")
+    return check_name(call.path["schedule"], "schedule")
 
 
 def _body(given: PutSchedule) -> bytes:
