@@ -40,11 +40,9 @@ _WIDER: Final = 8
 _FIELDS: Final = 5
 _NAMED: Final = {
     "@yearly": "0 0 1 1 *",
-    "@annually": "0 0 1 1 *",
     "@monthly": "0 0 1 * *",
     "@weekly": "0 0 * * 0",
     "@daily": "0 0 * * *",
-    "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
 
@@ -79,7 +77,7 @@ class Template(msgspec.Struct, frozen=True, omit_defaults=True):
         return len(self.body) + len(self.key or b"") + sum(len(name) + len(value) for name, value in self.headers)
 
 
-class Outcome(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
+class SettledDue(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
     """Something that became of a due: fired at `at_ms`, or missed. With `missed`, `due_ms` is the last due of so many.
 
     A firing by hand (`by_hand`) has no due: it has the moment of the request instead.
@@ -106,7 +104,7 @@ class ScheduleState(msgspec.Struct, frozen=True, omit_defaults=True):
     seen_ms: int = 0  # the wall clock when `next_ms` was set: an earlier time means that the clock was set back
     fired: int = 0
     missed: int = 0
-    firings: tuple[Outcome, ...] = ()  # the last ones, oldest first
+    firings: tuple[SettledDue, ...] = ()  # the last ones, oldest first
     error: str = ""  # why the next due could not be fired yet
 
     def is_same(self, other: ScheduleState) -> bool:
@@ -120,7 +118,7 @@ class ScheduleState(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
 
-class Plan(NamedTuple):
+class FiringPlan(NamedTuple):
     """What follows from the time that has passed: the dues to fire, in order, and those that are missed."""
 
     fire: tuple[int, ...]
@@ -222,7 +220,7 @@ def wake_ms(name: str, state: ScheduleState) -> int | None:
     return state.next_ms + jitter_of(name, state.next_ms, state.jitter_ms)
 
 
-def plan(name: str, state: ScheduleState, now_ms: int) -> Plan | None:
+def plan(name: str, state: ScheduleState, now_ms: int) -> FiringPlan | None:
     """Return what is to be done at this moment; None if nothing is due."""
     ripe_ms = wake_ms(name, state)
     if ripe_ms is None or ripe_ms > now_ms or state.next_ms is None:
@@ -234,7 +232,7 @@ def plan(name: str, state: ScheduleState, now_ms: int) -> Plan | None:
     elif state.misfire == "skip":
         fire = [due for due in ripe[-1:] if now_ms - due - jitter_of(name, due, state.jitter_ms) <= ON_TIME_MS]
     left = ripe[: len(ripe) - len(fire)]
-    return Plan(tuple(fire), count - len(fire), left[-1] if left else 0, next_ms)
+    return FiringPlan(tuple(fire), count - len(fire), left[-1] if left else 0, next_ms)
 
 
 def _ripe(name: str, state: ScheduleState, first_ms: int, now_ms: int) -> tuple[list[int], int, int | None]:
@@ -269,7 +267,7 @@ def _newest(timing: Timing, after_ms: int, until_ms: int) -> list[int]:
         span_ms *= _WIDER
 
 
-def after(state: ScheduleState, firings: list[Outcome], next_ms: int | None, now_ms: int) -> ScheduleState:
+def after(state: ScheduleState, firings: list[SettledDue], next_ms: int | None, now_ms: int) -> ScheduleState:
     """Return the schedule after these firings, with its next due."""
     return msgspec.structs.replace(
         state,

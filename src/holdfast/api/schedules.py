@@ -61,6 +61,17 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     changed_at: datetime
 
 
+class ScheduleOptions(msgspec.Struct, frozen=True):
+    """When a schedule fires, as the caller gave it."""
+
+    cron: str | None
+    timezone: str
+    every: Seconds | None
+    at: datetime | None
+    misfire: Misfire
+    jitter: Seconds
+
+
 class ScheduleRequest(msgspec.Struct, frozen=True):
     """A schedule to create or to change."""
 
@@ -72,19 +83,9 @@ class ScheduleRequest(msgspec.Struct, frozen=True):
     jitter_ms: int = 0
 
 
-def schedule_request(
-    name: str,
-    topic: str,
-    message: NewMessage,
-    *,
-    cron: str | None,
-    timezone: str,
-    every: Seconds | None,
-    at: datetime | None,
-    misfire: Misfire,
-    jitter: Seconds,
-) -> ScheduleRequest:
+def schedule_request(name: str, topic: str, message: NewMessage, options: ScheduleOptions) -> ScheduleRequest:
     """Check the arguments of `put`. Raises InvalidRequest if one of them cannot be used."""
+    cron, timezone, every, at, misfire, jitter = msgspec.structs.astuple(options)
     given = [field for field, value in (("cron", cron), ("every", every), ("at", at)) if value is not None]
     if len(given) != 1:
         which = "none of them is" if not given else f"{' and '.join(given)} are"

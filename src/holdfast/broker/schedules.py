@@ -41,9 +41,9 @@ from holdfast.locking import Remove, ReplaceDocument
 from holdfast.model import Appended
 from holdfast.scheduling import (
     MOST_CAUGHT_UP,
-    Outcome,
-    Plan,
+    FiringPlan,
     ScheduleState,
+    SettledDue,
     after,
     check_timing,
     dues,
@@ -161,7 +161,7 @@ class FolderSchedules:
             state, now_ms = self._known(name), self._now_ms()
             published = self._publish(state, f"{firing_id(name, now_ms)}+run")
             self.fired.add()
-            state = after(state, [Outcome(now_ms, now_ms, published, by_hand=True)], state.next_ms, state.seen_ms)
+            state = after(state, [SettledDue(now_ms, now_ms, published, by_hand=True)], state.next_ms, state.seen_ms)
             self._settle(self._write(name, state))
             return state
 
@@ -227,13 +227,13 @@ class FolderSchedules:
     def _note_published(self, name: str, state: ScheduleState) -> None:
         """Note the dues that an earlier owner fired; it died before it could. There are no more than fire at once."""
         topic_name, now_ms = state.template.topic, self._now_ms()
-        outcomes: list[Outcome] = []
+        outcomes: list[SettledDue] = []
         with self._engine.using(topic_name) as topic:
             for due_ms in islice(dues(state.timing, (state.next_ms or 0) - 1), MOST_CAUGHT_UP):
                 place = topic.duplicates.find(firing_id(name, due_ms).encode())
                 if place is None:
                     break
-                outcomes.append(Outcome(due_ms, now_ms, _id_at(topic_name, place)))
+                outcomes.append(SettledDue(due_ms, now_ms, _id_at(topic_name, place)))
         if outcomes:
             next_ms = next_due(state.timing, outcomes[-1].due_ms)
             self._noted = self._write(name, after(state, outcomes, next_ms, now_ms))
@@ -259,13 +259,13 @@ class FolderSchedules:
             self._engine.check_open()
             self._fail(name, state, str(error))
 
-    def _fire(self, name: str, state: ScheduleState, planned: Plan, now_ms: int) -> None:
+    def _fire(self, name: str, state: ScheduleState, planned: FiringPlan, now_ms: int) -> None:
         outcomes = []
         if planned.missed:
-            outcomes.append(Outcome(planned.last_missed_ms, now_ms, missed=planned.missed))
+            outcomes.append(SettledDue(planned.last_missed_ms, now_ms, missed=planned.missed))
         for due_ms in planned.fire:
             published = self._publish(state, firing_id(name, due_ms))
-            outcomes.append(Outcome(due_ms, self._now_ms(), published))
+            outcomes.append(SettledDue(due_ms, self._now_ms(), published))
         self._noted = self._write(name, after(state, outcomes, planned.next_ms, now_ms))
         self._retry_ms.pop(name, None)
         self._count(name, state, outcomes)
@@ -278,7 +278,7 @@ class FolderSchedules:
         self._write(name, state)
         return state
 
-    def _count(self, name: str, state: ScheduleState, outcomes: list[Outcome]) -> None:
+    def _count(self, name: str, state: ScheduleState, outcomes: list[SettledDue]) -> None:
         for outcome in outcomes:
             if outcome.missed:
                 self.missed.add(outcome.missed)

@@ -10,7 +10,7 @@ from holdfast.api.drafts import Bodies, Drafter, moment_at, to_datetime
 from holdfast.api.schedules import Firing, Schedule, ScheduleRequest
 from holdfast.broker.engine import BrokerEngine
 from holdfast.errors import MessageTooLarge, NotFound
-from holdfast.scheduling import Outcome, ScheduleState, Template, dues
+from holdfast.scheduling import ScheduleState, SettledDue, Template, dues
 
 MOST_BYTES: Final = 64 * 1024  # of the message: it is written again at each firing
 
@@ -102,7 +102,7 @@ def schedule_of(name: str, state: ScheduleState) -> Schedule:
     )
 
 
-def firing_of(outcome: Outcome) -> Firing:
+def firing_of(outcome: SettledDue) -> Firing:
     """Return what became of a due as users see it."""
     return Firing(
         due=to_datetime(outcome.due_ms * 1_000_000),

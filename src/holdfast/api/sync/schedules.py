@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from holdfast.api.drafts import NewMessage, Seconds
-from holdfast.api.schedules import Firing, Schedule, check_next, schedule_request
+from holdfast.api.schedules import Firing, Schedule, ScheduleOptions, check_next, schedule_request
 from holdfast.broker.folder.layout import check_name
 from holdfast.scheduling import Misfire
 
@@ -59,11 +59,8 @@ class Schedules:
             MessageTooLarge: The message is larger than 64 KiB, or than its topic allows.
         """
         message = NewMessage(body, key=key, headers=headers, priority=priority)
-        return self._port.put(
-            schedule_request(
-                name, topic, message, cron=cron, timezone=timezone, every=every, at=at, misfire=misfire, jitter=jitter
-            )
-        )
+        options = ScheduleOptions(cron, timezone, every, at, misfire, jitter)
+        return self._port.put(schedule_request(name, topic, message, options))
 
     def get(self, name: str) -> Schedule | None:
         """Return a schedule.

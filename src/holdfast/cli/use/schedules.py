@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias, cast
 
 from holdfast.api.drafts import parse_duration, parse_instant
-from holdfast.api.schedules import Schedule, check_next
+from holdfast.api.schedules import Firing, Schedule, check_next
 from holdfast.broker.folder.layout import check_name
 from holdfast.broker.schedules import stored_schedules
 from holdfast.cli import output
 from holdfast.cli.opening import WAIT, AsJson, DataFolder, Topic, Wait, chosen_topic, opened_broker, topics_of
 from holdfast.cli.parsing import Section, argument, option
+from holdfast.cli.use.put import NO_OPTIONS, SharedOptions, header_pairs
 from holdfast.client.opening import is_address
 from holdfast.env import real_world
-from holdfast.errors import InvalidRequest, NotFound
+from holdfast.errors import NotFound
 from holdfast.local.schedules import dues_of, schedule_of
 from holdfast.scheduling import Misfire, zone_of
 
@@ -39,10 +39,7 @@ def add_command(
     at: Annotated[str | None, option("--due ISO", "Once, at this time, such as 2026-12-24T18:00:00Z or +1h.")] = None,
     topic: Topic = None,
     key: Annotated[str | None, option("--key", "The key of the message.")] = None,
-    headers: Annotated[list[str] | None, option("--header NAME=VALUE", "Add a header.")] = None,
-    priority: Annotated[
-        int, option("--priority", "The priority; 9 is the most urgent, 0 the default.", least=0, most=9)
-    ] = 0,
+    shared: SharedOptions = NO_OPTIONS,
     misfire: Annotated[
         Misfire, option("--misfire", "What to do about firings that were missed: run_once, skip or all.")
     ] = "run_once",
@@ -71,8 +68,8 @@ def add_command(
             every=None if every is None else parse_duration(every, "--every"),
             at=None if at is None else parse_instant(at, now_ms, "--due"),
             key=key,
-            headers=_headers(headers),
-            priority=priority,
+            headers=cast(dict[str, str], dict(header_pairs(shared.headers) or ())),  # bytes are refused
+            priority=shared.priority,
             misfire=misfire,
             jitter=parse_duration(jitter, "--jitter"),
         )
@@ -240,16 +237,6 @@ def _next_times(place: str, name: str, count: int) -> tuple[list[datetime], str]
     return dues_of(state, world.clock.now_ns() // 1_000_000, count), state.timing.timezone
 
 
-def _headers(given: Sequence[str] | None) -> dict[str, str]:
-    pairs = {}
-    for header in given or ():
-        name, sign, value = header.partition("=")
-        if not sign or not name:
-            raise InvalidRequest(f"--header {header!r} cannot be used: write it like name=value")
-        pairs[name] = value
-    return pairs
-
-
 def _changed(schedule: Schedule, *, as_json: bool) -> int:
     if as_json:
         output.print_json(_document(schedule))
@@ -298,38 +285,23 @@ def _facts(schedule: Schedule) -> list[tuple[str, str]]:
     return [(title, fact) for title, fact in facts if fact]
 
 
+_SAME: Final = ("topic", "key", "headers", "priority", "cron", "timezone", "misfire", "paused", "fired", "missed")
+
+
 def _document(schedule: Schedule) -> dict[str, Any]:
-    return {
-        "name": schedule.name,
-        "topic": schedule.topic,
-        **output.as_json("body", schedule.body),
-        "key": schedule.key,
-        "headers": schedule.headers,
-        "priority": schedule.priority,
-        "cron": schedule.cron,
-        "timezone": schedule.timezone,
-        "every_seconds": schedule.every,
-        **output.moment("at", schedule.at),
-        "misfire": schedule.misfire,
-        "jitter_seconds": schedule.jitter,
-        "paused": schedule.paused,
-        **output.moment("next_due", schedule.next_due),
-        "fired": schedule.fired,
-        "missed": schedule.missed,
-        "firings": [
-            {
-                **output.moment("due", firing.due),
-                **output.moment("at", firing.at),
-                "id": firing.message_id,
-                "missed": firing.missed,
-                "by_hand": firing.by_hand,
-            }
-            for firing in schedule.firings
-        ],
-        "error": schedule.error,
-        **output.moment("created", schedule.created_at),
-        **output.moment("changed", schedule.changed_at),
-    }
+    times = {"at": schedule.at, "next_due": schedule.next_due}
+    times |= {"created": schedule.created_at, "changed": schedule.changed_at}
+    document = {"name": schedule.name, **output.as_json("body", schedule.body)}
+    document |= {name: getattr(schedule, name) for name in _SAME}
+    document |= {"every_seconds": schedule.every, "jitter_seconds": schedule.jitter, "error": schedule.error}
+    for name, when in times.items():
+        document |= output.moment(name, when)
+    return document | {"firings": list(map(_firing_document, schedule.firings))}
+
+
+def _firing_document(firing: Firing) -> dict[str, Any]:
+    facts = {"id": firing.message_id, "missed": firing.missed, "by_hand": firing.by_hand}
+    return {**output.moment("due", firing.due), **output.moment("at", firing.at), **facts}
 
 
 def _moment_or_dash(when: datetime | None) -> str:

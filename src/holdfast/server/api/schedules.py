@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from holdfast.api.drafts import NewMessage
-from holdfast.api.schedules import Firing, Schedule, schedule_request
+from holdfast.api.schedules import Firing, Schedule, ScheduleOptions, schedule_request
 from holdfast.broker.folder.layout import check_name
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.protocol.messages import NextDues, NextDuesQuery, PutSchedule, ScheduleDeleted, ScheduleList
@@ -76,17 +76,8 @@ async def put_schedule(call: Call) -> Schedule:
     """Create or change a schedule. One that is the same already goes on undisturbed."""
     given: PutSchedule = call.body
     message = NewMessage(_body(given), key=given.key, headers=given.headers, priority=given.priority)
-    request = schedule_request(
-        _name(call),
-        given.topic,
-        message,
-        cron=given.cron,
-        timezone=given.timezone,
-        every=given.every,
-        at=given.at,
-        misfire=given.misfire,
-        jitter=given.jitter,
-    )
+    options = ScheduleOptions(given.cron, given.timezone, given.every, given.at, given.misfire, given.jitter)
+    request = schedule_request(_name(call), given.topic, message, options)
     return await call.service.schedules.put(request)
 
 
