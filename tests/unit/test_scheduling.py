@@ -123,8 +123,10 @@ def test_the_leap_day():
 
 
 def test_the_end_of_the_month():
-    assert [day[:5] for day in found("0 0 L * *", "UTC", "2028-01-01T00:00", 4)] == ["01-31", "02-29", "03-31", "04-30"]
-    assert [day[:5] for day in found("0 0 31 * *", "UTC", "2026-01-01T00:00", 4)] == ["01-31", "03-31", "05-31", "07-31"]
+    last = found("0 0 L * *", "UTC", "2028-01-01T00:00", 4)
+    assert [day[:5] for day in last] == ["01-31", "02-29", "03-31", "04-30"]
+    longest = found("0 0 31 * *", "UTC", "2026-01-01T00:00", 4)
+    assert [day[:5] for day in longest] == ["01-31", "03-31", "05-31", "07-31"]
 
 
 def test_names_of_days_months_and_common_expressions():

@@ -277,6 +277,7 @@ TOPIC: Final = {"topic": "orders"}
 GROUP: Final = {"topic": "orders", "group": "billing"}
 ROUTE: Final = {"route": "/v1/queues/{queue}/ack"}
 
+
 # For each metric: what moves it, which of its values, and what that is afterwards (None: more than 0).
 def fire(stage: Stage) -> None:
     stage.broker.schedules.put("job", "orders", b"x", every=60)
