@@ -209,3 +209,15 @@ def test_two_processes_on_one_folder_fire_every_second_once_when_the_owner_is_ki
     time.sleep(3)
     ended(third)
     check_real(folder, 5)
+
+
+@pytest.mark.serial
+@pytest.mark.slow
+def test_a_folder_in_a_store_fires_every_second_once_when_another_machine_takes_over(tmp_path):
+    url = f"file://{tmp_path}/store"
+    (tmp_path / "store").mkdir()
+    for _ in range(2):
+        owner = begun(_OWNER, url)
+        time.sleep(1.5)
+        ended(owner)  # the next owner has to wait until this one counts as silent
+    check_real(url, 3)

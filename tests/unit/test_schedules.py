@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from holdfast import InvalidRequest, MessageTooLarge, NotFound, UnknownTopic
 from holdfast.broker import schedules as engine_schedules
 from holdfast.broker.messages import DEDUP_ID, mark
 from holdfast.broker.schedules import stored_schedules
+from holdfast.storage.keeper import Keeper
 from tests.unit.brokers import FOLDER, Place
 
 NOON = 1_764_590_400  # 2025-12-01 12:00 UTC, a Monday
@@ -400,3 +402,20 @@ def test_schedules_can_be_read_beside_their_owner_and_after_it(alone):
 def test_a_folder_without_schedules_is_not_touched(alone):
     alone.run(seconds=600, step=60)
     assert not any("locks" in path for path in alone.files())
+
+
+def test_an_open_folder_fires_by_itself_though_its_first_tick_came_at_once(tmp_path, monkeypatch):
+    start = Keeper.start
+
+    def ticked(keeper: Keeper[Any]) -> None:
+        keeper._tick()
+        start(keeper)
+
+    monkeypatch.setattr(Keeper, "start", ticked)
+    with holdfast.open_broker(tmp_path / "data", share=False) as broker:
+        broker.create_topic("jobs")
+        broker.schedules.put("job", "jobs", b"go", every=1)
+        deadline = time.monotonic() + 30
+        while not broker.read("jobs"):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)

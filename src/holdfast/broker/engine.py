@@ -215,10 +215,10 @@ class BrokerEngine:
 
     def keep(self) -> None:
         """Start the threads that call `tick_due`, sweep closed topics and compact keys."""
-        Keeper(self, at_most_ms=_LOOK_AT_ALL_NS // 1_000_000, tick=BrokerEngine.tick_due).start()
         with self._lock:
-            self._kept = True
+            self._kept = True  # before the first tick, which otherwise does what other threads are for
             topics = list(self._topics.values())
+        Keeper(self, at_most_ms=_LOOK_AT_ALL_NS // 1_000_000, tick=BrokerEngine.tick_due).start()
         if self.world.disk.exists(join(self.folder, LOCKS_FOLDER)):  # schedules are stored there
             self.schedules().recover()
         # On its own thread: opening a topic may take long, and leases in other topics must still end in time.
