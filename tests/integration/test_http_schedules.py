@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 import holdfast
+from holdfast.protocol.topics import Act, words_of
 from holdfast.server.tokens import digest_of
 from tests.integration.http_gear import Serving, serving
 
@@ -138,6 +139,8 @@ def test_changes_are_in_the_audit_log(server: Serving):
     server.post(f"{JOB}/run")
     server.request("DELETE", JOB)
     acts = [(act["route"], act["target"]) for act in server.get("/v1/admin/audit").body["acts"]]
+    words = [words_of(msgspec.convert(act, Act)) for act in server.get("/v1/admin/audit").body["acts"]]
+    assert {"created or changed the schedule job", "ran the schedule job now", "deleted the schedule job"} <= set(words)
     assert ("DELETE /v1/schedules/{schedule}", "job") in acts
     assert ("PUT /v1/schedules/{schedule}", "job") in acts
     assert ("POST /v1/schedules/{schedule}/run", "job") in acts
