@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.tidy.pages import run
 from tests.tidy.repo import name_of
 from tests.tidy.test_docs import examples, needs_spark, pages_with_examples
 
@@ -32,9 +33,7 @@ def empty(folder: Path) -> None:
 
 @pytest.mark.parametrize("page", [page for page in pages_with_examples() if needs_spark(page)], ids=name_of)
 def test_the_examples_of_a_page_run_from_top_to_bottom(page: Path, spark: SparkSession, empty_folder: Path):
-    names = {"__name__": "__main__"}
-    for line, code in examples(page):
-        exec(compile("\n" * (line - 1) + code, name_of(page), "exec"), names)
+    run(name_of(page), examples(page))
     assert session_runs(spark), "a page leaves the session running"
 
 
