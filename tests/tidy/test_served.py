@@ -78,9 +78,9 @@ def test_a_server_that_greets_otherwise_than_its_page_says_is_noticed(tmp_path: 
     page = "<!-- with a server: holdfast serve data -->\n```console\n$ holdfast serve data\nHello from data\n```\n"
     assert served.greeting(page) == "Hello from data\n"
     assert served.greeting("```console\n$ holdfast serve data\nHello\n```\n") == ""
-    with pytest.raises(AssertionError, match="Holdfast serves data"):
-        with served.server(["serve", "data"], tmp_path, greeting=served.greeting(page)):
-            pass
+    starting = served.server(["serve", "data"], tmp_path, greeting=served.greeting(page))
+    with pytest.raises(AssertionError, match="Holdfast serves data"), starting:
+        pass
 
 
 @pytest.mark.parametrize(("handler", "good"), [("handle", True), ("nosuch", False)])

@@ -196,8 +196,20 @@ _ONE_MACHINE = re.compile(r"local(\[.*\])?")
 def session(app: str = "holdfast", master: str = "local[*]", **conf: Value) -> SparkSession:
     """The session of this process, or a new one, which can read and write `holdfast`. It finds Java by itself.
 
-    `conf` are settings of Spark, `session(**{"spark.driver.memory": "4g"})`, and override ours; None leaves a setting
-    to Spark. A running session is used as it is.
+        spark = session(**{"spark.driver.memory": "4g"})
+
+    A running session is used as it is.
+
+    Args:
+        app: The name of the application, in Spark's own pages.
+        master: Where Spark runs.
+        **conf: Settings of Spark, which override ours; None leaves a setting to Spark.
+
+    Returns:
+        The session.
+
+    Raises:
+        NotInstalled: Spark or Java is missing.
     """
     running = _running()
     if running is None:
@@ -209,7 +221,11 @@ def session(app: str = "holdfast", master: str = "local[*]", **conf: Value) -> S
 
 
 def register(spark: SparkSession) -> None:
-    """Register the source and sink `holdfast` with a session, classic or Connect."""
+    """Register the source and sink `holdfast` with a session, classic or Connect.
+
+    Args:
+        spark: The session.
+    """
     from holdfast.spark.source import HoldfastSource
 
     spark.dataSource.register(HoldfastSource)
