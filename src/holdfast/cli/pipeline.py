@@ -480,8 +480,7 @@ def new_command(
     """
     _need_spark()
     from holdfast.broker.folder.layout import check_name
-    from holdfast.spark.pipelines.project import entry, python_template, yaml_template
-    from holdfast.spark.pipelines.spec import kind_named
+    from holdfast.spark.pipelines.spec import entry, kind_named, python_template, yaml_template
 
     check_name(name, "pipeline")
     kind_named(kind)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,7 +19,7 @@ import msgspec
 import yaml
 
 from holdfast.env import World, real_world
-from holdfast.errors import BadSettings, HoldfastError, InvalidRequest, PipelineFailed
+from holdfast.errors import BadSettings, HoldfastError, InvalidRequest
 from holdfast.spark.pipelines.checkpoint import check_fit, end_run, forget, held, is_half_forgotten, note_run, without
 from holdfast.spark.pipelines.python import marked
 from holdfast.spark.pipelines.spec import (
@@ -41,6 +40,7 @@ from holdfast.spark.pipelines.spec import (
     meant,
     read_options,
 )
+from holdfast.spark.session import in_words, keep_pyspark_quiet
 from holdfast.storage.files import read_file
 
 if TYPE_CHECKING:
@@ -80,55 +80,6 @@ def _check_keys(node: Any, looked_at: set[int]) -> None:
             raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
         keys.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
         _check_keys(value, looked_at)
-
-
-_HEAD: Final = """\
-# Pipelines: `holdfast pipeline run {name} --config {file}`, and `holdfast pipeline plan` to see what that would do.
-# Paths are relative to this file.
-folder: data                    # the data folder with the topics
-lake: lake                      # where tables go; checkpoints are in lake/_checkpoints
-# file: my_pipelines.py         # functions of your own; see `holdfast pipeline new NAME --python`
-
-pipelines:
-"""
-
-PYTHON: Final = '''\
-"""Your own pipelines: functions from rows to rows. Name this file in the YAML with `file: {file}`."""
-
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as f
-
-from holdfast.spark import pipeline
-
-
-# It is called with the new rows of its source, batch by batch; what it returns goes to the table lake/{name}.
-# A batch that was cut short is done again from the beginning, so it should do nothing else than return rows.
-@pipeline(
-    source="orders-silver",  # the pipeline whose table it reads
-    name="{name}",
-    expect=[{{"name": "has_country", "check": "country IS NOT NULL", "on_fail": "quarantine"}}],
-    # partition_by=["country"],  # the folders of the table; by default the day, where there is a column dt
-)
-def {function}(rows: DataFrame) -> DataFrame:
-    return rows.withColumn("country", f.upper("country"))
-'''
-
-
-def yaml_template(name: str, kind: str, file: str) -> str:
-    """A YAML file with one pipeline of this kind."""
-    return f"{_HEAD.format(name=name, file=file)}{entry(name, kind)}"
-
-
-def entry(name: str, kind: str) -> str:
-    """An entry for `pipelines:` in an existing file."""
-    key = name if yaml.safe_load(name) == name else f'"{name}"'  # "on" and "2024" are no names to YAML
-    return f"  {key}:\n{kind_named(kind).template}"
-
-
-def python_template(name: str, file: str) -> str:
-    """A Python file with one function."""
-    function = "".join(c if c.isalnum() else "_" for c in name)
-    return PYTHON.format(name=name, file=file, function=function if not function[:1].isdigit() else f"_{function}")
 
 
 _KEYS: Final = ("folder", "lake", "file", "pipelines")
@@ -529,46 +480,6 @@ def _plain(options: Any) -> dict[str, Any]:
 
 # Running them: many named pipelines in one Spark application, one after the other or side by side. A JVM for each one
 # would cost almost a gigabyte and ten seconds.
-
-
-# How an error of ours looks after it has passed through Spark's Python workers.
-_OURS: Final = re.compile(r"holdfast\.errors\.(\w+): (.+)")
-_LAST: Final = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Full|Failed|Lost|Request)): (.+)$", re.MULTILINE)
-_STATE: Final = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
-
-
-def keep_pyspark_quiet() -> None:
-    """Keep PySpark from logging an error to stderr before it raises it."""
-    from pyspark.logger import PySparkLogger
-
-    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
-        PySparkLogger.getLogger(name).disabled = True
-
-
-def in_words(error: Exception, where: str) -> Exception:
-    """The error itself if it is one of ours; otherwise one with the cause in one sentence, without stack traces."""
-    if isinstance(error, HoldfastError | OSError | KeyboardInterrupt):
-        return error
-    from pyspark.errors import AnalysisException, ParseException, PySparkException
-
-    if not isinstance(error, PySparkException):
-        return PipelineFailed(f"{where}: {type(error).__name__}: {error}")
-    text = str(error)
-    ours = _OURS.search(text)
-    if ours is not None:
-        from holdfast import errors
-
-        kind = getattr(errors, ours[1], PipelineFailed)
-        words = f"{where}: {ours[2].strip().removeprefix(f'{where}: ')}"
-        try:
-            return kind(words)
-        except TypeError:  # it has other arguments
-            return PipelineFailed(words)
-    if isinstance(error, AnalysisException | ParseException):
-        return BadSettings(f"{where}: {_STATE.sub('', text).strip().splitlines()[0]}")
-    causes = _LAST.findall(text)
-    words = f"{causes[-1][0]}: {causes[-1][1]}" if causes else text.strip().splitlines()[0]
-    return PipelineFailed(f"{where}: {_STATE.sub('', words)}")
 
 
 # Spark asks the source for news through Python, which is not worth doing more often.
