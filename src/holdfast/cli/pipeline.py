@@ -573,7 +573,7 @@ def _wanted(project: Project, names: list[str] | None, *, everything: bool) -> l
             raise InvalidRequest("name pipelines, or use --all, not both")
         return list(project.pipelines)
     if not names:
-        raise InvalidRequest(f"name a pipeline, or use --all; there are {', '.join(project.pipelines)}")
+        raise InvalidRequest(f"name a pipeline, or use --all; known pipelines: {', '.join(project.pipelines)}")
     return [project.spec(name).name for name in names]
 
 

@@ -207,7 +207,7 @@ def refuse_unknown(given: Mapping[str, str], known: frozenset[str]) -> None:
             )
         if option.lower() not in names and not option.lower().startswith("spark."):
             near = get_close_matches(option.lower(), names, n=1)
-            meant = f'; did you mean "{names[near[0]]}"?' if near else f"; there are {', '.join(sorted(known))}"
+            meant = f'; did you mean "{names[near[0]]}"?' if near else f"; known ones: {', '.join(sorted(known))}"
             raise InvalidRequest(f'option "{option}" is not known{meant}')
 
 

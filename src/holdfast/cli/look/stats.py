@@ -397,7 +397,7 @@ def stats_command(
     watch: Annotated[bool, option("--watch", "Refresh until Ctrl-C.")] = False,
     every: Annotated[str, option("--every TIME", "How often to refresh, with --watch.")] = "2s",
     history: Annotated[
-        str | None, option("--history TIME", "Show the last 15m, 6h or so, up to 7d, as charts.")
+        str | None, option("--history TIME", "Show this much of the past as charts, such as 15m or 6h; at most 7d.")
     ] = None,
 ) -> int:
     """Count the messages of a queue by phase. Also shows its oldest message and the disk space it uses.

@@ -391,7 +391,7 @@ def extend_command(
     ] = None,
     state: StateOption = None,
 ) -> int:
-    """Extend the lease of messages. Use it while the work takes longer than expected.
+    """Extend the lease of messages. Use it if the work takes longer than expected.
 
     Examples:
         holdfast extend jobs jobs-0-17@1 --lease 10m

@@ -276,7 +276,7 @@ async def group_for(call: Call, name: str | None) -> ServedGroup | None:
             if not groups:
                 return None
         if name not in groups:
-            raise NotFound(f"{topic} has no group {name} in queue mode; there are: {', '.join(groups) or 'none'}")
+            raise NotFound(f"{topic} has no group {name} in queue mode; known groups: {', '.join(groups) or 'none'}")
     return await call.service.group(topic, name)
 
 

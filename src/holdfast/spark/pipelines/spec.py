@@ -214,7 +214,7 @@ def meant(given: str, known: Iterable[str]) -> str:
     near = get_close_matches(given, names, n=1)
     if near:
         return f"; did you mean {near[0]!r}?"
-    return f"; there are {', '.join(names)}" if names else ""
+    return f"; known ones: {', '.join(names)}" if names else ""
 
 
 def _check_expectations(expectations: Iterable[Expectation], where: str) -> None:
