@@ -384,10 +384,10 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
     def _refusal(self, action: RouteAction, name: str | None) -> str:
         if self.read_only and action != "read":
-            return f"this server is read-only: nobody may {action} through it"
+            return f"this server is read-only and refuses calls that need the right {action!r}"
         what = "lock" if action == "lock" else "topic"
         on = f"on every {what}" if name is None else f"on the {what} {name!r}"
-        return f"{self.name} may not {action} {on}; the token allows {self.allowed()}"
+        return f"{self.name} does not have the right {action!r} {on}; the token allows {self.allowed()}"
 
     def allowed(self) -> str:
         """A description of the caller's rights for error messages."""
