@@ -127,7 +127,7 @@ def test_pipelines_run_behind_the_one_that_they_read_from(tmp_path):
             "window is 'soon': give a time",
         ),
         ("folder: a\nlake: b\npipelines: {2024: {kind: land, topics: [t]}}\n", "reads the name of a pipeline as 2024"),
-        ("folder: a\nlake: b\npipelines:\n  x: {}\n  x: {}\n", "line 5: this is not YAML: 'x' is there twice"),
+        ("folder: a\nlake: b\npipelines:\n  x: {}\n  x: {}\n", "line 5: this is not YAML: 'x' appears twice"),
         (
             "folder: a\nlake: b\npipelines: {x: {kind: land, topics: [t], max_rows_per_batch: 0}}\n",
             "max_rows_per_batch",

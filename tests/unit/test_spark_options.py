@@ -29,7 +29,7 @@ def stream(**more: str) -> Any:
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"minOffsetsPerTrigger": "20", "maxOffsetsPerTrigger": "10"}, "must not be more than the most"),
+        ({"minOffsetsPerTrigger": "20", "maxOffsetsPerTrigger": "10"}, "must not exceed the second"),
         ({"minOffsetsPerTrigger": "none"}, '"minOffsetsPerTrigger" is'),
         ({"maxTriggerDelay": "soon"}, '"maxTriggerDelay"'),
         ({"maxRecordsPerPartition": "0"}, '"maxRecordsPerPartition" is'),

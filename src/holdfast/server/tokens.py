@@ -94,7 +94,7 @@ class TokenEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 "`holdfast token new`"
             )
         if self.sha256 and not _DIGEST.fullmatch(self.sha256):
-            raise BadSettings("sha256 must be 64 of the digits 0 to 9 and a to f; `holdfast token new` makes it")
+            raise BadSettings("sha256 must be 64 of the digits 0 to 9 and a to f; `holdfast token new` creates it")
         if self.locks is not None and "lock" not in self.actions:
             raise BadSettings('locks has no effect without the action lock; write role = ["lock", ...]')
         if self.groups is not None and not self.actions & {"consume", "read", "admin"}:

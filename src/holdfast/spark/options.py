@@ -282,8 +282,8 @@ class _Options:
         most = self.limit("maxOffsetsPerTrigger", _DEFAULT_OFFSETS)
         if most is not None and least > most:
             raise InvalidRequest(
-                f'option "minOffsetsPerTrigger" is {least}, and "maxOffsetsPerTrigger" is {most}: the least must not '
-                "be more than the most"
+                f'option "minOffsetsPerTrigger" is {least}, and "maxOffsetsPerTrigger" is {most}: the first must not '
+                "exceed the second"
             )
         return least
 

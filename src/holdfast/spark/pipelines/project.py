@@ -77,7 +77,7 @@ def _check_keys(node: Any, looked_at: set[int]) -> None:
     keys = set()
     for key, value in node.value:
         if isinstance(key, yaml.ScalarNode) and key.value in keys:
-            raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} appears twice", key.start_mark)
         keys.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
         _check_keys(value, looked_at)
 
@@ -128,7 +128,7 @@ def project_of(document: dict[Any, Any], where: str) -> Project:
     pipelines = {spec.name: spec for value in found.values() if (spec := marked(value)) is not None}
     for name, entry in entries.items():
         if not isinstance(name, str):
-            raise BadSettings(f"{where}: YAML reads the name of a pipeline as {name!r}: put it into quotes")
+            raise BadSettings(f"{where}: YAML reads the name of a pipeline as {name!r}: put it in quotes")
         pipelines[name] = _spec(name, entry, found, where)
     if not pipelines:
         raise BadSettings(f"{where}: it declares no pipelines: add one below pipelines")

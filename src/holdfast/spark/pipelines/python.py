@@ -55,7 +55,7 @@ class PythonOptions(StepOptions, frozen=True, kw_only=True):
                 "[NAME, NAME], which are read as streams"
             )
         if len(set(self.sources)) < len(self.sources):
-            raise BadSettings("a source is there twice: name it once, and use its DataFrame as often as you like")
+            raise BadSettings("a source is named twice: name it once, and use its DataFrame as often as you like")
         if not self.keys and (self.latest_by is not None or self.delete_when is not None):
             raise BadSettings("latest_by and delete_when are about rows that change: name their key with upsert_by")
         if self.keys and self.format != "delta":
