@@ -463,5 +463,5 @@ def _sentence(facts: dict[str, Any]) -> str:
     if facts["until_ms"] is not None:
         when = output.seconds_text(to_datetime(facts["until_ms"] * 1_000_000))
         return f"{text}: {'yours until' if facts['phase'] == 'leased' else 'ready again at'} {when} UTC"
-    rest = {"dead": ": it is with the dead letters now", "ready": ": it is ready again"}
+    rest = {"dead": ": it is now a dead letter", "ready": ": it is ready again"}
     return f"{text}{rest.get(facts['phase'], '')}"
