@@ -492,9 +492,9 @@ def new_command(
     except FileExistsError:
         if python:
             raise InvalidRequest(
-                f"{path} exists already; nothing was written. Choose another name, or remove it first"
+                f"{path} already exists; nothing was written. Choose another name, or remove it first"
             ) from None
-        output.note(f"{output.safe(str(path))} exists already; add this to its pipelines:")
+        output.note(f"{output.safe(str(path))} already exists; add this to its pipelines:")
         output.say(entry(name, kind).rstrip("\n"))
         return output.OK
     output.note(f"wrote {output.safe(str(path))}; look through it, then: holdfast pipeline plan {name}")

@@ -493,7 +493,11 @@ def _stats_table(found: dict[str, Any], paused: Pause | None) -> output.Table:
     if found["partitions"] > 1:  # the offsets are sums, which mean nothing
         facts.add_row("partitions", f"{found['partitions']:,}, with {count_of(end - start, 'message')} kept")
     else:
-        kept = f"{start} to {end - 1} are kept; all before {found['floor']} are settled" if end > start else "none yet"
+        kept = (
+            f"{start} to {end - 1} are kept; all messages before {found['floor']} are settled"
+            if end > start
+            else "none yet"
+        )
         facts.add_row("offsets", kept)
     facts.add_row("disk", f"{output.size(found['bytes'])} in {count_of(found['segments'], 'segment')}")
     return facts

@@ -313,7 +313,7 @@ def topic_create_command(
     if as_json:
         output.print_json({"topic": name, "made": made, "partitions": count})
     else:
-        output.say(f"{'created' if made else 'exists already:'} {name}, {count_of(count, 'partition')}")
+        output.say(f"{'created' if made else 'already exists:'} {name}, {count_of(count, 'partition')}")
     return output.OK
 
 
