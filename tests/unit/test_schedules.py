@@ -370,6 +370,30 @@ def test_a_full_disk_delays_firings_and_loses_none(alone):
     assert alone.fired_ids() == ["job@2025-12-01T12:01:00Z", "job@2025-12-01T12:02:00Z"]
 
 
+def test_a_schedule_that_is_changed_is_tried_again_at_once(alone):
+    alone.broker.create_topic("gone")
+    alone.schedules.put("job", "gone", b"go", every=2)
+    alone.broker.delete_topic("gone")
+    alone.after(seconds=2)
+    assert alone.schedules.get("job").error
+    assert alone.schedules.put("job", "jobs", b"go", every=2).error == ""
+    alone.after(seconds=2)
+    assert len(alone.fired_ids()) == 1
+
+
+def test_a_schedule_that_could_not_be_deleted_is_still_there(alone, monkeypatch):
+    alone.schedules.put("job", "jobs", b"go", every=60)
+    locks = alone.engine.locks()
+    monkeypatch.setattr(locks, "change", lambda command: (_ for _ in ()).throw(holdfast.DiskFull("no room")))
+    with pytest.raises(holdfast.DiskFull):
+        alone.schedules.delete("job")
+    monkeypatch.undo()
+    assert alone.schedules.get("job") is not None
+    assert alone.schedules.delete("job")
+    alone.kill()
+    assert alone.schedules.get("job") is None
+
+
 def test_there_is_a_limit_to_their_number(alone, monkeypatch):
     monkeypatch.setattr(engine_schedules, "MOST_SCHEDULES", 2)
     for name in ("a", "b"):

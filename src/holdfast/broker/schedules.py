@@ -117,6 +117,7 @@ class FolderSchedules:
                 missed=base.missed,
                 firings=base.firings,
             )
+            self._retry_ms.pop(name, None)  # the change may be the cure
             self._settle(self._write(name, state))
         self.on_attention()
         return state
@@ -134,10 +135,13 @@ class FolderSchedules:
     def delete(self, name: str) -> bool:
         """Delete a schedule; False if there is none."""
         with self._lock:
-            if self._loaded().pop(name, None) is None:
+            states = self._loaded()
+            if name not in states:
                 return False
+            removed = self._engine.locks().change(Remove(SCHEDULE_PREFIX + name))
+            del states[name]
             self._retry_ms.pop(name, None)
-            self._settle(self._engine.locks().change(Remove(SCHEDULE_PREFIX + name)).appended)
+            self._settle(removed.appended)
             return True
 
     def pause(self, name: str, *, paused: bool) -> ScheduleState:
@@ -237,7 +241,7 @@ class FolderSchedules:
         if outcomes:
             next_ms = next_due(state.timing, outcomes[-1].due_ms)
             self._noted = self._write(name, after(state, outcomes, next_ms, now_ms))
-            self._count(name, state, outcomes)
+            self.fired.add(len(outcomes))  # nobody knows how late they were
 
     def _known(self, name: str) -> ScheduleState:
         state = self._loaded().get(name)
