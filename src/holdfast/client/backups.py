@@ -39,8 +39,7 @@ from holdfast.broker.backup.taking import (
     stored_source,
     take,
 )
-from holdfast.broker.engine import folder_path
-from holdfast.broker.folder.layout import is_store, store_of
+from holdfast.broker.folder.layout import folder_path, is_store, store_of
 from holdfast.broker.folder.stored import is_chain
 from holdfast.client.calling import Ask, Caller, packed, path_of
 from holdfast.client.network import ThreadNetwork, run
