@@ -27,8 +27,10 @@ from holdfast.codec.columns import (
 )
 from holdfast.codec.frame import (
     CHECKED_HEADER,
+    ENDS_BYTES,
     HEADER_BYTES,
     MAGIC,
+    MAY_HOLD_SHORT,
     Codec,
     Frame,
     FrameHeader,
@@ -151,7 +153,8 @@ def single_head(
 ) -> tuple[bytes, int]:
     """Encode all that precedes the value in the body of a single message; returns it with its columns.
 
-    A fused form of `encode_head` for a batch of one; a property test checks one against the other.
+    A fused form of `encode_head` for a batch of one; a property test checks one against the other. Nothing for a
+    message that has only a value: `Writer.append_one` knows its ends.
     """
     head = _PAIRS[value_bytes] if value_bytes < _SMALL else _PAIR(0, value_bytes)
     columns = 0
@@ -175,7 +178,7 @@ def single_head(
     if flags:
         columns |= FLAGS
         head += _BYTE_PADDED[flags]
-    return head, columns
+    return head if columns else b"", columns
 
 
 def _items(items: Sequence[bytes]) -> bytes:
@@ -221,6 +224,8 @@ def header_for(
     body: Body, place: FramePlace, *, batch_remaining: int, producer: Producer = NO_PRODUCER, flags: int = 0
 ) -> bytes:
     """Return the header, with checksum, of a body at its place."""
+    if not place.position:
+        flags |= MAY_HOLD_SHORT
     return seal_header(
         CHECKED_HEADER.pack(
             MAGIC,
@@ -351,8 +356,15 @@ def hole_body(count: int, max_time_ns: int) -> Body:
     return Body((), 0, 0, count, 0, Codec.NONE, max_time_ns, crc32c(b""), Kind.HOLE)
 
 
+def plain_value(body: Body) -> bytes | None:
+    """Return the value if the body is that of a single message with a value and nothing else; otherwise None."""
+    if body.count == 1 and not body.columns and body.codec == Codec.NONE and body.kind == Kind.DATA:
+        return b"".join(body.parts)[ENDS_BYTES : body.body_bytes]
+    return None
+
+
 def same_body(header: FrameHeader, stored: memoryview) -> Body:
-    """Return a frame's body as it is stored, padding included, for another place."""
+    """Return a frame's body, padding included, for another place."""
     return Body(
         (stored,),
         header.body_bytes,
@@ -361,7 +373,7 @@ def same_body(header: FrameHeader, stored: memoryview) -> Body:
         header.columns,
         header.codec,
         header.max_time_ns,
-        header.body_crc,
+        crc32c(stored) if header.is_short else header.body_crc,
         header.kind,
     )
 
