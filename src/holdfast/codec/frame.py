@@ -292,11 +292,11 @@ def seal_header(checked: bytes) -> bytes:
     return checked + _U32.pack(crc32c(checked))
 
 
-def read_header(buffer: memoryview, at: int, position: int) -> FrameHeader:
+def read_header(buffer: memoryview, at: int, position: int, log_id: int | None = None) -> FrameHeader:
     """Return the header at `at` in the buffer, which is byte `position` of its segment; raises CorruptData.
 
     It is intact and in its place, but may still belong to another log or a newer release. Of a short frame, the value
-    is intact, too.
+    is intact, too; with `log_id`, it is of this log: otherwise a value full of headers would have many bytes summed up.
     """
     checked = buffer[at : at + HEADER_BYTES - 4]
     if len(buffer) - at < HEADER_BYTES:
@@ -304,6 +304,10 @@ def read_header(buffer: memoryview, at: int, position: int) -> FrameHeader:
     if buffer[at + VERSION_AT] == SHORT_VERSION:
         header = _short_header(buffer, at)
         end = at + header.end - header.position
+        if header.position != position:
+            raise _elsewhere(header, position)
+        if log_id is not None and header.log_id != log_id:
+            raise CorruptData(f"the frame at position {position} belongs to another log")
         if end > len(buffer):
             raise ChecksumMismatch(f"the file ends inside the frame at position {position}")
         if crc32c(buffer[at:end]) != INTACT:
@@ -313,8 +317,12 @@ def read_header(buffer: memoryview, at: int, position: int) -> FrameHeader:
         if crc32c(checked) != header.header_crc:
             raise ChecksumMismatch(f"the header at position {position} does not match its checksum")
     if header.position != position:
-        raise ChecksumMismatch(f"the frame at position {position} was written for position {header.position}")
+        raise _elsewhere(header, position)
     return header
+
+
+def _elsewhere(header: FrameHeader, position: int) -> ChecksumMismatch:
+    return ChecksumMismatch(f"the frame at position {position} was written for position {header.position}")
 
 
 def read_plain(buffer: memoryview, position: int, log_id: int) -> FrameHeader | None:

@@ -157,7 +157,7 @@ def used_end(data: memoryview, position: int) -> int:
 
 
 def _good_frame(data: memoryview, position: int, wanted: FrameRules, *, bodies: bool) -> FrameHeader:
-    header = read_header(data, position, position)
+    header = read_header(data, position, position, wanted.log_id)
     wanted.check(header)
     check_known(header)
     if bodies:
