@@ -55,7 +55,7 @@ from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, Message
 from holdfast.model import NO_PRODUCER, Producer
 from holdfast.settings import LogSettings
 from holdfast.storage.batches import LaidOut, lay_out
-from holdfast.storage.files import FULL_DISK, join, ran_out, room, segment_name, shortage
+from holdfast.storage.files import FULL_DISK, join, no_room, ran_out, room, segment_name, shortage, sync_all
 from holdfast.storage.frames import SegmentIndex
 from holdfast.storage.recovery import Recovered, SegmentLimits, open_segment
 from holdfast.storage.segment import MOST_RESERVE, ActiveSegment, Segment, blocks
@@ -307,7 +307,7 @@ class Writer:
             self._held_since_sync = None
         began_ns = self._world.clock.monotonic_ns()
         try:
-            _sync_all(files, changed)
+            sync_all(files, changed)
         except OSError as error:
             if changed is not None:
                 changed.close()
@@ -697,23 +697,8 @@ class Writer:
         return self.fail(what, error)
 
     def _disk_full(self, why: str) -> DiskFull:
-        if self._is_journal:
-            what = "Nothing else in the folder can be given up for that. Free some space on this disk, 1 MiB is enough,"
-        else:
-            what = "Free some space (`holdfast log info` shows what the log takes; handling messages frees some)"
-        return DiskFull(
-            f"no room to append in {self._folder}: {why}. Nothing of this call was kept; reading still works. "
-            f"{what} and "
-            "try again"
-        )
+        return no_room(self._folder, why, is_journal=self._is_journal)
 
     def check_usable(self) -> None:
         if self.failure is not None:
             raise type(self.failure)(str(self.failure))
-
-
-def _sync_all(files: Sequence[File], folder: OpenFolder | None) -> None:
-    for file in files:
-        file.sync()
-    if folder is not None:
-        folder.sync()
