@@ -26,7 +26,6 @@ SIZES: Final = Struct("<II12s").pack  # lengths, and a `constant_field`
 constant_field: Final = Struct("<IBBHI").pack  # count, kind, codec, flags, columns
 ONE_VALUE: Final = Struct("<ii").pack
 CRC: Final = Struct("<I").pack
-CRC_BYTES: Final = 4
 PADDING: Final = tuple(bytes(-n % 8) for n in range(8))
 _FLAGS_AT, _FLAGS_END = 14, 16  # in the sizes
 _FIRST_FLAGS: Final = MAY_HOLD_SHORT.to_bytes(_FLAGS_END - _FLAGS_AT, "little")

@@ -31,6 +31,7 @@ from holdfast.codec.frame import (
     HEADER_BYTES,
     MAGIC,
     MAY_HOLD_SHORT,
+    SHORT_MOST,
     Codec,
     Frame,
     FrameHeader,
@@ -357,10 +358,11 @@ def hole_body(count: int, max_time_ns: int) -> Body:
 
 
 def plain_value(body: Body) -> bytes | None:
-    """Return the value if the body is that of a single message with a value and nothing else; otherwise None."""
-    if body.count == 1 and not body.columns and body.codec == Codec.NONE and body.kind == Kind.DATA:
-        return b"".join(body.parts)[ENDS_BYTES : body.body_bytes]
-    return None
+    """Return the value of a body that fits in a short frame: that of a single message; otherwise None."""
+    is_plain = body.count == 1 and not body.columns and body.codec == Codec.NONE and body.kind == Kind.DATA
+    if not is_plain or body.body_bytes > ENDS_BYTES + SHORT_MOST:
+        return None
+    return b"".join(body.parts)[ENDS_BYTES : body.body_bytes]
 
 
 def same_body(header: FrameHeader, stored: memoryview) -> Body:

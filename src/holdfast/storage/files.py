@@ -346,7 +346,8 @@ def no_room(folder: str, why: str, *, is_journal: bool) -> DiskFull:
     else:
         what = "Free some space (`holdfast log info` shows what the log takes; handling messages frees some)"
     return DiskFull(
-        f"no room to append in {folder}: {why}. Nothing of this call was kept; reading still works. {what} and try again"
+        f"no room to append in {folder}: {why}. Nothing of this call was kept; reading still works. "
+        f"{what} and try again"
     )
 
 

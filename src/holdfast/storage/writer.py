@@ -18,9 +18,8 @@ lock is released: the next append must not be preceded by frames that nobody ack
 A write or sync that fails with an I/O error ends the writer: any byte not yet synced may be affected, and later syncs
 may report success without having written it. A full disk, or a shortage of descriptors or memory, refuses one call.
 
-A message with a small value and nothing else gets a short frame, which does not say what is synced. It follows a long
-one in the same segment, and nothing was synced in between: so the frames tell as much as if all were long. The first of
-a segment is long, and the first after a sync, an opening or a truncation; and one in 64 KiB, in case one is damaged.
+A small value with nothing else gets a short frame, which does not say what is synced. So it follows a long one in its
+segment, and nothing was synced in between; and one frame in 64 KiB is long, in case another is damaged.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from typing import Final
 from holdfast.checksum import crc32c
 from holdfast.codec.alone import (
     CRC,
-    CRC_BYTES,
     EPOCH_BYTES,
     LONG_HEADER,
     NO_PRODUCER_FIELD,
@@ -48,7 +46,8 @@ from holdfast.codec.alone import (
     short_pack,
 )  # fmt: skip
 from holdfast.codec.encode import PLAIN, Body, FramePlace, encode_values, header_for, plain_value
-from holdfast.codec.frame import ENDS_BYTES, HEADER_BYTES, MAGIC, MAY_HOLD_SHORT, SHORT_MAGIC, SHORT_MOST, Kind
+from holdfast.codec.frame import ENDS_BYTES, HEADER_BYTES, MAY_HOLD_SHORT, SHORT_MOST, Kind
+from holdfast.codec.singles import log_prefixes
 from holdfast.env import File, OpenFolder, World
 from holdfast.env.process import get_logger, stand_back
 from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, MessageTooLarge
@@ -70,7 +69,6 @@ _MOST_UNSYNCED: Final = 16
 _MOST_TRIES: Final = 5  # to find room on a full disk: others may take what was freed
 # A message of at least this size gets a segment of its own, which is filled without holding the lock.
 _APART_BYTES: Final = 16 << 20
-
 _MOST_SHORT: Final = 64 * 1024  # bytes of short frames between two long ones
 _MOST_AROUND: Final = HEADER_BYTES + ENDS_BYTES + 7  # of a long frame with a value: whether one is due is known late
 
@@ -125,8 +123,7 @@ class Writer:
         self._is_journal = kind is Kind.JOURNAL
         self._kind = kind
         self._one_with = one_with(kind)
-        tail = self.log_id.to_bytes(4, "little")
-        self._log_prefix, self._short_prefix = MAGIC + tail, SHORT_MAGIC + tail
+        self._log_prefix, self._short_prefix = log_prefixes(self.log_id)
         self._epoch_field = self.epoch.to_bytes(EPOCH_BYTES, "little") + NO_PRODUCER_FIELD
         self._small = self._most_short = self._short_until = self._short_epoch = 0
         self._expect_long()
@@ -174,7 +171,7 @@ class Writer:
             elif position < self._short_until:
                 pack = SHORT_PACKS[length] or short_pack(length)
                 checked = pack(self._short_prefix, position, length, self._short_epoch, offset, now_ns, value)
-                stop = position + len(checked) + CRC_BYTES
+                stop = position + len(checked) + 4  # the check
             else:
                 bodies = [encode_values([value], now_ns, packing=PLAIN)]
                 self._append_bodies(segment, bodies, NO_PRODUCER, hold=hold)
@@ -203,11 +200,10 @@ class Writer:
 
     def append(self, bodies: Sequence[Body], now_ns: int, *, producer: Producer, hold: bool) -> tuple[int, int]:
         """Append a batch, all or nothing; returns its first offset and the one after its last."""
-        if len(bodies) == 1 and producer.id == 0 and bodies[0].body_bytes < self._small + ENDS_BYTES:
-            value = plain_value(bodies[0])
-            if value is not None:
-                offset = self.append_one(value, bodies[0].max_time_ns, hold)
-                return offset, offset + 1
+        value = plain_value(bodies[0]) if len(bodies) == 1 and producer.id == 0 else None
+        if value is not None and len(value) < self._small:
+            offset = self.append_one(value, bodies[0].max_time_ns, hold)
+            return offset, offset + 1
         if len(bodies) == 1 and bodies[0].body_bytes >= self.apart_bytes:
             placed = self._append_apart(bodies[0], producer, hold=hold)
             if placed is not None:
