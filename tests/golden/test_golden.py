@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from holdfast.codec.encode import FramePlace, Packing, encode_batch, header_for
-from holdfast.codec.frame import read_frame
+from holdfast.codec.frame import read_frame, short_frame
 from holdfast.errors import DamagedRange
 from holdfast.model import Batch, Producer, Record
 from holdfast.storage.frames import parse_index
@@ -77,7 +77,7 @@ CRC_TABLE = [table_entry(n) for n in range(256)]
 SHORT_HEADER = struct.Struct("<4sIIHHQq")
 
 
-def short_frame(data: bytes, at: int, log_id: int) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def short_at(data: bytes, at: int, log_id: int) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """The short frame at this position, if there is one: what a long one would say, and its record."""
     magic, own_id, position, length, epoch, offset, time_ns = SHORT_HEADER.unpack_from(data, at)
     value_at = at + SHORT_HEADER.size
@@ -103,7 +103,7 @@ def frames_of(data: bytes, log_id: int) -> Iterator[tuple[dict[str, Any], list[d
     """Each good frame of a segment: header and records. What is no frame is passed over, eight bytes at a time."""
     at = 0
     while at + HEADER.size <= len(data):
-        short = short_frame(data, at, log_id)
+        short = short_at(data, at, log_id)
         if short is not None:
             yield short[0], [short[1]]
             at = short[0]["end"]
@@ -393,7 +393,7 @@ def test_our_crc_is_crc32c():
 EXAMPLE = """
 48465201 0d0c0b0a 00000000 35000000 35000000 02000000 01 00 0001 06000000
 2a00000000000000 00002a36fe9c9717 2800000000000000 03000000 07000000 3412000000000000 05000000 00000000
-9f937ba6 a483a830
+9f937ba6 c3fe8149
 00000000 05000000 05000000 00000000
 01 00000000000000
 00000000 03000000 03000000 00000000
@@ -439,3 +439,15 @@ def test_the_example_of_the_documentation_is_this_very_frame():
     assert block is not None
     digits = re.sub(r"#.*", "", block[1])
     assert bytes.fromhex("".join(digits.split())) == bytes.fromhex(EXAMPLE)
+
+
+def test_a_short_frame_is_byte_for_byte_what_the_specification_says():
+    fields = struct.pack("<4sIIHHQq", b"HFR\x02", 0x0A0B0C0D, 144, 5, 3, 44, 1_700_000_000_000_000_000)
+    checked = fields + b"hello" + bytes(47)
+    by_hand = checked + struct.pack("<I", crc32c(checked))
+    assert len(by_hand) == 88
+    assert short_frame(0x0A0B0C0D, 144, 3, 44, 1_700_000_000_000_000_000, b"hello") == by_hand
+    header, record = next(frames_of(bytes(144) + by_hand, 0x0A0B0C0D))
+    assert (header["position"], header["end"], record[0]["value"]) == (144, 144 + 88, b"hello")
+    (found,) = read_frame(memoryview(by_hand), 0, 144, max_raw_bytes=1000).records()
+    assert found == Record(44, 1_700_000_000_000_000_000, b"hello", epoch=3)
