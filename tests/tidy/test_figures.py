@@ -10,7 +10,7 @@ from tools.figures import FIGURES, Package, figure
 # The most that is allowed: what there was when a figure last went down. A change that lowers a figure lowers its
 # ceiling, too; none is raised without a reason in the commit. Where there is a goal, it stands behind the ceiling.
 CEILINGS = {
-    "modules": 322,  # goal: 280, which was reached before backups, tiers, streams of tables and task frameworks came
+    "modules": 323,  # goal: 280, which was reached before backups, tiers, streams of tables and task frameworks came
     "face_classes": 26,  # goal: 28, half of them generated
     "priority": 14,  # goal: 12
     "equal_pairs": 5,

@@ -242,7 +242,6 @@ def written_by_the_release_before(monkeypatch: pytest.MonkeyPatch, disk: Simulat
     """A log with one segment of long frames, whose first one has no flags."""
     with monkeypatch.context() as before:
         before.setattr("holdfast.codec.encode.MAY_HOLD_SHORT", 0)
-        before.setattr("holdfast.codec.alone._FIRST_FLAGS", bytes(2))
         before.setattr(frames_module, "MAY_HOLD_SHORT", 0)
         before.setattr(writer_module, "MAY_HOLD_SHORT", 0)
         log = opened(disk)

@@ -58,10 +58,18 @@ def read_single(buffer: memoryview, position: int, prefixes: Prefixes) -> tuple[
     from message to message.
     """
     body_at = position + HEADER_BYTES
-    if body_at + 8 > len(buffer):
-        return None if body_at > len(buffer) else _read_short(buffer, position, prefixes[1])
+    last = len(buffer)
+    if body_at + ENDS_BYTES > last and (body_at > last or buffer[position + VERSION_AT] != SHORT_VERSION):
+        return None
     if buffer[position + VERSION_AT] == SHORT_VERSION:
-        return _read_short(buffer, position, prefixes[1])
+        found_prefix, own_position, length, epoch, offset, time_ns = _read_short_head(buffer, position)
+        value_end = position + SHORT_VALUE_AT + length
+        # Not by `short_bytes`: this is called for every message.
+        end = value_end + 11 & ~7 if value_end + 4 > body_at else body_at
+        frame = bytes(buffer[position:end])
+        if found_prefix != prefixes[1] or own_position != position or end > last or crc32c(frame) != INTACT:
+            return None
+        return Record(offset, time_ns, frame[SHORT_VALUE_AT : value_end - position], epoch=epoch), end
     (
         found_prefix, own_position, body_bytes, raw_bytes, fixed, columns, offset, time_ns, epoch, body_crc, header_crc,
         first, length,
@@ -73,18 +81,18 @@ def read_single(buffer: memoryview, position: int, prefixes: Prefixes) -> tuple[
         or own_position != position
         or raw_bytes != body_bytes
         or body_bytes > LARGE_BYTES
-        or end > len(buffer)
+        or end > last
     ):
         return None
     if body_bytes <= _SMALL:
         frame = bytes(buffer[position:end])
-        if crc32c(frame) != body_crc ^ _apart(end - body_at):
-            return None
+        is_intact = crc32c(frame) == body_crc ^ _apart(end - body_at)
         body = frame[HEADER_BYTES : HEADER_BYTES + body_bytes]
     else:
-        if crc32c(buffer[position : body_at - 4]) != header_crc or crc32c(buffer[body_at:end]) != body_crc:
-            return None
+        is_intact = crc32c(buffer[position : body_at - 4]) == header_crc and crc32c(buffer[body_at:end]) == body_crc
         body = bytes(buffer[body_at : body_at + body_bytes])
+    if not is_intact:
+        return None
     if not columns:
         if first or length != body_bytes - 8:
             return None
@@ -96,18 +104,6 @@ def read_single(buffer: memoryview, position: int, prefixes: Prefixes) -> tuple[
 _SHORT: Final = "<8sIHHQq"
 _read_short_head: Final = Struct(_SHORT).unpack_from
 assert Struct(_SHORT).size == SHORT_VALUE_AT
-
-
-def _read_short(buffer: memoryview, position: int, prefix: bytes) -> tuple[Record, int] | None:
-    """Return the message of a short frame, checked, and the next position."""
-    found_prefix, own_position, length, epoch, offset, time_ns = _read_short_head(buffer, position)
-    end = position + short_bytes(length)
-    if found_prefix != prefix or own_position != position or end > len(buffer):
-        return None
-    frame = bytes(buffer[position:end])
-    if crc32c(frame) != INTACT:
-        return None
-    return Record(offset, time_ns, frame[SHORT_VALUE_AT : SHORT_VALUE_AT + length], epoch=epoch), end
 
 
 @lru_cache(maxsize=256)

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from pyroaring import BitMap64
 
-from holdfast.codec.alone import producer_field
-from holdfast.codec.encode import Body
+from holdfast.codec.encode import Body, producer_field
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import FolderLock, World, close_in_children, real_world
 from holdfast.env.process import get_logger

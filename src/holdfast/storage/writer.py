@@ -30,22 +30,24 @@ from contextlib import suppress
 from typing import Final
 
 from holdfast.checksum import crc32c
-from holdfast.codec.alone import (
+from holdfast.codec.encode import (
     CRC,
-    EPOCH_BYTES,
     LONG_HEADER,
-    NO_PRODUCER_FIELD,
     ONE_VALUE,
     PADDING,
     SHORT_PACKS,
     SIZES,
     SMALL,
+    Body,
+    FramePlace,
     constant_field,
-    first_sizes,
+    encode_values,
+    header_for,
     one_with,
+    origin_field,
+    plain_value,
     short_pack,
-)  # fmt: skip
-from holdfast.codec.encode import PLAIN, Body, FramePlace, encode_values, header_for, plain_value
+)
 from holdfast.codec.frame import ENDS_BYTES, HEADER_BYTES, MAY_HOLD_SHORT, SHORT_MOST, Kind
 from holdfast.codec.singles import log_prefixes
 from holdfast.env import File, OpenFolder, World
@@ -78,9 +80,8 @@ class Writer:
 
     # What every append needs: a slot takes half the time of an entry in a dict.
     __slots__ = (
-        "__dict__", "__weakref__", "_epoch_field", "_fast_until", "_held_from", "_log_prefix", "_most_short",
-        "_one_with", "_short_epoch", "_short_prefix", "_short_until", "_small", "_words", "active", "end", "lock",
-        "readable_end", "synced_end",
+        "__dict__", "__weakref__", "_fast_until", "_held_from", "_log_prefix", "_ones", "_origin", "_short_prefix",
+        "_short_until", "_small", "_words", "active", "end", "epoch", "lock", "readable_end", "synced_end",
     )  # fmt: skip
 
     def __init__(
@@ -122,10 +123,10 @@ class Writer:
         self._fast_until = 0  # position up to which a single message can be stored without checking any limit
         self._is_journal = kind is Kind.JOURNAL
         self._kind = kind
-        self._one_with = one_with(kind)
+        self._ones = one_with(kind)
         self._log_prefix, self._short_prefix = log_prefixes(self.log_id)
-        self._epoch_field = self.epoch.to_bytes(EPOCH_BYTES, "little") + NO_PRODUCER_FIELD
-        self._small = self._most_short = self._short_until = self._short_epoch = 0
+        self._origin = origin_field(self.epoch)
+        self._small = self._short_until = 0
         self._expect_long()
         if self.active is not None:
             self._use(self.active)
@@ -142,21 +143,18 @@ class Writer:
     ) -> int:
         """Append one message and return its offset: a fast version of `append` for the most common case.
 
-        `head` is what precedes the value in the body if the message has `columns`, as `single_head` returns them; or
-        the ends of `count` values, as `plain_parts` returns them with the values joined. `producer` is a
-        `producer_field`. It fuses encoding, placing, storing and indexing; a property test checks it against `append`.
+        `head` and `columns` are those of `single_head`; or `head` are the ends of `count` values, joined, as those of
+        `plain_parts`. `producer` is a `producer_field`. Fuses all steps; a property test compares it with `append`.
         """
         length = len(value)
         if length >= self._small or head or producer:
             head = head or ONE_VALUE(0, length)
             body_bytes = len(head) + length
-            constant = self._one_with[columns] if count == 1 else constant_field(count, self._kind, 0, 0, 0)
             body = head + value + PADDING[body_bytes & 7]
-            sizes, crc, total = SIZES(body_bytes, body_bytes, constant), crc32c(body), HEADER_BYTES + len(body)
+            crc, total = crc32c(body), HEADER_BYTES + len(body)
         else:
-            sizes, crc, body, total = b"", 0, b"", length + _MOST_AROUND
-        lock = self.lock
-        if lock.locked():
+            body, body_bytes, crc, total = b"", 0, 0, length + _MOST_AROUND
+        if (lock := self.lock).locked():
             stand_back(lock)
         with lock:
             segment = self.active
@@ -164,23 +162,20 @@ class Writer:
                 segment = self._segment_for(total, now_ns)
             position, offset = segment.position, self.end
             if body:
-                stop, origin = position + total, self._epoch_field
-                origin = origin[:EPOCH_BYTES] + producer if producer else origin
-                sizes = sizes if position else first_sizes(sizes)
+                stop, origin = position + total, origin_field(self.epoch, producer) if producer else self._origin
+                flag = 0 if position else MAY_HOLD_SHORT
+                one = constant_field(count, self._kind, 0, flag, columns) if flag or count > 1 else self._ones[columns]
+                sizes = SIZES(body_bytes, body_bytes, one)
                 checked = LONG_HEADER(self._log_prefix, position, sizes, offset, now_ns, self.synced_end, origin, crc)
             elif position < self._short_until:
                 pack = SHORT_PACKS[length] or short_pack(length)
-                checked = pack(self._short_prefix, position, length, self._short_epoch, offset, now_ns, value)
+                checked = pack(self._short_prefix, position, length, self.epoch, offset, now_ns, value)
                 stop = position + len(checked) + 4  # the check
             else:
-                bodies = [encode_values([value], now_ns, packing=PLAIN)]
-                self._append_bodies(segment, bodies, NO_PRODUCER, hold=hold)
-                self._short_until = segment.position + self._most_short
-                return offset
+                return self._append_long(value, segment, now_ns, hold=hold)
             frame, mapped = checked + CRC(crc32c(checked)) + body, segment.map
             if mapped is not None and stop <= self._fast_until:
-                # Nothing is called between this store and the new end, so no signal handler can run between them.
-                mapped[position:stop] = frame
+                mapped[position:stop] = frame  # until the new end nothing is called, so no signal handler can run
                 segment.position = stop
             else:
                 self._store_whole(segment, frame)
@@ -190,13 +185,17 @@ class Writer:
                 index.add_entry(position, offset)
             index.max_time_ns = now_ns if now_ns > index.max_time_ns else index.max_time_ns
             if hold or self._held_from is not None:
-                self._hold(offset, hold=hold)
-                return offset
+                return self._hold(offset, hold=hold)
             words = self._words
             self.readable_end = words[READABLE] = end
             if words[ASKED]:
                 self.state.give_signal()
             return offset
+
+    def _append_long(self, value: bytes, segment: ActiveSegment, now_ns: int, *, hold: bool) -> int:
+        offset, _ = self._append_bodies(segment, [encode_values([value], now_ns)], NO_PRODUCER, hold=hold)
+        self._short_until = segment.position + _MOST_SHORT
+        return offset
 
     def append(self, bodies: Sequence[Body], now_ns: int, *, producer: Producer, hold: bool) -> tuple[int, int]:
         """Append a batch, all or nothing; returns its first offset and the one after its last."""
@@ -443,7 +442,7 @@ class Writer:
     def begin_epoch(self, epoch: int, epochs: Epochs) -> None:
         """Write frames with the new epoch from now on. The caller holds the lock."""
         self.epoch, self.epochs = epoch, epochs
-        self._epoch_field = epoch.to_bytes(EPOCH_BYTES, "little") + NO_PRODUCER_FIELD
+        self._origin = origin_field(epoch)
         self._expect_long()
 
     def _expect_long(self) -> None:
@@ -454,8 +453,6 @@ class Writer:
         may_hold = segment is None or segment.index.flags & MAY_HOLD_SHORT
         is_short = self._kind is Kind.DATA and self.epoch <= SHORT_MOST and may_hold
         self._small = SMALL if is_short else 0  # length of a value from which on it gets a long frame
-        self._most_short = _MOST_SHORT if is_short else 0  # bytes of short frames that may follow a long one
-        self._short_epoch = self.epoch if is_short else 0
 
     def replace(self, segments: tuple[Segment, ...], active: ActiveSegment | None) -> None:
         """Set the segments that are left after a trim or a truncation. The caller holds the lock."""
@@ -647,8 +644,8 @@ class Writer:
             position, offset = end, next_offset
         segment.next_offset = offset
 
-    def _hold(self, base: int, *, hold: bool) -> None:
-        """Move the readable end, or hold it back at `base` until a sync."""
+    def _hold(self, base: int, *, hold: bool) -> int:
+        """Move the readable end, or hold it back at `base` until a sync; returns `base`."""
         if hold:
             if self._held_from is None:
                 self._held_from = base
@@ -656,6 +653,7 @@ class Writer:
                 self._held_since_sync = base
         if self._held_from is None:
             self._publish(self.end)
+        return base
 
     def _publish(self, end: int) -> None:
         moved = end != self.readable_end
