@@ -222,6 +222,7 @@ TIMES_REWRITTEN: Final = 0xFF
 # taking them for torn writes.
 MAY_HOLD_SHORT: Final = 0x100
 KNOWN_FLAGS: Final = TIMES_REWRITTEN | MAY_HOLD_SHORT
+_DATA, _NONE = int(Kind.DATA), int(Codec.NONE)  # an attribute of an enum takes long to find
 KNOWN_KINDS: Final = frozenset(int(kind) for kind in Kind)
 KNOWN_CODECS: Final = frozenset(int(codec) for codec in Codec)
 
@@ -264,9 +265,9 @@ class FrameHeader(msgspec.Struct, frozen=True, gc=False):
     @property
     def end(self) -> int:
         """Position of the next frame."""
-        if self.magic == SHORT_MAGIC:
-            return self.position + short_bytes(self.body_bytes - ENDS_BYTES)
-        return self.position + ((HEADER_BYTES + self.body_bytes + 7) & ~7)
+        around = HEADER_BYTES if self.magic != SHORT_MAGIC else SHORT_AROUND - ENDS_BYTES
+        length = (around + self.body_bytes + 7) & ~7
+        return self.position + (length if length > HEADER_BYTES else HEADER_BYTES)
 
 
 def frame_bytes(body_bytes: int) -> int:
@@ -302,27 +303,31 @@ def read_header(buffer: memoryview, at: int, position: int, log_id: int | None =
     if len(buffer) - at < HEADER_BYTES:
         raise ChecksumMismatch(f"the file ends inside the header at position {position}")
     if buffer[at + VERSION_AT] == SHORT_VERSION:
-        header = _short_header(buffer, at)
-        end = at + header.end - header.position
-        if header.position != position:
-            raise _elsewhere(header, position)
-        if log_id is not None and header.log_id != log_id:
-            raise CorruptData(f"the frame at position {position} belongs to another log")
-        if end > len(buffer):
-            raise ChecksumMismatch(f"the file ends inside the frame at position {position}")
-        if crc32c(buffer[at:end]) != INTACT:
-            raise ChecksumMismatch(f"the frame at position {position} does not match its checksum")
-    else:
-        header = FrameHeader(*_HEADER.unpack_from(buffer, at))
-        if crc32c(checked) != header.header_crc:
-            raise ChecksumMismatch(f"the header at position {position} does not match its checksum")
+        return _read_short(buffer, at, position, log_id)
+    header = FrameHeader(*_HEADER.unpack_from(buffer, at))
+    if crc32c(checked) != header.header_crc:
+        raise ChecksumMismatch(f"the header at position {position} does not match its checksum")
     if header.position != position:
-        raise _elsewhere(header, position)
+        raise ChecksumMismatch(f"the frame at position {position} was written for position {header.position}")
     return header
 
 
-def _elsewhere(header: FrameHeader, position: int) -> ChecksumMismatch:
-    return ChecksumMismatch(f"the frame at position {position} was written for position {header.position}")
+def _read_short(buffer: memoryview, at: int, position: int, log_id: int | None) -> FrameHeader:
+    magic, own_id, own_position, length, epoch, offset, time_ns = SHORT_HEADER.unpack_from(buffer, at)
+    if own_position != position:
+        raise ChecksumMismatch(f"the frame at position {position} was written for position {own_position}")
+    if log_id is not None and own_id != log_id:
+        raise CorruptData(f"the frame at position {position} belongs to another log")
+    end = at + (SHORT_AROUND + length + 7 & ~7 if length > _SMALLEST_VALUE else HEADER_BYTES)
+    if end > len(buffer):
+        raise ChecksumMismatch(f"the file ends inside the frame at position {position}")
+    if magic != SHORT_MAGIC or crc32c(buffer[at:end]) != INTACT:
+        raise ChecksumMismatch(f"the frame at position {position} does not match its checksum")
+    body_bytes = length + ENDS_BYTES
+    return FrameHeader(
+        magic, own_id, position, body_bytes, body_bytes, 1, _DATA, _NONE, 0, 0, offset, time_ns, 0, epoch,
+        0, 0, 0, 0, 0, 0,
+    )  # fmt: skip
 
 
 def read_plain(buffer: memoryview, position: int, log_id: int) -> FrameHeader | None:
@@ -333,10 +338,10 @@ def read_plain(buffer: memoryview, position: int, log_id: int) -> FrameHeader | 
     if position + HEADER_BYTES > len(buffer):
         return None
     if buffer[position + VERSION_AT] == SHORT_VERSION:
-        header = _short_header(buffer, position)
-        end = header.end
-        is_here = header.magic == SHORT_MAGIC and header.position == position and header.log_id == log_id
-        return header if is_here and end <= len(buffer) and crc32c(buffer[position:end]) == INTACT else None
+        try:
+            return _read_short(buffer, position, position, log_id)
+        except CorruptData:
+            return None
     header = FrameHeader(*_HEADER.unpack_from(buffer, position))
     end = position + ((HEADER_BYTES + header.body_bytes + 7) & ~7)
     if (
@@ -352,16 +357,6 @@ def read_plain(buffer: memoryview, position: int, log_id: int) -> FrameHeader | 
     ):
         return header
     return None
-
-
-def _short_header(buffer: memoryview, at: int) -> FrameHeader:
-    """Return the header of the short frame at `at`, not checked yet."""
-    magic, log_id, position, length, epoch, offset, time_ns = SHORT_HEADER.unpack_from(buffer, at)
-    body_bytes = length + ENDS_BYTES
-    return FrameHeader(
-        magic, log_id, position, body_bytes, body_bytes, 1, Kind.DATA, Codec.NONE, 0, 0, offset, time_ns, 0, epoch,
-        0, 0, 0, 0, 0, 0,
-    )  # fmt: skip
 
 
 def check_known(header: FrameHeader) -> None:
@@ -382,7 +377,7 @@ def check_known(header: FrameHeader) -> None:
 
 def check_body(buffer: memoryview, at: int, header: FrameHeader) -> None:
     """Raise ChecksumMismatch unless the body of the frame at `at` is complete and as it was written."""
-    if header.is_short:
+    if header.magic == SHORT_MAGIC:
         return  # it was checked with its header
     end = at + frame_bytes(header.body_bytes)
     if end > len(buffer):
@@ -393,11 +388,10 @@ def check_body(buffer: memoryview, at: int, header: FrameHeader) -> None:
 
 def stored_body(buffer: memoryview, at: int, header: FrameHeader) -> memoryview:
     """Return the body of the frame at `at`, with its padding, as a long frame stores it."""
-    start = at + HEADER_BYTES
+    body_bytes = header.body_bytes
     if header.magic == SHORT_MAGIC:
-        start, length = at + SHORT_VALUE_AT, header.body_bytes - ENDS_BYTES
-        return memoryview(_ENDS_OF_ONE(0, length) + buffer[start : start + length] + padding(length))
-    return buffer[start : start + (header.body_bytes + 7 & ~7)]
+        return memoryview(bytes(frame_at(buffer, at, header).stored) + padding(body_bytes))
+    return buffer[at + HEADER_BYTES : at + HEADER_BYTES + (body_bytes + 7 & ~7)]
 
 
 _ENDS_OF_ONE: Final = Struct("<ii").pack
@@ -407,7 +401,8 @@ _NO_COLUMNS: Final = Columns(memoryview(bytes(4)), 0, 0)
 class Frame:
     """A frame that was read and checked; its messages are decoded on demand.
 
-    It covers `count` offsets. After key compaction it may hold fewer messages: `is_sparse`.
+    It covers `count` offsets. After key compaction it may hold fewer messages: `is_sparse`. Use `frame_at`: of a short
+    frame, it keeps the value, and makes the body only if that is asked for.
     """
 
     __slots__ = ("_columns", "_max_raw_bytes", "_stored", "header")
@@ -431,8 +426,10 @@ class Frame:
         return self.header.count
 
     @property
-    def stored(self) -> memoryview:
-        """The body as stored in the file, compressed or not."""
+    def stored(self) -> memoryview | bytes:
+        """The body as a long frame has it in the file, compressed or not."""
+        if self.header.magic == SHORT_MAGIC:
+            return _ENDS_OF_ONE(0, len(self._stored)) + self._stored
         return self._stored
 
     @property
@@ -465,7 +462,7 @@ class Frame:
             if header.codec == Codec.NONE:
                 if header.raw_bytes != header.body_bytes:
                     raise CorruptData(f"the frame at position {header.position} claims two lengths for one body")
-                body = self._stored
+                body = memoryview(self.stored)
             else:
                 body = memoryview(
                     decompress(
@@ -487,6 +484,8 @@ class Frame:
     def values_in_place(self) -> list[bytes]:
         """Return the payloads, with an empty one for each message that was removed."""
         header = self.header
+        if header.magic == SHORT_MAGIC:
+            return [bytes(self._stored)]
         plain = header.columns == 0 and header.codec == Codec.NONE and header.raw_bytes == header.body_bytes
         if plain and header.kind < Kind.GAP:
             return plain_values(self._stored, header.count)
@@ -540,16 +539,18 @@ def read_frame(buffer: memoryview, at: int, position: int, *, max_raw_bytes: int
 
 def frame_at(buffer: memoryview, at: int, header: FrameHeader, *, max_raw_bytes: int = MOST_RAW_BYTES) -> Frame:
     """Return the frame at `at`, whose header and body were checked."""
-    return Frame(header, stored_body(buffer, at, header)[: header.body_bytes], max_raw_bytes=max_raw_bytes)
+    start, length = at + HEADER_BYTES, header.body_bytes
+    if header.magic == SHORT_MAGIC:
+        start, length = at + SHORT_VALUE_AT, length - ENDS_BYTES
+    return Frame(header, buffer[start : start + length], max_raw_bytes=max_raw_bytes)
 
 
 def stored_frame(frame: Frame) -> list[bytes | memoryview]:
     """Return a whole frame as it is in its segment, in parts."""
     header, stored = frame.header, frame.stored
     if header.is_short:
-        value = stored[ENDS_BYTES:]
         place = header.log_id, header.position, header.epoch, header.base_offset
-        return [short_frame(*place, header.max_time_ns, value)]
+        return [short_frame(*place, header.max_time_ns, stored[ENDS_BYTES:])]
     return [_HEADER.pack(*msgspec.structs.astuple(header)), stored, padding(header.body_bytes)]
 
 

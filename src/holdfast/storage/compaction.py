@@ -23,16 +23,7 @@ from pyroaring import BitMap64
 
 from holdfast.codec.columns import HEADERS, KEYS, TOMBSTONE, Columns
 from holdfast.codec.encode import Body, FramePlace, Packing, header_for, hole_body, plain_value, same_body, without
-from holdfast.codec.frame import (
-    MOST_RAW_BYTES,
-    TIMES_REWRITTEN,
-    Codec,
-    Frame,
-    FrameHeader,
-    Kind,
-    short_frame,
-    stored_body,
-)
+from holdfast.codec.frame import TIMES_REWRITTEN, Codec, Frame, FrameHeader, Kind, frame_at, short_frame, stored_body
 from holdfast.env import File, World
 from holdfast.env.disk import write_fully
 from holdfast.env.process import get_logger
@@ -87,8 +78,7 @@ class CompactionSource:
             if found.base_offset >= self.upto:
                 break
             reached = found.next_offset
-            body = stored_body(data, found.position, found)
-            yield Frame(found, body[: found.body_bytes], max_raw_bytes=MOST_RAW_BYTES), body
+            yield frame_at(data, found.position, found), stored_body(data, found.position, found)
         if reached < self.upto:
             yield None
 

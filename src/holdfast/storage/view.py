@@ -18,7 +18,17 @@ from typing import Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 import msgspec
 from pyroaring import BitMap64
 
-from holdfast.codec.frame import Frame, FrameHeader, Kind, check_body, check_known, frame_at, read_header, read_plain
+from holdfast.codec.frame import (
+    SHORT_MAGIC,
+    Frame,
+    FrameHeader,
+    Kind,
+    check_body,
+    check_known,
+    frame_at,
+    read_header,
+    read_plain,
+)
 from holdfast.codec.singles import log_prefixes, read_single, read_singles, skip_to
 from holdfast.env.world import checkpoint
 from holdfast.errors import (
@@ -267,10 +277,11 @@ class LogView:
         return None
 
     def _header(self, segment: Segment, data: memoryview, position: int) -> FrameHeader:
-        header = read_header(data, position, position)
+        header = read_header(data, position, position, segment.log_id)
         if header.log_id != segment.log_id:
             raise CorruptData(f"the frame at position {position} belongs to another log")
-        check_known(header)
+        if header.magic != SHORT_MAGIC:
+            check_known(header)
         return header
 
     def _read_segment(
