@@ -194,7 +194,7 @@ class Writer:
 
     def _append_long(self, value: bytes, segment: ActiveSegment, now_ns: int, *, hold: bool) -> int:
         offset, _ = self._append_bodies(segment, [encode_values([value], now_ns)], NO_PRODUCER, hold=hold)
-        self._short_until = segment.position + _MOST_SHORT
+        self._short_until = segment.position + _MOST_SHORT if self._small else 0
         return offset
 
     def append(self, bodies: Sequence[Body], now_ns: int, *, producer: Producer, hold: bool) -> tuple[int, int]:
