@@ -323,3 +323,23 @@ def test_a_repaired_first_frame_still_says_that_short_ones_may_follow():
     first = logged.frames(name)[0]
     assert (first.kind, first.flags) == (4, MAY_HOLD_SHORT)
     assert logged.disk.contents(f"{FOLDER}/{name}")[first.end :].startswith(SHORT_MAGIC)
+
+
+def test_key_compaction_leaves_short_frames_short_at_their_new_places():
+    log = opened()
+    log.append(Batch(values=[b"old"], keys=[b"k"]))
+    for n in range(5):
+        log.append_one(b"without a key %d" % n)
+    log.append(Batch(values=[b"x" * 300], keys=[b"k"]))
+    log.append_one(b"last")
+    log.roll()
+    log.append(Batch(values=[b"new"], keys=[b"k"]))
+    log.sync()
+    before = {record.offset: record for record in log.records(0)}
+    assert layouts(log) == "LLssssLsL"
+    assert log.compact_keys(before=log.end, tombstone_ms=0, min_saving_percent=0).removed_messages == 2
+    assert layouts(log) == "LLssssLsL"  # the two that are gone are holes
+    assert {record.offset: record for record in log.records(0)} == {n: before[n] for n in before if n not in (0, 6)}
+    first, *others = [frame.header for frame in log.read(0)][:-1]
+    assert first.flags == MAY_HOLD_SHORT + 1
+    assert [header.position for header in others] == [header.end for header in [first, *others][:-1]]
