@@ -163,8 +163,7 @@ class Writer:
             position, offset = segment.position, self.end
             if body:
                 stop, origin = position + total, origin_field(self.epoch, producer) if producer else self._origin
-                flag = 0 if position else MAY_HOLD_SHORT
-                one = constant_field(count, self._kind, 0, flag, columns) if flag or count > 1 else self._ones[columns]
+                one = self._ones[columns] if count == 1 and position else self._constant(count, columns, position)
                 sizes = SIZES(body_bytes, body_bytes, one)
                 checked = LONG_HEADER(self._log_prefix, position, sizes, offset, now_ns, self.synced_end, origin, crc)
             elif position < self._short_until:
@@ -191,6 +190,9 @@ class Writer:
             if words[ASKED]:
                 self.state.give_signal()
             return offset
+
+    def _constant(self, count: int, columns: int, position: int) -> bytes:
+        return constant_field(count, self._kind, 0, 0 if position else MAY_HOLD_SHORT, columns)
 
     def _append_long(self, value: bytes, segment: ActiveSegment, now_ns: int, *, hold: bool) -> int:
         offset, _ = self._append_bodies(segment, [encode_values([value], now_ns)], NO_PRODUCER, hold=hold)
