@@ -515,7 +515,7 @@ def test_a_refusal_says_what_to_do(tmp_path: Path):
         producer = server.post(f"/v1/queues/{TOPIC}/ack", token="token-of-producer")
         assert (producer.status, producer.code) == (403, "forbidden")
         assert producer.body["error"]["message"] == (
-            "producer may not consume on the topic 'orders'; the token allows publish on topics *"
+            "producer does not have the right 'consume' on the topic 'orders'; the token allows publish on topics *"
         )
 
 

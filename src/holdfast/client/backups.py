@@ -240,6 +240,10 @@ def backups(destination: Place, *, key_file: Place | None = None) -> list[Backup
 
     Returns:
         The backups.
+
+    Raises:
+        InvalidRequest: The place or the key file cannot be used.
+        Unavailable: The store cannot be reached.
     """
     world = real_world()
     archive = Archive(_place(destination, "the place"), world, _key(world, key_file))
@@ -262,6 +266,11 @@ def verify(
 
     Returns:
         What was found; `ok` is False if something is wrong, and `damage` says what.
+
+    Raises:
+        NotFound: There is no such backup.
+        InvalidRequest: The backup is encrypted with another key.
+        Unavailable: The store cannot be reached.
     """
     world = real_world()
     archive = Archive(_place(destination, "the place"), world, _key(world, key_file))

@@ -122,14 +122,14 @@ class AsyncBroker(Face):
         Args:
             name: The name: letters, digits, dots, dashes and underscores.
             partitions: How many; 1 by default.
-            exist_ok: Accept that it exists already.
+            exist_ok: Accept that it already exists.
             **changes: Its settings by name, such as retention_hours=168.
 
         Returns:
             The topic's partitions, groups and settings.
 
         Raises:
-            TopicExists: It exists already, and `exist_ok` is False.
+            TopicExists: It already exists, and `exist_ok` is False.
             BadSettings: A setting is unknown or outside its limits.
         """
         check_topic_name(name)

@@ -208,9 +208,7 @@ def put_command(
     due: Annotated[
         str | None, option("--due ISO", "Deliver at this time, such as 2026-01-31T12:00:00Z or +1h.")
     ] = None,
-    ttl: Annotated[
-        str | None, option("--ttl TIME", "Drop the messages if nobody has taken them after this time.")
-    ] = None,
+    ttl: Annotated[str | None, option("--ttl TIME", "Drop the messages if nobody takes them within this time.")] = None,
     dedup_id: Annotated[
         str | None, option("--dedup-id", "Store the message only once, however often it is put.")
     ] = None,
