@@ -436,6 +436,7 @@ class Writer:
 
     def begin_epoch(self, epoch: int, epochs: Epochs) -> None:
         """Write frames with the new epoch from now on. The caller holds the lock."""
+        self._small = 0
         self.epoch, self.epochs = epoch, epochs
         self._origin = origin_field(epoch)
         self._expect_long()
@@ -453,16 +454,16 @@ class Writer:
         self.segments = segments
         self._unsynced_sealed = [pair for pair in self._unsynced_sealed if pair[0] in segments]
         if active is not self.active:
+            self._fast_until = self._small = self._short_until = 0
             self.active = active
-            self._fast_until = 0
             self._expect_long()
 
     def cut_to(self, end: int) -> None:
         """Forget the messages from `end` on, for readers first. Everything is synced. The caller holds the lock."""
         self._held_from = self._held_since_sync = None
         self._publish(min(self.readable_end, end))
-        self.end = self.synced_end = end
         self._expect_long()
+        self.end = self.synced_end = end
         self.state.set_synced(end)
 
     def _note_changed(self, folder: OpenFolder | None) -> None:
@@ -475,8 +476,8 @@ class Writer:
             segment.close_files()
         # Readers in other processes may act on a message as soon as it is published, so first it is on record as
         # synced.
+        self._expect_long()  # before the end moves: a signal in between must not leave short frames that say less
         self.synced_end = end
-        self._expect_long()
         self.state.set_synced(end)
         self._held_from = self._held_since_sync
         self._publish(self.end if self._held_from is None else self._held_from)
@@ -612,7 +613,7 @@ class Writer:
                 self._unsynced_sealed.pop(0)[0].close_files()
             segments = (*segments[:-1], sealed)
         # All at once: no signal handler can run from here on.
-        self._fast_until = 0
+        self._fast_until = self._short_until = 0
         self.segments, self.active = (*segments, segment), segment
 
     def _use(self, segment: ActiveSegment) -> None:
