@@ -85,6 +85,8 @@ class Reconnecting:
 _IDLE_NS: Final = 500_000_000  # a connection that was idle this long is checked before use
 _MOST_IDLE: Final = 64
 _AGAIN: Final = frozenset({429, 502, 503, 504})
+_TRIES: Final = 6  # of several nodes, each gets this part of the time
+_CONNECT_S: Final = 3.0  # of several nodes, one that takes longer is left for the next
 
 
 class Unsent(Exception):
@@ -119,7 +121,9 @@ class Caller:
         timeout_s: float = 30.0,
     ) -> None:
         self.world = world
-        self.address = address
+        self.address = address  # the one that is called now
+        self._addresses = (address, *address.others)
+        self._host = b"host: %b\r\n" % address.authority.encode("latin-1")
         self.timeout_s = timeout_s
         self.closed = False
         self.on_broken: Callable[[], None] | None = None  # for one who can do something about it
@@ -173,6 +177,8 @@ class Caller:
                 self.check_open()
             left_s = timeout_s if not attempt else max((deadline_ns - self._mono_ns()) / 1e9, 0.001)
             retry_after = 0.0
+            if len(self._addresses) > 1 and ask.again:  # a node may be stopped, and others not
+                left_s = min(left_s, ask.wait_s + self.timeout_s / _TRIES)
             try:
                 answer = await attempt_one(left_s)
             except Unsent as failure:
@@ -211,6 +217,9 @@ class Caller:
         timeout_s: float,
     ) -> Answer:
         connection = self._rested(careful=careful) or await self.connection(timeout_s, careful=careful)
+        address = self.address
+        if address is not self._addresses[0]:
+            content = content.replace(self._host, b"host: %b\r\n" % address.authority.encode("latin-1"), 1)
         done = False
         try:
             if waits:
@@ -223,6 +232,7 @@ class Caller:
                     answer = await self.answer_of(connection, timeout_s)
             except (OSError, TimeoutError, EOFError, BROKEN) as error:
                 refusal = tls_refusal(self.address, error)  # of our certificate: TLS 1.3 says so behind the greeting
+                self._turn_from(address)
                 raise refusal or AnswerLost(failure_text(self.address, error, fresh=connection.fresh)) from error
             done = True
         finally:
@@ -261,6 +271,17 @@ class Caller:
         rested = self._rested(careful=careful)
         if rested is not None:
             return rested
+        for _ in self._addresses[1:]:
+            address = self.address
+            try:
+                wire = await self.ways.connect(address, min(timeout_s, _CONNECT_S), self._tls)
+            except (OSError, TimeoutError) as error:
+                if tls_refusal(address, error) is not None:
+                    break
+                self._turn_from(address)
+            else:
+                self.state.opened()
+                return PooledConnection(wire)
         try:
             wire = await self.ways.connect(self.address, timeout_s, self._tls)
         except (OSError, TimeoutError) as error:
@@ -274,6 +295,13 @@ class Caller:
             raise Unsent(failure_text(self.address, error, fresh=True)) from error
         self.state.opened()
         return PooledConnection(wire)
+
+    def _turn_from(self, address: Address) -> None:
+        """Call the node after this one from now on, unless another call has found that out already."""
+        if self.address is address and len(self._addresses) > 1:
+            at = self._addresses.index(address)
+            self.address = self._addresses[(at + 1) % len(self._addresses)]
+            self.drop_idle()
 
     def _rested(self, *, careful: bool) -> PooledConnection | None:
         while True:
