@@ -607,7 +607,8 @@ def _shown(call: Call, error: UnknownTopic | UnknownGroup) -> HoldfastError:
     sees_all = principal.topics.everything and principal.groups.everything and not call.service.is_shard
     if error.brief and not sees_all:
         return type(error)(error.brief)
-    return type(error)(str(error).replace(f" in {call.service.engine.folder}", "", 1))
+    error.args = (str(error).replace(f" in {call.service.engine.folder}", "", 1),)  # its notes stay
+    return error
 
 
 async def _open_topic(call: Call, name: str) -> None:
