@@ -131,7 +131,8 @@ def test_lists_name_what_is_in_all_shards(quiet: Cluster):
         env=plain_environment(),
         timeout=60,
     )
-    assert said.returncode == 0 and all(name in said.stdout for name in names), said.stderr
+    assert said.returncode == 0, said.stderr
+    assert all(name in said.stdout for name in names)
 
 
 def test_locks_and_documents_are_the_same_at_every_node(quiet: Cluster):
@@ -207,7 +208,8 @@ def test_the_metrics_of_a_node_are_those_of_its_own_shards(quiet: Cluster):
     lines = [line for line in text.splitlines() if line.startswith("holdfast_store_epoch{")]
     assert {int(line.partition('shard="')[2].partition('"')[0]) for line in lines} == owned
     told = quiet.nodes[0].get("/v1/admin/status").body
-    assert told["folder"] == quiet.place and told["topics"] == len(quiet.nodes[1].get("/v1/topics").body["topics"])
+    assert told["folder"] == quiet.place
+    assert told["topics"] == len(quiet.nodes[1].get("/v1/topics").body["topics"])
 
 
 def test_only_nodes_may_say_that_they_are_nodes(quiet: Cluster):
@@ -386,7 +388,8 @@ def test_no_message_is_in_two_hands_when_an_owner_is_stopped_and_woken(tmp_path)
             taking.join(60)
             held += mine + waiting
         assert gap_s < 12, gap_s
-        assert mine and max(Counter(held).values()) == 1, Counter(held).most_common(3)
+        assert mine
+        assert max(Counter(held).values()) == 1, Counter(held).most_common(3)
 
 
 def test_a_rolling_restart_fails_no_call_of_our_client(tmp_path):
@@ -467,7 +470,8 @@ def test_mistakes_are_explained(tmp_path, quiet: Cluster):
         (("put", quiet.place, "x"), "holds a cluster"),
     ):
         got = run(*words, **cache)
-        assert got.returncode != 0 and said in got.stderr, (words, got)
+        assert got.returncode != 0, words
+        assert said in got.stderr, (words, got)
         assert "Traceback" not in got.stderr
 
 

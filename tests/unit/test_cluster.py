@@ -1,4 +1,4 @@
-"""Where shards belong, what nodes say of themselves, and how a cluster is created. Time and the network are passed in."""
+"""Where shards belong, what nodes say of themselves, and how a cluster is created. Time is passed in."""
 
 from __future__ import annotations
 
@@ -115,7 +115,9 @@ def test_an_older_record_changes_nothing():
     assert nodes.hear(record("a", 5, s1=1), 0)
     assert not nodes.hear(record("a", 4, s2=1), 0)
     owner = nodes.owner_of(1)
-    assert owner is not None and owner.node == "a" and nodes.owner_of(2) is None
+    assert owner is not None
+    assert owner.node == "a"
+    assert nodes.owner_of(2) is None
 
 
 def test_of_two_that_say_they_own_a_shard_the_later_epoch_counts():
@@ -123,7 +125,8 @@ def test_of_two_that_say_they_own_a_shard_the_later_epoch_counts():
     nodes.hear(record("stopped", s1=3), 0)
     nodes.hear(record("next", s1=4), 0)
     owner = nodes.owner_of(1)
-    assert owner is not None and owner.node == "next"
+    assert owner is not None
+    assert owner.node == "next"
 
 
 def test_a_node_whose_records_are_gone_is_forgotten_but_not_one_that_has_just_come():

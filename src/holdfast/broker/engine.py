@@ -161,8 +161,8 @@ class BrokerEngine:
 
     @staticmethod
     def _open_stored(
-        url: str, copy: str | None, settings: BrokerSettings, observer: Observer | None, world: World, turn: Turn | None,
-        *, create: bool,
+        url: str, copy: str | None, settings: BrokerSettings, observer: Observer | None, world: World,
+        turn: Turn | None, *, create: bool,
     ) -> BrokerEngine:  # fmt: skip
         from holdfast.broker.folder.stored import own_stored
         from holdfast.broker.streams.stored_queries import StoredQueries

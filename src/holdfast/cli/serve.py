@@ -58,6 +58,24 @@ TlsClientCa: TypeAlias = Annotated[
     option("--tls-client-ca FILE", "Require client certificates of these issuers."),
 ]
 
+StoreUrl: TypeAlias = Annotated[
+    str | None, option("--store URL", "The folder in a store to serve, such as s3://bucket/jobs, instead of DIR.")
+]
+ClusterUrl: TypeAlias = Annotated[
+    str | None, option("--cluster URL", "Be a node of the cluster in this store; see `holdfast cluster init`.")
+]
+Advertise: TypeAlias = Annotated[
+    str | None, option("--advertise URL", "Where the other nodes of the cluster reach this one, if not as --host.")
+]
+NodeId: TypeAlias = Annotated[
+    str | None, option("--node-id NAME", "The node's name in the cluster; its host and port by default.")
+]
+TokensFile: TypeAlias = Annotated[
+    str | None, option("--tokens FILE", "The file with the tokens of callers; see `holdfast token new`.")
+]
+Anonymous: TypeAlias = Annotated[
+    bool, option("--allow-anonymous-network", "Let everyone on the network call without a token.")
+]
 AllowedHosts: TypeAlias = Annotated[
     list[str] | None,
     option("--allowed-host NAME", "Answer only requests for this host name, besides localhost."),
@@ -66,35 +84,22 @@ AllowedHosts: TypeAlias = Annotated[
 
 def serve_command(
     folder: Annotated[str | None, argument("DIR", "The data folder; the setting `data_dir` by default.")] = None,
-    store: Annotated[
-        str | None, option("--store URL", "The folder in a store to serve, such as s3://bucket/jobs, instead of DIR.")
-    ] = None,
-    cluster: Annotated[
-        str | None, option("--cluster URL", "Be a node of the cluster in this store; see `holdfast cluster init`.")
-    ] = None,
-    advertise: Annotated[
-        str | None, option("--advertise URL", "Where the other nodes of the cluster reach this one, if not as --host.")
-    ] = None,
-    node_id: Annotated[
-        str | None, option("--node-id NAME", "The node's name in the cluster; its host and port by default.")
-    ] = None,
+    store: StoreUrl = None,
+    cluster: ClusterUrl = None,
+    advertise: Advertise = None,
+    node_id: NodeId = None,
     config: Annotated[str | None, option("--config FILE", "A settings file; $HOLDFAST_CONFIG by default.")] = None,
     host: Annotated[str | None, option("--host HOST", "The address to listen on; 127.0.0.1 by default.")] = None,
     port: Annotated[
         int | None, option("--port N", "The port; 7700 by default, 0 for a free one.", least=0, most=65_535)
     ] = None,
     socket: Annotated[str | None, option("--socket PATH", "Also listen on this Unix socket.")] = None,
-    tokens: Annotated[
-        str | None, option("--tokens FILE", "The file with the tokens of callers; see `holdfast token new`.")
-    ] = None,
+    tokens: TokensFile = None,
     lake: Lake = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_client_ca: TlsClientCa = None,
-    allow_anonymous_network: Annotated[
-        bool,
-        option("--allow-anonymous-network", "Let everyone on the network call without a token."),
-    ] = False,
+    allow_anonymous_network: Anonymous = False,
     allowed_hosts: AllowedHosts = None,
     read_only: Annotated[bool, option("--read-only", "Refuse all changes.")] = False,
     no_console: Annotated[bool, option("--no-console", "Do not serve the console.")] = False,
@@ -133,14 +138,11 @@ def serve_command(
     given = {name: value for name, value in changes.items() if value is not None}
     settings = msgspec.structs.replace(effective.server, **given)
     if cluster is not None:
-        if folder is not None or store is not None:
-            raise InvalidRequest("--cluster goes without DIR and --store: its shards are in the cluster's store")
         from holdfast.cli.operate.cluster import serve_cluster
 
-        return serve_cluster(cluster, effective, settings, advertise, node_id)
-    for name, value in (("--advertise", advertise), ("--node-id", node_id)):
-        if value is not None:
-            raise InvalidRequest(f"{name} is for a node of a cluster: give --cluster URL as well, or leave it out")
+        return serve_cluster(cluster, folder or store, effective, settings, advertise, node_id)
+    if advertise is not None or node_id is not None:
+        raise InvalidRequest("--advertise and --node-id are for a node of a cluster: give --cluster URL, too")
     return run(_served(folder, store) or effective.data_dir, effective, settings)
 
 

@@ -172,15 +172,14 @@ class Caller:
         attempt, repeated = 0, False
         problem: HoldfastError | None = None
         unreachable_ns: int | None = None  # since when nobody is there at all
+        most_s = self._most_s(ask)
         while True:
             if self.closed:
                 self.check_open()
             left_s = timeout_s if not attempt else max((deadline_ns - self._mono_ns()) / 1e9, 0.001)
             retry_after = 0.0
-            if len(self._addresses) > 1 and ask.again:  # a node may be stopped, and others not
-                left_s = min(left_s, ask.wait_s + self.timeout_s / _TRIES)
             try:
-                answer = await attempt_one(left_s)
+                answer = await attempt_one(min(left_s, most_s))
             except Unsent as failure:
                 problem = self._after(problem, failure)
                 unreachable_ns = unreachable_ns or self._mono_ns()
@@ -208,6 +207,10 @@ class Caller:
                 raise problem from None
             if pause_s:
                 await self.ways.pause(pause_s)
+
+    def _most_s(self, ask: Ask) -> float:
+        """How long one attempt may take: of several nodes, one may be stopped, and others not."""
+        return ask.wait_s + (self.timeout_s / _TRIES if len(self._addresses) > 1 and ask.again else self.timeout_s)
 
     async def _attempt(
         self,

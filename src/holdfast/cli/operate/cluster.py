@@ -18,7 +18,7 @@ from holdfast.cli.parsing import Section, argument, option
 from holdfast.config.settings_file import Effective
 from holdfast.env import real_world
 from holdfast.env.process import asyncio
-from holdfast.errors import InvalidRequest, NotFound
+from holdfast.errors import BadSettings, InvalidRequest, NotFound
 from holdfast.model import count_of
 from holdfast.settings import ServerSettings
 
@@ -127,14 +127,32 @@ def _document(number: int, standing: Any, owner: Any) -> dict[str, Any]:
     return {**found, **facts, "standbys": [msgspec.structs.asdict(each) for each in standing.standbys]}
 
 
+def _check_settings(other: str | None, effective: Effective, settings: ServerSettings) -> None:
+    """Refuse what has no effect in a cluster, or would have another one."""
+    if other is not None:
+        raise InvalidRequest("--cluster goes without DIR and --store: its shards are in the cluster's store")
+    if settings.lake is not None:
+        raise InvalidRequest("--lake is for the console, which a cluster does not have yet: leave it out")
+    if settings.audit_file is not None:
+        raise BadSettings("audit_file cannot be set for a cluster: each shard keeps its audit log in the store")
+    if effective.broker.tier is not None:
+        raise BadSettings("tier cannot be set for a cluster: its shards are in a store already. Leave it out")
+
+
 def serve_cluster(
-    url: str, effective: Effective, settings: ServerSettings, advertise: str | None, node_id: str | None
+    url: str,
+    other: str | None,
+    effective: Effective,
+    settings: ServerSettings,
+    advertise: str | None,
+    node_id: str | None,
 ) -> int:
-    """Be a node of a cluster until a signal comes."""
+    """Be a node of a cluster until a signal comes. `other` is another place that was given to serve."""
     from holdfast.broker.folder.stored import shown_place
     from holdfast.cli.serve import begin_serving, now_serving, stop_on_signals
     from holdfast.cluster.description import read_cluster
 
+    _check_settings(other, effective, settings)
     description = read_cluster(url)
     gc.disable()  # until it listens: everything loaded until then stays
     effective, settings = begin_serving(effective, settings)

@@ -403,11 +403,11 @@ class Turn(Protocol):
     def is_over(self) -> bool:
         """Whether to stop waiting."""
 
-    def may_take(self, *, closed: bool) -> bool:
-        """Whether it may become the owner now that nobody else is; `closed` if the last one went of its own accord."""
+    def may_take(self, *, closed: bool, free: bool) -> bool:
+        """Whether to become the owner now, if the folder is `free`; `closed` if the last one went of its own accord.
 
-    def caught_up(self) -> None:
-        """It has all that the store has at this moment."""
+        Each time it is asked, the copy here has all that the store had a moment ago.
+        """
 
 
 def take_over(
@@ -427,8 +427,7 @@ def take_over(
     """Become the owner of the folder, as soon as that is safe; `folder` is the cache.
 
     Raises OwnedElsewhere after `wait_s` seconds; None waits for as long as it takes. `is_dead` tells from what the
-    owner said about itself whether its process is known to have ended. With a `turn`, it becomes the owner only when
-    that allows it, and the store is known to keep its promise.
+    owner said about itself whether its process is known to have ended. A `turn` must allow it, too.
     """
     times = times or ChainTimes()
     clock = world.clock
@@ -452,8 +451,7 @@ def take_over(
             is_over = is_over or at.writer == writer  # our own fence, which came too late to count
             free = is_over or now_ns - moved_ns >= lease_s * _NS
             if turn is not None:
-                turn.caught_up()
-                free = free and turn.may_take(closed=at.is_closed or at.number == 0)
+                free = turn.may_take(closed=at.is_closed or at.number == 0, free=free)
             if free and _patiently(clock, times, follower.is_left_behind):
                 # This process was stopped for so long that what comes next has been cleaned up.
                 _patiently(clock, times, follower.begin)

@@ -12,8 +12,9 @@ import asyncio
 import hmac
 import json
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import parse_qsl, quote
 
 import msgspec
@@ -57,9 +58,9 @@ _INSIDE: Final = "/v1/cluster/"
 _MOST_BODY: Final = 1024 * 1024  # of a call whose body says where it belongs
 _BY_KEY: Final = ("/v1/locks/{name}", "/v1/state/{name}")
 _REDRIVE: Final = "/v1/queues/{queue}/dead/redrive"
-_JOIN: Final = "/v1/groups/{group}/members"
 _MEMBER: Final = "/v1/groups/{group}/members/{member}"
 
+Way: TypeAlias = "Callable[[Request, Route, dict[str, str]], Awaitable[Answer]]"
 # What a single server can do, and a cluster cannot yet.
 _NOT_YET: Final = {
     "/v1/search": "list the messages of one queue instead: GET /v1/queues/QUEUE/messages",
@@ -80,6 +81,15 @@ class Dispatcher:
         self._secret = node.description.secret.encode()
         self._meter = node.shared.meter
         self._mono_ns = node.world.clock.monotonic_ns
+        self._ways: dict[tuple[str, str], Way] = {
+            ("POST", "/v1/topics"): partial(self._by_body, "name"),
+            ("POST", "/v1/groups/{group}/reset"): partial(self._by_body, "topic"),
+            ("POST", "/v1/groups/{group}/members"): self._join,
+            ("POST", "/v1/producers"): self._begin_producer,
+            ("GET", "/v1/traces"): self._traces,
+            ("GET", "/v1/traces/stats"): self._traces,
+            ("GET", "/v1/traces/{message_id}"): self._traces,
+        }
 
     async def handle(self, request: Request) -> Answer:
         """Answer a request, like `ServerApp.handle`."""
@@ -143,18 +153,11 @@ class Dispatcher:
             shard = shard_of_key(path["name"], self._shards)
             self._check_lease(request, shard)
             return await self.to_shard(request, shard, route, path)
-        if pattern == "/v1/topics" and route.method == "POST":
-            return await self._by_topic(request, (await self._body(request)).get("name"), route, path)
-        if pattern == "/v1/groups/{group}/reset":
-            return await self._by_topic(request, (await self._body(request)).get("topic"), route, path)
-        if pattern == _JOIN:
-            return await self._join(request, route, path)
-        if pattern.startswith(_MEMBER):
-            return await self._to_member(request, route, path)
-        if pattern == "/v1/producers":
-            return await self._begin_producer(request, route, path)
-        if pattern.startswith("/v1/traces"):
-            return await self._traces(request, route, path)
+        way = self._ways.get((route.method, pattern))
+        if way is None and pattern.startswith(_MEMBER):
+            way = self._to_member
+        if way is not None:
+            return await way(request, route, path)
         merged = MERGED.get((route.method, pattern))
         if merged is None:
             raise NotInCluster(f"a cluster cannot answer {request.method} {request.path} yet")
@@ -167,6 +170,9 @@ class Dispatcher:
         """By a topic that the query or the body names; if it is no name at all, any shard can say so."""
         name = topic if isinstance(topic, str) else ""
         return await self.to_shard(request, shard_of_topic(name, self._shards), route, path)
+
+    async def _by_body(self, field: str, request: Request, route: Route, path: dict[str, str]) -> Answer:
+        return await self._by_topic(request, (await self._body(request)).get(field), route, path)
 
     async def _traces(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
         if "message_id" in path:

@@ -216,8 +216,7 @@ class ClusterNode:
             await asyncio.sleep(0.02)
         await asyncio.gather(*(slot.end(RELEASE_S if self.settings.drain_ms else 0) for slot in self.slots))
         await self._tell()
-        finished = await self.http.close(min(_CLOSE_S, self.settings.drain_ms / 1000))
-        return finished
+        return await self.http.close(min(_CLOSE_S, self.settings.drain_ms / 1000))
 
     async def close(self) -> None:
         """End what runs in the background, and take this node off the list."""

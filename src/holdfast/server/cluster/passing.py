@@ -335,8 +335,8 @@ class Passing:
         """The head of the call, with its body if that has arrived; and whether it has."""
         method = "GET" if request.method == "HEAD" else request.method
         lines = [
-            f"{method} {target.decode('latin-1')} HTTP/1.1\r\nhost: {urlsplit(node.url).netloc}\r\n"
-            f"{NODE}: {self._secret}\r\n{SHARD}: {shard}\r\n{PEER}: {request.peer}\r\n"
+            f"{method} {target.decode('latin-1')} HTTP/1.1\r\nhost: {urlsplit(node.url).netloc}\r\n",
+            f"{NODE}: {self._secret}\r\n{SHARD}: {shard}\r\n{PEER}: {request.peer}\r\n",
         ]
         names = names_in(request.certificate)
         if names:
@@ -368,7 +368,7 @@ class Passing:
         try:
             async with asyncio.timeout(_CONNECT_S):
                 _, connection = await loop.create_connection(
-                    NodeConnection, parts.hostname, parts.port or (443 if secure else 80),
+                    NodeConnection, parts.hostname or "", parts.port or (443 if secure else 80),
                     ssl=self._tls if secure else None,
                 )  # fmt: skip
         except (OSError, TimeoutError) as error:

@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.broker.engine import BrokerEngine
 from holdfast.cluster.placement import Role
+from holdfast.env.process import environment
 from holdfast.errors import Busy, HoldfastError
 from holdfast.local.aio.broker import AsyncLocalBrokerPort
 from holdfast.server.audit import Audit, CallAuditor, open_audit
 from holdfast.server.http.heads import KnownHeads
 from holdfast.server.http.messages import Meter, Request, Response, StreamResponse, close_chunks
+from holdfast.server.metrics import start_export
 from holdfast.server.served import ServedPublishing
 from holdfast.server.server import API, ServerApp
 from holdfast.server.service import Service
@@ -75,6 +77,7 @@ class ServedShard:
         self.service.is_shard = True
         self._share(shared)
         self.app = ServerApp(self.service, shared.access, [*API, audit_routes(audit)], shared.meter, CallAuditor(audit))
+        self.export = start_export(engine, shared.settings.otlp_endpoint, environment())
         self._heads = self.app.heads = shared.heads
         self.calls = 0  # in progress
         self._tasks: set[asyncio.Task[object]] = set()
@@ -216,11 +219,11 @@ class ShardSlot:
     def is_over(self) -> bool:
         return self._ending or self.role is Role.NOTHING
 
-    def caught_up(self) -> None:
-        self.is_warm = True
-
-    def may_take(self, *, closed: bool) -> bool:
+    def may_take(self, *, closed: bool, free: bool) -> bool:
         """The wanted owner takes it whenever it can; the one that stands by, if nobody else does."""
+        self.is_warm = True
+        if not free:
+            return False
         if not closed:
             self._closed_since_ns = None
             return not self.is_over()
