@@ -292,3 +292,8 @@ def test_several_addresses_are_one_place():
 def test_several_addresses_that_do_not_fit_are_refused(text):
     with pytest.raises(InvalidRequest):
         parse_address(text)
+
+
+def test_the_queue_may_be_named_behind_any_of_the_addresses():
+    address = parse_address("http://a:1,http://b:2/jobs")
+    assert (address.queue, address.text, address.others[0].port) == ("jobs", "http://a:1", 2)

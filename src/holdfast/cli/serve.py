@@ -58,6 +58,9 @@ TlsClientCa: TypeAlias = Annotated[
     option("--tls-client-ca FILE", "Require client certificates of these issuers."),
 ]
 
+Port: TypeAlias = Annotated[
+    int | None, option("--port N", "The port; 7700 by default, 0 for a free one.", least=0, most=65_535)
+]
 StoreUrl: TypeAlias = Annotated[
     str | None, option("--store URL", "The folder in a store to serve, such as s3://bucket/jobs, instead of DIR.")
 ]
@@ -90,9 +93,7 @@ def serve_command(
     node_id: NodeId = None,
     config: Annotated[str | None, option("--config FILE", "A settings file; $HOLDFAST_CONFIG by default.")] = None,
     host: Annotated[str | None, option("--host HOST", "The address to listen on; 127.0.0.1 by default.")] = None,
-    port: Annotated[
-        int | None, option("--port N", "The port; 7700 by default, 0 for a free one.", least=0, most=65_535)
-    ] = None,
+    port: Port = None,
     socket: Annotated[str | None, option("--socket PATH", "Also listen on this Unix socket.")] = None,
     tokens: TokensFile = None,
     lake: Lake = None,

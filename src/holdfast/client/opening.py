@@ -84,9 +84,10 @@ def parse_address(text: object) -> Address:
     for each in others:
         if each.secure != first.secure or each.socket is not None:
             raise InvalidRequest(f"{text!r} cannot be used: all nodes of a cluster have http:// or all have https://")
-        if each.queue is not None and each.queue != first.queue:
-            raise InvalidRequest(f"{text!r} cannot be used: it names two queues, {first.queue} and {each.queue}")
-    return msgspec.structs.replace(first, others=tuple(others))
+    queues = {each.queue for each in (first, *others) if each.queue is not None}
+    if len(queues) > 1:
+        raise InvalidRequest(f"{text!r} cannot be used: it names several queues, {' and '.join(sorted(queues))}")
+    return msgspec.structs.replace(first, others=tuple(others), queue=next(iter(queues), None))
 
 
 def _parse_one(text: str) -> Address:
