@@ -105,6 +105,22 @@ def test_a_stream_goes_through_another_node(quiet: Cluster):
         answer.close()
 
 
+def test_calls_that_are_passed_on_share_connections(quiet: Cluster):
+    owner, other = quiet.nodes[0], quiet.nodes[1]
+    topic = quiet.topic_on(owner, "pooled")
+
+    def accepted() -> float:
+        lines = owner.get("/metrics").body.decode().splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith("holdfast_http_connections_total "))
+
+    with holdfast.open(f"{other.url}/{topic}") as queue:
+        queue.put(b"first")
+        before = accepted()
+        for _ in range(60):
+            queue.put(b"x")
+    assert accepted() - before < 20
+
+
 def test_lists_name_what_is_in_all_shards(quiet: Cluster):
     names = [f"listed-{number}" for number in range(20)]
     with quiet.connect() as broker:
@@ -407,7 +423,7 @@ def test_a_rolling_restart_fails_no_call_of_our_client(tmp_path):
 
 
 def test_one_node_is_a_cluster_and_a_second_one_takes_its_share(tmp_path):
-    with cluster(tmp_path, nodes=2) as two:
+    with cluster(tmp_path, nodes=2, shards=20) as two:  # so many that each node wins some
         first, second = two.nodes
         assert second.stop() == 0
         until(lambda: set(first.shards().values()) == {first.name}, "the first node has all")

@@ -41,7 +41,15 @@ from holdfast.server.cluster.passing import (
 )
 from holdfast.server.cluster.shards import ServedShard, is_failed
 from holdfast.server.http.heads import HOP, KnownHead
-from holdfast.server.http.messages import DeferredAnswer, Refused, RenderedAnswer, Request, Response, StreamResponse
+from holdfast.server.http.messages import (
+    DeferredAnswer,
+    Refused,
+    RenderedAnswer,
+    Request,
+    Response,
+    StreamResponse,
+    no_room,
+)
 from holdfast.server.routing import Route, RouteTable, retry_after_of, status_of
 from holdfast.server.service import check_right
 
@@ -289,6 +297,8 @@ class Dispatcher:
             check_fetch(request, page=False)
         if route.action != "open":
             principal = self._node.shared.access.principal(request)
+            if request.in_reserve and (not principal.may("admin") or "too_many_waiters" in route.errors):
+                raise no_room()  # those connections are for health checks and admins
             if route.named is not None or route.scope == "any":
                 check_right(principal, route, path)
 

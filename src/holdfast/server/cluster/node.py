@@ -12,7 +12,7 @@ import asyncio
 import logging
 import re
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -349,7 +349,7 @@ class ClusterNode:
                 async with asyncio.timeout(self._renew_s):
                     await self._to_tell.wait()
             self._to_tell.clear()
-            await self._tell()
+            await self._surely(self._tell())
 
     async def _tell(self) -> None:
         self._number += 1
@@ -372,10 +372,7 @@ class ClusterNode:
     async def _keep_looking(self) -> None:
         while True:
             await asyncio.sleep(self._look_s)
-            try:
-                await self._look()
-            except (StoreUnreachable, StoreRefused) as error:
-                logger.warning("the records of nodes were not read", extra={"why": str(error)})
+            await self._surely(self._look())
 
     async def _look(self) -> None:
         found = await asyncio.to_thread(self._registry.read)
@@ -389,13 +386,20 @@ class ClusterNode:
 
     async def _keep_reconciling(self) -> None:
         while True:
-            try:
-                self._reconcile()
-            except HoldfastError as error:
-                logger.warning("shards were not distributed", extra={"why": str(error)})
+            await self._surely(self._reconcile())
             await asyncio.sleep(_RECONCILE_S)
 
-    def _reconcile(self) -> None:
+    @staticmethod
+    async def _surely(work: Coroutine[Any, Any, None]) -> None:
+        """Do something that is done again and again, and must go on whatever happens."""
+        try:
+            await work
+        except (StoreUnreachable, StoreRefused, HoldfastError) as error:
+            logger.warning("the cluster was not looked after", extra={"why": str(error)})
+        except Exception:
+            logger.exception("the cluster was not looked after")
+
+    async def _reconcile(self) -> None:
         """Do about each shard what this node should, given the nodes that live."""
         live = self.table.live(self._mono_ns())
         nodes = frozenset({self.me, *live})

@@ -78,7 +78,7 @@ class NodeConnection(asyncio.Protocol):
         self._parts: deque[bytes] = deque()
         self._size = 0
         self._paused = False
-        self._is_interim = False
+        self._is_interim = self._keeps = False
         self.idle_since = 0.0
         self.lost = False
         self.status = 0  # of the answer that comes in, once its head is there
@@ -144,6 +144,7 @@ class NodeConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if not self._is_interim:
             self.done = True
+            self._keeps = self._parser.should_keep_alive()  # the parser knows only now
 
     # A call.
 
@@ -191,7 +192,7 @@ class NodeConnection(asyncio.Protocol):
 
     def reset(self) -> bool:
         """Make ready for the next call; returns whether there can be one."""
-        usable = self.done and self._parser.should_keep_alive() and not self.lost and not self._transport.is_closing()
+        usable = self.done and self._keeps and not self.lost and not self._transport.is_closing()
         self.status, self.done, self.continued = 0, False, False
         self._parts.clear()
         self._size = 0

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RELEASE_S: Final = 5.0  # how long the calls in progress may take when a shard is handed over; then they are cut off
-_AGAIN_S: Final = 1.0  # between two attempts to open a shard
+_AGAIN_S: Final = (1.0, 30.0)  # between two attempts to open a shard, at first and at most
 _POLL_S: Final = 0.01
 _NS: Final = 1_000_000_000
 
@@ -176,6 +176,7 @@ class ShardSlot:
         self.problem = ""  # why it could not be opened
         self.task: asyncio.Task[None] | None = None
         self._ending = False
+        self._again_s = _AGAIN_S[0]
         self._closed_since_ns: int | None = None
 
     @property
@@ -253,7 +254,7 @@ class ShardSlot:
                         raise
                     await self._failed(error)
                     continue
-                self.served, self.problem = served, ""
+                self.served, self.problem, self._again_s = served, "", _AGAIN_S[0]
                 self._changed()
                 logger.info("shard owned", extra={"shard": self.number, "epoch": served.epoch})
                 await self._served(served)
@@ -278,7 +279,8 @@ class ShardSlot:
         if str(error) != self.problem:
             self.problem = str(error)
             logger.warning("shard not opened", extra={"shard": self.number, "why": self.problem})
-        await asyncio.sleep(_AGAIN_S)
+        await asyncio.sleep(self._again_s)
+        self._again_s = min(self._again_s * 2, _AGAIN_S[1])
 
     async def _opened(self) -> BrokerEngine | None:
         """Wait on a thread of its own, which may take as long as the shard has another owner."""
