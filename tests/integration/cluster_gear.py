@@ -16,18 +16,21 @@ from tests.integration.http_gear import Caller
 from tests.integration.process_gear import COMMAND, plain_environment
 from tests.integration.store_servers import free_port
 
+NAMES = ("north", "east", "ada")  # by chance, shards spread well over them
 PATIENCE_S = 60  # only what hangs takes so long
 
 
 class Node(Caller):
     """One node, at the same port from one life to the next."""
 
-    def __init__(self, folder: Path, place: str, port: int, environ: Mapping[str, str], *arguments: str) -> None:
+    def __init__(
+        self, folder: Path, place: str, name: str, port: int, environ: Mapping[str, str], *arguments: str
+    ) -> None:
         super().__init__(f"http://127.0.0.1:{port}")
         self.place = place
         self.port = port
-        self.arguments = arguments
-        self.name = f"127.0.0.1-{port}"
+        self.arguments = ("--node-id", name, *arguments)
+        self.name = name
         self.log = folder / f"node-{port}.log"
         self._environ = {**plain_environment(), "XDG_CACHE_HOME": str(folder / "cache"), **environ}
         self.process: subprocess.Popen[str] | None = None
@@ -100,7 +103,10 @@ class Cluster:
             [*COMMAND, "cluster", "init", place, "--shards", str(shards), "--lease", lease],
             check=True, env=self._environ, timeout=PATIENCE_S, stdout=subprocess.DEVNULL,
         )  # fmt: skip
-        self.nodes = [Node(folder, place, port, environ, *arguments) for port in free_port(nodes)]
+        self.nodes = [
+            Node(folder, place, name, port, environ, *arguments)
+            for name, port in zip(NAMES, free_port(nodes), strict=False)
+        ]
 
     @property
     def url(self) -> str:
