@@ -465,6 +465,18 @@ def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_a_client_tries_the_next_address_if_one_cannot_be_reached(quiet: Cluster):
+    with holdfast.connect(["http://127.0.0.1:9", quiet.nodes[0].url]) as broker:
+        broker.create_topic("next-address", exist_ok=True)
+        broker.publish("next-address", b"x")
+        assert "next-address" in broker.topics()
+    said = run("topic", "ls", f"http://127.0.0.1:9,{quiet.nodes[0].url}")
+    assert said.returncode == 0, said.stderr
+    said = run("topic", "ls", "http://127.0.0.1:9,http://127.0.0.1:10")
+    assert said.returncode != 0
+    assert "no server can be reached" in said.stderr
+
+
 def test_mistakes_are_explained(tmp_path, quiet: Cluster):
     place = f"file://{tmp_path}/store"
     port = str(quiet.nodes[0].port)

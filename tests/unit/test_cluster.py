@@ -152,6 +152,18 @@ def test_a_node_keeps_its_newest_records_and_removes_all_at_its_end():
     assert not list(store.keys(""))
 
 
+def test_the_records_of_a_node_that_is_long_gone_are_removed_but_not_its_newer_ones():
+    store = MemoryStore()
+    registry = Registry(store, "", real_world().clock)
+    registry.write(record("a", 1))
+    registry.write(record("a", 2))
+    nodes = table()
+    nodes.hear(record("a", 1), 0)
+    assert not nodes.long_gone(600 * S)
+    registry.remove_of(nodes.long_gone(601 * S)["a"])
+    assert registry.read()["a"].number == 2
+
+
 def test_a_record_that_cannot_be_read_hides_no_other():
     store = MemoryStore()
     store.create("cluster/nodes/bad/00000000000000000001", b"{")

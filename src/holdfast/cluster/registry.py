@@ -30,6 +30,7 @@ NODES: Final = f"{CLUSTER}/nodes"
 _KEPT: Final = 2  # whoever has just listed the newest can still read it after the next
 _NS: Final = 1_000_000_000
 _JUST_NOW_NS: Final = 2 * _NS
+_FORGOTTEN_NS: Final = 600 * _NS
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +43,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     shards: dict[int, int] = {}  # those that it owns, and in which epoch of each
     leaving: bool = False  # it is about to end, and hands its shards over
     version: str = ""
+    written_at_ms: int = 0  # by the node's wall clock, for people
     process: dict[str, Any] = {}  # so that others on its machine can see whether it has ended
 
     def is_newer_than(self, other: NodeRecord) -> bool:
@@ -98,6 +100,10 @@ class NodeTable:
             if now_ns - known.heard_ns < self._stale_ns and not self._has_ended(known.record.process)
         }
 
+    def long_gone(self, now_ns: int) -> dict[str, NodeRecord]:
+        """The nodes that have been silent for so long that nobody needs to know of them any more."""
+        return {node: known.record for node, known in self.known.items() if now_ns - known.heard_ns > _FORGOTTEN_NS}
+
     def owner_of(self, shard: int) -> NodeRecord | None:
         """Who says that it owns the shard; if several do, the one in the latest epoch, stale or not."""
         found = [known.record for known in self.known.values() if shard in known.record.shards]
@@ -141,6 +147,12 @@ class Registry:
         """Take over the records that an earlier process of this node has left; returns the greatest number of them."""
         self._own = sorted({*self._own, *self._store.keys(f"{self._prefix}{node}/")})
         return max((int(key.rpartition("/")[2]) for key in self._own if key[-20:].isdecimal()), default=0)
+
+    def remove_of(self, record: NodeRecord) -> None:
+        """Remove the records of a node up to this one. If it comes back, it writes newer ones."""
+        for key in list(self._store.keys(f"{self._prefix}{record.node}/")):
+            if key[-20:].isdecimal() and int(key[-20:]) <= record.number:
+                self._store.remove(key)
 
     def remove(self) -> None:
         """Remove this node's records."""

@@ -87,11 +87,14 @@ def status_command(url: ClusterPlace, as_json: AsJson = False) -> int:
         return output.OK
     lease = f"a lease of {description.lease_ms / 1000:g} s"
     output.say(f"{output.safe(shown_place(url))}: {count_of(description.shards, 'shard')}, {lease}")
-    shown = output.table("node", "address", "shards>", "state", "version")
+    shown = output.table("node", "address", "shards>", "state", "seen>", "version")
+    now_ms = real_world().clock.now_ns() // 1_000_000
     for name, record in sorted(records.items()):
         count = sum(1 for owner in owners.values() if owner.node == name)
-        state = "leaving" if record.leaving else "joined"
-        shown.add_row(*map(output.safe, (name, record.url, str(count), state, record.version)))
+        age_ms = max(0, now_ms - record.written_at_ms)
+        state = "silent" if age_ms > 2 * description.lease_ms else "leaving" if record.leaving else "joined"
+        cells = (name, record.url, str(count), state, f"{age_ms / 1000:.1f} s ago", record.version)
+        shown.add_row(*map(output.safe, cells))
     output.stdout().print(shown)
     output.stdout().print()
     shown = output.table("shard>", "owner", "epoch>", "objects>", "silent>", "standby")

@@ -246,6 +246,7 @@ class ClusterNode:
             node=self.me, url=self.advertised, instance=self.instance, number=self._number, leaving=self.leaving,
             shards={slot.number: slot.served.epoch for slot in self.slots if slot.serving and slot.served},
             version=holdfast.__version__, process=self._process,
+            written_at_ms=self.world.clock.now_ns() // 1_000_000,
         )  # fmt: skip
 
     def _own_changed(self) -> None:
@@ -381,6 +382,8 @@ class ClusterNode:
             self._clash = self._named_twice(own)
         for record in found.values():
             self._hear(record)
+        for record in self.table.long_gone(self._mono_ns()).values():
+            await asyncio.to_thread(self._registry.remove_of, record)
         if self.table.keep_only(found.keys(), self._mono_ns()):
             self._changed()
 

@@ -116,9 +116,12 @@ class NodePages:
         node = self._node
         if node.leaving:
             raise Unavailable("the node is shutting down; call another one, or try again when it is back")
-        orphans = [
-            slot.number for slot in node.slots if slot.serving is None and node.table.owner_of(slot.number) is None
-        ]
+        live = node.table.live(node.world.clock.monotonic_ns())
+        orphans = []
+        for slot in node.slots:
+            owner = node.table.owner_of(slot.number)
+            if slot.serving is None and (owner is None or owner.node not in live):
+                orphans.append(slot.number)
         if orphans:
             raise Unavailable(
                 f"no node is known to own {len(orphans)} of {len(node.slots)} shards, {orphans[0]} among them; another "
