@@ -190,6 +190,8 @@ def test_what_a_cluster_cannot_do_yet_says_so(quiet: Cluster):
     for method, path, body in (
         ("GET", "/v1/search?q=x", None),
         ("GET", "/v1/samples", None),
+        ("GET", "/v1/schedules", None),
+        ("PUT", "/v1/schedules/nightly", {}),
         ("GET", "/v1/traces", None),
         ("GET", "/ui", None),
         ("POST", f"/v1/queues/{here}/dead/redrive", {"to": there}),

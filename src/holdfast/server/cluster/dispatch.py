@@ -70,13 +70,14 @@ _MEMBER: Final = "/v1/groups/{group}/members/{member}"
 
 Way: TypeAlias = "Callable[[Request, Route, dict[str, str]], Awaitable[Answer]]"
 # What a single server can do, and a cluster cannot yet.
-_NOT_YET: Final = {
-    "/v1/search": "list the messages of one queue instead: GET /v1/queues/QUEUE/messages",
-    "/v1/samples": "ask for those of one queue: GET /v1/queues/QUEUE/samples",
-    "/v1/spark": "read the shards straight from the store: one is at URL/shards/0000",
-    "/v1/staged": "publish from Spark with a producer for each partition",
-    "/ui": "use `holdfast cluster status`, `holdfast stats` and `holdfast top`",
-}
+_NOT_YET: Final = (
+    ("/v1/search", "list the messages of one queue instead: GET /v1/queues/QUEUE/messages"),
+    ("/v1/samples", "ask for those of one queue: GET /v1/queues/QUEUE/samples"),
+    ("/v1/schedules", "publish with a delay or a time, or have another program publish"),
+    ("/v1/spark", "read the shards straight from the store: one is at URL/shards/0000"),
+    ("/v1/staged", "publish from Spark with a producer for each partition"),
+    ("/ui", "use `holdfast cluster status`, `holdfast stats` and `holdfast top`"),
+)
 
 
 class Dispatcher:
@@ -144,7 +145,7 @@ class Dispatcher:
             return await self._owned(request, shard)
         if request.path == "/v1/cluster" or request.path in self._node.pages:
             return await self._node.page(request)
-        for start, instead in _NOT_YET.items():
+        for start, instead in _NOT_YET:
             if request.path == start or request.path.startswith(f"{start}/"):
                 raise NotInCluster(f"a cluster cannot answer {request.path} yet; {instead}")
         route, path = self._routes.find(request.method, request.path)

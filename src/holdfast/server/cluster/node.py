@@ -32,7 +32,7 @@ from holdfast.server.callers import Access, check_listening, tls_context
 from holdfast.server.cluster.dispatch import Dispatcher, adopt
 from holdfast.server.cluster.pages import NodePages
 from holdfast.server.cluster.passing import Broken, Moved, NotPassed, Passing
-from holdfast.server.cluster.shards import RELEASE_S, ServedShard, ShardSlot, Shared
+from holdfast.server.cluster.shards import RELEASE_S, NodeCommons, ServedShard, ShardSlot
 from holdfast.server.http.connection import Answer
 from holdfast.server.http.heads import KnownHeads
 from holdfast.server.http.listening import HttpServer, not_there, socket_at
@@ -78,7 +78,7 @@ class ClusterNode:
             store_cache_dir=f"{cache_above(broker)}/node-{node_id}",  # several nodes may run on one machine
         )
         self.pages = NodePages(self, effective)
-        self.shared = Shared(
+        self.shared = NodeCommons(
             world, broker, settings, Access(settings, world), self.pages.metrics, Pool(),
             Scans(settings.scan_workers, settings.scan_messages), KnownHeads(),
         )  # fmt: skip

@@ -45,7 +45,7 @@ _POLL_S: Final = 0.01
 _NS: Final = 1_000_000_000
 
 
-class Shared:
+class NodeCommons:
     """What all shards of a node share: its callers, its limits, its threads."""
 
     def __init__(
@@ -66,7 +66,7 @@ class Shared:
 class ServedShard:
     """A shard that this node owns: its engine, and the app that answers for it."""
 
-    def __init__(self, number: int, engine: BrokerEngine, audit: Audit, shared: Shared) -> None:
+    def __init__(self, number: int, engine: BrokerEngine, audit: Audit, shared: NodeCommons) -> None:
         from holdfast.server.api.admin import audit_routes
 
         self.number = number
@@ -82,7 +82,7 @@ class ServedShard:
         self.calls = 0  # in progress
         self._tasks: set[asyncio.Task[object]] = set()
 
-    def _share(self, shared: Shared) -> None:
+    def _share(self, shared: NodeCommons) -> None:
         """The limits are those of the node, not of each of its shards."""
         if shared.first is None:
             shared.first = self.service
@@ -161,7 +161,7 @@ class ServedShard:
 class ShardSlot:
     """One shard of the cluster, as this node has to do with it. It is the `Turn` of the thread that waits for it."""
 
-    def __init__(self, number: int, url: str, shared: Shared, grace_s: float, changed: Callable[[], None]) -> None:
+    def __init__(self, number: int, url: str, shared: NodeCommons, grace_s: float, changed: Callable[[], None]) -> None:
         self.number = number
         self._url = url
         self._shared = shared
