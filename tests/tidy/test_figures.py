@@ -22,7 +22,7 @@ CEILINGS = {
     "short_modules": 23,  # goal: fewer than 30
     "one_sibling": 26,  # two of them are parts of a node, each with an idea of its own
     "unnamed_modules": 1,  # a folder of Django's with nothing but another folder
-    "imports_percent": 6.1,  # goal: 6
+    "imports_percent": 6.2,  # goal: 6, before clusters, whose node puts all parts of a server together
     "setattr_calls": 1,  # goal: none on a live object
 }
 
