@@ -12,9 +12,9 @@ from collections import Counter
 import pytest
 
 import holdfast
-from holdfast.cluster.placement import shard_of_key, shard_of_topic
+from holdfast.cluster.placement import ranked, shard_of_key, shard_of_topic
 from holdfast.errors import Empty, Fenced, HoldfastError, LeaseLost, NotInCluster
-from tests.integration.cluster_gear import Cluster, cluster, until
+from tests.integration.cluster_gear import NAMES, Cluster, cluster, until
 from tests.integration.process_gear import COMMAND, plain_environment
 from tests.integration.store_servers import postgres, postgres_program
 
@@ -435,12 +435,19 @@ def test_one_node_is_a_cluster_and_a_second_one_takes_its_share(tmp_path):
         first, second = two.nodes
         assert second.stop() == 0
         until(lambda: set(first.shards().values()) == {first.name}, "the first node has all")
-        with holdfast.open(f"{first.url}/alone") as queue:
-            queue.put(b"x", durability="fsync")
-        second.start()
-        until(lambda: set(second.shards().values()) == {first.name, second.name}, "the second one has its share")
-        with holdfast.open(f"{second.url}/alone") as queue:
-            assert queue.get(timeout=10).body == b"x"
+        names = (f"alone-{number}" for number in range(1_000))
+        topic = next(name for name in names if ranked(shard_of_topic(name, 20), NAMES[:2])[0] == second.name)
+        with holdfast.open(f"{first.url}/{topic}") as queue:
+            for number in range(5):  # so often that the first node knows the heads of these calls by heart
+                queue.put(b"%d" % number, durability="fsync")
+            second.start()
+            until(lambda: set(second.shards().values()) == {first.name, second.name}, "the second one has its share")
+            moved = shard_of_topic(topic, 20)
+            until(lambda: first.shards()[moved] == second.name, "the topic has moved")
+            for number in range(5, 10):
+                queue.put(b"%d" % number, durability="fsync")
+        with holdfast.open(f"{second.url}/{topic}") as queue:
+            assert [queue.get(timeout=10).body for _ in range(10)] == [b"%d" % number for number in range(10)]
 
 
 @pytest.mark.skipif(postgres_program("initdb") is None, reason="there is no PostgreSQL here")
