@@ -248,6 +248,54 @@ def test_a_store_that_does_not_answer_ends_the_owner():
         chain.commit()
 
 
+class _Hanging(MemoryStore):
+    """A store that answers nothing while it hangs; its client gives up after `patience_s`."""
+
+    patience_s = 0.7
+    hangs = False
+
+    def create(self, key, content):
+        if self.hangs:
+            SystemClock().wait(threading.Event(), self.patience_s)
+            raise StoreUnreachable("no answer")
+        return super().create(key, content)
+
+
+def test_a_store_that_hangs_is_given_up_when_its_answer_could_not_count_any_more():
+    """Also by those who ask it later, and by whoever waits in a call that goes on for longer."""
+    store, clock, ended = _Hanging(), SystemClock(), []
+    chain = own(store, clock, slowest_s=1.0, lease_s=0.5)
+    store.hangs = True
+    began_ns = clock.monotonic_ns()
+
+    def commit(name):
+        chain.batch.make(name)
+        with pytest.raises(OwnershipLost, match="did not respond for 1 s"):
+            chain.commit()
+        ended.append((clock.monotonic_ns() - began_ns) / 1e9)
+
+    first = threading.Thread(target=commit, args=("first",))
+    first.start()
+    clock.wait(threading.Event(), 0.6)  # the owner is in doubt by now
+    store.patience_s = 5
+    commit("second")
+    first.join()
+    assert len(ended) == 2
+    assert all(0.9 < seconds < 4 for seconds in ended), ended
+
+
+def test_a_store_that_answers_again_in_time_keeps_its_owner():
+    store, clock = _Hanging(), SystemClock()
+    chain = own(store, clock, slowest_s=5.0, lease_s=5.0)
+    store.hangs = True
+    waking = threading.Timer(0.5, lambda: setattr(store, "hangs", False))
+    waking.start()
+    chain.batch.make("first")
+    chain.commit()
+    waking.join()
+    assert chain.failure is None
+
+
 def test_an_object_that_took_too_long_is_not_counted():
     clock = ManualClock()
 
