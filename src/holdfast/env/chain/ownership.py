@@ -71,6 +71,7 @@ class ChainFollower:
         self._until_ns = until_ns  # and those that were written later
         self.owner: dict[str, Any] = {}  # what the owner said about itself
         self.objects = 0  # applied since the checkpoint
+        self.time_ns = 0  # when the last of them was written, or the checkpoint, by the clock of its writer
         self._is_whole = True  # no object is applied in part
         self._known = 0  # there was a checkpoint as of this number, so the chain goes at least so far
         self._store = store
@@ -79,7 +80,7 @@ class ChainFollower:
 
     def begin(self) -> None:
         """Start from the newest checkpoint that can be read, or from nothing."""
-        self.at, self.objects = Position(), 0
+        self.at, self.objects, self.time_ns = Position(), 0, 0
         numbers = self._checkpoints()
         while numbers:
             try:
@@ -97,6 +98,7 @@ class ChainFollower:
                 numbers = newest if newest[:1] > numbers[:1] else numbers[1:]
                 continue
             self.at, self.owner, self._is_whole = found.at, _note(found.owner), True
+            self.time_ns = found.time_ns
             return
         self.copy.clear()
         self._is_whole = True
@@ -142,7 +144,7 @@ class ChainFollower:
                 replay(payload, self.copy)
                 self._is_whole = True
                 self.objects += 1
-            self.at = self.at.after(header)
+            self.at, self.time_ns = self.at.after(header), header.time_ns
         self._check_end()
 
     def _is_beyond(self, header: ObjectHeader) -> bool:
