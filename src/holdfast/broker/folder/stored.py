@@ -49,6 +49,7 @@ _SECRETS: Final = frozenset({"password", "sslpassword"})
 _ELSEWHERE: Final = {
     "s3": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3"),
     "az": ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
 }
 
 
