@@ -119,6 +119,26 @@ def test_a_checkpoint_is_written_as_it_always_was():
         assert content.hex() == (GOLDEN / f"{name}.hex").read_text().strip()
 
 
+@pytest.mark.parametrize("size", [100, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("is_changed", [False, True], ids=["read", "kept"])
+def test_what_the_copy_has_lost_is_not_taken_for_the_content(size, is_changed):
+    """The copy may be lost at any time, by and by, too: then the chain must stay as it is."""
+    store, local = MemoryStore(), SimulatedDisk(maps=False)
+    disk = own(store, local)
+    put(disk, "file", b"x" * size)
+    disk.chain.commit()
+    local.open("data/file", write=True).truncate(size // 2)
+    with disk.capturing() as (capture, _), pytest.raises(OSError, match="file has become shorter in the local copy"):
+        if is_changed:
+            put(disk, "file", b"y", 1)
+        capture.read("file", 0, size)
+    if not is_changed:
+        with pytest.raises(OSError, match="shorter"):
+            write_checkpoint(disk, 0)
+    assert checkpoints(store, "") == []
+    assert len(replayed(store)["file"]) == size
+
+
 def test_a_large_file_that_did_not_change_is_stored_once():
     store, local = MemoryStore(), SimulatedDisk(maps=False)
     disk = own(store, local)

@@ -7,6 +7,7 @@ after some sync would have left, with everything before it and nothing after it:
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import weakref
 from collections.abc import Iterator, Sequence
@@ -55,7 +56,7 @@ class Capture:
         with self._lock:
             kept = self._kept.get(path)
             if isinstance(kept, bytes):
-                return kept[position : position + length]
+                return self._whole(path, kept[position : position + length], length)
             file = self._open(path) if kept is None else kept
         try:
             content = file.read(position, length)
@@ -64,8 +65,9 @@ class Capture:
                 file.close()
         with self._lock:
             kept = self._kept.get(path)
-        # A write may have come in between, and had the old content kept first.
-        return kept[position : position + length] if isinstance(kept, bytes) else content
+        if isinstance(kept, bytes):  # a write has come in between, and had the old content kept first
+            content = kept[position : position + length]
+        return self._whole(path, content, length)
 
     def done(self, path: str) -> None:
         """Note that all of a file was read: nothing of it has to be kept any more."""
@@ -119,6 +121,12 @@ class Capture:
         if not isinstance(kept, bytes):
             with closing(self._open(path) if kept is None else kept) as file:
                 self._kept[path] = file.read(0, self.sizes[path])
+
+    def _whole(self, path: str, content: bytes, length: int) -> bytes:
+        """Return the content; raises OSError if the copy has lost a part of it, which the chain still has."""
+        if len(content) != length:
+            raise OSError(errno.EIO, f"{path} has become shorter in the local copy of the folder")
+        return content
 
     def _open(self, path: str) -> File:
         return self._local.open(f"{self._root}/{self._places.get(path, path)}")
