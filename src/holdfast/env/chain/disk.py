@@ -175,8 +175,8 @@ class Files:
 
 def _first_bytes(parts: Sequence[BytesLike]) -> bytes:
     """Return what one write takes, as bytes: all of it, unless that is more than an object should have."""
-    if len(parts) == 1 and isinstance(parts[0], bytes) and len(parts[0]) <= MOST_WRITTEN_BYTES:
-        return parts[0]
+    if sum(map(len, parts)) <= MOST_WRITTEN_BYTES:
+        return parts[0] if len(parts) == 1 and isinstance(parts[0], bytes) else b"".join(parts)
     taken, left = list[memoryview](), MOST_WRITTEN_BYTES
     for part in parts:
         taken.append(memoryview(part)[:left])
