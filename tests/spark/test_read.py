@@ -119,7 +119,7 @@ def test_a_table_in_sql_keeps_its_options_and_reads_what_is_there_now(spark: Spa
         ({"topic": "nix"}, "there is no topic nix in"),
         ({"topicc": "x"}, 'option "topicc" is not known; did you mean "topic"?'),
         ({"startingOffsets": '{"orders": {"0": 99999, "1": -1, "2": -1}}'}, "99999 for orders/0, which ends at"),
-        ({"schema": "offset int"}, "column 'offset' is bigint, not int"),
+        ({"schema": "offset int"}, "column 'offset' cannot be int: read it as bigint"),
         ({"schema": "weight long"}, "messages have no column 'weight'"),
         ({"table": "messagess"}, "messagess"),
     ],

@@ -11,11 +11,12 @@ import pytest
 from tests.tidy.repo import ROOT, assert_none
 
 # On Python 3.11; later versions have fewer, since a comprehension is no call there. HTTP has a little
-# room: the loop and its versions are not ours.
+# room: the loop and its versions are not ours. There, each call comes in a millisecond of its own, and makes anew what
+# the notes of one millisecond share: two calls that threads and tasks make far less often.
 CEILINGS = {
     "threads": {"put": 3, "get": 15, "ack": 8, "get at once": 32},
     "tasks": {"put": 3, "get": 15, "ack": 8, "get at once": 32},
-    "HTTP": {"put": 20, "get": 40, "ack": 26, "get at once": 40},
+    "HTTP": {"put": 20, "get": 42, "ack": 28, "get at once": 42},
 }
 
 

@@ -606,7 +606,8 @@ def _shown(call: Call, error: UnknownTopic | UnknownGroup) -> HoldfastError:
     principal = call.principal
     if error.brief and not (principal.topics.everything and principal.groups.everything):
         return type(error)(error.brief)
-    return type(error)(str(error).replace(f" in {call.service.engine.folder}", "", 1))
+    error.args = (str(error).replace(f" in {call.service.engine.folder}", "", 1),)  # its notes stay
+    return error
 
 
 async def _open_topic(call: Call, name: str) -> None:

@@ -534,7 +534,7 @@ class StreamGroups:
                 raise self.damaged[name]
             if not create:
                 there = f"there are {', '.join(self.names()[:10])}" if self._groups else "there is none yet"
-                unknown = UnknownGroup(f"there is no group {name} in stream mode in {self._engine.folder}; {there}")
+                unknown = UnknownGroup(f"there is no group {name} in stream mode; {there}")
                 unknown.brief = f"there is no group {name} in stream mode"
                 raise unknown
             made = self._open(name)
