@@ -345,14 +345,17 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 def clean_up(
-    store: Store, root: str, now_ns: int, confirm: Callable[[], None], known: dict[int, Listed] | None = None
-) -> int:
+    store: Store, root: str, now_ns: int, confirm: Callable[[], None], known: dict[int, Listed] | None = None,
+    *, recheck: Callable[[], None] = lambda: None,
+) -> int:  # fmt: skip
     """Remove what no opening needs any more; returns how many objects went.
 
     The newest checkpoint older than `KEPT_NS` is kept, with all that follows it; what is before it goes. Contents go
     when no kept checkpoint lists them. Only the owner calls this, and not while it writes a checkpoint. `confirm`
     raises if this is no longer the owner: contents are listed first, so those of the next owner's first checkpoint,
-    which cannot be read here yet, are not among them. `known` is what an earlier call has read.
+    which cannot be read here yet, are not among them. `recheck` does the same before each removal, for a process that
+    is stopped in the middle: its successor may have found a content there, and listed it, instead of storing it again.
+    `known` is what an earlier call has read.
     """
     known = {} if known is None else known
     contents = list(store.keys(f"{root}content/"))
@@ -370,6 +373,7 @@ def clean_up(
     if gone:
         confirm()
     for key in gone:
+        recheck()
         store.remove(key)
     for each in [each for each in known.values() if each not in kept]:
         del known[each.number]

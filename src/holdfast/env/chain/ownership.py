@@ -367,7 +367,8 @@ class StoreOwner:
         self._checkpoint_at, self._checkpoint_bytes = found.at.number, self.chain.bytes_sent
         self._checkpoint_ns = self._clock.monotonic_ns()
         chain = self.chain
-        clean_up(chain.store, chain.root, self._clock.now_ns(), chain.confirm, self._listed)
+        now_ns = self._clock.now_ns()
+        clean_up(chain.store, chain.root, now_ns, chain.confirm, self._listed, recheck=chain.require_current)
 
     def close(self) -> None:
         """Hand the folder to whoever waits for it. The engine must be closed before."""
