@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.tidy import markdown, served
+from tests.tidy import markdown, pages, served
 from tests.tidy.repo import ROOT, assert_none, files, name_of
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -25,14 +25,8 @@ REFERENCE = ROOT / "docs" / "reference"
 # Of every command that works somewhere; told once, where the whole program is.
 OPTIONS_OF_PLACES = frozenset({"--at", "--profile"})
 
-# Each block keeps the line numbers of its file, so that a traceback points into the docs.
-RUN_BLOCKS = """
-import json, sys
-page = json.load(sys.stdin)
-names = {"__name__": "__main__"}
-for line, code in page["blocks"]:
-    exec(compile("\\n" * (line - 1) + code, page["name"], "exec"), names)
-"""
+# How a page is run by any Python: `tests.tidy.pages`, on what stdin holds.
+RUN_BLOCKS = f"{Path(pages.__file__).read_text('utf-8')}\nimport json\nrun(**json.load(sys.stdin))\n"
 
 
 def test_every_command_and_option_is_in_the_reference():
@@ -171,8 +165,8 @@ def unwritten(kind: type, written: str) -> list[str]:
 
 
 def pages_with_examples() -> list[Path]:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    return [page for page in pages if page.is_file() and examples(page)]
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [page for page in found if page.is_file() and examples(page)]
 
 
 def examples(page: Path) -> list[tuple[int, str]]:
@@ -216,16 +210,17 @@ def test_the_examples_of_a_page_run_from_top_to_bottom(page: Path, tmp_path: Pat
 
 def run_page(page: Path, *, cwd: Path, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
     """Run the examples of a page from top to bottom, with a server if it asks for one."""
-    arguments = served.wanted(page.read_text("utf-8"))
+    text = page.read_text("utf-8")
+    arguments = served.wanted(text)
     if arguments is None:
         return run_examples(name_of(page), examples(page), cwd=cwd, python=python)
-    with served.server(arguments, cwd, python) as address:
+    with served.server(arguments, cwd, python, greeting=served.greeting(text)) as address:
         found = [(line, code.replace(served.ADDRESS, address)) for line, code in examples(page)]
         return run_examples(name_of(page), found, cwd=cwd, python=python)
 
 
 def run_examples(
-    name: str, found: list[tuple[int, str]], *, cwd: Path, python: str = sys.executable
+    name: str, found: list[tuple[int, str]], *, cwd: Path, python: str = sys.executable, timeout_s: float = 120
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [python, "-c", RUN_BLOCKS],
@@ -234,7 +229,7 @@ def run_examples(
         env=served.shell_environment(python, home=cwd),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout_s,
     )
 
 
@@ -256,10 +251,10 @@ def test_every_page_and_example_is_in_an_index():
         for index in (docs / "README.md", docs / "internals" / "README.md", docs / "decisions" / "README.md")
         for _, target in markdown.links(index.read_text("utf-8"))
     }
-    pages = [page for page in docs.rglob("*.md") if page.name != "README.md"]
+    written = [page for page in docs.rglob("*.md") if page.name != "README.md"]
     examples = [page for page in (ROOT / "examples").glob("*.py") if page.name != "demo_spark.py"]  # a part of demo.py
     assert_none(
-        sorted(name_of(page) for page in [*pages, *examples] if page not in linked),
+        sorted(name_of(page) for page in [*written, *examples] if page not in linked),
         "Add each of these to docs/README.md (or that of internals or decisions), or nobody finds it.",
     )
 

@@ -151,7 +151,7 @@ def test_new_writes_a_file_that_can_be_read_and_never_writes_over_one(run, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("run",), "name a pipeline, or use --all; there are land, silver"),
+        (("run",), "name a pipeline, or use --all; known pipelines: land, silver"),
         (("run", "lnd"), "did you mean 'land'?"),
         (("run", "land", "--all"), "not both"),
         (("run", "land", "--config", "none.yaml"), "there is no file none.yaml"),

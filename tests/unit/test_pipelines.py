@@ -17,15 +17,7 @@ from holdfast.errors import BadSettings, Busy, ExpectationFailed, HoldfastError,
 from holdfast.spark.pipelines.batches import check_failures, unmet_sql
 from holdfast.spark.pipelines.checkpoint import KEPT, Ledger, LedgerBatch, check_fit, forget, held
 from holdfast.spark.pipelines.lake import additions, batches_in, commit, file_name, files_between, finish_pending
-from holdfast.spark.pipelines.project import (
-    Pipeline,
-    Runner,
-    in_words,
-    project_of,
-    python_template,
-    read_project,
-    yaml_template,
-)
+from holdfast.spark.pipelines.project import Pipeline, Runner, project_of, read_project
 from holdfast.spark.pipelines.python import pipeline
 from holdfast.spark.pipelines.spec import (
     Expectation,
@@ -35,7 +27,10 @@ from holdfast.spark.pipelines.spec import (
     kind_named,
     kind_names,
     located,
+    python_template,
+    yaml_template,
 )
+from holdfast.spark.session import in_words
 from tests.unit.lake_kit import Crash, FrailDisk, changed, context_of, seen, staged
 
 SHOP = """\
@@ -132,7 +127,7 @@ def test_pipelines_run_behind_the_one_that_they_read_from(tmp_path):
             "window is 'soon': give a time",
         ),
         ("folder: a\nlake: b\npipelines: {2024: {kind: land, topics: [t]}}\n", "reads the name of a pipeline as 2024"),
-        ("folder: a\nlake: b\npipelines:\n  x: {}\n  x: {}\n", "line 5: this is not YAML: 'x' is there twice"),
+        ("folder: a\nlake: b\npipelines:\n  x: {}\n  x: {}\n", "line 5: this is not YAML: 'x' appears twice"),
         (
             "folder: a\nlake: b\npipelines: {x: {kind: land, topics: [t], max_rows_per_batch: 0}}\n",
             "max_rows_per_batch",

@@ -93,7 +93,14 @@ def read(
         path: Its data folder, or the address of a server.
         columns: The names of the columns; by default those of `load()`.
         spark: The session; by default the running one, or a new one.
-        options: Other options of the source, such as `startingOffsets`.
+        **options: Other options of the source, such as `startingOffsets`.
+
+    Returns:
+        A DataFrame. It is read when you use it, and errors of the data folder or the server are raised then.
+
+    Raises:
+        InvalidRequest: An option or a column is unknown, or has a value that cannot be used.
+        NotInstalled: Spark or Java is missing.
     """
     spark = session() if spark is None else spark
     return _messages(spark.read, topic, path, columns, options)
@@ -102,7 +109,22 @@ def read(
 def read_stream(
     topic: str, path: str, *, columns: Sequence[str] | None = None, spark: SparkSession | None = None, **options: Any
 ) -> DataFrame:
-    """The messages of a topic as a stream; the arguments are those of `read`."""
+    """The messages of a topic as a stream, faster than by `spark.readStream.format("holdfast").load()`.
+
+    Args:
+        topic: The topic.
+        path: Its data folder, or the address of a server.
+        columns: The names of the columns; by default those of `load()`.
+        spark: The session; by default the running one, or a new one.
+        **options: Other options of the source, such as `maxOffsetsPerTrigger`.
+
+    Returns:
+        A streaming DataFrame. Errors of the data folder or the server end the query that uses it.
+
+    Raises:
+        InvalidRequest: An option or a column is unknown, or has a value that cannot be used.
+        NotInstalled: Spark or Java is missing.
+    """
     spark = session() if spark is None else spark
     return _messages(spark.readStream, topic, path, columns, options)
 
@@ -153,6 +175,14 @@ def table(
         lake: The folder of the lake, with the table of a pipeline of the kind `land`.
         pipeline: The name of that pipeline, if several land the topic.
         spark: The session; by default the running one, or a new one.
+
+    Returns:
+        A DataFrame with all columns of a message.
+
+    Raises:
+        InvalidRequest: No pipeline, or more than one, lands the topic; or its table does not hold every message.
+        Unavailable: The pipeline is starting over. Read the table again when it has run.
+        NotInstalled: Spark or Java is missing.
     """
     spark = session() if spark is None else spark
     world, lake = real_world(), absolute(lake)
@@ -241,10 +271,22 @@ def _landed(world: World, lake: str, name: str, topic: str) -> LandedTable:
 
 
 def register_tables(spark: SparkSession, path: str, prefix: str = "", lake: str | None = None) -> list[str]:
-    """Make views of the folder's messages and tables for SQL, and return their names.
+    """Make views of the folder's messages and tables for SQL.
 
-    With a lake, there is also a view for each topic that is landed there, named after the topic; see `table`.
     The views have the topics and messages of this moment: register again to see later ones.
+
+    Args:
+        spark: The session.
+        path: The data folder, or the address of a server.
+        prefix: What the names of the views begin with.
+        lake: The folder of a lake: there is also a view for each topic that is landed there, named after the topic;
+            see `table`.
+
+    Returns:
+        The names of the views.
+
+    Raises:
+        InvalidRequest: The folder cannot be read, or a topic of the lake not by `table`.
     """
     views = []
     for topic in [] if lake is None else _landed_topics(path, lake):

@@ -129,8 +129,26 @@ def read_delta(spark: SparkSession, path: str, version: int | None = None) -> Da
 
     The files are read by Spark itself, with filters pushed down. It needs no jar: the package `deltalake` says which
     files the table consists of.
+
+    Args:
+        spark: The session.
+        path: The folder of the table.
+        version: The version; by default the newest.
+
+    Returns:
+        A DataFrame of the rows.
+
+    Raises:
+        InvalidRequest: There is no Delta table in that folder.
     """
-    delta = delta_table(posixpath.abspath(path), version)
+    from deltalake.exceptions import TableNotFoundError
+
+    try:
+        delta = delta_table(posixpath.abspath(path), version)
+    except TableNotFoundError:
+        raise InvalidRequest(
+            f"there is no Delta table in {path}: correct the path, or run the pipeline that writes it"
+        ) from None
     names, schema = live_files(delta), _spark_schema(delta)
     if not names:
         return spark.createDataFrame([], schema)

@@ -55,7 +55,7 @@ class PythonOptions(StepOptions, frozen=True, kw_only=True):
                 "[NAME, NAME], which are read as streams"
             )
         if len(set(self.sources)) < len(self.sources):
-            raise BadSettings("a source is there twice: name it once, and use its DataFrame as often as you like")
+            raise BadSettings("a source is named twice: name it once, and use its DataFrame as often as you like")
         if not self.keys and (self.latest_by is not None or self.delete_when is not None):
             raise BadSettings("latest_by and delete_when are about rows that change: name their key with upsert_by")
         if self.keys and self.format != "delta":
@@ -93,7 +93,31 @@ def pipeline(
     latest_by: str | None = None,
     delete_when: str | None = None,
 ) -> Callable[[Function], Function]:
-    """Make a function a pipeline: it gets the rows of its source or sources as DataFrames, and returns one."""
+    """Make a function a pipeline: it gets the rows of its source or sources as DataFrames, and returns one.
+
+        @pipeline(source="orders-silver", upsert_by="id")
+        def orders_by_id(rows):
+            return rows.where("country IS NOT NULL")
+
+    Args:
+        source: The pipeline whose new rows the function gets, batch by batch.
+        sources: Instead: pipelines that the function gets as streams, once per run.
+        tables: Further pipelines, of whose tables the function gets all rows.
+        name: The name of the pipeline; by default that of the function, with `-` for `_`.
+        expect: Expectations: mappings with `name`, `check` and `on_fail`.
+        partition_by: The columns that name the folders of the table; by default `dt`, if there is such a column.
+        max_rows_per_batch: The maximum number of source rows at a time; but never less than one batch of the source.
+        output_mode: With `sources` and `upsert_by`: `update` writes a row again whenever it changes.
+        upsert_by: One or more columns: a new row with the same values replaces the old one.
+        latest_by: With `upsert_by`: of several rows, the one with the largest value in this column counts.
+        delete_when: With `upsert_by`: a condition in SQL; a row that meets it removes its key.
+
+    Returns:
+        A decorator, which returns the function itself.
+
+    Raises:
+        BadSettings: An option is missing or has a value that cannot be used; raised when the function is decorated.
+    """
 
     def mark(function: Function) -> Function:
         given = {
