@@ -43,6 +43,7 @@ from tests.crash import (
     test_queries,
     test_queue_faults,
     test_queue_power_cuts,
+    test_schedules,
     test_seen_in_the_originals,
     test_shortages,
 )
@@ -81,6 +82,11 @@ ELSEWHERE = {
     "test_idempotent_producer": KILLED,
     "test_locks.test_after_kills_every_count_stands_and_every_fence_is_higher": KILLED,
     "test_queries.test_a_query_of_another_process_holds_until_it_ends_or_its_time_out_after_a_kill": KILLED,
+    "test_schedules.test_owners_that_are_killed_fire_every_second_once": KILLED,
+    "test_schedules.test_two_processes_on_one_folder_fire_every_second_once_when_the_owner_is_killed": KILLED,
+    "test_schedules.test_a_folder_in_a_store_fires_every_second_once_when_another_machine_takes_over": (
+        "in a store itself"
+    ),
     "test_power_cuts.test_no_acknowledged_message_is_lost_wherever_the_power_is_cut": RANDOM,
     "test_power_cuts.test_no_acknowledged_message_is_lost_wherever_the_process_is_killed": RANDOM,
     "test_queue_power_cuts.test_nothing_that_was_promised_is_undone_wherever_the_power_is_cut": RANDOM,
@@ -474,6 +480,21 @@ def test_what_runs_out_refuses_one_call_of_a_broker(shortage, sticky, on_the_cha
     test_shortages.test_what_runs_out_refuses_one_call_of_a_broker_and_the_same_broker_goes_on(
         shortage, sticky, lambda usual, long: fewer(24, long)
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", ["kill", "cut"])
+def test_every_due_fires_once_wherever_the_owner_is_stopped(stop, on_the_chain, monkeypatch):
+    on_the_chain(brokers, brokers.FOLDER)
+    monkeypatch.setattr(test_schedules, "CUTS", 1)
+    test_schedules.test_every_due_fires_once_wherever_the_owner_is_stopped(stop, 30.0, lambda usual, long: usual)
+
+
+@pytest.mark.slow
+def test_what_a_schedule_fires_after_a_second_stop_or_a_long_time(on_the_chain):
+    on_the_chain(brokers, brokers.FOLDER)
+    test_schedules.test_a_second_stop_while_catching_up_fires_nothing_twice_either(lambda usual, long: usual)
+    test_schedules.test_a_firing_that_was_not_noted_is_found_after_the_window_of_its_topic(1_000)
 
 
 # Spark's sink, which needs two packages
