@@ -15,7 +15,7 @@ CEILINGS = {
     "priority": 18,  # goal: 12, before schedules: their messages have one, as an argument, stored, shown and sent
     "equal_pairs": 5,
     "equal_face_pairs": 0,
-    "shape_pairs": 175,  # goal: 150, which was reached before backups, schedules and clusters; most are plain tables
+    "shape_pairs": 176,  # goal: 150, which was reached before backups, schedules and clusters; most are plain tables
     "private_names": 0,
     "private_exceptions": 9,  # goal: at most 24, each of which says why
     "class_names": 28,  # goal: 25
