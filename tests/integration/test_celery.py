@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from tests.integration.process_gear import server_process
+from tests.integration.process_gear import ServerProcess, server_process
 
 pytest.importorskip("celery")
 
@@ -193,11 +193,17 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 @pytest.fixture(params=["folder", "server"])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    if request.param == "folder":
-        yield Site(tmp_path, f"holdfast://{tmp_path}/data", f"{tmp_path}/data")
+    with site_at(request.param, tmp_path) as (found, _):
+        yield found
+
+
+@contextmanager
+def site_at(kind: str, folder: Path) -> Iterator[tuple[Site, ServerProcess | None]]:
+    if kind == "folder":
+        yield Site(folder, f"holdfast://{folder}/data", f"{folder}/data"), None
         return
-    with server_process(tmp_path / "data", "--no-console") as server:
-        yield Site(tmp_path, f"holdfast+{server.url}", server.url)
+    with server_process(folder / "data", "--no-console") as server:
+        yield Site(folder, f"holdfast+{server.url}", server.url), server
 
 
 def test_tasks_results_chords_retries_and_dead_letters(site: Site):
@@ -424,10 +430,10 @@ def test_a_worker_takes_no_more_than_its_prefetch_allows(site: Site):
             time.sleep(0.1)
 
 
-def test_every_task_of_four_processes_runs_though_server_and_workers_are_killed(tmp_path: Path, scale):
+@pytest.mark.parametrize("kind", ["folder", "server"])
+def test_every_task_of_four_processes_runs_though_server_and_workers_are_killed(kind: str, tmp_path: Path, scale):
     each = scale(150, 2_500)
-    with server_process(tmp_path / "data", "--no-console") as server:
-        site = Site(tmp_path, f"holdfast+{server.url}", server.url)
+    with site_at(kind, tmp_path) as (site, server):
         code = f"import sys\nfrom program import *\nfor n in range({each}): count.delay(f'{{sys.argv[1]}}-{{n}}')"
         senders = [
             subprocess.Popen([sys.executable, "-c", code, str(number)], env=site.environment) for number in range(4)
@@ -435,8 +441,9 @@ def test_every_task_of_four_processes_runs_though_server_and_workers_are_killed(
         with site.worker("-P", "threads", "-c", "4", LEASE="2") as first:
             until(lambda: len(site.notes()) > each, "some tasks have run")
             kill(first)
-            server.kill()
-            server.start()
+            if server is not None:
+                server.kill()
+                server.start()
             with site.worker("-P", "threads", "-c", "4", LEASE="2"):
                 for sender in senders:
                     assert sender.wait(PATIENCE_S) == 0
