@@ -364,3 +364,17 @@ def test_a_command_takes_over_when_the_owner_of_its_folder_ends(tmp_path: Path):
         broker.queue("jobs").put(b"one")
     with holdfast.open_broker(tmp_path / "data", share=False) as broker:
         assert broker.queue("jobs").qsize() == 1
+
+
+def test_an_owner_that_others_have_used_exits_silently(tmp_path: Path):
+    code = (
+        "import holdfast, subprocess, sys\n"
+        "queue = holdfast.open(sys.argv[1])\n"
+        "queue.put(b'one')\n"
+        "guest = 'import holdfast, sys; print(holdfast.open(sys.argv[1]).qsize())'\n"
+        "subprocess.run([sys.executable, '-c', guest, sys.argv[1]], check=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "data")], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert (done.stdout, done.stderr) == ("1\n", "")
