@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from holdfast.api.drafts import NewMessage, Stored
     from holdfast.api.listing import DeadGroup, DeadLetter
     from holdfast.api.locks import Document, Lock, LockInfo
+    from holdfast.api.schedules import Firing, Schedule
     from holdfast.api.sync.broker import Broker
     from holdfast.api.sync.consumer import Consumer
     from holdfast.api.sync.group import Group, Queue
@@ -77,6 +78,7 @@ __all__ = [
     "Document",
     "Empty",
     "Fenced",
+    "Firing",
     "Forbidden",
     "Group",
     "GroupInfo",
@@ -106,6 +108,7 @@ __all__ = [
     "Retry",
     "Sample",
     "Samples",
+    "Schedule",
     "Stored",
     "StreamMessage",
     "TopicExists",
@@ -142,6 +145,7 @@ _LATER = {
     "DeadGroup": "holdfast.api.listing",
     "DeadLetter": "holdfast.api.listing",
     "Document": "holdfast.api.locks",
+    "Firing": "holdfast.api.schedules",
     "Group": "holdfast.api.sync.group",
     "GroupInfo": "holdfast.api.topics",
     "Lock": "holdfast.api.locks",
@@ -161,6 +165,7 @@ _LATER = {
     "Retry": "holdfast.worker",
     "Sample": "holdfast.broker.samples",
     "Samples": "holdfast.broker.samples",
+    "Schedule": "holdfast.api.schedules",
     "Stored": "holdfast.api.drafts",
     "StreamMessage": "holdfast.api.topics",
     "TopicInfo": "holdfast.api.topics",

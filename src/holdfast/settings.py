@@ -347,7 +347,7 @@ def load(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
     """Build settings from a mapping, such as a TOML table; raises BadSettings for unknown names."""
     unknown = sorted(set(values) - set(kind.__struct_fields__))
     if unknown:
-        near = difflib.get_close_matches(unknown[0], kind.__struct_fields__, n=3)
+        near = difflib.get_close_matches(unknown[0], kind.__struct_fields__, n=2)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known ones: {', '.join(kind.__struct_fields__)}"
         raise BadSettings(f"unknown setting {', '.join(unknown)}; {hint}")
     return kind(**values)

@@ -253,6 +253,25 @@ def test_a_lock_is_taken_from_a_stuck_holder(browser: Browser, server: Serving):
         assert server.get("/v1/locks").body["locks"] == []
 
 
+def test_a_schedule_is_run_paused_resumed_and_deleted_from_its_page(browser: Browser, server: Serving):
+    server.request("PUT", QUEUE, {})
+    schedule = {"topic": "orders", "text": "daily", "cron": "0 3 1 1 *", "timezone": "Europe/Berlin"}
+    assert server.request("PUT", "/v1/schedules/report", schedule).status == 200
+    with visiting(browser, f"{server.url}/ui/schedules") as visit:
+        page, ask = visit.page, visit.page.locator("#ask")
+        for button, done in (("Run now", "was run"), ("Pause", "was paused"), ("Resume", "was resumed")):
+            page.get_by_role("button", name=f"{button}…").click()
+            ask.get_by_role("button", name=button.removesuffix(" now")).click()
+            expect(page.get_by_text(f"report {done}")).to_be_visible()
+        expect(page.get_by_role("link", name="orders-0-0")).to_be_visible()
+        page.get_by_role("link", name="report", exact=True).click()
+        expect(page.get_by_role("heading", name="Next times")).to_be_visible()
+        page.get_by_role("button", name="Delete").click()
+        ask.get_by_role("button", name="Delete").click()
+        expect(page.get_by_text("report was deleted")).to_be_visible()
+        assert server.get("/v1/schedules").body["schedules"] == []
+
+
 def test_a_group_is_deleted_from_its_page_once_its_name_is_typed(browser: Browser, server: Serving):
     server.request("PUT", QUEUE, {})
     server.request("PUT", "/v1/topics/orders/groups/billing", {})

@@ -23,7 +23,7 @@ def test_the_charts_of_a_queue(browser: Browser, server: Serving, size: tuple[in
         expect(page.locator("figure").first.get_by_text("▲ peak")).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         page.get_by_text("As a table").click()
-        expect(page.get_by_role("columnheader", name="Came in")).to_be_visible()
+        expect(page.get_by_role("columnheader", name="Published")).to_be_visible()
         page.get_by_role("link", name="6h").click()
         expect(page.get_by_role("link", name="6h")).to_have_attribute("aria-current", "true")
         expect(page.get_by_role("img", name="Ready")).to_be_visible()

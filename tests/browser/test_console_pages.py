@@ -33,6 +33,7 @@ PAGES = [
     "/ui/workers?queue=mails",
     "/ui?sort=dead",
     "/ui/locks?document=last-export",
+    "/ui/schedules?schedule=nightly-export",
     "/ui/health?all=true",
     "/ui/audit",
     "/ui/pipelines",

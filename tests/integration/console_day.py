@@ -52,6 +52,8 @@ def live_a_day(server: Serving) -> None:
     reset = {"topic": "orders", "to": "earliest", "dry_run": True}
     assert server.post("/v1/groups/default/reset", reset).status == 200
     assert server.post("/v1/locks/nightly-report/acquire", {"owner": "cron-1", "lease": 600}).status == 200
+    schedule = {"topic": "webhooks", "text": "export", "cron": "0 3 * * *", "timezone": "Europe/Berlin"}
+    assert server.request("PUT", "/v1/schedules/nightly-export", schedule).status == 200
     assert server.request("PUT", "/v1/state/last-export", {"value": {"until": "2026-01-01", "rows": 1200}}).status < 300
 
 

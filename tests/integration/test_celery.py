@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 import socket
@@ -12,6 +13,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -506,3 +509,66 @@ def test_expired_results_are_absent_and_cleaned_up(tmp_path: Path):
         "print(transport.places.at(PLACE, {}).broker.documents.list())\n"
     )
     assert printed.splitlines() == ["5", "None", "[]"]
+
+
+BEAT = """
+app.conf.beat_schedule = {
+    "every second": {"task": "program.count", "schedule": 1.0, "args": ("tick",)},
+    "each minute": {"task": "program.letter", "schedule": crontab(), "args": ("cron",)},
+}
+"""
+
+
+def beating(site: Site, *arguments: str) -> subprocess.Popen[bytes]:
+    """A `celery beat` on the program, with periodic tasks."""
+    program = site.folder / "program.py"
+    if BEAT not in program.read_text():
+        program.write_text(f"from celery.schedules import crontab\n{PROGRAM}{BEAT}")
+    with (site.folder / "beat.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "celery", "-A", "program", "beat", "-S", "holdfast", "-l", "INFO",
+             "--pidfile=", *arguments],
+            env=site.environment, cwd=site.folder, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+
+
+def beaten(site: Site) -> list[str]:
+    """The dedup ids of what beats have sent each second."""
+    with site.broker() as broker:
+        if "celery" not in broker.topics():
+            return []
+        found = [message.headers["kombu"] for message in broker.read("celery", limit=1000)]
+    ids = [json.loads(envelope)["properties"].get("dedup_id", "") for envelope in found]
+    return [each for each in ids if each.startswith("celery.beat.every_x20second@")]
+
+
+def test_any_number_of_beats_send_each_run_once_though_they_are_killed(site: Site):
+    beats = [beating(site) for _ in range(3)]
+    try:
+        until(lambda: len(beaten(site)) >= 4, "the beats send")
+        for number in (0, 1):
+            kill(beats[number])
+            before = len(beaten(site))
+            until(lambda before=before: len(beaten(site)) >= before + 2, "the other beats send")
+        kill(beats[2])
+        before = len(beaten(site))
+        beats += [beating(site), beating(site)]
+        until(lambda: len(beaten(site)) >= before + 3, "the next beats send")
+    finally:
+        for process in beats:
+            kill(process)
+    ids = beaten(site)
+    assert len(set(ids)) == len(ids)
+    moments = [datetime.fromisoformat(each.partition("@")[2]) for each in ids]
+    gaps = [(later - earlier).total_seconds() for earlier, later in pairwise(sorted(moments))]
+    assert all(gap == int(gap) for gap in gaps), "all beats have the same dues"
+    with site.worker("-P", "solo", "-Q", "celery"):
+        until(lambda: len(site.notes()) == len(ids), "each of them runs")
+
+
+def test_beat_without_holdfast_as_its_broker_says_what_to_do(tmp_path: Path):
+    site = Site(tmp_path, "memory://", "")
+    site.environment["RESULTS"] = "cache+memory://"
+    process = beating(site)
+    assert process.wait(PATIENCE_S) != 0
+    assert "needs Holdfast as its broker" in (tmp_path / "beat.log").read_text()

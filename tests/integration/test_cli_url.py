@@ -346,5 +346,5 @@ def test_a_topic_that_a_server_lacks_is_reported_with_the_servers_address(run, u
     for command in (["ls"], ["dead", "ls"], ["stats"], ["pause"], ["get"]):
         done = run(*command, f"{url}/nosuch")
         assert done.code == 2
-        assert done.err.startswith(f"error: there is no topic nosuch at {url}; there are jobs. Create it with ")
+        assert done.err.startswith(f"error: there is no topic nosuch at {url}; known topics: jobs. Create it with ")
         assert str(tmp_path) not in done.err

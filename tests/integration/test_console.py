@@ -77,6 +77,7 @@ PAGES = [
     "/ui/health",
     "/ui/audit",
     "/ui/locks",
+    "/ui/schedules?schedule=nightly-export",
 ]
 
 
@@ -285,6 +286,15 @@ def test_locks_and_documents_are_shown(day: Serving):
     text = page(day, "/ui/locks", query={"document": "last-export"}).text
     assert "nightly-report cron-1" in text
     assert '"rows": 1200' in text
+
+
+def test_schedules_are_shown_with_their_next_times_and_firings(day: Serving):
+    text = page(day, "/ui/schedules", query={"schedule": "nightly-export"}).text
+    assert "0 3 * * * Europe/Berlin" in text
+    assert "It has not fired yet." in text
+    assert "Run now…" in text
+    assert "export" in text
+    assert page(day, "/ui/schedules", query={"schedule": "none"}).text.count("There is no such schedule.") == 1
 
 
 def test_what_is_not_there_is_told_as_a_page_to_browsers_and_as_json_to_programs(day: Serving):

@@ -139,6 +139,6 @@ def test_who_may_not_read_everything_sees_neither_the_total_nor_the_disk(tmp_pat
         own = server.get("/ui", token="token-of-of-these").body.decode()
         everything = server.get("/ui", token="token-of-reader").body.decode()
     assert TOPIC in own
-    for words in ("All queues over time", "free on the disk"):
+    for words in ("All queues over time", "free disk space"):
         assert words in everything
         assert words not in own

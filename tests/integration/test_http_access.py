@@ -74,6 +74,7 @@ GUARDS: dict[str, str] = {
     "GET /ui/queues/{queue}/send": "topic group",
     "GET /ui/queues/{queue}/settings": "topic group",
     "GET /ui/queues/{queue}/tail": "topic group",
+    "GET /ui/schedules": "any",
     "GET /ui/static/{file}": "open",
     "GET /ui/workers": "any",
     "GET /v1/admin/audit": "all",
@@ -119,6 +120,14 @@ GUARDS: dict[str, str] = {
     "GET /v1/queues/{queue}/messages/{id}": "topic group",
     "POST /v1/queues/{queue}/messages/{id}/takeBack": "topic group",
     "POST /v1/queues/{queue}/messages/{id}/runNow": "topic group",
+    "GET /v1/schedules": "any",
+    "DELETE /v1/schedules/{schedule}": "topic",
+    "GET /v1/schedules/{schedule}": "topic",
+    "PUT /v1/schedules/{schedule}": "topic",
+    "GET /v1/schedules/{schedule}/next": "topic",
+    "POST /v1/schedules/{schedule}/pause": "topic",
+    "POST /v1/schedules/{schedule}/resume": "topic",
+    "POST /v1/schedules/{schedule}/run": "topic",
     "GET /v1/search": "any",
     "GET /ui/search": "any",
     "GET /v1/queues/{queue}/messages/{id}/payload": "topic group",
@@ -227,6 +236,7 @@ NAMING: dict[str, dict[str, Any]] = {
     "GET /v1/queues/{queue}/lookup": {"query": f"?id={MESSAGE}&group={GROUP}"},
     "GET /ui/queues/{queue}/redriven": {"query": f"?ids={MESSAGE}&group={GROUP}"},
     "GET /v1/search": {"query": "?q=x"},
+    "PUT /v1/schedules/{schedule}": {"body": {"topic": TOPIC, "text": "x", "every": 3600}},
     "POST /v1/producers": {"body": {"name": TOPIC}},
     "POST /v1/groups/{group}/members/{member}/poll": {"body": {"poll": 1}},
     "POST /v1/groups/{group}/members/{member}/seek": {"body": {"to": "start"}},
@@ -306,6 +316,7 @@ def path_of(route: Route) -> str:
         "queue": TOPIC,
         "topic": TOPIC,
         "name": TOPIC,
+        "schedule": TOPIC,
         "id": MESSAGE,
         "message_id": MESSAGE,
         "partition": "0",
@@ -354,13 +365,15 @@ def wanted(caller: Caller, route: Route) -> set[int] | None:
 
 
 def prepared(server: Serving) -> str:
-    """Make what the calls name: a topic, a group in each mode, a worker, and a named producer, whose id this is."""
+    """Make what calls name: a topic, a group in each mode, a worker, a schedule, and a producer, whose id this is."""
     token = "token-of-admin"
     assert server.request("PUT", f"/v1/queues/{TOPIC}", {}, token=token).status == 200
     assert server.request("PUT", f"/v1/topics/{TOPIC}/groups/{GROUP}", {}, token=token).status == 200
     assert server.post(f"/v1/groups/{STREAM}/members", {"topics": [TOPIC]}, token=token).status == 201
     reported = {"id": "w1", "name": WORKER}
     assert server.post(f"/v1/queues/{TOPIC}/workers?group={GROUP}", reported, token=token).status == 200
+    schedule = {"topic": TOPIC, "text": "x", "every": 3600}
+    assert server.request("PUT", f"/v1/schedules/{TOPIC}", schedule, token=token).status == 200
     begun = server.post("/v1/producers", {"name": TOPIC}, token=token)
     assert begun.status == 201
     return str(begun.body["id"])
@@ -515,7 +528,7 @@ def test_a_refusal_says_what_to_do(tmp_path: Path):
         producer = server.post(f"/v1/queues/{TOPIC}/ack", token="token-of-producer")
         assert (producer.status, producer.code) == (403, "forbidden")
         assert producer.body["error"]["message"] == (
-            "producer may not consume on the topic 'orders'; the token allows publish on topics *"
+            "producer does not have the right 'consume' on the topic 'orders'; the token allows publish on topics *"
         )
 
 

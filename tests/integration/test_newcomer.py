@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.tidy import markdown
 from tests.tidy.once import once
 from tests.tidy.repo import ROOT, name_of
 from tests.tidy.served import shell_environment
@@ -74,14 +73,6 @@ def test_a_newcomer_gets_what_the_readme_the_tutorials_and_the_guides_show(pytho
         faults = [fault for fault in pool.map(follow, pages()) if fault]
     if faults:
         pytest.fail("\n".join(faults), pytrace=False)
-
-
-def test_the_readme_prints_what_it_says(python: str, tmp_path: Path):
-    readme = ROOT / "README.md"
-    (block,) = [each.code for each in markdown.blocks(readme.read_text("utf-8")) if each.language == "python"]
-    said = re.findall(r"^ *print\(.*\)  # (.*)$", block, re.MULTILINE)
-    assert said
-    assert run([python, "-c", block], cwd=tmp_path).splitlines() == said
 
 
 def test_the_commands_of_the_wheel_say_their_version_and_help(python: str, tmp_path: Path):

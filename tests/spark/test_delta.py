@@ -303,3 +303,8 @@ def test_rows_without_a_time_are_counted(shop):
     *_, gold = shop.run(shop.land().refine("id long, at timestamp", name="s").aggregate(name="g", time="at"))
     assert (gold.rows_in, gold.expectations) == (2, {"late": 0, "null_time": 1})
     assert shop.by_others("g")["count"].to_list() == [1]
+
+
+def test_a_table_that_is_not_there_is_named(spark: Any, tmp_path: Path):
+    with pytest.raises(InvalidRequest, match=f"there is no Delta table in {tmp_path}/nothing: correct the path"):
+        read_delta(spark, str(tmp_path / "nothing"))

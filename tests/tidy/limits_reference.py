@@ -10,13 +10,16 @@ from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
+from holdfast import scheduling
 from holdfast.api import arguments, drafts, topics
-from holdfast.broker import locks, workers
+from holdfast.api.schedules import LONGEST_JITTER_S
+from holdfast.broker import locks, schedules, workers
 from holdfast.broker import samples as store
 from holdfast.broker.folder import layout
 from holdfast.codec import samples
 from holdfast.delivery import group, where
 from holdfast.large import LARGE_BYTES
+from holdfast.local import schedules as schedule_views
 from holdfast.model import MOST_DOCUMENT_BYTES
 from holdfast.protocol import media, messages
 from holdfast.server import forms, limits, served, turns, waiting
@@ -197,6 +200,10 @@ def _locks() -> list[Limit]:
         Limit("all state documents of a folder", _size(locks._MOST_BYTES)),
         Limit("callers waiting for locks", f"{locks._MOST_WAITERS:,}"),
         Limit("a lock's lease", f"{_most(messages.Lease) // (24 * 3600)} days"),
+        Limit("schedules of a folder", f"{schedules.MOST_SCHEDULES:,}"),
+        Limit("the message of a schedule, with key and headers", _size(schedule_views.MOST_BYTES)),
+        Limit("a schedule's jitter", _time(LONGEST_JITTER_S * 1000)),
+        Limit('firings that `misfire="all"` catches up on at once', f"{scheduling.MOST_CAUGHT_UP:,}"),
     ]
 
 

@@ -1,12 +1,13 @@
 """Pages with commands for a shell: they are run, with a server where the page asks for one.
 
 In a `console` block, every line that begins with `$ ` is a command, and the lines below it are what it prints; `...`
-and `…` stand for anything. Commands that start a server or a worker are left out: they go on until somebody stops
-them. An `sh` block is a script, of which no step may fail. A `toml` or `yaml` block whose first line is the name of a
-file, as a comment, is that file.
+and `…` stand for anything. A command that starts a worker is ended once the worker has started. An `sh` block is a
+script, of which no step may fail. A `toml` or `yaml` block whose first line is the name of a file, as a comment, is
+that file.
 
-`<!-- with a server: holdfast serve data -->` on a page asks for a server. What a script needs of its reader's machine,
-such as a file or a program, stands in a comment that begins with `<!-- given:`, and is run before each script.
+`<!-- with a server: holdfast serve data -->` on a page asks for a server, which prints what the page shows below that
+command; other commands that start a server are left out. What a script or a worker needs of its reader's machine, such
+as a file or a program, stands in a comment that begins with `<!-- given:`, and is run first.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.tidy.markdown import Block
+from tests.tidy.markdown import Block, blocks
 
 ADDRESS = "http://127.0.0.1:7700"
 _MARK = re.compile(r"^<!-- with a server: holdfast (serve \S+.*) -->$", re.MULTILINE)
 _GIVEN = re.compile(r"^<!-- given:\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# (?P<name>[\w.-]+\.(?:toml|yaml))\n")
-_STARTING = re.compile(r"holdfast (?:serve|worker)\b")
+_SERVING = re.compile(r"holdfast serve\b")
+_WORKING = re.compile(r"holdfast worker\b")
 
 # A command and what it is to print, on a page that is run; nothing is asked of one that shows no output.
 _CHECK = """
@@ -36,6 +38,16 @@ def _run(command, expected):
     pattern = ".*".join(map(re.escape, re.split(r"\\s*(?:\\.\\.\\.|…)\\s*", expected.strip())))
     printed = "\\n".join(map(str.rstrip, done.stdout.strip().splitlines()))
     assert not expected or re.fullmatch(pattern, printed, re.DOTALL), f"{command} printed:\\n{printed}"
+
+def _work(command):
+    import subprocess
+    told = []
+    with subprocess.Popen(["bash", "-c", f"exec {command}"], stderr=subprocess.PIPE, text=True) as worker:
+        for line in worker.stderr:
+            told.append(line)
+            if "worker started" in line:
+                worker.terminate()
+    assert worker.returncode == 0, f"{command} said:\\n{''.join(told)}"
 """
 
 
@@ -43,6 +55,13 @@ def wanted(text: str) -> list[str] | None:
     """The arguments of the server that a page asks for."""
     found = _MARK.search(text)
     return found[1].split() if found else None
+
+
+def greeting(text: str) -> str:
+    """What the server that a page asks for prints when it starts, if the page shows that."""
+    asked = " ".join(["holdfast", *(wanted(text) or ["nothing"])])
+    shown = [each for block in blocks(text) if block.language == "console" for each in commands(block.code)]
+    return next((printed for command, printed in shown if command == asked), "")
 
 
 def given(text: str) -> str:
@@ -65,7 +84,9 @@ def program(block: Block, given: str = "") -> str:
         exported = re.fullmatch(r"export (\w+)=(\S*)", command)
         if exported:
             steps.append(f"os.environ[{exported[1]!r}] = {exported[2]!r}")
-        elif not _STARTING.match(command):
+        elif _WORKING.match(command):
+            steps += [f"_run({given!r}, '')", f"_work({command!r})"]
+        elif not _SERVING.match(command):
             command = re.sub(r"^curl\b", "curl --fail-with-body", command)  # an error is one, as everywhere
             steps.append(f"_run({command!r}, {expected!r})")
     return "\n".join(steps)
@@ -96,8 +117,8 @@ def shell_environment(python: str = sys.executable, home: Path | None = None) ->
 
 
 @contextmanager
-def server(arguments: list[str], folder: Path, python: str = sys.executable) -> Iterator[str]:
-    """A server in a folder; gives its address."""
+def server(arguments: list[str], folder: Path, python: str = sys.executable, *, greeting: str = "") -> Iterator[str]:
+    """A server in a folder, which begins with what a page says; gives its address."""
     process = subprocess.Popen(
         [python, "-m", "holdfast", *arguments, "--port", "0"],
         cwd=folder,
@@ -107,8 +128,11 @@ def server(arguments: list[str], folder: Path, python: str = sys.executable) -> 
     )
     try:
         assert process.stdout is not None
-        found = re.search(r"http://\S+", process.stdout.readline())
+        told = process.stdout.readline()
+        found = re.search(r"http://\S+", told)
         assert found is not None, "the server did not say where it listens"
+        told += "".join(process.stdout.readline() for _ in greeting.splitlines()[1:])
+        assert not greeting or told.replace(found[0], ADDRESS) == greeting, f"the server says:\n{told}"
         yield found[0]
     finally:
         process.terminate()

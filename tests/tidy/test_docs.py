@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.tidy import markdown, served
+from tests.tidy import markdown, pages, served
 from tests.tidy.repo import ROOT, assert_none, files, name_of
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -25,14 +25,8 @@ REFERENCE = ROOT / "docs" / "reference"
 # Of every command that works somewhere; told once, where the whole program is.
 OPTIONS_OF_PLACES = frozenset({"--at", "--profile"})
 
-# Each block keeps the line numbers of its file, so that a traceback points into the docs.
-RUN_BLOCKS = """
-import json, sys
-page = json.load(sys.stdin)
-names = {"__name__": "__main__"}
-for line, code in page["blocks"]:
-    exec(compile("\\n" * (line - 1) + code, page["name"], "exec"), names)
-"""
+# How a page is run by any Python: `tests.tidy.pages`, on what stdin holds.
+RUN_BLOCKS = f"{Path(pages.__file__).read_text('utf-8')}\nimport json\nrun(**json.load(sys.stdin))\n"
 
 
 def test_every_command_and_option_is_in_the_reference():
@@ -171,8 +165,8 @@ def unwritten(kind: type, written: str) -> list[str]:
 
 
 def pages_with_examples() -> list[Path]:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    return [page for page in pages if page.is_file() and examples(page)]
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [page for page in found if page.is_file() and examples(page)]
 
 
 def examples(page: Path) -> list[tuple[int, str]]:
@@ -216,16 +210,17 @@ def test_the_examples_of_a_page_run_from_top_to_bottom(page: Path, tmp_path: Pat
 
 def run_page(page: Path, *, cwd: Path, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
     """Run the examples of a page from top to bottom, with a server if it asks for one."""
-    arguments = served.wanted(page.read_text("utf-8"))
+    text = page.read_text("utf-8")
+    arguments = served.wanted(text)
     if arguments is None:
         return run_examples(name_of(page), examples(page), cwd=cwd, python=python)
-    with served.server(arguments, cwd, python) as address:
+    with served.server(arguments, cwd, python, greeting=served.greeting(text)) as address:
         found = [(line, code.replace(served.ADDRESS, address)) for line, code in examples(page)]
         return run_examples(name_of(page), found, cwd=cwd, python=python)
 
 
 def run_examples(
-    name: str, found: list[tuple[int, str]], *, cwd: Path, python: str = sys.executable
+    name: str, found: list[tuple[int, str]], *, cwd: Path, python: str = sys.executable, timeout_s: float = 120
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [python, "-c", RUN_BLOCKS],
@@ -234,7 +229,7 @@ def run_examples(
         env=served.shell_environment(python, home=cwd),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout_s,
     )
 
 
@@ -249,6 +244,29 @@ def test_every_relative_link_leads_somewhere():
     assert_none(faults, "There is no such file, or no such heading in it.")
 
 
+ONCE = "explanation/spark-exactly-once.md"
+# On the pages on Spark, only these may come twice.
+AT_LEAST_ONCE = {
+    "a stream into `foreachBatch` | at least once, unless your function uses the batch number",
+    "the sink writes at least once | [exactly once](../explanation/spark-exactly-once.md)",  # Kafka's
+}
+
+
+def test_one_page_says_what_spark_writes_once_and_the_others_refer_to_it():
+    wrong = []
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        name = page.relative_to(ROOT / "docs").as_posix()
+        if "decisions" in name or not (name == ONCE or re.search("spark|pipelines", page.name)):
+            continue
+        for line in page.read_text().splitlines():
+            if re.search("at.least.once", line, re.IGNORECASE) and not any(each in line for each in AT_LEAST_ONCE):
+                wrong.append(f"{name}: {line[:100]}")
+        says = re.search(r"exactly once|(row|message) once\b", page.read_text(), re.IGNORECASE)
+        if says and name != ONCE and ONCE not in page.read_text():
+            wrong.append(f"{name}: it says {says[0]!r} and does not refer to {ONCE}")
+    assert_none(wrong, "what may come twice, and what not, is said in one table")
+
+
 def test_every_page_and_example_is_in_an_index():
     docs = ROOT / "docs"
     linked = {
@@ -256,10 +274,10 @@ def test_every_page_and_example_is_in_an_index():
         for index in (docs / "README.md", docs / "internals" / "README.md", docs / "decisions" / "README.md")
         for _, target in markdown.links(index.read_text("utf-8"))
     }
-    pages = [page for page in docs.rglob("*.md") if page.name != "README.md"]
+    written = [page for page in docs.rglob("*.md") if page.name != "README.md"]
     examples = [page for page in (ROOT / "examples").glob("*.py") if page.name != "demo_spark.py"]  # a part of demo.py
     assert_none(
-        sorted(name_of(page) for page in [*pages, *examples] if page not in linked),
+        sorted(name_of(page) for page in [*written, *examples] if page not in linked),
         "Add each of these to docs/README.md (or that of internals or decisions), or nobody finds it.",
     )
 

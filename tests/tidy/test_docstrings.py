@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import pytest
 
 import holdfast
 import holdfast.aio
+import holdfast.testing
 from holdfast import errors
 from holdfast.api.aio import message as aio_message
 from holdfast.api.sync import message
@@ -26,16 +28,34 @@ TASKS = (
     aio_message.AsyncState, holdfast.aio.AsyncBroker, holdfast.aio.AsyncProducer, holdfast.aio.AsyncConsumer,
     aio_message.AsyncLocks, aio_message.AsyncDocuments,
 )  # fmt: skip
+KIT = (holdfast.Observer, holdfast.testing.QueueKit, holdfast.testing.VirtualClock)
 FUNCTIONS = (
     holdfast.open, holdfast.open_broker, holdfast.connect,
     holdfast.aio.open, holdfast.aio.open_broker, holdfast.aio.connect,
+    holdfast.backup, holdfast.backups, holdfast.verify, holdfast.restore,
+    holdfast.aio.backup, holdfast.aio.backups, holdfast.aio.verify, holdfast.aio.restore,
 )  # fmt: skip
+# Of a clock, what the engine calls; and what no argument makes fail.
+OF_THE_ENGINE = frozenset({"attach", "detach", "settle", "wait", "wait_async", "now_ns", "monotonic_ns"})
+NEVER_FAIL = frozenset({"Observer.count", "Observer.observe", "VirtualClock.step_wall", "spark.lag", "spark.register"})
 _SECTION = re.compile(r"^(Args|Returns|Raises):\n((?:    .*\n?|\n)+)", re.MULTILINE)
 _ENTRY = re.compile(r"^    (\*{0,2}\w+): \S", re.MULTILINE)
 
 
 def test_every_public_method_documents_its_arguments_results_and_errors():
-    faults = [f"{name}: {fault}" for name, function in documented() for fault in faults_of(function)]
+    faults = [f"{name}: {fault}" for name, function in documented() for fault in faults_of(function, name)]
+    assert_none(faults, "Add sections Args:, Returns: and Raises: to these docstrings, as the others have them.")
+
+
+def test_everything_of_spark_documents_its_arguments_results_and_errors():
+    pytest.importorskip("pyspark")
+    from holdfast import spark
+
+    found = {name: getattr(spark, name) for name in spark.__all__}
+    found |= {f"Pipeline.{name}": member for name, member in members(spark.Pipeline)}
+    functions = {name: each for name, each in found.items() if not inspect.isclass(each) and callable(each)}
+    assert len(functions) > 15
+    faults = [f"{name}: {fault}" for name, each in functions.items() for fault in faults_of(each, f"spark.{name}")]
     assert_none(faults, "Add sections Args:, Returns: and Raises: to these docstrings, as the others have them.")
 
 
@@ -51,13 +71,19 @@ def documented() -> Iterator[tuple[str, Callable[..., Any]]]:
     for function in FUNCTIONS:
         yield f"{function.__module__}.{function.__name__}", function
     yield "Worker", holdfast.Worker
-    for kind in (*THREADS, *TASKS):
-        for name, member in inspect.getmembers(kind, inspect.isfunction):
-            if not name.startswith("_") and name not in INTERNAL:
-                yield f"{kind.__name__}.{name}", member
+    for kind in (*THREADS, *TASKS, *KIT):
+        internal = OF_THE_ENGINE if kind is holdfast.testing.VirtualClock else INTERNAL
+        yield from ((f"{kind.__name__}.{name}", member) for name, member in members(kind) if name not in internal)
 
 
-def faults_of(function: Callable[..., Any]) -> Iterator[str]:
+def members(kind: type) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The public methods of a class, also those that are called on it."""
+    for name, member in inspect.getmembers(kind, lambda each: inspect.isfunction(each) or inspect.ismethod(each)):
+        if not name.startswith("_"):
+            yield name, member
+
+
+def faults_of(function: Callable[..., Any], name: str = "") -> Iterator[str]:
     sections = dict(_SECTION.findall((inspect.getdoc(function) or "") + "\n"))
     signature = inspect.signature(function)
     stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
@@ -67,11 +93,11 @@ def faults_of(function: Callable[..., Any]) -> Iterator[str]:
         yield f"Args: tells {told}, and it has {wanted}"
     if (signature.return_annotation not in {None, "None"}) != ("Returns" in sections):
         yield "Returns: is missing, or it returns nothing"
-    if wanted and "Raises" not in sections:
+    if wanted and "Raises" not in sections and name not in NEVER_FAIL:
         yield "Raises: is missing"
-    for name in _ENTRY.findall(sections.get("Raises", "")):
-        if not issubclass(getattr(errors, name, int), errors.HoldfastError):
-            yield f"Raises: there is no error {name}"
+    for error in _ENTRY.findall(sections.get("Raises", "")):
+        if not issubclass(getattr(errors, error, getattr(builtins, error, int)), Exception):
+            yield f"Raises: there is no error {error}"
 
 
 def test_a_docstring_that_forgets_something_is_noticed():

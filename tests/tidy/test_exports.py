@@ -13,7 +13,9 @@ import holdfast.aio
 import holdfast.testing
 from holdfast import errors
 from holdfast.api.aio import message as aio_message
+from holdfast.api.aio.schedules import AsyncSchedules
 from holdfast.api.sync import message
+from holdfast.api.sync.schedules import Schedules
 
 ERRORS = {
     "BadBody",
@@ -53,6 +55,7 @@ VALUES = {
     "DeadGroup",
     "DeadLetter",
     "Document",
+    "Firing",
     "Group",
     "GroupInfo",
     "Lock",
@@ -72,6 +75,7 @@ VALUES = {
     "Retry",
     "Sample",
     "Samples",
+    "Schedule",
     "Stored",
     "StreamMessage",
     "TopicInfo",
@@ -139,6 +143,7 @@ def test_both_faces_have_the_same_methods():
         (message.Locks, aio_message.AsyncLocks),
         (message.Documents, aio_message.AsyncDocuments),
         (message.HeldLock, aio_message.AsyncHeldLock),
+        (Schedules, AsyncSchedules),
     ):
         methods = {name for name in dir(sync) if not name.startswith("_")}
         assert methods == {name for name in dir(task) if not name.startswith("_")}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.tidy import served
 from tests.tidy.markdown import Block, blocks
 from tests.tidy.test_docs import run_examples
@@ -70,3 +72,22 @@ def test_a_call_that_the_server_refuses_fails_its_page(tmp_path: Path):
             page = f"```console\n$ curl -s {served.ADDRESS}{path}\n```\n"
             code = served.program(blocks(page)[0]).replace(served.ADDRESS, address)
             assert (run_examples("page.md", [(1, code)], cwd=tmp_path).returncode == 0) is good
+
+
+def test_a_server_that_greets_otherwise_than_its_page_says_is_noticed(tmp_path: Path):
+    page = "<!-- with a server: holdfast serve data -->\n```console\n$ holdfast serve data\nHello from data\n```\n"
+    assert served.greeting(page) == "Hello from data\n"
+    assert served.greeting("```console\n$ holdfast serve data\nHello\n```\n") == ""
+    starting = served.server(["serve", "data"], tmp_path, greeting=served.greeting(page))
+    with pytest.raises(AssertionError, match="Holdfast serves data"), starting:
+        pass
+
+
+@pytest.mark.parametrize(("handler", "good"), [("handle", True), ("nosuch", False)])
+def test_a_worker_is_ended_once_it_has_started(tmp_path: Path, handler: str, good: bool):
+    page = (
+        "<!-- given:\nprintf 'def handle(message): pass\\n' > shop.py; holdfast put jobs x\n-->\n"
+        f"```console\n$ holdfast worker jobs shop:{handler}\n```\n"
+    )
+    code = served.program(blocks(page)[0], served.given(page))
+    assert (run_examples("page.md", [(1, code)], cwd=tmp_path).returncode == 0) is good

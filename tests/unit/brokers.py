@@ -16,7 +16,7 @@ from holdfast.settings import BrokerSettings, TopicSettings
 
 FOLDER = "/data/broker"
 # What an object has that is to be awaited.
-_AWAITED = ("receive_many", "nack", "poll", "redrive", "send", "keepalive", "update")
+_AWAITED = ("receive_many", "nack", "poll", "redrive", "send", "keepalive", "update", "run_now")
 SETTINGS = BrokerSettings(topic=TopicSettings(min_free_bytes=0, backoff_ms=100, backoff_jitter_percent=0))
 
 

@@ -97,18 +97,19 @@ def test_a_refusal_says_who_what_where_and_what_is_allowed_instead():
     with pytest.raises(Forbidden) as refused:
         principal.check("publish", "payments")
     assert str(refused.value) == (
-        "shop may not publish on the topic 'payments'; the token allows publish on topics orders, orders.*"
+        "shop does not have the right 'publish' on the topic 'payments'; "
+        "the token allows publish on topics orders, orders.*"
     )
-    with pytest.raises(Forbidden, match="shop may not consume on the topic 'orders'"):
+    with pytest.raises(Forbidden, match="shop does not have the right 'consume' on the topic 'orders'"):
         principal.check("consume", "orders")
-    with pytest.raises(Forbidden, match="shop may not lock on the lock 'a'"):
+    with pytest.raises(Forbidden, match="shop does not have the right 'lock' on the lock 'a'"):
         principal.check("lock", "a")
 
 
 def test_a_call_about_everything_needs_a_token_for_everything():
     limited, unlimited = principal_of(SHOP), principal_of(OPS)
     unlimited.check("admin")
-    with pytest.raises(Forbidden, match="shop may not publish on every topic"):
+    with pytest.raises(Forbidden, match="shop does not have the right 'publish' on every topic"):
         limited.check("publish")
     limited.check_any("publish")
     assert [name for name in ("orders", "orders.eu", "payments") if limited.sees(name)] == ["orders", "orders.eu"]

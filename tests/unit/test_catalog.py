@@ -53,7 +53,7 @@ def test_one_that_is_there_is_not_made_and_one_that_is_not_there_is_not_deleted(
     with pytest.raises(TopicExists, match="orders"):
         catalog.create("orders", BASE, BASE)
     for call in (catalog.facts, catalog.delete, lambda name: catalog.grow(name, 3)):
-        with pytest.raises(UnknownTopic, match=r"no topic mails in /data; there are orders"):
+        with pytest.raises(UnknownTopic, match=r"no topic mails in /data; known topics: orders"):
             call("mails")
 
 

@@ -75,7 +75,7 @@ def test_a_command_that_needs_a_topic_lists_those_there_are(run, data, command):
 
 
 def test_an_unknown_topic_or_group_is_answered_with_those_there_are(run, data):
-    assert "there are orders, other" in run("peek", data, "--topic", "oders").err
+    assert "known topics: orders, other" in run("peek", data, "--topic", "oders").err
     assert "choose one with --group: billing" in run("peek", data, "--topic", "orders").err
     assert "choose one with --group: billing" in run("list", data, "--topic", "orders", "--group", "bling").err
     assert "choose one with --group: billing" in run("get", data, "--topic", "orders").err

@@ -284,7 +284,7 @@ def test_nack_reject_defer_and_extend(run, jobs):
     run("put", jobs, "a", "b", "c", "d")
     first, second, third, fourth = (taken(run, jobs)["receipt"] for _ in range(4))
     assert "ready again at" in run("nack", jobs, first, "--delay", "1h", "--error", "ValueError: 17").out
-    assert "dead letters" in run("reject", jobs, second, "--reason", "never").out
+    assert "dead letter" in run("reject", jobs, second, "--reason", "never").out
     (deferred,) = run("defer", jobs, third, "--delay", "1h", "--json").lines
     assert (deferred["done"], deferred["id"], deferred["phase"]) == ("deferred", "jobs-0-2", "delayed")
     (extended,) = run("extend", jobs, fourth, "--lease", "10h", "--json").lines
@@ -310,7 +310,7 @@ def test_the_id_of_a_redriven_dead_letter_shows_the_message_that_it_was(run, job
 def test_the_last_attempt_that_fails_says_that_the_message_is_dead(run, jobs):
     run("settings", jobs, "--create", "max_attempts=1")
     run("put", jobs, "a")
-    assert "dead letters" in run("nack", jobs, taken(run, jobs)["receipt"]).out
+    assert "dead letter" in run("nack", jobs, taken(run, jobs)["receipt"]).out
 
 
 def test_a_receipt_that_is_no_longer_good_is_named_and_the_others_are_done(run, jobs):

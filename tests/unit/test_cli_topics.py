@@ -168,7 +168,7 @@ def test_an_unknown_topic_is_answered_with_those_there_are(run, data, verb):
     more = ["max_attempts=3"] if verb == "alter" else []
     done = run("topic", verb, data, "oders", *more, "--json")
     assert (done.code, done.error["code"]) == (2, "unknown_topic")
-    assert "there are orders, profiles" in done.error["message"]
+    assert "known topics: orders, profiles" in done.error["message"]
     assert f"holdfast topic create {data} oders" in done.error["message"]
 
 
@@ -237,7 +237,7 @@ def test_a_reset_shows_the_moves_and_asks(run, data, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nobody", "--to", "earliest"], "there are analytics, billing"),
+        (["nobody", "--to", "earliest"], "known groups: analytics, billing"),
         (["analytics", "--to", "yesterday"], "--to 'yesterday' cannot be used"),
         (["analytics", "--to", "earliest", "--partition", 7], "no partition 7"),
         (["analytics", "--to", "earliest", "--topic", "profiles"], "on profiles in"),

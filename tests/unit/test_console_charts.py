@@ -89,7 +89,7 @@ def test_a_chart_names_its_scale_its_peak_and_what_it_shows_now():
 def test_the_table_says_what_the_charts_show():
     charts = charts_of(samples_of("queue", 1, None, 3), "1h")
     assert [values[:2] for _, values in charts.rows] == [["3.0/s", "3.0/s"], ["1.0/s", "1.0/s"]]
-    assert charts.titles[:4] == ["Came in", "Handled", "Failed", "Ready"]
+    assert charts.titles[:4] == ["Published", "Handled", "Failed", "Ready"]
     assert charts.rows[-1][0] == START
     assert charts.rows[0][1][5] == "–"
 

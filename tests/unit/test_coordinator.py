@@ -107,7 +107,7 @@ def test_a_reset_under_consumers_at_work_is_refused():
 def test_bad_resets_are_refused():
     streams = Streams()
     streams.consumer().close()
-    with pytest.raises(UnknownGroup, match="there are analytics"):
+    with pytest.raises(UnknownGroup, match="known groups: analytics"):
         streams.group("nobody")
     with pytest.raises(UnknownTopic):
         streams.group().reset("nothing", To(end="earliest"))

@@ -23,6 +23,7 @@ from holdfast.env import SeededIds, World
 from holdfast.env.chain.chain import Chain, Position, Standby
 from holdfast.env.chain.engines import MemoryStore
 from holdfast.errors import LeaseLost, NotInstalled
+from holdfast.server.console.overview import sync_times
 from holdfast.server.metrics import (
     OF_GROUP,
     OF_TOPIC,
@@ -31,7 +32,6 @@ from holdfast.server.metrics import (
     TIMES_OF_TOPIC,
     HttpMetrics,
     ServerMetrics,
-    sync_times,
 )
 from tests.tidy import markdown
 from tests.tidy.repo import ROOT
@@ -277,7 +277,20 @@ TOPIC: Final = {"topic": "orders"}
 GROUP: Final = {"topic": "orders", "group": "billing"}
 ROUTE: Final = {"route": "/v1/queues/{queue}/ack"}
 
+
 # For each metric: what moves it, which of its values, and what that is afterwards (None: more than 0).
+def fire(stage: Stage) -> None:
+    stage.broker.schedules.put("job", "orders", b"x", every=60)
+    stage.after(seconds=300)
+
+
+def fail_to_fire(stage: Stage) -> None:
+    stage.broker.create_topic("gone")
+    stage.broker.schedules.put("job", "gone", b"x", every=60)
+    stage.broker.delete_topic("gone")
+    stage.after(seconds=60)
+
+
 MOVES: Final[dict[str, tuple[Callable[[Stage], object], dict[str, str], float | None]]] = {
     "published": (Stage.put, TOPIC, 1),
     "published_bytes": (Stage.put, TOPIC, 5),
@@ -333,6 +346,10 @@ MOVES: Final[dict[str, tuple[Callable[[Stage], object], dict[str, str], float | 
     "tier_moved_bytes": (move, {}, None),
     "tier_fetched_bytes": (fetch, {}, None),
     "trace_steps_lost": (lose_a_step, {}, 1),
+    "schedules_fired": (fire, {}, 1),
+    "schedules_missed": (fire, {}, 4),
+    "schedules_failed": (fail_to_fire, {}, 1),
+    "schedules_lateness_seconds": (fire, {}, 1),
     "trace_spans": (export, {"outcome": "exported"}, 1),
     "trace_steps_dropped": (export_too_much, {}, 1),
     "http_requests": (call, {**ROUTE, "method": "POST", "status": "200"}, 1),

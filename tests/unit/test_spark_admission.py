@@ -268,7 +268,7 @@ def test_a_folder_or_topic_that_is_not_there_is_named() -> None:
     place = place_with()
     with pytest.raises(HoldfastError, match="there is no folder /nowhere"):
         DataFolder("/nowhere", place.world)
-    with pytest.raises(UnknownTopic, match=r"there is no topic nix in .*; there are orders"):
+    with pytest.raises(UnknownTopic, match=r"there is no topic nix in .*; known topics: orders"):
         Stream(place, topic="nix")
     with pytest.raises(UnknownTopic, match="no partition 5"):
         Stream(place, topic="", assign='{"orders": [5]}')

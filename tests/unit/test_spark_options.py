@@ -29,7 +29,7 @@ def stream(**more: str) -> Any:
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"minOffsetsPerTrigger": "20", "maxOffsetsPerTrigger": "10"}, "must not be more than the most"),
+        ({"minOffsetsPerTrigger": "20", "maxOffsetsPerTrigger": "10"}, "must not exceed the second"),
         ({"minOffsetsPerTrigger": "none"}, '"minOffsetsPerTrigger" is'),
         ({"maxTriggerDelay": "soon"}, '"maxTriggerDelay"'),
         ({"maxRecordsPerPartition": "0"}, '"maxRecordsPerPartition" is'),
@@ -111,7 +111,7 @@ def test_a_time_is_relative_or_in_milliseconds_or_iso(text: str, ns: int) -> Non
         ({"startingTimestamp": "-1000"}, 'option "startingTimestamp"'),
         ({"startingTimestamp": "2027-13-01"}, 'option "startingTimestamp"'),
         ({"minPartitions": "-1"}, 'option "minPartitions"'),
-        ({"nonsense": "x"}, 'option "nonsense" is not known; there are assign,'),
+        ({"nonsense": "x"}, 'option "nonsense" is not known; known ones: assign,'),
         ({"subscribe": "other"}, "topic and subscribe are given"),
         ({"startingOffsets": "middle"}, 'option "startingOffsets"'),
         ({"startingOffsets": '{"orders": {"0": -3}}'}, 'option "startingOffsets"'),

@@ -246,7 +246,7 @@ def test_a_new_token_is_printed_once_and_kept_as_its_hash(run: Run, tmp_path: Pa
     token = done.out.strip()
     assert token.startswith("holdfast_")
     assert len(token) == len("holdfast_") + 43  # 256 bits
-    assert "shop may publish on topics orders.*" in done.err
+    assert "Rights of shop: publish on topics orders.*" in done.err
     assert path.stat().st_mode & 0o777 == 0o600
     assert token not in path.read_text()
     (entry,) = read_tokens(real_world(), str(path)).entries
@@ -355,6 +355,6 @@ def test_the_file_is_that_of_the_settings(run: Run, tmp_path: Path, monkeypatch:
     done = run("token", "new", "ops", "--role", "admin", "--certificate", "ops.example")
     assert (done.code, done.out) == (
         0,
-        "ops.example may publish, consume, read, admin on topics * and lock on locks *.\n",
+        "Rights of ops.example: publish, consume, read, admin on topics * and lock on locks *.\n",
     )
     assert path.exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from os import PathLike, fspath
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -27,7 +27,9 @@ from holdfast.broker.folder.layout import (
     TOPICS,
     check_folder,
     check_topic_name,
+    folder_path,
     is_store,
+    opening_error,
     store_of,
     topic_folder,
     topic_for,
@@ -48,13 +50,14 @@ from holdfast.broker.workers import WorkerRegistry
 from holdfast.env import OpenFiles, World, close_in_children, real_world
 from holdfast.env.process import descriptor_limit, get_logger
 from holdfast.env.world import checkpoint, still_world
-from holdfast.errors import BadSettings, Closed, HoldfastError, InvalidRequest, NotALog, NotAQueue, UnknownTopic
+from holdfast.errors import BadSettings, Closed, HoldfastError, InvalidRequest, NotAQueue, UnknownTopic
 from holdfast.settings import BrokerSettings, QueueSettings
-from holdfast.storage.files import join, open_error, require_own, take_lock
+from holdfast.storage.files import join, require_own, take_lock
 from holdfast.storage.keeper import Keeper, soonest
 
 if TYPE_CHECKING:
     from holdfast.broker.locks import FolderLocks
+    from holdfast.broker.schedules import FolderSchedules
     from holdfast.env.chain.chain import Chain
 
 logger = get_logger(__name__)
@@ -98,6 +101,7 @@ class BrokerEngine:
         self._cleaner: Cleaner | None = None
         self._producers: Producers | None = None
         self._locks: FolderLocks | None = None
+        self._schedules: FolderSchedules | None = None
         self._all_at_ns = 0
         self._began_ns = world.clock.monotonic_ns()
         self.catalog = Catalog(world, folder)
@@ -144,7 +148,7 @@ class BrokerEngine:
         try:
             copied = None if is_store(folder) else store_of(world, folder)
         except OSError as error:
-            raise _open_error(folder, error) from error
+            raise opening_error(folder, error) from error
         if copied is not None or is_store(folder):
             url, copy = (folder, None) if copied is None else (copied, folder)
             return BrokerEngine._open_stored(url, copy, settings, observer, world, create=create)
@@ -160,7 +164,7 @@ class BrokerEngine:
             require_own(world, folder, trusted=settings.trust_folder)
             return BrokerEngine(world, folder, settings, observer)
         except OSError as error:
-            raise _open_error(folder, error) from error
+            raise opening_error(folder, error) from error
 
     @staticmethod
     def _open_stored(
@@ -211,10 +215,12 @@ class BrokerEngine:
 
     def keep(self) -> None:
         """Start the threads that call `tick_due`, sweep closed topics and compact keys."""
-        Keeper(self, at_most_ms=_LOOK_AT_ALL_NS // 1_000_000, tick=BrokerEngine.tick_due).start()
         with self._lock:
-            self._kept = True
+            self._kept = True  # before the first tick, which otherwise does what other threads are for
             topics = list(self._topics.values())
+        Keeper(self, at_most_ms=_LOOK_AT_ALL_NS // 1_000_000, tick=BrokerEngine.tick_due).start()
+        if self.world.disk.exists(join(self.folder, LOCKS_FOLDER)):  # schedules are stored there
+            self.schedules().recover()
         # On its own thread: opening a topic may take long, and leases in other topics must still end in time.
         Keeper(self._sweep).start()
         Keeper(self.sampler).start()
@@ -276,6 +282,16 @@ class BrokerEngine:
                 self.list_parts()
                 self._locks.on_attention = self._locks.journal.log.on_attention = self._attention
             return self._locks
+
+    def schedules(self) -> FolderSchedules:
+        """The schedules; nothing is read before their first use."""
+        with self._lock:
+            self.check_open()
+            if self._schedules is None:
+                from holdfast.broker.schedules import FolderSchedules  # few programs have any
+
+                self._schedules = FolderSchedules(self, kept=self._kept)
+            return self._schedules
 
     @property
     def has_locks(self) -> bool:
@@ -490,6 +506,7 @@ class BrokerEngine:
         self.space.tick(everything=everything)
         if not self._kept:
             due.append(self._sweep.tick())
+            due.append(self.schedules().tick())
         due.append(self.world.open_files.tick())
         return soonest(*due)
 
@@ -515,7 +532,8 @@ class BrokerEngine:
     def due_ms(self) -> int | None:
         """Ms until a lease, delay or scheduled message is due, not counting upkeep of files."""
         locks_ms = None if self._locks is None else self._locks.due_ms()
-        return soonest(locks_ms, *[topic.due_ms() for topic in self.open_topics()])
+        schedules_ms = None if self._schedules is None else self._schedules.due_ms()
+        return soonest(locks_ms, schedules_ms, *[topic.due_ms() for topic in self.open_topics()])
 
     def close_idle(self, but: Topic | None = None) -> None:
         """Close the least recently used topics if too many are open, except `but`."""
@@ -622,27 +640,7 @@ class BrokerEngine:
         try:
             yield
         except OSError as error:
-            raise _open_error(f"{self.folder}/{TOPICS}/{name}".rstrip("/"), error) from error
-
-
-def _open_error(folder: str, error: OSError) -> HoldfastError:
-    failure = open_error(folder, error)
-    if isinstance(failure, NotALog):
-        return NotAQueue(
-            f"cannot open {folder}: {error.strerror or error}; name a folder, or a path where one can be created"
-        )
-    return failure
-
-
-def folder_path(folder: object, what: str = "the folder") -> str:
-    """The path as text, without a trailing slash. Raises InvalidRequest."""
-    try:
-        path: object = fspath(folder)  # type: ignore[call-overload]
-    except TypeError:
-        raise InvalidRequest(f"{what} must be a path, not {type(folder).__name__}") from None
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise InvalidRequest(f"{path!r} cannot be the path of a folder: name another")
-    return path if is_store(path) else path.rstrip("/") or "/"
+            raise opening_error(f"{self.folder}/{TOPICS}/{name}".rstrip("/"), error) from error
 
 
 # Changing a topic in use: settings at once, new partitions step by step.

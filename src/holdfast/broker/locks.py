@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from holdfast.broker.folder.layout import LOCKS, parse_lease
+from holdfast.broker.folder.layout import LOCKS, SCHEDULE_PREFIX, parse_lease
 from holdfast.broker.inspect.status import TRIES, holds_log, replay_beside
 from holdfast.broker.journal import SnapshotFiles, StateJournal, StateSnapshot
 from holdfast.broker.leases import FolderKey, Prover
@@ -356,10 +356,16 @@ class FolderLocks:
             return Decided(self._written, content=self.table.documents.get(name))
 
     def documents(self) -> dict[str, Content]:
-        """All documents by name."""
+        """All documents of users by name."""
         self._check_open()
         with self._lock:
-            return dict(sorted(self.table.documents.items()))
+            return users_documents(self.table)
+
+    def schedules(self) -> dict[str, bytes]:
+        """The content of all schedules by name."""
+        self._check_open()
+        with self._lock:
+            return schedules_in(self.table)
 
     def describe(self, name: str) -> LockStatus:
         """The status of a lock."""
@@ -540,6 +546,27 @@ class ReplayedLocks(NamedTuple):
 
     table: LockTable
     wrong: list[str]
+
+    @property
+    def documents(self) -> dict[str, Content]:
+        """The documents of users by name."""
+        return users_documents(self.table)
+
+    @property
+    def schedules(self) -> dict[str, bytes]:
+        """The content of the schedules by name."""
+        return schedules_in(self.table)
+
+
+def users_documents(table: LockTable) -> dict[str, Content]:
+    """The documents without the schedules, which are stored among them."""
+    return {name: each for name, each in sorted(table.documents.items()) if not name.startswith(SCHEDULE_PREFIX)}
+
+
+def schedules_in(table: LockTable) -> dict[str, bytes]:
+    """The content of the schedules by name."""
+    found = {name: each for name, each in sorted(table.documents.items()) if name.startswith(SCHEDULE_PREFIX)}
+    return {name.removeprefix(SCHEDULE_PREFIX): each.content for name, each in found.items()}
 
 
 def replayed_locks(world: World, root: str, end: int | None = None) -> ReplayedLocks:

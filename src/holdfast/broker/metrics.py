@@ -46,10 +46,20 @@ class Observer(Protocol):
     """
 
     def count(self, name: str, n: int) -> None:
-        """Called when the counter `name` grows by `n`."""
+        """Called when a counter grows.
+
+        Args:
+            name: The counter.
+            n: By how much.
+        """
 
     def observe(self, name: str, seconds: float) -> None:
-        """Called for each time added to the histogram `name`."""
+        """Called for each time added to a histogram.
+
+        Args:
+            name: The histogram.
+            seconds: The time.
+        """
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):

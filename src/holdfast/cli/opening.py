@@ -444,7 +444,7 @@ def topic_named(place: str, wanted: str | None, message_id: str) -> str:
 
 def unknown_topic(folder: str, name: str, found: Sequence[str]) -> UnknownTopic:
     """Return the error for a topic that does not exist."""
-    there = f"there are {some_of(found)}" if found else "there is none yet"
+    there = f"known topics: {some_of(found)}" if found else "there is none yet"
     return UnknownTopic(
         f"there is no topic {name} in {folder}; {there}. Create it with `holdfast topic create {folder} {name}`"
     )

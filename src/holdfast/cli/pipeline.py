@@ -445,15 +445,19 @@ def _for_tables(
 ) -> int:
     """Change the Delta tables of these pipelines, each with its lock held, and print what was done."""
     project = _project(declared)
-    from holdfast.env.disk import LakeDisk
-    from holdfast.spark.pipelines.checkpoint import held
+    from holdfast.spark.pipelines.checkpoint import Ledger, held
     from holdfast.spark.pipelines.lake import delta_tables
 
     done = []
     for name in _wanted(project, names, everything=everything):
-        tables = delta_tables(LakeDisk(), project, name)
+        tables = delta_tables(project, name)
         if tables:
             with held(real_world(), project, project.spec(name)):
+                if Ledger(real_world(), project.checkpoint(name)).pending() is not None:
+                    raise InvalidRequest(
+                        f"{name} has a batch that is decided and not finished, whose files the table does not name "
+                        f"yet: finish it with `holdfast pipeline run {name}`, then do this again"
+                    )
                 done += [{"pipeline": name, "table": each, **change(each)} for each in tables]
     if as_json:
         output.print_json({"tables": done})
@@ -480,8 +484,7 @@ def new_command(
     """
     _need_spark()
     from holdfast.broker.folder.layout import check_name
-    from holdfast.spark.pipelines.project import entry, python_template, yaml_template
-    from holdfast.spark.pipelines.spec import kind_named
+    from holdfast.spark.pipelines.spec import entry, kind_named, python_template, yaml_template
 
     check_name(name, "pipeline")
     kind_named(kind)
@@ -493,9 +496,9 @@ def new_command(
     except FileExistsError:
         if python:
             raise InvalidRequest(
-                f"{path} exists already; nothing was written. Choose another name, or remove it first"
+                f"{path} already exists; nothing was written. Choose another name, or remove it first"
             ) from None
-        output.note(f"{output.safe(str(path))} exists already; add this to its pipelines:")
+        output.note(f"{output.safe(str(path))} already exists; add this to its pipelines:")
         output.say(entry(name, kind).rstrip("\n"))
         return output.OK
     output.note(f"wrote {output.safe(str(path))}; look through it, then: holdfast pipeline plan {name}")
@@ -574,7 +577,7 @@ def _wanted(project: Project, names: list[str] | None, *, everything: bool) -> l
             raise InvalidRequest("name pipelines, or use --all, not both")
         return list(project.pipelines)
     if not names:
-        raise InvalidRequest(f"name a pipeline, or use --all; there are {', '.join(project.pipelines)}")
+        raise InvalidRequest(f"name a pipeline, or use --all; known pipelines: {', '.join(project.pipelines)}")
     return [project.spec(name).name for name in names]
 
 

@@ -51,7 +51,7 @@ class Profiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         """Return a profile by name; raises InvalidRequest if there is none."""
         found = self.profiles.get(name)
         if found is None:
-            there = f"there are {', '.join(sorted(self.profiles))}" if self.profiles else "there is none yet"
+            there = f"known profiles: {', '.join(sorted(self.profiles))}" if self.profiles else "there is none yet"
             raise InvalidRequest(
                 f"there is no profile {name} in {path()}; {there}. Create it with `holdfast profile add {name} URL`"
             )

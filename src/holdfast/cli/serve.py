@@ -591,7 +591,7 @@ def audit_command(folder: DataFolder, limit: Most = 20, wait: Wait = WAIT, as_js
             output.print_json(msgspec.to_builtins(act))
         return output.OK
     if not acts:
-        output.note("no administrator has done anything yet")
+        output.note("no administrative actions yet")
     else:
         _show_acts(acts)
     if refused:

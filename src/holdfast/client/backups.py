@@ -39,8 +39,7 @@ from holdfast.broker.backup.taking import (
     stored_source,
     take,
 )
-from holdfast.broker.engine import folder_path
-from holdfast.broker.folder.layout import is_store, store_of
+from holdfast.broker.folder.layout import folder_path, is_store, store_of
 from holdfast.broker.folder.stored import is_chain
 from holdfast.client.calling import Ask, Caller, packed, path_of
 from holdfast.client.network import ThreadNetwork, run
@@ -240,6 +239,10 @@ def backups(destination: Place, *, key_file: Place | None = None) -> list[Backup
 
     Returns:
         The backups.
+
+    Raises:
+        InvalidRequest: The place or the key file cannot be used.
+        Unavailable: The store cannot be reached.
     """
     world = real_world()
     archive = Archive(_place(destination, "the place"), world, _key(world, key_file))
@@ -262,6 +265,11 @@ def verify(
 
     Returns:
         What was found; `ok` is False if something is wrong, and `damage` says what.
+
+    Raises:
+        NotFound: There is no such backup.
+        InvalidRequest: The backup is encrypted with another key.
+        Unavailable: The store cannot be reached.
     """
     world = real_world()
     archive = Archive(_place(destination, "the place"), world, _key(world, key_file))

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.broker.engine import folder_path
-from holdfast.broker.folder.layout import OWNER_SOCKET, is_store, topic_for
+from holdfast.broker.folder.layout import OWNER_SOCKET, folder_path, is_store, topic_for
 from holdfast.env import close_in_children, end_at_exit, real_world
 from holdfast.env.process import get_logger, load_before_fork, no_fork
 from holdfast.env.sockets import (

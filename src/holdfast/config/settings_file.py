@@ -193,7 +193,7 @@ class _SettingsReading:
             words = f"write it below [{home}]" if home else f"settings go in sections: {', '.join(SECTIONS)}"
             return self._problem(where, f"{shown_name(section)} is outside of any section; {words}")
         near = difflib.get_close_matches(section, (*SECTIONS, TOPICS), n=1)
-        words = f"did you mean [{near[0]}]?" if near else f"there are {', '.join((*SECTIONS, f'{TOPICS}.NAME'))}"
+        words = f"did you mean [{near[0]}]?" if near else f"known ones: {', '.join((*SECTIONS, f'{TOPICS}.NAME'))}"
         return self._problem(where, f"there is no section [{shown_name(section)}]; {words}")
 
     def _near_miss(self, where: Origin, key: str) -> None:

@@ -254,6 +254,8 @@ class Channel(virtual.Channel):
             options["at"] = at if at.tzinfo else at.replace(tzinfo=UTC)
         if expiration := properties.get("expiration"):
             options["ttl"] = int(expiration) / 1000
+        if dedup_id := properties.get("dedup_id"):
+            options["dedup_id"] = dedup_id
         names = {name: str(headers[name]) for name in ("task", "id") if headers.get(name)}
         put = {
             "priority": self._get_message_priority(message),

@@ -386,7 +386,7 @@ class LettersBeside:
         self._count = Catalog(world, folder).facts(topic).partitions
         groups = GroupNotes(world, topic_folder(folder, topic)).names(self._count)
         if group not in groups:
-            there = f"there are {', '.join(groups[:10])}" if groups else "it has none yet"
+            there = f"known groups: {', '.join(groups[:10])}" if groups else "it has none yet"
             raise UnknownGroup(f"{topic} has no group {group} in queue mode; {there}")
 
     def list(self, *, where: Where = None, limit: int | None = None) -> list[DeadLetter[bytes]]:

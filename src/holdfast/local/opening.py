@@ -10,8 +10,8 @@ import msgspec
 
 from holdfast.api.arguments import switch
 from holdfast.api.drafts import Bodies
-from holdfast.broker.engine import BrokerEngine, folder_path
-from holdfast.broker.folder.layout import DEFAULT_GROUP, is_store, store_of
+from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.folder.layout import DEFAULT_GROUP, folder_path, is_store, store_of
 from holdfast.broker.metrics import Observer
 from holdfast.env import World, real_world
 from holdfast.env.process import environment

@@ -11,8 +11,10 @@ from msgspec import UNSET, Meta, UnsetType
 
 from holdfast.api.arguments import MOST_REASON_CHARS
 from holdfast.api.listing import DeadGroup
+from holdfast.api.schedules import Schedule
 from holdfast.broker.tracing import TraceStep
 from holdfast.model import Failure, Pause
+from holdfast.scheduling import Misfire
 
 Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
 Receipt = Annotated[str, Meta(max_length=300)]
@@ -578,3 +580,51 @@ class SearchAnswer(ServerValue, kw_only=True):
     left_out: int = 0
     not_queues: list[str] = msgspec.field(default_factory=list)
     where: str = ""
+
+
+# Schedules.
+
+
+class PutSchedule(Wire, kw_only=True):
+    """A schedule: the topic and the message of its firings, and when it fires: one of `cron`, `every` and `at`.
+
+    The body is bytes (`body`, base64 in JSON), a text or a JSON value. `every` and `jitter` are in seconds.
+    """
+
+    topic: Name
+    body: bytes | None = None
+    text: str | None = None
+    json: Any | UnsetType = UNSET
+    key: str | None = None
+    headers: HeaderMap = {}
+    priority: Priority = 0
+    cron: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+    timezone: Annotated[str, Meta(min_length=1, max_length=200)] = "UTC"
+    every: Annotated[float, Meta(ge=1, le=100 * 365 * 24 * 3600)] | None = None
+    at: Instant | None = None
+    misfire: Misfire = "run_once"
+    jitter: Annotated[float, Meta(ge=0, le=24 * 3600)] = 0
+
+
+class ScheduleList(ServerValue, kw_only=True):
+    """The schedules that you may see, by name."""
+
+    schedules: list[Schedule]
+
+
+class ScheduleDeleted(ServerValue, kw_only=True):
+    """Whether there was such a schedule."""
+
+    deleted: bool
+
+
+class NextDuesQuery(Wire, kw_only=True):
+    """How many times to list."""
+
+    count: Annotated[int, Meta(ge=1, le=1_000)] = 5
+
+
+class NextDues(ServerValue, kw_only=True):
+    """The next times at which a schedule falls due, the soonest first."""
+
+    times: list[datetime]

@@ -10,8 +10,9 @@ from weakref import WeakSet
 import msgspec
 
 from holdfast.api.arguments import Question, moment_ns
-from holdfast.api.drafts import Bodies, instant_ns, to_datetime
+from holdfast.api.drafts import Bodies, instant_ns, moment_at, to_datetime
 from holdfast.api.locks import Lock
+from holdfast.api.schedules import ScheduleRequest
 from holdfast.api.topics import ConsumedPartition, MemberRequest, StreamHome, StreamMessage
 from holdfast.broker.folder.layout import parse_message_id
 from holdfast.broker.messages import DELAYED_ID
@@ -23,7 +24,7 @@ from holdfast.errors import HoldfastError, Unavailable
 from holdfast.membership import TopicPartition
 from holdfast.model import Durability
 from holdfast.protocol import topics as wire
-from holdfast.protocol.messages import Said
+from holdfast.protocol.messages import PutSchedule, Said
 from holdfast.protocol.topics import Beat, KeepLock
 from holdfast.remote.client import Client, ask_of
 from holdfast.remote.records import RemoteBody, record_from
@@ -237,3 +238,22 @@ class RemoteKeptLock:
     def end(self) -> None:
         """Stop renewing it."""
         self._renewing.closed = True
+
+
+def put_schedule_of(request: ScheduleRequest, bodies: Bodies) -> PutSchedule:
+    """Return the schedule as it is sent."""
+    timing, message = request.timing, request.message
+    headers: Any = message.headers
+    return PutSchedule(
+        topic=request.topic,
+        body=bodies.encode(message.body),
+        key=None if message.key is None else str(message.key),
+        headers=dict(headers or {}),
+        priority=message.priority,
+        cron=timing.cron or None,
+        timezone=timing.timezone,
+        every=timing.every_ms / 1000 if timing.every_ms else None,
+        at=moment_at(timing.at_ms),
+        misfire=request.misfire,
+        jitter=request.jitter_ms / 1000,
+    )

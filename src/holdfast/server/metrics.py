@@ -18,7 +18,7 @@ import msgspec
 import holdfast
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.group import QueueGroup
-from holdfast.broker.metrics import Counter, Histogram, Metrics, Times, edge
+from holdfast.broker.metrics import Counter, Histogram, Metrics, edge
 from holdfast.broker.sampler import Ages
 from holdfast.broker.streams.queries import query_gauges
 from holdfast.broker.topic import Topic
@@ -166,14 +166,6 @@ GAUGES: Final = {
 }
 
 
-def sync_times(engine: BrokerEngine) -> Times:
-    """The durations of disk syncs of all open topics, each since it was opened."""
-    total = Histogram()
-    for topic in engine.open_topics():
-        total.merge(topic.metrics.sync_seconds)
-    return total.snapshot()
-
-
 class _Families:
     """The families of the engine's metrics, filled during one scrape."""
 
@@ -235,9 +227,19 @@ class EngineMetrics:
                 families.set([process], store_standby_lag_seconds=lag_s)
         yield from families
         fetched = 0 if engine.world.tier is None else engine.world.tier.fetched_bytes
-        yield _filled(counter("tier_moved_bytes", "Bytes of segments moved to the store."), engine.tiering.moved_bytes)
-        yield _filled(counter("tier_fetched_bytes", "Bytes of segments fetched from it."), fetched)
-        yield _filled(counter("trace_steps_lost", "Trace steps that could not be written."), engine.traces.log.lost)
+        schedules = engine.schedules()
+        for name, text, value in (
+            ("tier_moved_bytes", "Bytes of segments moved to the store.", engine.tiering.moved_bytes),
+            ("tier_fetched_bytes", "Bytes of segments fetched from it.", fetched),
+            ("trace_steps_lost", "Trace steps that could not be written.", engine.traces.log.lost),
+            ("schedules_fired", "Firings of schedules.", schedules.fired.value),
+            ("schedules_missed", "Dues of schedules that were missed.", schedules.missed.value),
+            ("schedules_failed", "Firings of schedules that failed and are tried again.", schedules.failed.value),
+        ):
+            yield _filled(counter(name, text), value)
+        lateness = times("schedules_lateness_seconds", "From when a schedule was to fire until it did.")
+        _SLOW.add(lateness, [], schedules.lateness_seconds)
+        yield lateness
 
     def _shown(self, topics: list[Topic]) -> tuple[dict[str, Topic], int]:
         """The topics that are shown, and the number of groups left out; a topic without groups counts as one."""

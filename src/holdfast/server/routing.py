@@ -96,7 +96,7 @@ Check: TypeAlias = Callable[["Call"], Awaitable[None]]
 
 Scope: TypeAlias = Literal["any", "all"]
 
-_NAMES: Final = ("queue", "topic", "name")  # the variables of a path that name a topic or a lock
+_NAMES: Final = ("queue", "topic", "name", "schedule")  # the variables of a path that name a topic or a lock
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):

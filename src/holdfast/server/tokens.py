@@ -94,7 +94,7 @@ class TokenEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 "`holdfast token new`"
             )
         if self.sha256 and not _DIGEST.fullmatch(self.sha256):
-            raise BadSettings("sha256 must be 64 of the digits 0 to 9 and a to f; `holdfast token new` makes it")
+            raise BadSettings("sha256 must be 64 of the digits 0 to 9 and a to f; `holdfast token new` creates it")
         if self.locks is not None and "lock" not in self.actions:
             raise BadSettings('locks has no effect without the action lock; write role = ["lock", ...]')
         if self.groups is not None and not self.actions & {"consume", "read", "admin"}:
@@ -384,10 +384,10 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
     def _refusal(self, action: RouteAction, name: str | None) -> str:
         if self.read_only and action != "read":
-            return f"this server is read-only: nobody may {action} through it"
+            return f"this server is read-only and refuses calls that need the right {action!r}"
         what = "lock" if action == "lock" else "topic"
         on = f"on every {what}" if name is None else f"on the {what} {name!r}"
-        return f"{self.name} may not {action} {on}; the token allows {self.allowed()}"
+        return f"{self.name} does not have the right {action!r} {on}; the token allows {self.allowed()}"
 
     def allowed(self) -> str:
         """A description of the caller's rights for error messages."""

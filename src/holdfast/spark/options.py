@@ -207,7 +207,7 @@ def refuse_unknown(given: Mapping[str, str], known: frozenset[str]) -> None:
             )
         if option.lower() not in names and not option.lower().startswith("spark."):
             near = get_close_matches(option.lower(), names, n=1)
-            meant = f'; did you mean "{names[near[0]]}"?' if near else f"; there are {', '.join(sorted(known))}"
+            meant = f'; did you mean "{names[near[0]]}"?' if near else f"; known ones: {', '.join(sorted(known))}"
             raise InvalidRequest(f'option "{option}" is not known{meant}')
 
 
@@ -282,8 +282,8 @@ class _Options:
         most = self.limit("maxOffsetsPerTrigger", _DEFAULT_OFFSETS)
         if most is not None and least > most:
             raise InvalidRequest(
-                f'option "minOffsetsPerTrigger" is {least}, and "maxOffsetsPerTrigger" is {most}: the least must not '
-                "be more than the most"
+                f'option "minOffsetsPerTrigger" is {least}, and "maxOffsetsPerTrigger" is {most}: the first must not '
+                "exceed the second"
             )
         return least
 

@@ -65,7 +65,7 @@ class DataFolder:
             return [name for name in names if pattern.matches(name)]
         for name in subscription.names:
             if name not in names and not (self.sees(name) and name in self._catalog):
-                there = f"there are {', '.join(names[:10])}" if names else "there is none yet"
+                there = f"known topics: {', '.join(names[:10])}" if names else "there is none yet"
                 raise UnknownTopic(f"there is no topic {name} in {self.path}; {there}")
         return list(subscription.names)
 

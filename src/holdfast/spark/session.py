@@ -1,4 +1,4 @@
-"""A Spark session that is ready to use, and `register` for any other session."""
+"""A Spark session that is ready to use, `register` for any other session, and what errors of Spark mean."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from holdfast.env.process import environment, set_variable
-from holdfast.errors import NotInstalled
+from holdfast.errors import BadSettings, HoldfastError, NotInstalled, PipelineFailed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -196,8 +196,20 @@ _ONE_MACHINE = re.compile(r"local(\[.*\])?")
 def session(app: str = "holdfast", master: str = "local[*]", **conf: Value) -> SparkSession:
     """The session of this process, or a new one, which can read and write `holdfast`. It finds Java by itself.
 
-    `conf` are settings of Spark, `session(**{"spark.driver.memory": "4g"})`, and override ours; None leaves a setting
-    to Spark. A running session is used as it is.
+        spark = session(**{"spark.driver.memory": "4g"})
+
+    A running session is used as it is.
+
+    Args:
+        app: The name of the application, in Spark's own pages.
+        master: Where Spark runs.
+        **conf: Settings of Spark, which override ours; None leaves a setting to Spark.
+
+    Returns:
+        The session.
+
+    Raises:
+        NotInstalled: Spark or Java is missing.
     """
     running = _running()
     if running is None:
@@ -209,7 +221,11 @@ def session(app: str = "holdfast", master: str = "local[*]", **conf: Value) -> S
 
 
 def register(spark: SparkSession) -> None:
-    """Register the source and sink `holdfast` with a session, classic or Connect."""
+    """Register the source and sink `holdfast` with a session, classic or Connect.
+
+    Args:
+        spark: The session.
+    """
     from holdfast.spark.source import HoldfastSource
 
     spark.dataSource.register(HoldfastSource)
@@ -261,3 +277,43 @@ def _start(app: str, master: str, conf: Mapping[str, Value]) -> SparkSession:
     for name, value in settings_for(None if server or submitted else chosen, conf).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+# How an error of ours looks after it has passed through Spark's Python workers.
+_OURS: Final = re.compile(r"holdfast\.errors\.(\w+): (.+)")
+_LAST: Final = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Full|Failed|Lost|Request)): (.+)$", re.MULTILINE)
+_STATE: Final = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
+
+
+def keep_pyspark_quiet() -> None:
+    """Keep PySpark from logging an error to stderr before it raises it."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
+
+
+def in_words(error: Exception, where: str) -> Exception:
+    """The error itself if it is one of ours; otherwise one with the cause in one sentence, without stack traces."""
+    if isinstance(error, HoldfastError | OSError | KeyboardInterrupt):
+        return error
+    from pyspark.errors import AnalysisException, ParseException, PySparkException
+
+    if not isinstance(error, PySparkException):
+        return PipelineFailed(f"{where}: {type(error).__name__}: {error}")
+    text = str(error)
+    ours = _OURS.search(text)
+    if ours is not None:
+        from holdfast import errors
+
+        kind = getattr(errors, ours[1], PipelineFailed)
+        words = f"{where}: {ours[2].strip().removeprefix(f'{where}: ')}"
+        try:
+            return kind(words)
+        except TypeError:  # it has other arguments
+            return PipelineFailed(words)
+    if isinstance(error, AnalysisException | ParseException):
+        return BadSettings(f"{where}: {_STATE.sub('', text).strip().splitlines()[0]}")
+    causes = _LAST.findall(text)
+    words = f"{causes[-1][0]}: {causes[-1][1]}" if causes else text.strip().splitlines()[0]
+    return PipelineFailed(f"{where}: {_STATE.sub('', words)}")

@@ -24,8 +24,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructField, StructType
 
 from holdfast.api.drafts import parse_duration
-from holdfast.broker.engine import BrokerEngine, folder_path
-from holdfast.broker.folder.layout import TOPICS, check_name
+from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.folder.layout import TOPICS, check_name, folder_path
 from holdfast.client.opening import is_address
 from holdfast.client.spark_commits import commit_there, is_shared
 from holdfast.config.settings_file import read_settings

@@ -66,7 +66,19 @@ class QueueKit:
     def drain(self, handler: Callable[[Message[Any]], object], *, advance: bool = False) -> Drained:
         """Run the handler for every ready message: ack if it returns, nack with the error if it raises.
 
-        With `advance`, time moves on to the next delayed or retried message, until nothing is left.
+            kit = QueueKit(max_attempts=2)
+            kit.queue.put(b"a job")
+            assert kit.drain(handle, advance=True).handled == 1
+
+        Args:
+            handler: Called with each message.
+            advance: Let time move on to the next delayed or retried message, until nothing is left.
+
+        Returns:
+            How many messages were handled, how many deliveries failed, and with which errors.
+
+        Raises:
+            RuntimeError: The handler keeps putting new messages, so that this would never end.
         """
         handled = 0
         errors: list[BaseException] = []
@@ -88,7 +100,11 @@ class QueueKit:
         )
 
     def power_cut(self) -> Queue[Any]:
-        """Simulate a power failure and reopen the queue: anything that was not synced may be lost."""
+        """Simulate a power failure and reopen the queue: anything that was not synced may be lost.
+
+        Returns:
+            The queue that is open now; `queue` is the same one.
+        """
         self._leave()
         self.disk = self.disk.cut(self._random)
         self._ids.reboot()
@@ -96,25 +112,38 @@ class QueueKit:
         return self.queue
 
     def kill(self) -> Queue[Any]:
-        """Simulate kill -9 of the process, then reopen the queue from another one."""
+        """Simulate kill -9 of the process, then reopen the queue from another one.
+
+        Returns:
+            The queue that is open now; `queue` is the same one.
+        """
         self._leave()
         self.disk = self.disk.kill()
         self.queue = self._open()
         return self.queue
 
     def reopen(self) -> Queue[Any]:
-        """Close the queue cleanly and open it again."""
+        """Close the queue cleanly and open it again.
+
+        Returns:
+            The queue that is open now; `queue` is the same one.
+        """
         self.clock.detach(port_of(self.queue).engine)
         self.queue.close()
         self.queue = self._open()
         return self.queue
 
     def aio(self) -> AsyncQueue[Any]:
-        """Return the async API of the same queue."""
+        """Open the async API of the same queue.
+
+        Returns:
+            The queue, for tasks. It is closed together with the kit's.
+        """
         port = port_of(self.queue)
         return queue_here_async(port.engine, port.queue_group, self._settings.get("body_type"), alone=True)
 
     def close(self) -> None:
+        """Close the queue that is open now."""
         if not self.queue.closed:
             self.clock.detach(port_of(self.queue).engine)
             self.queue.close()
@@ -172,7 +201,11 @@ class VirtualClock(ManualClock):
         self._moving = threading.RLock()
 
     def now(self) -> datetime:
-        """The current time on this clock."""
+        """The current time on this clock.
+
+        Returns:
+            The time, in UTC.
+        """
         return datetime.fromtimestamp(self.now_ns() / 1e9, UTC)
 
     def attach(self, attached: Attached) -> None:
@@ -185,7 +218,21 @@ class VirtualClock(ManualClock):
     def advance(
         self, *, seconds: float = 0, ms: int = 0, ns: int = 0, minutes: float = 0, hours: float = 0, days: float = 0
     ) -> None:
-        """Let time pass. Everything that becomes due on the way happens at its own time."""
+        """Let time pass. Everything that becomes due on the way happens at its own time.
+
+            kit.clock.advance(minutes=5)
+
+        Args:
+            seconds: Seconds.
+            ms: Milliseconds, added to that, as are all others.
+            ns: Nanoseconds.
+            minutes: Minutes.
+            hours: Hours.
+            days: Days.
+
+        Raises:
+            ValueError: The time is negative: use `step_wall` to set the clock back.
+        """
         left_ns = round(_in_seconds(seconds, minutes, hours, days) * 1e9) + ms * 1_000_000 + ns
         if left_ns < 0:
             raise ValueError("time does not run backwards; use step_wall for a clock that is set back")
@@ -202,7 +249,16 @@ class VirtualClock(ManualClock):
     def step_wall(
         self, *, seconds: float = 0, ms: int = 0, ns: int = 0, minutes: float = 0, hours: float = 0, days: float = 0
     ) -> None:
-        """Set the wall clock forward or back, as an administrator or NTP would; no time passes."""
+        """Set the wall clock forward or back, as an administrator or NTP would; no time passes.
+
+        Args:
+            seconds: Seconds; negative to set the clock back.
+            ms: Milliseconds, added to that, as are all others.
+            ns: Nanoseconds.
+            minutes: Minutes.
+            hours: Hours.
+            days: Days.
+        """
         super().step_wall(seconds=_in_seconds(seconds, minutes, hours, days), ms=ms, ns=ns)
 
     def settle(self) -> int | None:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from holdfast.api.aio.consumer import AsyncConsumer
     from holdfast.api.aio.ports import AsyncBrokerPort
     from holdfast.api.aio.producer import AsyncProducer
+    from holdfast.api.aio.schedules import AsyncSchedules
     from holdfast.api.listing import SearchPage
     from holdfast.broker.samples import Samples
     from holdfast.broker.streams import Reset
@@ -102,10 +103,8 @@ class AsyncBroker(Face):
             BadSettings: A setting is unknown or outside its limits.
         """
         body_type = self._body_type(body_type)
-        return AsyncOpening(
-            self._open_queue,
-            QueueRequest(name=name, body_type=body_type, settings=settings, changes=changes, create=create),
-        )
+        wanted = QueueRequest(name=name, body_type=body_type, settings=settings, changes=changes, create=create)
+        return AsyncOpening(self._open_queue, wanted)
 
     async def _open_queue(self, request: QueueRequest) -> AsyncQueue[Any]:
         Bodies(request.body_type)  # a bad type is refused before anything is created
@@ -122,14 +121,14 @@ class AsyncBroker(Face):
         Args:
             name: The name: letters, digits, dots, dashes and underscores.
             partitions: How many; 1 by default.
-            exist_ok: Accept that it exists already.
+            exist_ok: Accept that it already exists.
             **changes: Its settings by name, such as retention_hours=168.
 
         Returns:
             The topic's partitions, groups and settings.
 
         Raises:
-            TopicExists: It exists already, and `exist_ok` is False.
+            TopicExists: It already exists, and `exist_ok` is False.
             BadSettings: A setting is unknown or outside its limits.
         """
         check_topic_name(name)
@@ -308,12 +307,10 @@ class AsyncBroker(Face):
             DiskFull: The disk has no room for it.
         """
         message = stream_options(options)
-        return await self._port.upload(
-            topic,
-            StreamRequest(
-                stream=stream, message=message, size_hint=size_hint, partition=partition, durability=durability
-            ),
+        wanted = StreamRequest(
+            stream=stream, message=message, size_hint=size_hint, partition=partition, durability=durability
         )
+        return await self._port.upload(topic, wanted)
 
     async def read(
         self,
@@ -466,9 +463,7 @@ class AsyncBroker(Face):
         return await self._port.groups(None if topic is None else check_topic_name(topic))
 
     async def workers(self) -> list[WorkerInfo]:
-        """List the workers that have reported within the last hour.
-
-        Workers that have stopped, or have not reported for 30 seconds (`lost`), are listed for an hour.
+        """List the workers that have reported within the last hour, also if they have stopped or are `lost` since.
 
         Returns:
             The workers by name: what each is doing, and when it was last seen.
@@ -539,10 +534,9 @@ class AsyncBroker(Face):
             UnknownTopic: The topic does not exist.
             InvalidRequest: The group has active consumers, or `to` cannot be used.
         """
-        where = to_of(to)
+        where, dry_run = to_of(to), switch(dry_run, "dry_run")
         check_name(group, "group")
         check_topic_name(topic)
-        switch(dry_run, "dry_run")
         return await self._port.reset_offsets(group, topic, where, partition, dry_run=dry_run)
 
     async def trace(self, message_id: str) -> list[TraceStep]:
@@ -672,6 +666,13 @@ class AsyncBroker(Face):
     def documents(self) -> AsyncDocuments:
         """State documents, each a JSON value with a version."""
         return AsyncDocuments(self._port.locks())
+
+    @property
+    def schedules(self) -> AsyncSchedules:
+        """Messages that are published at certain times, once however many programs run."""
+        from holdfast.api.aio.schedules import AsyncSchedules  # few programs have any
+
+        return AsyncSchedules(self._port.schedules())
 
     async def sync(self) -> None:
         """Wait until everything done so far, including acks, is on disk.

@@ -29,6 +29,7 @@ from holdfast.settings import BrokerSettings, ConsumerSettings, TopicSettings
 if TYPE_CHECKING:
     from holdfast.api.aio.producer import AsyncProducer
     from holdfast.api.listing import SearchPage
+    from holdfast.api.schedules import Firing, Schedule, ScheduleRequest
     from holdfast.broker.metrics import Compacted, Observer, QueueStats
     from holdfast.broker.samples import Samples
     from holdfast.broker.streams import PartitionLag, Reset, ResetEffect, To
@@ -82,6 +83,9 @@ class AsyncBrokerPort(Protocol):
 
     def locks(self) -> AsyncLocksPort:
         """The locks and documents."""
+
+    def schedules(self) -> AsyncSchedulesPort:
+        """The schedules."""
 
     async def create_topic(
         self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
@@ -506,3 +510,28 @@ class AsyncLocksPort(Protocol):
 
     async def document_names(self) -> list[str]:
         """Return the names of all documents."""
+
+
+class AsyncSchedulesPort(Protocol):
+    """The schedules of a data folder."""
+
+    async def put(self, request: ScheduleRequest) -> Schedule:
+        """Create or change a schedule."""
+
+    async def get(self, name: str) -> Schedule | None:
+        """Return the schedule with this name, or None."""
+
+    async def all(self) -> list[Schedule]:
+        """Return all schedules by name."""
+
+    async def delete(self, name: str) -> bool:
+        """Delete the schedule. Returns False if it did not exist."""
+
+    async def pause(self, name: str, *, paused: bool) -> Schedule:
+        """Pause the schedule, or resume it."""
+
+    async def run_now(self, name: str) -> Firing:
+        """Publish its message now."""
+
+    async def next_dues(self, name: str, count: int) -> list[datetime]:
+        """Return when it falls due next."""

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from holdfast.api.sync.consumer import Consumer
     from holdfast.api.sync.ports import BrokerPort
     from holdfast.api.sync.producer import Producer
+    from holdfast.api.sync.schedules import Schedules
     from holdfast.broker.samples import Samples
     from holdfast.broker.streams import Reset
     from holdfast.broker.tracing import TraceStep
@@ -103,9 +104,8 @@ class Broker(Face):
             BadSettings: A setting is unknown or outside its limits.
         """
         body_type = self._body_type(body_type)
-        return self._open_queue(
-            QueueRequest(name=name, body_type=body_type, settings=settings, changes=changes, create=create),
-        )
+        wanted = QueueRequest(name=name, body_type=body_type, settings=settings, changes=changes, create=create)
+        return self._open_queue(wanted)
 
     def _open_queue(self, request: QueueRequest) -> Queue[Any]:
         Bodies(request.body_type)  # a bad type is refused before anything is created
@@ -122,14 +122,14 @@ class Broker(Face):
         Args:
             name: The name: letters, digits, dots, dashes and underscores.
             partitions: How many; 1 by default.
-            exist_ok: Accept that it exists already.
+            exist_ok: Accept that it already exists.
             **changes: Its settings by name, such as retention_hours=168.
 
         Returns:
             The topic's partitions, groups and settings.
 
         Raises:
-            TopicExists: It exists already, and `exist_ok` is False.
+            TopicExists: It already exists, and `exist_ok` is False.
             BadSettings: A setting is unknown or outside its limits.
         """
         check_topic_name(name)
@@ -308,12 +308,10 @@ class Broker(Face):
             DiskFull: The disk has no room for it.
         """
         message = stream_options(options)
-        return self._port.upload(
-            topic,
-            StreamRequest(
-                stream=stream, message=message, size_hint=size_hint, partition=partition, durability=durability
-            ),
+        wanted = StreamRequest(
+            stream=stream, message=message, size_hint=size_hint, partition=partition, durability=durability
         )
+        return self._port.upload(topic, wanted)
 
     def read(
         self,
@@ -464,9 +462,7 @@ class Broker(Face):
         return self._port.groups(None if topic is None else check_topic_name(topic))
 
     def workers(self) -> list[WorkerInfo]:
-        """List the workers that have reported within the last hour.
-
-        Workers that have stopped, or have not reported for 30 seconds (`lost`), are listed for an hour.
+        """List the workers that have reported within the last hour, also if they have stopped or are `lost` since.
 
         Returns:
             The workers by name: what each is doing, and when it was last seen.
@@ -537,10 +533,9 @@ class Broker(Face):
             UnknownTopic: The topic does not exist.
             InvalidRequest: The group has active consumers, or `to` cannot be used.
         """
-        where = to_of(to)
+        where, dry_run = to_of(to), switch(dry_run, "dry_run")
         check_name(group, "group")
         check_topic_name(topic)
-        switch(dry_run, "dry_run")
         return self._port.reset_offsets(group, topic, where, partition, dry_run=dry_run)
 
     def trace(self, message_id: str) -> list[TraceStep]:
@@ -670,6 +665,13 @@ class Broker(Face):
     def documents(self) -> Documents:
         """State documents, each a JSON value with a version."""
         return Documents(self._port.locks())
+
+    @property
+    def schedules(self) -> Schedules:
+        """Messages that are published at certain times, once however many programs run."""
+        from holdfast.api.sync.schedules import Schedules  # few programs have any
+
+        return Schedules(self._port.schedules())
 
     def sync(self) -> None:
         """Wait until everything done so far, including acks, is on disk.

@@ -28,6 +28,7 @@ from holdfast.settings import BrokerSettings, ConsumerSettings, TopicSettings
 
 if TYPE_CHECKING:
     from holdfast.api.listing import SearchPage
+    from holdfast.api.schedules import Firing, Schedule, ScheduleRequest
     from holdfast.api.sync.producer import Producer
     from holdfast.broker.metrics import Compacted, Observer, QueueStats
     from holdfast.broker.samples import Samples
@@ -80,6 +81,9 @@ class BrokerPort(Protocol):
 
     def locks(self) -> LocksPort:
         """The locks and documents."""
+
+    def schedules(self) -> SchedulesPort:
+        """The schedules."""
 
     def create_topic(
         self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
@@ -498,3 +502,28 @@ class LocksPort(Protocol):
 
     def document_names(self) -> list[str]:
         """Return the names of all documents."""
+
+
+class SchedulesPort(Protocol):
+    """The schedules of a data folder."""
+
+    def put(self, request: ScheduleRequest) -> Schedule:
+        """Create or change a schedule."""
+
+    def get(self, name: str) -> Schedule | None:
+        """Return the schedule with this name, or None."""
+
+    def all(self) -> list[Schedule]:
+        """Return all schedules by name."""
+
+    def delete(self, name: str) -> bool:
+        """Delete the schedule. Returns False if it did not exist."""
+
+    def pause(self, name: str, *, paused: bool) -> Schedule:
+        """Pause the schedule, or resume it."""
+
+    def run_now(self, name: str) -> Firing:
+        """Publish its message now."""
+
+    def next_dues(self, name: str, count: int) -> list[datetime]:
+        """Return when it falls due next."""

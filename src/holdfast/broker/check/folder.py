@@ -174,6 +174,7 @@ class LocksState(msgspec.Struct, frozen=True, kw_only=True):
 
     held: int = 0
     documents: int = 0
+    schedules: int = 0
     wrong: tuple[str, ...] = ()
 
 
@@ -247,10 +248,15 @@ def _replayed(world: World, part: FolderPart, log_start: int, end: int | None) -
 def locks_state(world: World, folder: str, end: int | None = None) -> LocksState:
     """Replay the journal of locks and documents, and check the resulting state."""
     try:
-        table, wrong = replayed_locks(world, folder, end)
+        found = replayed_locks(world, folder, end)
     except (OSError, HoldfastError) as error:
         return LocksState(wrong=(str(error),))
-    return LocksState(held=len(table.held), documents=len(table.documents), wrong=tuple(wrong[:_MOST_WRONG]))
+    return LocksState(
+        held=len(found.table.held),
+        documents=len(found.documents),
+        schedules=len(found.schedules),
+        wrong=tuple(found.wrong[:_MOST_WRONG]),
+    )
 
 
 def damaged_runs(world: World, part: FolderPart) -> Iterator[str]:

@@ -371,6 +371,7 @@ def _remove(disk: Disk, path: str) -> None:
 
 _NAME: Final = "dedup"
 _SAVE_EVERY_MS: Final = 3_600_000
+_FOREVER_MS: Final = 1 << 62
 _MERGE_EVERY_MS: Final = 60_000  # how often to retry while the disk has no room
 
 
@@ -435,8 +436,19 @@ class Duplicates:
                 partition.keep_for_dedup(Covered())  # keep the whole log: its ids are all that is left
             logger.error("dedup ids cannot be read", extra={"folder": self._folder, "error": str(error)})
 
-    def publish(self, number: int, partition: Partition, drafts: Sequence[Draft], manner: Manner) -> Publication:
-        """Store the drafts that duplicate neither an earlier message nor another draft of the same call."""
+    def publish(
+        self,
+        number: int,
+        partition: Partition,
+        drafts: Sequence[Draft],
+        manner: Manner,
+        *,
+        window_ms: int | None = None,
+    ) -> Publication:
+        """Store the drafts that duplicate neither an earlier message nor another draft of the same call.
+
+        `window_ms` is as for `DedupIndex.find`.
+        """
         now_ms = self._world.clock.now_ns() // 1_000_000
         fresh: list[Draft] = []
         known: dict[int, int] = {}  # index of a draft -> reference, or -1 - index of the fresh draft that it duplicates
@@ -445,7 +457,7 @@ class Duplicates:
             index = self._open()
             for i, draft in enumerate(drafts):
                 if draft.dedup_id is not None:
-                    found = index.find(draft.dedup_id, now_ms)
+                    found = index.find(draft.dedup_id, now_ms, window_ms=window_ms)
                     if found is not None and not self._is_lost(found):
                         known[i] = found
                         continue
@@ -481,6 +493,12 @@ class Duplicates:
                 place = Place(None, at) if due_at_ms else Place(at)
                 index.add(dedup_id, place_reference_of(place, number), now_ms)
             return at
+
+    def find(self, dedup_id: bytes) -> Place | None:
+        """Where the first message with this id is, however long ago that was; None if it is new, or lost."""
+        with self._lock:
+            found = self._open().find(dedup_id, 0, window_ms=_FOREVER_MS)
+            return None if found is None or self._is_lost(found) else first_place(found)
 
     def _add_duplicates(self, publication: Publication, known: dict[int, int], number: int, count: int) -> None:
         fresh = publication.places

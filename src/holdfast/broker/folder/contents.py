@@ -499,7 +499,7 @@ class Catalog:
         """Return what is recorded about a topic; defaults for a topic from before anything was recorded."""
         if name not in self:
             known = self.names()
-            there = f"there are {', '.join(known[:10])}" if known else "there is none yet"
+            there = f"known topics: {', '.join(known[:10])}" if known else "there is none yet"
             how = "Create it with create_topic, or in a shell with `holdfast topic create`"
             unknown = UnknownTopic(f"there is no topic {name} in {self._root}; {there}. {how}")
             unknown.brief = f"there is no topic {name}. {how}"

@@ -5,19 +5,21 @@ from __future__ import annotations
 import posixpath
 from binascii import b2a_base64
 from contextlib import closing
+from os import fspath
 from typing import Final, NamedTuple
 
 import msgspec
 
 from holdfast.checksum import crc32c
 from holdfast.env import World
-from holdfast.errors import ChecksumMismatch, InvalidRequest, NotAQueue
+from holdfast.errors import ChecksumMismatch, HoldfastError, InvalidRequest, NotALog, NotAQueue
 from holdfast.later import hashlib, pattern
-from holdfast.storage.files import LOCK, join, read_file
+from holdfast.storage.files import LOCK, join, open_error, read_file
 
 TOPICS: Final = "topics"
 GROUPS: Final = "groups"
 LOCKS: Final = "locks"
+SCHEDULE_PREFIX: Final = "schedule:"  # of the documents that hold schedules: users cannot give such names
 RESERVE: Final = "reserve"
 RESERVE_BYTES: Final = 1024 * 1024
 TIER: Final = "tier"  # segments that were fetched from the store that they have moved to
@@ -49,6 +51,27 @@ def is_store(place: object) -> bool:
         return False
     scheme, separator, _ = place.partition("://")
     return bool(separator) and scheme in STORE_SCHEMES
+
+
+def folder_path(folder: object, what: str = "the folder") -> str:
+    """The path as text, without a trailing slash. Raises InvalidRequest."""
+    try:
+        path: object = fspath(folder)  # type: ignore[call-overload]
+    except TypeError:
+        raise InvalidRequest(f"{what} must be a path, not {type(folder).__name__}") from None
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise InvalidRequest(f"{path!r} cannot be the path of a folder: name another")
+    return path if is_store(path) else path.rstrip("/") or "/"
+
+
+def opening_error(folder: str, error: OSError) -> HoldfastError:
+    """Return the error for a data folder, or a part of it, that cannot be opened."""
+    failure = open_error(folder, error)
+    if isinstance(failure, NotALog):
+        return NotAQueue(
+            f"cannot open {folder}: {error.strerror or error}; name a folder, or a path where one can be created"
+        )
+    return failure
 
 
 def store_of(world: World, folder: str) -> str | None:

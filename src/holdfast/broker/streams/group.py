@@ -533,7 +533,7 @@ class StreamGroups:
             if name in self.damaged:
                 raise self.damaged[name]
             if not create:
-                there = f"there are {', '.join(self.names()[:10])}" if self._groups else "there is none yet"
+                there = f"known groups: {', '.join(self.names()[:10])}" if self._groups else "there is none yet"
                 unknown = UnknownGroup(f"there is no group {name} in stream mode; {there}")
                 unknown.brief = f"there is no group {name} in stream mode"
                 raise unknown

@@ -420,7 +420,7 @@ def dump_command(
     limit: Annotated[int | None, option("--limit", "At most this many messages.", least=0)] = None,
     from_time: Annotated[
         str | None,
-        option("--from-time ISO", "Begin with the first message of this time (UTC) or later."),
+        option("--from-time ISO", "Begin with the first message at or after this time (UTC)."),
     ] = None,
     topic: Topic = None,
     partition: Annotated[int, option("--partition N", "The partition of the topic.", least=0)] = 0,

@@ -477,7 +477,7 @@ def search_command(
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Find messages in all queues, whatever their phase. Takes none of them. The console searches in the same way.
+    """Find messages in all queues, whatever their phase. Does not take them. The console's search works the same.
 
     A term is an id, key=VALUE, a header as NAME=VALUE, a field of a JSON body such as $.order.id=7, a time such as
     time=2026-11-17, time>2026-11-17T10:30 or age<1h, queue=TEXT, or any text. A term that begins with `where ` is a

@@ -397,7 +397,7 @@ def stats_command(
     watch: Annotated[bool, option("--watch", "Refresh until Ctrl-C.")] = False,
     every: Annotated[str, option("--every TIME", "How often to refresh, with --watch.")] = "2s",
     history: Annotated[
-        str | None, option("--history TIME", "Show the last 15m, 6h or so, up to 7d, as charts.")
+        str | None, option("--history TIME", "Show this much of the past as charts, such as 15m or 6h; at most 7d.")
     ] = None,
 ) -> int:
     """Count the messages of a queue by phase. Also shows its oldest message and the disk space it uses.
@@ -493,7 +493,11 @@ def _stats_table(found: dict[str, Any], paused: Pause | None) -> output.Table:
     if found["partitions"] > 1:  # the offsets are sums, which mean nothing
         facts.add_row("partitions", f"{found['partitions']:,}, with {count_of(end - start, 'message')} kept")
     else:
-        kept = f"{start} to {end - 1} are kept; all before {found['floor']} are settled" if end > start else "none yet"
+        kept = (
+            f"{start} to {end - 1} are kept; all messages before {found['floor']} are settled"
+            if end > start
+            else "none yet"
+        )
         facts.add_row("offsets", kept)
     facts.add_row("disk", f"{output.size(found['bytes'])} in {count_of(found['segments'], 'segment')}")
     return facts

@@ -260,7 +260,7 @@ def repair_queue(folder: str, *, part: str | None, dry_run: bool, backup: str | 
         _show_folder_plan(output.stdout(), plan)
     done = None
     if not plan.empty and not dry_run:
-        if not output.confirmed("Carry this out?", "a repair", yes=yes, as_json=as_json):
+        if not output.confirmed("Proceed?", "a repair", yes=yes, as_json=as_json):
             return output.NOT_DONE
         with output.progress("repairing", "bytes", shown=not as_json) as advance:
             done = repair_folder(folder, part=part, backup=backup, trust_folder=trusts_folders(), progress=advance)
@@ -360,7 +360,7 @@ def repair_command(
         return output.OK if dry_run or not plan.left else output.DAMAGED
     if not as_json:
         show_plan(output.stdout(), plan)
-    if not output.confirmed("Carry this out?", "a repair", yes=yes, as_json=as_json):
+    if not output.confirmed("Proceed?", "a repair", yes=yes, as_json=as_json):
         return output.NOT_DONE
     with _owned_above(folder), output.progress("repairing", "bytes", shown=not as_json) as advance:
         result = repair(folder, backup=backup, progress=advance, trust_folder=trusts_folders())

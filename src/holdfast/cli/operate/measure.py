@@ -257,7 +257,7 @@ def show(console: output.Console, diagnosis: Diagnosis) -> None:
     console.print(output.safe(diagnosis.folder))
     facts = output.facts_table()
     facts.add_row(
-        "holds", "a queue" if diagnosis.holds_queue else "a log" if diagnosis.holds_log else "no queue, no log"
+        "holds", "a queue" if diagnosis.holds_queue else "a log" if diagnosis.holds_log else "no queue or log"
     )
     facts.add_row("file system", diagnosis.file_system)
     facts.add_row("stores", "through a map" if diagnosis.maps else "with a system call each (no safe map here)")

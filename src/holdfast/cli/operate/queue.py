@@ -134,7 +134,9 @@ def seek_command(
     at: opening.QueueAt,
     to: Annotated[str | None, argument("start|end", "Move to the start or the end.")] = None,
     offset: Annotated[int | None, option("--offset", "Move to this offset.", least=0)] = None,
-    when: Annotated[str | None, option("--time ISO", "Move to the first message of this time, such as -1h.")] = None,
+    when: Annotated[
+        str | None, option("--time ISO", "Move to the first message at or after this time, such as -1h.")
+    ] = None,
     partition: opening.PartitionNumber = None,
     dry_run: opening.DryRun = False,
     yes: opening.Yes = False,

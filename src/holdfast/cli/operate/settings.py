@@ -386,7 +386,7 @@ def rm_command(name: Name, as_json: opening.AsJson = False) -> int:
     known.named(name)
     left = {each: profile for each, profile in known.profiles.items() if each != name}
     places.write(places.Profiles(use=None if known.use == name else known.use, profiles=left))
-    _say({"name": name, "removed": True}, f"{safe(name)} is forgotten", as_json=as_json)
+    _say({"name": name, "removed": True}, f"deleted {safe(name)}", as_json=as_json)
     return OK
 
 

@@ -101,9 +101,9 @@ def new_command(
         return OK
     if token is not None:
         say(token)
-        note(f"Save it now: it is not shown again. {safe(name)} may {_allowed(entry)}.")
+        note(f"Save it now: it is not shown again. Rights of {safe(name)}: {_allowed(entry)}.")
     else:
-        say(f"{safe(certificate or '')} may {_allowed(entry)}.")
+        say(f"Rights of {safe(certificate or '')}: {_allowed(entry)}.")
     return OK
 
 

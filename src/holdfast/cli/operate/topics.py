@@ -161,7 +161,7 @@ def _groups(folder: str, name: str, topic: str | None) -> list[GroupStanding]:
     if not found:
         names = sorted({group.name for group in everyone})
         where = f"in {folder}" if topic is None else f"on {topic} in {folder}"
-        there = f"there are {opening.some_of(names)}" if names else "there is none yet"
+        there = f"known groups: {opening.some_of(names)}" if names else "there is none yet"
         raise UnknownGroup(f"there is no group {name} {where}; {there}")
     return found
 
@@ -313,7 +313,7 @@ def topic_create_command(
     if as_json:
         output.print_json({"topic": name, "made": made, "partitions": count})
     else:
-        output.say(f"{'created' if made else 'exists already:'} {name}, {count_of(count, 'partition')}")
+        output.say(f"{'created' if made else 'already exists:'} {name}, {count_of(count, 'partition')}")
     return output.OK
 
 

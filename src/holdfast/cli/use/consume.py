@@ -420,7 +420,7 @@ def _functions_of(module: Any) -> str:
         for name, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
     ]
-    return f"; its functions are {opening.some_of(names)}" if names else "; it has no function at all"
+    return f"; its functions are {opening.some_of(names)}" if names else "; it has no functions"
 
 
 def _seconds(text: str | None, name: str) -> float | None:

@@ -391,7 +391,7 @@ def extend_command(
     ] = None,
     state: StateOption = None,
 ) -> int:
-    """Extend the lease of messages. Use it while the work takes longer than expected.
+    """Extend the lease of messages. Use it if the work takes longer than expected.
 
     Examples:
         holdfast extend jobs jobs-0-17@1 --lease 10m
@@ -463,5 +463,5 @@ def _sentence(facts: dict[str, Any]) -> str:
     if facts["until_ms"] is not None:
         when = output.seconds_text(to_datetime(facts["until_ms"] * 1_000_000))
         return f"{text}: {'yours until' if facts['phase'] == 'leased' else 'ready again at'} {when} UTC"
-    rest = {"dead": ": it is with the dead letters now", "ready": ": it is ready again"}
+    rest = {"dead": ": it is now a dead letter", "ready": ": it is ready again"}
     return f"{text}{rest.get(facts['phase'], '')}"

@@ -349,7 +349,7 @@ def _document(place: str, name: str) -> holdfast.Document | None:
         with opened_broker(place) as broker:
             return broker.documents.get(name)
     topics_of(place)
-    found = replayed_locks(real_world(), place).table.documents.get(name)
+    found = replayed_locks(real_world(), place).documents.get(name)
     return None if found is None else document_from(name, found)
 
 
@@ -360,8 +360,8 @@ def _documents(place: str) -> list[tuple[holdfast.Document, int]]:
             documents = [broker.documents.get(name) for name in broker.documents.list()]
             return [(each, len(msgspec.json.encode(each.value))) for each in documents if each is not None]
     topics_of(place)
-    found = sorted(replayed_locks(real_world(), place).table.documents.items())
-    return [(document_from(name, content), len(content.content)) for name, content in found]
+    found = replayed_locks(real_world(), place).documents
+    return [(document_from(name, content), len(content.content)) for name, content in found.items()]
 
 
 def _document_facts(document: holdfast.Document, **more: Any) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class SharedOptions(NamedTuple):
     ] = 0
 
 
-_NO_OPTIONS: Final = SharedOptions()
+NO_OPTIONS: Final = SharedOptions()
 
 
 class Item(NamedTuple):
@@ -203,14 +203,12 @@ def put_command(
     lines: Annotated[bool, option("--lines", "Put each line of stdin, or of the files, as a message.")] = False,
     jsonl: Annotated[bool, option("--jsonl", "Each line is a message as JSON; see `holdfast help json`.")] = False,
     key: Annotated[str | None, option("--key", "The key of the messages.")] = None,
-    shared: SharedOptions = _NO_OPTIONS,
+    shared: SharedOptions = NO_OPTIONS,
     delay: Annotated[str | None, option("--delay TIME", "Deliver after this time, such as 30s, 1h30m or 7d.")] = None,
     due: Annotated[
         str | None, option("--due ISO", "Deliver at this time, such as 2026-01-31T12:00:00Z or +1h.")
     ] = None,
-    ttl: Annotated[
-        str | None, option("--ttl TIME", "Drop the messages if nobody has taken them after this time.")
-    ] = None,
+    ttl: Annotated[str | None, option("--ttl TIME", "Drop the messages if nobody takes them within this time.")] = None,
     dedup_id: Annotated[
         str | None, option("--dedup-id", "Store the message only once, however often it is put.")
     ] = None,
@@ -378,7 +376,7 @@ def produce_command(
     key_separator: Annotated[
         str | None, option("--key-separator TEXT", r"Split each line here: the key, then the body.")
     ] = None,
-    shared: SharedOptions = _NO_OPTIONS,
+    shared: SharedOptions = NO_OPTIONS,
     partition: Annotated[int | None, option("--partition N", "Publish to this partition.", least=0)] = None,
     acks: Annotated[
         Literal["none", "leader", "all"] | None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
+from datetime import datetime
 from functools import cached_property, partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -44,12 +45,15 @@ if TYPE_CHECKING:
     from holdfast import locking
     from holdfast.api.aio.producer import AsyncProducer
     from holdfast.api.listing import SearchPage
+    from holdfast.api.schedules import Firing, Schedule, ScheduleRequest
     from holdfast.broker.locks import Decided, FolderLocks
     from holdfast.local import locks as lock_views
+    from holdfast.local import schedules as schedule_views
     from holdfast.storage.compaction import KeysCompacted
-else:  # few programs lock anything
+else:  # few programs lock anything, or have schedules
     locking = module("holdfast.locking")
     lock_views = module("holdfast.local.locks")
+    schedule_views = module("holdfast.local.schedules")
 
 
 _Served = TypeVar("_Served")  # async only
@@ -129,6 +133,10 @@ class AsyncLocalBrokerPort(LocalBroker):
     def locks(self) -> AsyncLocalLocksPort:
         """The locks and documents."""
         return AsyncLocalLocksPort(self.engine)
+
+    def schedules(self) -> AsyncLocalSchedulesPort:
+        """The schedules."""
+        return AsyncLocalSchedulesPort(self.engine, self.bodies)
 
     async def create_topic(
         self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
@@ -475,6 +483,41 @@ class AsyncLocalLocksPort:
         """Wait until a decision is on disk: until then no caller may learn of it, refused or not."""
         if decided.appended is not None:
             await locks.journal.log.wait_async(decided.appended)
+
+
+# Schedules of an engine in this process.
+
+
+class AsyncLocalSchedulesPort:
+    """The schedules of a data folder that this process owns."""
+
+    def __init__(self, engine: BrokerEngine, bodies: Bodies) -> None:
+        self.engine = engine
+        self._bodies = bodies
+
+    async def put(self, request: ScheduleRequest) -> Schedule:
+        return await aside(schedule_views.put_schedule, self.engine, self._bodies, request)
+
+    async def get(self, name: str) -> Schedule | None:
+        await require_current_async(self.engine)
+        return await aside(schedule_views.get_schedule, self.engine, name)
+
+    async def all(self) -> list[Schedule]:
+        await require_current_async(self.engine)
+        return await aside(schedule_views.all_schedules, self.engine)
+
+    async def delete(self, name: str) -> bool:
+        return await aside(self.engine.schedules().delete, name)
+
+    async def pause(self, name: str, *, paused: bool) -> Schedule:
+        return await aside(schedule_views.pause_schedule, self.engine, name, paused=paused)
+
+    async def run_now(self, name: str) -> Firing:
+        return await aside(schedule_views.run_schedule, self.engine, name)
+
+    async def next_dues(self, name: str, count: int) -> list[datetime]:
+        await require_current_async(self.engine)
+        return await aside(schedule_views.next_dues, self.engine, name, count)
 
 
 # What is in a folder, opened here, for tasks.

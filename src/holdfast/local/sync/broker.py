@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
+from datetime import datetime
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
@@ -39,13 +40,16 @@ from holdfast.storage.view import OnDamage
 if TYPE_CHECKING:
     from holdfast import locking
     from holdfast.api.listing import SearchPage
+    from holdfast.api.schedules import Firing, Schedule, ScheduleRequest
     from holdfast.api.sync.producer import Producer
     from holdfast.broker.locks import Decided, FolderLocks
     from holdfast.local import locks as lock_views
+    from holdfast.local import schedules as schedule_views
     from holdfast.storage.compaction import KeysCompacted
-else:  # few programs lock anything
+else:  # few programs lock anything, or have schedules
     locking = module("holdfast.locking")
     lock_views = module("holdfast.local.locks")
+    schedule_views = module("holdfast.local.schedules")
 
 
 class LocalBrokerPort(LocalBroker):
@@ -84,6 +88,10 @@ class LocalBrokerPort(LocalBroker):
     def locks(self) -> LocalLocksPort:
         """The locks and documents."""
         return LocalLocksPort(self.engine)
+
+    def schedules(self) -> LocalSchedulesPort:
+        """The schedules."""
+        return LocalSchedulesPort(self.engine, self.bodies)
 
     def create_topic(
         self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
@@ -416,6 +424,41 @@ class LocalLocksPort:
         """Wait until a decision is on disk: until then no caller may learn of it, refused or not."""
         if decided.appended is not None:
             locks.journal.log.wait(decided.appended)
+
+
+# Schedules of an engine in this process.
+
+
+class LocalSchedulesPort:
+    """The schedules of a data folder that this process owns."""
+
+    def __init__(self, engine: BrokerEngine, bodies: Bodies) -> None:
+        self.engine = engine
+        self._bodies = bodies
+
+    def put(self, request: ScheduleRequest) -> Schedule:
+        return schedule_views.put_schedule(self.engine, self._bodies, request)
+
+    def get(self, name: str) -> Schedule | None:
+        require_current(self.engine)
+        return schedule_views.get_schedule(self.engine, name)
+
+    def all(self) -> list[Schedule]:
+        require_current(self.engine)
+        return schedule_views.all_schedules(self.engine)
+
+    def delete(self, name: str) -> bool:
+        return self.engine.schedules().delete(name)
+
+    def pause(self, name: str, *, paused: bool) -> Schedule:
+        return schedule_views.pause_schedule(self.engine, name, paused=paused)
+
+    def run_now(self, name: str) -> Firing:
+        return schedule_views.run_schedule(self.engine, name)
+
+    def next_dues(self, name: str, count: int) -> list[datetime]:
+        require_current(self.engine)
+        return schedule_views.next_dues(self.engine, name, count)
 
 
 # What is in a folder, opened here, for threads.

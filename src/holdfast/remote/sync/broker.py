@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -13,6 +14,7 @@ from holdfast.api.contents import Contents
 from holdfast.api.drafts import Bodies, NewMessage, PublishRequest, Stored, StreamRequest, kind_of
 from holdfast.api.listing import SearchPage
 from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
+from holdfast.api.schedules import Firing, Schedule, ScheduleRequest
 from holdfast.api.sync.producer import Producer
 from holdfast.api.topics import (
     GroupInfo,
@@ -48,9 +50,17 @@ from holdfast.model import BodyKind, Durability, Retained
 from holdfast.producing.core import producer_settings
 from holdfast.protocol import topics as wire
 from holdfast.protocol.media import JSON
-from holdfast.protocol.messages import CreateQueue, SearchAnswer
+from holdfast.protocol.messages import CreateQueue, NextDues, ScheduleDeleted, ScheduleList, SearchAnswer
 from holdfast.protocol.topics import Steps, WorkersOrdered, WorkersTold
-from holdfast.remote.broker import MOST_READ, RemoteBroker, RemoteKeptLock, plain, reset_of, resets_from
+from holdfast.remote.broker import (
+    MOST_READ,
+    RemoteBroker,
+    RemoteKeptLock,
+    plain,
+    put_schedule_of,
+    reset_of,
+    resets_from,
+)
 from holdfast.remote.client import Calls, Client, RemoteProducerPort
 from holdfast.remote.records import contents_from, publish_stream, search_page_from
 from holdfast.remote.sync.consumer import RemoteConsumerPort
@@ -180,6 +190,10 @@ class RemoteBrokerPort(RemoteBroker):
     def locks(self) -> RemoteLocksPort:
         """The locks and documents."""
         return RemoteLocksPort(self.client)
+
+    def schedules(self) -> RemoteSchedulesPort:
+        """The schedules."""
+        return RemoteSchedulesPort(self.client, self.bodies)
 
     def create_topic(
         self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
@@ -467,3 +481,44 @@ class RemoteLocksPort:
 
 def _path(lease_id: str, verb: str) -> str:
     return path_of("locks", parse_lease(lease_id).name, verb)
+
+
+class RemoteSchedulesPort:
+    """The schedules of a server."""
+
+    def __init__(self, client: Client, bodies: Bodies) -> None:
+        self._calls = Calls(client)
+        self._bodies = bodies
+
+    def put(self, request: ScheduleRequest) -> Schedule:
+        body = put_schedule_of(request, self._bodies)
+        schedule: Schedule = self._calls.ask("PUT", path_of("schedules", request.name), Schedule, body)
+        return schedule
+
+    def get(self, name: str) -> Schedule | None:
+        try:
+            found: Schedule = self._calls.ask("GET", path_of("schedules", name), Schedule)
+        except NotFound:
+            return None
+        return found
+
+    def all(self) -> list[Schedule]:
+        found: ScheduleList = self._calls.ask("GET", path_of("schedules"), ScheduleList)
+        return found.schedules
+
+    def delete(self, name: str) -> bool:
+        done: ScheduleDeleted = self._calls.ask("DELETE", path_of("schedules", name), ScheduleDeleted)
+        return done.deleted
+
+    def pause(self, name: str, *, paused: bool) -> Schedule:
+        path = path_of("schedules", name, "pause" if paused else "resume")
+        schedule: Schedule = self._calls.ask("POST", path, Schedule)
+        return schedule
+
+    def run_now(self, name: str) -> Firing:
+        firing: Firing = self._calls.ask("POST", path_of("schedules", name, "run"), Firing, again=False)
+        return firing
+
+    def next_dues(self, name: str, count: int) -> list[datetime]:
+        found: NextDues = self._calls.ask("GET", path_of("schedules", name, "next", count=count), NextDues)
+        return found.times

@@ -83,7 +83,7 @@ async def existing_group(call: Call) -> ServedGroup:
     info = await call.service.port.describe_topic(check_readable_name(queue))
     if group not in info.groups:
         there = ", ".join(visible_topic(call, info).groups) or "none"
-        raise UnknownGroup(f"{queue} has no group {group} in queue mode; there are: {there}")
+        raise UnknownGroup(f"{queue} has no group {group} in queue mode; known groups: {there}")
     return await call.service.group(queue, group)
 
 

@@ -195,7 +195,7 @@ def _whole(value: float) -> str:
 
 _RATES: Final = _Plan(
     "Messages per second",
-    (("published_rate", "came in", "into"), ("handled_rate", "handled", "out"), ("failed_rate", "failed", "failed")),
+    (("published_rate", "published", "into"), ("handled_rate", "handled", "out"), ("failed_rate", "failed", "failed")),
     rate,
 )
 _READY: Final = _Plan("Ready", (("ready", "ready", "into"),), _whole)

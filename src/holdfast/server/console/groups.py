@@ -1,4 +1,4 @@
-"""Pages of groups, with their lag; of workers, with their leases; of locks and documents."""
+"""Pages of groups, with their lag; of workers, with their leases; of locks and documents; of schedules."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from holdfast.local.group import until_ms
 from holdfast.protocol.messages import Wire
 from holdfast.server.api.admin import waiters_by_group, workers_shown
 from holdfast.server.api.groups import _facts, _offsets, is_shown
+from holdfast.server.api.schedules import may_change, sees
 from holdfast.server.console.overview import OLD_S
-from holdfast.server.console.rendering import SHOWN_BYTES, base_of, page, render
+from holdfast.server.console.rendering import SHOWN_BYTES, base_of, page, payload, render
 from holdfast.server.http.messages import Response
 from holdfast.server.service import Call
 
@@ -212,4 +213,32 @@ async def locks(call: Call) -> Response:
         left_out=max(len(held) - _MOST, 0) + max(len(names) - _MOST, 0),
         document=document,
         text=text,
+    )
+
+
+class SchedulesQuery(Wire, kw_only=True):
+    """The schedules to list, and the one to show in full."""
+
+    name: Annotated[str, Meta(max_length=200)] = ""
+    schedule: Annotated[str, Meta(max_length=200)] = ""
+
+
+@page("/ui/schedules", scope="any", query=SchedulesQuery)
+async def schedules(call: Call) -> Response:
+    """Schedules: when each is due next, its last firings, and those that were missed."""
+    query: SchedulesQuery = call.query
+    port = call.service.schedules
+    seen = [each for each in await port.all() if sees(call, each)]
+    shown = next((each for each in seen if each.name == query.schedule), None)
+    rows = [each for each in seen if query.name in each.name]
+    return render(
+        call,
+        "schedules.html",
+        query=query,
+        rows=rows[:_MOST],
+        left_out=max(len(rows) - _MOST, 0),
+        may_change={each.name: may_change(call, each) for each in rows},
+        shown=shown,
+        text="" if shown is None else payload(shown.body).text,
+        next_dues=[] if shown is None else await port.next_dues(shown.name, _SOME),
     )

@@ -14,6 +14,7 @@ from holdfast.api.topics import GroupInfo
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.group import QueueGroup
+from holdfast.broker.metrics import Histogram, Times
 from holdfast.broker.streams import lag_of
 from holdfast.broker.topic import Topic
 from holdfast.config.settings_file import DEFAULT, Effective, Origin, Setting
@@ -28,7 +29,6 @@ from holdfast.server.audit import Act, Audit, is_routine
 from holdfast.server.console.charts import NO_FLOW, RANGES, Flow, Range, Spark, charts_of, flow_of, spark_of
 from holdfast.server.console.rendering import age, base_of, count, page, render, size
 from holdfast.server.http.messages import Response
-from holdfast.server.metrics import sync_times
 from holdfast.server.routing import Routes
 from holdfast.server.service import Call, Service
 from holdfast.settings import BrokerSettings
@@ -396,6 +396,14 @@ def _disk(call: Call) -> dict[str, Any]:
         "tiered_bytes": tiered_bytes(segments),
         "traces_lost": engine.traces.log.lost,
     }
+
+
+def sync_times(engine: BrokerEngine) -> Times:
+    """The durations of disk syncs of all open topics, each since it was opened."""
+    total = Histogram()
+    for topic in engine.open_topics():
+        total.merge(topic.metrics.sync_seconds)
+    return total.snapshot()
 
 
 _MOST_ACTS: Final = 500

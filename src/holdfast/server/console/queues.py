@@ -276,7 +276,7 @@ async def group_for(call: Call, name: str | None) -> ServedGroup | None:
             if not groups:
                 return None
         if name not in groups:
-            raise NotFound(f"{topic} has no group {name} in queue mode; there are: {', '.join(groups) or 'none'}")
+            raise NotFound(f"{topic} has no group {name} in queue mode; known groups: {', '.join(groups) or 'none'}")
     return await call.service.group(topic, name)
 
 
@@ -401,7 +401,7 @@ def looked_up(look: Callable[[LocalGroup, str], Found | None], group: ServedGrou
 
 _MOST_GROUPS: Final = 200
 _SPANS: Final = 24  # columns of the small chart of a kind
-_PATIENCE_NS: Final = 150_000_000  # counting goes on at the next visit after this long
+_PATIENCE_NS: Final = 80_000_000  # counting goes on at the next visit after this long
 _CUT: Final = 200  # an error of this length was cut
 _DETAIL: Final = r"""(?:0x[0-9a-fA-F]+|'[^']*'|"[^"]*"|[0-9]+|…)"""
 _MOST_PARTS: Final = 12  # keeps conditions short: errors that differ only after this many parts count as the same

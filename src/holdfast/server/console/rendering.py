@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote, urlencode
 import msgspec
 
 import holdfast
+from holdfast.api.schedules import Schedule
 from holdfast.delivery.where import headline
 from holdfast.errors import NotFound, NotInstalled
 from holdfast.large import LargeValue
@@ -66,6 +67,7 @@ def environment() -> Environment:
         "size": size,
         "rate": rate,
         "moment": moment,
+        "timing": timing,
         "value_text": value_text,
         "reason": reason,
         "headline": headline,
@@ -82,7 +84,7 @@ def render(call: Call, template: str, *, status: int = 200, **facts: Any) -> Res
     principal = call.principal
     if call.request.header(ONLY_LOOKS):
         principal = msgspec.structs.replace(principal, read_only=True)
-        rights = [name for name in ("may_here", "may_seek", "may_order") if name in facts]
+        rights = [name for name in ("may_here", "may_seek", "may_order", "may_change") if name in facts]
         facts |= {name: dict.fromkeys(facts[name], False) for name in rights}
     if principal.may("read"):
         facts["tokens_problem"] = call.service.tokens_problem()
@@ -142,6 +144,7 @@ def navigation(principal: Principal | None, settings: ServerSettings, path: str)
         ("/ui", "Queues", "o", True),
         ("/ui/groups", "Groups", "g", True),
         ("/ui/workers", "Workers", "w", True),
+        ("/ui/schedules", "Schedules", "s", may("read")),
         ("/ui/pipelines", "Pipelines", "p", settings.lake is not None and may_read_all),
         ("/ui/locks", "Locks", "l", may("lock")),
         ("/ui/health", "Health", "h", may_read_all),
@@ -337,6 +340,15 @@ def moment(value: datetime | int) -> str:
     """A time in UTC to the millisecond, from a datetime or from nanoseconds."""
     found = datetime.fromtimestamp(value / 1e9, UTC) if isinstance(value, int) else value.astimezone(UTC)
     return f"{found:%Y-%m-%d %H:%M:%S}.{found.microsecond // 1000:03d}Z"
+
+
+def timing(schedule: Schedule) -> str:
+    """When a schedule is due, in a few words."""
+    if schedule.cron is not None:
+        return schedule.cron if schedule.timezone == "UTC" else f"{schedule.cron} {schedule.timezone}"
+    if schedule.every:
+        return f"every {age(schedule.every)}"
+    return "once" if schedule.at is None else f"once, {moment(schedule.at)}"
 
 
 class ShownPayload(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import posixpath
-import re
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib.util import module_from_spec, spec_from_file_location
 from inspect import isfunction
 from os import PathLike, fspath
 from signal import SIGINT, getsignal, signal
-from sys import modules
 from threading import Event, Lock, Thread, current_thread, main_thread
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import yaml
 
 from holdfast.env import World, real_world
-from holdfast.errors import BadSettings, HoldfastError, InvalidRequest, PipelineFailed
+from holdfast.errors import BadSettings, InvalidRequest
 from holdfast.spark.pipelines.checkpoint import check_fit, end_run, forget, held, is_half_forgotten, note_run, without
-from holdfast.spark.pipelines.python import marked
+from holdfast.spark.pipelines.python import executed, marked
 from holdfast.spark.pipelines.spec import (
     Context,
     Expectation,
@@ -41,6 +36,8 @@ from holdfast.spark.pipelines.spec import (
     meant,
     read_options,
 )
+from holdfast.spark.pipelines.stores import check_reachable, tables_at
+from holdfast.spark.session import in_words, keep_pyspark_quiet
 from holdfast.storage.files import read_file
 
 if TYPE_CHECKING:
@@ -77,61 +74,12 @@ def _check_keys(node: Any, looked_at: set[int]) -> None:
     keys = set()
     for key, value in node.value:
         if isinstance(key, yaml.ScalarNode) and key.value in keys:
-            raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} appears twice", key.start_mark)
         keys.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
         _check_keys(value, looked_at)
 
 
-_HEAD: Final = """\
-# Pipelines: `holdfast pipeline run {name} --config {file}`, and `holdfast pipeline plan` to see what that would do.
-# Paths are relative to this file.
-folder: data                    # the data folder with the topics
-lake: lake                      # where tables go; checkpoints are in lake/_checkpoints
-# file: my_pipelines.py         # functions of your own; see `holdfast pipeline new NAME --python`
-
-pipelines:
-"""
-
-PYTHON: Final = '''\
-"""Your own pipelines: functions from rows to rows. Name this file in the YAML with `file: {file}`."""
-
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as f
-
-from holdfast.spark import pipeline
-
-
-# It is called with the new rows of its source, batch by batch; what it returns goes to the table lake/{name}.
-# A batch that was cut short is done again from the beginning, so it should do nothing else than return rows.
-@pipeline(
-    source="orders-silver",  # the pipeline whose table it reads
-    name="{name}",
-    expect=[{{"name": "has_country", "check": "country IS NOT NULL", "on_fail": "quarantine"}}],
-    # partition_by=["country"],  # the folders of the table; by default the day, where there is a column dt
-)
-def {function}(rows: DataFrame) -> DataFrame:
-    return rows.withColumn("country", f.upper("country"))
-'''
-
-
-def yaml_template(name: str, kind: str, file: str) -> str:
-    """A YAML file with one pipeline of this kind."""
-    return f"{_HEAD.format(name=name, file=file)}{entry(name, kind)}"
-
-
-def entry(name: str, kind: str) -> str:
-    """An entry for `pipelines:` in an existing file."""
-    key = name if yaml.safe_load(name) == name else f'"{name}"'  # "on" and "2024" are no names to YAML
-    return f"  {key}:\n{kind_named(kind).template}"
-
-
-def python_template(name: str, file: str) -> str:
-    """A Python file with one function."""
-    function = "".join(c if c.isalnum() else "_" for c in name)
-    return PYTHON.format(name=name, file=file, function=function if not function[:1].isdigit() else f"_{function}")
-
-
-_KEYS: Final = ("folder", "lake", "file", "pipelines")
+_KEYS: Final = ("folder", "lake", "checkpoints", "file", "pipelines")
 
 
 def read_project(path: str | PathLike[str], world: World | None = None) -> Project:
@@ -170,6 +118,11 @@ def project_of(document: dict[Any, Any], where: str) -> Project:
         if not isinstance(value, str) or not value:
             raise BadSettings(f"{where}: {key} is missing: name {said}")
         paths[key] = from_home(home, value)
+    checkpoints = document.get("checkpoints")
+    if checkpoints is not None:
+        if not isinstance(checkpoints, str) or not checkpoints:
+            raise BadSettings(f"{where}: checkpoints must be the name of a folder")
+        paths["checkpoints"] = posixpath.normpath(posixpath.join(home, checkpoints))
     found = _own(document.get("file"), home, where)
     entries = document.get("pipelines") or {}
     if not isinstance(entries, dict):
@@ -177,7 +130,7 @@ def project_of(document: dict[Any, Any], where: str) -> Project:
     pipelines = {spec.name: spec for value in found.values() if (spec := marked(value)) is not None}
     for name, entry in entries.items():
         if not isinstance(name, str):
-            raise BadSettings(f"{where}: YAML reads the name of a pipeline as {name!r}: put it into quotes")
+            raise BadSettings(f"{where}: YAML reads the name of a pipeline as {name!r}: put it in quotes")
         pipelines[name] = _spec(name, entry, found, where)
     if not pipelines:
         raise BadSettings(f"{where}: it declares no pipelines: add one below pipelines")
@@ -212,20 +165,20 @@ def _own(file: Any, home: str, where: str) -> dict[str, Any]:
         return {}
     if not isinstance(file, str):
         raise BadSettings(f"{where}: file must be the name of a Python file")
-    module = _executed(posixpath.join(home, file), where)
+    module = executed(posixpath.join(home, file), where)
     own = {name: value for name, value in vars(module).items() if isfunction(value)}
     return {name: value for name, value in own.items() if marked(value) or value.__module__ == module.__name__}
 
 
 def _from_python(path: str) -> Project:
 
-    made = [value for value in vars(_executed(path, path)).values() if isinstance(value, Pipeline)]
+    made = [value for value in vars(executed(path, path)).values() if isinstance(value, Pipeline)]
     if not made:
         raise BadSettings(f"{path}: it creates no Pipeline: orders = Pipeline.land('orders', folder=..., lake=...)")
     first = made[0].project
     pipelines: dict[str, Spec] = {}
     for each in made:
-        if (each.project.folder, each.project.lake) != (first.folder, first.lake):
+        if _places(each.project) != _places(first):
             raise BadSettings(f"{path}: all pipelines of a file must have the same folder and the same lake")
         for name, spec in each.project.pipelines.items():
             if pipelines.setdefault(name, spec) != spec:
@@ -235,30 +188,13 @@ def _from_python(path: str) -> Project:
                 )
     home = posixpath.dirname(path)
     folder, lake = (from_home(home, each) for each in (first.folder, first.lake))
-    return check_project(Project(folder=folder, lake=lake, pipelines=pipelines, where=path))
+    checkpoints = None if first.checkpoints is None else posixpath.normpath(posixpath.join(home, first.checkpoints))
+    project = Project(folder=folder, lake=lake, checkpoints=checkpoints, pipelines=pipelines, where=path)
+    return check_project(project)
 
 
-def _executed(path: str, where: str) -> ModuleType:
-    spec = spec_from_file_location("holdfast_user_pipelines", path)
-    if spec is None or spec.loader is None:
-        raise BadSettings(f"{where}: {path} is not a Python file: name one that ends in .py")
-    module = module_from_spec(spec)
-    modules[module.__name__] = module  # dataclasses look for it there
-    try:
-        spec.loader.exec_module(module)
-    except HoldfastError:
-        raise
-    except FileNotFoundError:
-        raise BadSettings(f"{where}: there is no file {path}: create it, or correct the name") from None
-    except Exception as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-        line = f", line {lines[-1]}" if lines else ""
-        raise BadSettings(f"{path}{line}: {type(error).__name__}: {error}") from None
-    finally:
-        del modules[
-            module.__name__
-        ]  # so that Spark sends functions to its workers by value: they cannot import the module
-    return module
+def _places(project: Project) -> tuple[str, str, str | None]:
+    return project.folder, project.lake, project.checkpoints
 
 
 _LAYERS = {"land": "land", "refine": "silver", "aggregate": "gold"}
@@ -273,11 +209,34 @@ class Pipeline:
 
     @classmethod
     def of(
-        cls, kind: str, name: str, *, folder: str | PathLike[str], lake: str | PathLike[str], **options: Any
+        cls,
+        kind: str,
+        name: str,
+        *,
+        folder: str | PathLike[str],
+        lake: str | PathLike[str],
+        checkpoints: str | PathLike[str] | None = None,
+        **options: Any,
     ) -> Pipeline:
-        """A pipeline of any kind, with the same options as in YAML."""
+        """Begin a chain with a pipeline of any kind, with the same options as in YAML.
+
+        Args:
+            kind: The kind: `land`, `deadletters`, `replay` or another.
+            name: The name of the pipeline, and of its table.
+            folder: The data folder, or the address of a server.
+            lake: The folder for tables, or its URL in a store.
+            checkpoints: The folder for checkpoints and reports, if the lake is in a store.
+            **options: The options of that kind.
+
+        Returns:
+            A chain of one pipeline.
+
+        Raises:
+            BadSettings: An option is unknown, missing or has a value that cannot be used.
+        """
         spec = _checked_spec(name, kind, options)
-        project = Project(folder=fspath(folder), lake=fspath(lake), pipelines={name: spec})
+        work = None if checkpoints is None else fspath(checkpoints)
+        project = Project(folder=fspath(folder), lake=fspath(lake), checkpoints=work, pipelines={name: spec})
         return cls(check_project(project), name)
 
     @classmethod
@@ -286,35 +245,118 @@ class Pipeline:
         *topics: str,
         folder: str | PathLike[str],
         lake: str | PathLike[str],
+        checkpoints: str | PathLike[str] | None = None,
         name: str | None = None,
         **options: Any,
     ) -> Pipeline:
-        """Topics to Parquet, every message once."""
+        """Begin a chain with a pipeline that lands topics in a table, every message once.
+
+            orders = Pipeline.land("orders", folder="shop", lake="lake")
+
+        Args:
+            *topics: The topics.
+            folder: The data folder, or the address of a server.
+            lake: The folder for tables, or its URL in a store.
+            checkpoints: The folder for checkpoints and reports, if the lake is in a store.
+            name: The name of the pipeline, and of its table; by default the first topic's, with `-land`.
+            **options: Other options of the kind `land`.
+
+        Returns:
+            A chain of one pipeline.
+
+        Raises:
+            BadSettings: An option is unknown, missing or has a value that cannot be used.
+        """
         said = name or f"{topics[0] if topics else 'topics'}-land"
-        return cls.of("land", said, folder=folder, lake=lake, topics=list(topics), **options)
+        return cls.of("land", said, folder=folder, lake=lake, checkpoints=checkpoints, topics=list(topics), **options)
 
     def refine(self, schema: str = "infer", *, name: str | None = None, **options: Any) -> Pipeline:
-        """Add typed, checked, de-duplicated rows of the last table."""
+        """Add typed, checked, deduplicated rows of the last table.
+
+        Args:
+            schema: The columns and their types, as Spark writes them; `infer` finds them out.
+            name: The name of the pipeline; by default made from the last one's, as `orders-silver` from `orders-land`.
+            **options: Other options of the kind `refine`, such as `key`.
+
+        Returns:
+            A new chain, longer by this pipeline.
+
+        Raises:
+            BadSettings: An option is unknown, missing or has a value that cannot be used.
+            InvalidRequest: The chain has a pipeline of that name already.
+        """
         return self.then("refine", name, schema=schema, **options)
 
     def aggregate(self, *, name: str | None = None, **options: Any) -> Pipeline:
-        """Add measures of the last table by time window."""
+        """Add measures of the last table by time window.
+
+        Args:
+            name: The name of the pipeline; by default made from the last one's, as `orders-gold` from `orders-silver`.
+            **options: Other options of the kind `aggregate`, such as `time`, `by` and `measures`.
+
+        Returns:
+            A new chain, longer by this pipeline.
+
+        Raises:
+            BadSettings: An option is unknown, missing or has a value that cannot be used.
+            InvalidRequest: The chain has a pipeline of that name already.
+        """
         return self.then("aggregate", name, **options)
 
     def apply(self, function: Any) -> Pipeline:
-        """Add a function with the decorator `pipeline`, which reads the table that it names."""
+        """Add a function with the decorator `pipeline`, which reads the table that it names.
+
+        Args:
+            function: The function.
+
+        Returns:
+            A new chain, longer by this pipeline.
+
+        Raises:
+            InvalidRequest: The function has no such decorator, or the chain has a pipeline of its name already.
+            BadSettings: The chain has no pipeline that the function names as its source.
+        """
         spec = marked(function)
         if spec is None:
             raise InvalidRequest("the function is not a pipeline: put @pipeline(source=...) above it")
         return self._with(self._new(spec))
 
     def then(self, kind: str, name: str | None = None, **options: Any) -> Pipeline:
-        """Add a pipeline of any kind that reads the table of the last one."""
+        """Add a pipeline of any kind that reads the table of the last one.
+
+            proof = orders.then("reconcile", "orders-proof", source="orders-land")
+
+        Args:
+            kind: The kind.
+            name: The name of the pipeline; by default made from the last one's and the kind.
+            **options: The options of that kind; `source` names another table.
+
+        Returns:
+            A new chain, longer by this pipeline.
+
+        Raises:
+            BadSettings: An option is unknown, missing or has a value that cannot be used.
+            InvalidRequest: The chain has a pipeline of that name already.
+        """
         said = name or f"{self._last.removesuffix('-land').removesuffix('-silver')}-{_LAYERS.get(kind, kind)}"
         return self._with(self._new(_checked_spec(said, kind, {"source": self._last, **options})))
 
     def expect(self, name: str, check: str, on_fail: OnFail = "warn") -> Pipeline:
-        """Add an expectation to the last pipeline."""
+        """Add an expectation to the last pipeline.
+
+            orders.expect("positive", "amount > 0", on_fail="quarantine")
+
+        Args:
+            name: The name under which failing rows are counted.
+            check: A condition in SQL that every row should meet.
+            on_fail: What happens to rows that do not: `warn`, `drop`, `quarantine` or `fail`.
+
+        Returns:
+            A new chain, in which the last pipeline has this expectation too.
+
+        Raises:
+            BadSettings: The name or `on_fail` cannot be used.
+        """
         spec = self.project.spec(self._last)
         known = [msgspec.structs.asdict(each) for each in spec.options.expect]
         given = {**_plain(spec.options), "expect": [*known, {"name": name, "check": check, "on_fail": on_fail}]}
@@ -328,7 +370,23 @@ class Pipeline:
         every_ms: int = 1_000,
         full_refresh: bool = False,
     ) -> list[Summary]:
-        """Run the whole chain, and return a summary of each pipeline."""
+        """Run the whole chain: one pipeline after the other or, with `follow`, side by side.
+
+        Args:
+            spark: The session; by default the running one, or a new one.
+            follow: Go on with new messages until the process is interrupted.
+            every_ms: With `follow`, the pause between two looks for new messages.
+            full_refresh: Delete the tables and checkpoints first, and start over.
+
+        Returns:
+            A summary of each pipeline.
+
+        Raises:
+            PipelineFailed: A pipeline failed. Run it again: what was interrupted is finished first.
+            ExpectationFailed: A row does not meet an expectation with `on_fail="fail"`.
+            Busy: Another process runs the same pipeline.
+            NotInstalled: Spark or Java is missing.
+        """
         return run(
             self.project,
             *self.project.pipelines,
@@ -339,7 +397,18 @@ class Pipeline:
         )
 
     def plan(self, *, spark: SparkSession | None = None) -> list[Plan]:
-        """What a run would read and write."""
+        """What a run would read and write. Nothing is written.
+
+        Args:
+            spark: The session; by default the running one, or a new one.
+
+        Returns:
+            A plan of each pipeline.
+
+        Raises:
+            InvalidRequest: A source cannot be read.
+            NotInstalled: Spark or Java is missing.
+        """
         return Runner(self.project, spark=spark).plan(list(self.project.pipelines))
 
     def _new(self, spec: Spec) -> Spec:
@@ -360,7 +429,29 @@ def run(
     every_ms: int = 1_000,
     full_refresh: bool = False,
 ) -> list[Summary]:
-    """Run pipelines of a project, or of the file that declares it: the named ones, or all. Raises the first error."""
+    """Run pipelines of a project.
+
+        run("pipelines.yaml", "orders-land", "orders-silver")
+
+    Args:
+        project: The project, or the file that declares it.
+        *names: The pipelines to run; by default all.
+        spark: The session; by default the running one, or a new one.
+        follow: Go on with new messages until the process is interrupted.
+        every_ms: With `follow`, the pause between two looks for new messages.
+        full_refresh: Delete the tables and checkpoints first, and start over.
+
+    Returns:
+        A summary of each pipeline.
+
+    Raises:
+        PipelineFailed: A pipeline failed. Run it again: what was interrupted is finished first.
+        ExpectationFailed: A row does not meet an expectation with `on_fail="fail"`.
+        Busy: Another process runs the same pipeline.
+        NotInstalled: Spark or Java is missing.
+        InvalidRequest: There is no such file, or no pipeline of that name.
+        BadSettings: The file cannot be used; the error says where and why.
+    """
     found = project if isinstance(project, Project) else read_project(project)
     wanted: Sequence[str] = names or list(found.pipelines)
     outcomes = Runner(found, spark=spark).run(wanted, follow=follow, every_ms=every_ms, full_refresh=full_refresh)
@@ -385,46 +476,6 @@ def _plain(options: Any) -> dict[str, Any]:
 
 # Running them: many named pipelines in one Spark application, one after the other or side by side. A JVM for each one
 # would cost almost a gigabyte and ten seconds.
-
-
-# How an error of ours looks after it has passed through Spark's Python workers.
-_OURS: Final = re.compile(r"holdfast\.errors\.(\w+): (.+)")
-_LAST: Final = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Full|Failed|Lost|Request)): (.+)$", re.MULTILINE)
-_STATE: Final = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
-
-
-def keep_pyspark_quiet() -> None:
-    """Keep PySpark from logging an error to stderr before it raises it."""
-    from pyspark.logger import PySparkLogger
-
-    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
-        PySparkLogger.getLogger(name).disabled = True
-
-
-def in_words(error: Exception, where: str) -> Exception:
-    """The error itself if it is one of ours; otherwise one with the cause in one sentence, without stack traces."""
-    if isinstance(error, HoldfastError | OSError | KeyboardInterrupt):
-        return error
-    from pyspark.errors import AnalysisException, ParseException, PySparkException
-
-    if not isinstance(error, PySparkException):
-        return PipelineFailed(f"{where}: {type(error).__name__}: {error}")
-    text = str(error)
-    ours = _OURS.search(text)
-    if ours is not None:
-        from holdfast import errors
-
-        kind = getattr(errors, ours[1], PipelineFailed)
-        words = f"{where}: {ours[2].strip().removeprefix(f'{where}: ')}"
-        try:
-            return kind(words)
-        except TypeError:  # it has other arguments
-            return PipelineFailed(words)
-    if isinstance(error, AnalysisException | ParseException):
-        return BadSettings(f"{where}: {_STATE.sub('', text).strip().splitlines()[0]}")
-    causes = _LAST.findall(text)
-    words = f"{causes[-1][0]}: {causes[-1][1]}" if causes else text.strip().splitlines()[0]
-    return PipelineFailed(f"{where}: {_STATE.sub('', words)}")
 
 
 # Spark asks the source for news through Python, which is not worth doing more often.
@@ -496,6 +547,7 @@ class Runner:
             _check_quarantines(specs, alone=not follow and not full_refresh)
         if follow:
             _check_follow(specs, every_ms)
+        check_reachable(tables_at(self._project.lake))
         with ExitStack() as locks:
             for spec in specs:
                 locks.enter_context(held(self._world, self._project, spec))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
+from importlib.util import module_from_spec, spec_from_file_location
+from sys import modules
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
-from holdfast.errors import BadSettings, InvalidRequest
+from holdfast.errors import BadSettings, HoldfastError, InvalidRequest
 from holdfast.spark.pipelines.batches import (
     ADDED_TO,
     OURS,
@@ -20,7 +24,8 @@ from holdfast.spark.pipelines.batches import (
     write_batch,
 )
 from holdfast.spark.pipelines.checkpoint import LedgerBatch, ledger_of
-from holdfast.spark.pipelines.lake import BATCH, DATE, finish_pending, is_delta, read_table
+from holdfast.spark.pipelines.lake import DATE, finish_pending, is_delta, read_table
+from holdfast.spark.pipelines.parquet import BATCH
 from holdfast.spark.pipelines.spec import Context, Expectation, PipelineKind, Plan, Spec, Summary, read_options
 
 if TYPE_CHECKING:
@@ -55,7 +60,7 @@ class PythonOptions(StepOptions, frozen=True, kw_only=True):
                 "[NAME, NAME], which are read as streams"
             )
         if len(set(self.sources)) < len(self.sources):
-            raise BadSettings("a source is there twice: name it once, and use its DataFrame as often as you like")
+            raise BadSettings("a source is named twice: name it once, and use its DataFrame as often as you like")
         if not self.keys and (self.latest_by is not None or self.delete_when is not None):
             raise BadSettings("latest_by and delete_when are about rows that change: name their key with upsert_by")
         if self.keys and self.format != "delta":
@@ -93,7 +98,31 @@ def pipeline(
     latest_by: str | None = None,
     delete_when: str | None = None,
 ) -> Callable[[Function], Function]:
-    """Make a function a pipeline: it gets the rows of its source or sources as DataFrames, and returns one."""
+    """Make a function a pipeline: it gets the rows of its source or sources as DataFrames, and returns one.
+
+        @pipeline(source="orders-silver", upsert_by="id")
+        def orders_by_id(rows):
+            return rows.where("country IS NOT NULL")
+
+    Args:
+        source: The pipeline whose new rows the function gets, batch by batch.
+        sources: Instead: pipelines that the function gets as streams, once per run.
+        tables: Further pipelines, of whose tables the function gets all rows.
+        name: The name of the pipeline; by default that of the function, with `-` for `_`.
+        expect: Expectations: mappings with `name`, `check` and `on_fail`.
+        partition_by: The columns that name the folders of the table; by default `dt`, if there is such a column.
+        max_rows_per_batch: The maximum number of source rows at a time; but never less than one batch of the source.
+        output_mode: With `sources` and `upsert_by`: `update` writes a row again whenever it changes.
+        upsert_by: One or more columns: a new row with the same values replaces the old one.
+        latest_by: With `upsert_by`: of several rows, the one with the largest value in this column counts.
+        delete_when: With `upsert_by`: a condition in SQL; a row that meets it removes its key.
+
+    Returns:
+        A decorator, which returns the function itself.
+
+    Raises:
+        BadSettings: An option is missing or has a value that cannot be used; raised when the function is decorated.
+    """
 
     def mark(function: Function) -> Function:
         given = {
@@ -120,6 +149,30 @@ def marked(value: object) -> Spec | None:
     """The pipeline that `pipeline` made of a function; None for anything else."""
     spec = getattr(value, _MARK, None)
     return spec if isinstance(spec, Spec) else None
+
+
+def executed(path: str, where: str) -> ModuleType:
+    """The module that a Python file of the user is. Raises BadSettings, with the line that is wrong."""
+    spec = spec_from_file_location("holdfast_user_pipelines", path)
+    if spec is None or spec.loader is None:
+        raise BadSettings(f"{where}: {path} is not a Python file: name one that ends in .py")
+    module = module_from_spec(spec)
+    modules[module.__name__] = module  # dataclasses look for it there
+    try:
+        spec.loader.exec_module(module)
+    except HoldfastError:
+        raise
+    except FileNotFoundError:
+        raise BadSettings(f"{where}: there is no file {path}: create it, or correct the name") from None
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        line = f", line {lines[-1]}" if lines else ""
+        raise BadSettings(f"{path}{line}: {type(error).__name__}: {error}") from None
+    finally:
+        del modules[
+            module.__name__
+        ]  # so that Spark sends functions to its workers by value: they cannot import the module
+    return module
 
 
 def _plan(context: Context) -> Plan:
@@ -237,7 +290,7 @@ def _whole(context: Context, name: str) -> DataFrame:
     if last is not None:
         # A version of a Delta table is whole, and a row that is changed just now must not be left out. Of plain files
         # those of a batch may be there that is not finished.
-        changes = is_delta(context.disk, context.project.table(name))
+        changes = is_delta(context.tables, context.project.table(name))
         rows = read_table(context, name, through=_ALL if changes else last.batch)
     if rows is None:
         raise InvalidRequest(f"{context.name}: {name}, one of its tables, has no rows yet: run it first")

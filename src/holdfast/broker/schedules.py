@@ -1,0 +1,374 @@
+"""The schedules of a data folder: kept as documents, fired by the folder's owner.
+
+A schedule is a document of the folder (see `locks`) whose name no user can give to one: `schedule:NAME`. So it is as
+durable as a document, is part of snapshots, backups and checks, and needs no file of its own.
+
+**Fired once.** The message and the note that it was fired are in two places, and the owner may die between them. So
+nothing is noted before the message is on disk, and the message itself is the proof: it has the dedup id `name@due`.
+Whoever comes to a due looks for that id in the topic, however old, and publishes only if it is not there:
+
+    1.  publish with the dedup id `name@due`, and wait until it is on disk
+    2.  write the document: the firing, and the next due
+
+    killed before 1, or during it     the id is unknown to the next owner: it publishes
+    killed between 1 and 2, during 2  the id is known to the next owner: it writes the document, and nothing else
+    killed after 2                    the document names the next due
+
+An id is looked for beyond the topic's deduplication window: otherwise an owner that was down for longer would fire a
+due again. The index still has it then: it reads the ids from the logs when the topic is opened, and drops those that
+have left the window only when it saves them, an hour later or at the end. So the schedules are read first of all when
+a folder is opened (`recover`), and what was fired is noted then.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from holdfast.broker.folder.layout import LOCKS, SCHEDULE_PREFIX, message_id
+from holdfast.broker.locks import replayed_locks
+from holdfast.broker.messages import DEDUP_ID, Draft, Place, partition_for
+from holdfast.broker.metrics import Counter, Histogram
+from holdfast.env import World
+from holdfast.env.process import get_logger
+from holdfast.errors import HoldfastError, InvalidRequest, NotFound
+from holdfast.locking import Remove, ReplaceDocument
+from holdfast.model import Appended
+from holdfast.scheduling import (
+    MOST_CAUGHT_UP,
+    FiringPlan,
+    ScheduleState,
+    SettledDue,
+    after,
+    check_timing,
+    dues,
+    firing_id,
+    jitter_of,
+    next_due,
+    plan,
+    wake_ms,
+)
+from holdfast.storage.files import join
+from holdfast.storage.keeper import Keeper, soonest
+
+if TYPE_CHECKING:
+    from holdfast.broker.engine import BrokerEngine
+    from holdfast.broker.topic import Topic
+
+logger = get_logger(__name__)
+
+MOST_SCHEDULES: Final = 10_000
+_LOOK_AGAIN_MS: Final = 10_000  # the clock may be set at any time
+_SET_BACK_MS: Final = 1_000  # a clock that is corrected by less was not set back
+_AFTER_ERROR_MS: Final = 10_000
+_FOREVER_MS: Final = 1 << 62
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(ScheduleState).decode
+
+
+class FolderSchedules:
+    """The schedules of a data folder, and what fires them. Thread-safe; its calls wait for the disk."""
+
+    def __init__(self, engine: BrokerEngine, *, kept: bool) -> None:
+        self._engine = engine
+        self._clock = engine.world.clock
+        self._lock = threading.Lock()
+        self._states: dict[str, ScheduleState] | None = None  # read at first use
+        self._noted: Appended | None = None  # the last note of a firing; one sync serves all of a tick
+        self._retry_ms: dict[str, int] = {}  # schedules that failed -> monotonic time of the next attempt
+        self._logged_error = ""
+        self.folder = engine.folder
+        self.on_attention: Callable[[], None] = lambda: None
+        self.before_close: Callable[[], None] = lambda: None
+        self.fired, self.missed, self.failed = Counter("fired"), Counter("missed"), Counter("failed")
+        self.lateness_seconds = Histogram("lateness_seconds")
+        if kept:  # on a thread of its own: publishing may wait, and leases must end in time
+            Keeper(self).start()
+            engine.at_close(self.before_close)
+
+    def put(self, name: str, wanted: ScheduleState) -> ScheduleState:
+        """Create or change a schedule. One that is the same already goes on as it is, with its next due."""
+        with self._lock:
+            states, now_ms = self._loaded(), self._now_ms()
+            known = states.get(name)
+            if known is not None and known.is_same(wanted):
+                return known
+            check_timing(wanted.timing, now_ms)
+            if known is None and len(states) >= MOST_SCHEDULES:
+                raise InvalidRequest(
+                    f"schedule {name} was not created: there are {MOST_SCHEDULES} already, which is the limit. Delete "
+                    "some"
+                )
+            base = known or wanted
+            state = msgspec.structs.replace(
+                wanted,
+                paused=base.paused,
+                created_ms=base.created_ms or now_ms,
+                changed_ms=now_ms,
+                next_ms=next_due(wanted.timing, now_ms),
+                seen_ms=now_ms,
+                fired=base.fired,
+                missed=base.missed,
+                firings=base.firings,
+            )
+            self._retry_ms.pop(name, None)  # the change may be the cure
+            self._settle(self._write(name, state))
+        self.on_attention()
+        return state
+
+    def get(self, name: str) -> ScheduleState | None:
+        """Return a schedule, or None."""
+        with self._lock:
+            return self._loaded().get(name)
+
+    def all(self) -> dict[str, ScheduleState]:
+        """Return all schedules by name."""
+        with self._lock:
+            return dict(sorted(self._loaded().items()))
+
+    def delete(self, name: str) -> bool:
+        """Delete a schedule; False if there is none."""
+        with self._lock:
+            states = self._loaded()
+            if name not in states:
+                return False
+            removed = self._engine.locks().change(Remove(SCHEDULE_PREFIX + name))
+            del states[name]
+            self._retry_ms.pop(name, None)
+            self._settle(removed.appended)
+            return True
+
+    def pause(self, name: str, *, paused: bool) -> ScheduleState:
+        """Pause a schedule, or resume it: dues that pass meanwhile are neither fired nor missed. Raises NotFound."""
+        with self._lock:
+            state = self._known(name)
+            if state.paused == paused:
+                return state
+            now_ms = self._now_ms()
+            state = msgspec.structs.replace(
+                state, paused=paused, next_ms=next_due(state.timing, now_ms), seen_ms=now_ms, error=""
+            )
+            self._retry_ms.pop(name, None)
+            self._settle(self._write(name, state))
+        self.on_attention()
+        return state
+
+    def run(self, name: str) -> ScheduleState:
+        """Publish the message now, besides what is due. Raises NotFound."""
+        with self._lock:
+            state, now_ms = self._known(name), self._now_ms()
+            published = self._publish(state, f"{firing_id(name, now_ms)}+run")
+            self.fired.add()
+            state = after(state, [SettledDue(now_ms, now_ms, published, by_hand=True)], state.next_ms, state.seen_ms)
+            self._settle(self._write(name, state))
+            return state
+
+    def tick(self) -> int | None:
+        """Fire what is due; returns in how many ms to call again."""
+        self._engine.check_open()
+        try:
+            if not self._has_any():
+                return None
+            names = list(self.all())
+        except (HoldfastError, OSError) as error:
+            return self._give_up(error)
+        for name in names:
+            with self._lock:
+                self._fire_due(name)
+        noted, self._noted = self._noted, None
+        with suppress(HoldfastError):  # without the notes, the next owner finds the messages
+            self._settle(noted)
+        due_ms = self.due_ms()
+        return None if due_ms is None else min(due_ms, _LOOK_AGAIN_MS)
+
+    def due_ms(self) -> int | None:
+        """Ms until a schedule is due; None if none is."""
+        states, now_ms = self._states or {}, self._now_ms()
+        retries, mono_ms = dict(self._retry_ms), self._mono_ms()
+        waits = []
+        for name, state in list(states.items()):
+            at_ms = wake_ms(name, state)
+            if at_ms is not None:
+                waits.append(max(at_ms - now_ms, retries.get(name, mono_ms) - mono_ms, 0))
+        return soonest(*waits)
+
+    def _give_up(self, error: Exception) -> int:
+        """Say once why there are no schedules to fire, and when to try again."""
+        self._engine.check_open()
+        if str(error) != self._logged_error:
+            self._logged_error = str(error)
+            logger.error("schedules cannot be read", extra={"folder": self.folder, "error": str(error)})
+        return _AFTER_ERROR_MS
+
+    def _has_any(self) -> bool:
+        """Whether there may be schedules: a folder without locks and documents has none."""
+        engine = self._engine
+        return self._states is not None or engine.has_locks or engine.world.disk.exists(join(self.folder, LOCKS))
+
+    def recover(self) -> None:
+        """Read the schedules, before anything is done that could make the topics forget what was fired."""
+        try:
+            with self._lock:
+                self._loaded()
+        except (HoldfastError, OSError) as error:
+            self._give_up(error)
+
+    def _loaded(self) -> dict[str, ScheduleState]:
+        if self._states is None:
+            self._states = _states_in(self._engine.locks().schedules())
+            for name, state in list(self._states.items()):
+                if (wake_ms(name, state) or _FOREVER_MS) <= self._now_ms():
+                    with suppress(HoldfastError, OSError):  # firing it will fail for the same reason, and say so
+                        self._note_published(name, state)
+        return self._states
+
+    def _note_published(self, name: str, state: ScheduleState) -> None:
+        """Note the dues that an earlier owner fired; it died before it could. There are no more than fire at once."""
+        topic_name, now_ms = state.template.topic, self._now_ms()
+        outcomes: list[SettledDue] = []
+        with self._engine.using(topic_name) as topic:
+            for due_ms in islice(dues(state.timing, (state.next_ms or 0) - 1), MOST_CAUGHT_UP):
+                place = topic.duplicates.find(firing_id(name, due_ms).encode())
+                if place is None:
+                    break
+                outcomes.append(SettledDue(due_ms, now_ms, _id_at(topic_name, place)))
+        if outcomes:
+            next_ms = next_due(state.timing, outcomes[-1].due_ms)
+            self._noted = self._write(name, after(state, outcomes, next_ms, now_ms))
+            self.fired.add(len(outcomes))  # nobody knows how late they were
+
+    def _known(self, name: str) -> ScheduleState:
+        state = self._loaded().get(name)
+        if state is None:
+            raise NotFound(f"there is no schedule {name}: list the schedules with `holdfast schedule ls`")
+        return state
+
+    def _fire_due(self, name: str) -> None:
+        """Fire the dues of a schedule that have come. The caller holds the lock."""
+        state, now_ms = self._loaded().get(name), self._now_ms()
+        if state is None or self._retry_ms.get(name, 0) > self._mono_ms():
+            return
+        try:
+            state = self._after_clock_change(name, state, now_ms)
+            planned = plan(name, state, now_ms)
+            if planned is not None:
+                self._fire(name, state, planned, now_ms)
+        except (HoldfastError, OSError) as error:
+            self._engine.check_open()
+            self._fail(name, state, str(error))
+
+    def _fire(self, name: str, state: ScheduleState, planned: FiringPlan, now_ms: int) -> None:
+        outcomes = []
+        if planned.missed:
+            outcomes.append(SettledDue(planned.last_missed_ms, now_ms, missed=planned.missed))
+        for due_ms in planned.fire:
+            published = self._publish(state, firing_id(name, due_ms))
+            outcomes.append(SettledDue(due_ms, self._now_ms(), published))
+        self._noted = self._write(name, after(state, outcomes, planned.next_ms, now_ms))
+        self._retry_ms.pop(name, None)
+        self._count(name, state, outcomes)
+
+    def _after_clock_change(self, name: str, state: ScheduleState, now_ms: int) -> ScheduleState:
+        """If the clock was set back, start from its new time: dues that were fired before are found to be."""
+        if state.next_ms is None or now_ms >= state.seen_ms - _SET_BACK_MS:
+            return state
+        state = msgspec.structs.replace(state, next_ms=next_due(state.timing, now_ms), seen_ms=now_ms)
+        self._write(name, state)
+        return state
+
+    def _count(self, name: str, state: ScheduleState, outcomes: list[SettledDue]) -> None:
+        for outcome in outcomes:
+            if outcome.missed:
+                self.missed.add(outcome.missed)
+                logger.warning("firings missed", extra={"schedule": name, "count": outcome.missed})
+            else:
+                self.fired.add()
+                late_ms = outcome.at_ms - outcome.due_ms - jitter_of(name, outcome.due_ms, state.jitter_ms)
+                self.lateness_seconds.observe_ns(max(late_ms, 0) * 1_000_000)
+
+    def _fail(self, name: str, state: ScheduleState, reason: str) -> None:
+        """Keep the due for another attempt, and remember why."""
+        self.failed.add()
+        self._retry_ms[name] = self._mono_ms() + _AFTER_ERROR_MS
+        if state.error != reason:
+            logger.warning("a schedule could not fire", extra={"schedule": name, "error": reason})
+            with suppress(HoldfastError, OSError):  # the disk may be what failed
+                self._noted = self._write(name, msgspec.structs.replace(state, error=reason))
+
+    def _publish(self, state: ScheduleState, dedup_id: str) -> str:
+        """Publish the message unless it was before; returns its id when it is on disk."""
+        template, sent = state.template, dedup_id.encode()
+        with self._engine.using(template.topic) as topic:
+            place = topic.duplicates.find(sent)
+            if place is not None:
+                topic.sync()
+                return _id_at(topic.name, place)
+            number = self._partition(topic, template.key, sent)
+            ttl_ms = topic.settings.ttl_ms
+            draft = Draft(
+                template.body,
+                template.key,
+                (*template.headers, (DEDUP_ID, sent)),
+                template.priority,
+                self._now_ms() + ttl_ms if ttl_ms else 0,
+                dedup_id=sent,
+                flags=template.flags,
+            )
+            partition = topic.partitions[number]
+            publication = partition.publish([draft], durability="fsync")
+            partition.wait(publication)
+            topic.metrics.published.add()
+            topic.metrics.published_bytes.add(len(template.body))
+            return _id_at(topic.name, publication.places[0], number)
+
+    @staticmethod
+    def _partition(topic: Topic, key: bytes | None, dedup_id: bytes) -> int:
+        """The partition of the key; without one, any that can be used."""
+        if key is not None:
+            return topic.usable(partition_for(key, len(topic.partitions)))
+        numbers = topic.usable_numbers() or [topic.usable(0)]
+        return numbers[partition_for(dedup_id, len(numbers))]
+
+    def _write(self, name: str, state: ScheduleState) -> Appended | None:
+        states = self._loaded()
+        decided = self._engine.locks().change(ReplaceDocument(SCHEDULE_PREFIX + name, _encode(state)))
+        states[name] = state
+        return decided.appended
+
+    def _settle(self, appended: Appended | None) -> None:
+        """Wait until a change is on disk: until then no caller may learn of it."""
+        if appended is not None:
+            self._engine.locks().journal.log.wait(appended)
+
+    def _now_ms(self) -> int:
+        return self._clock.now_ns() // 1_000_000
+
+    def _mono_ms(self) -> int:
+        return self._clock.monotonic_ns() // 1_000_000
+
+
+def _id_at(topic: str, place: Place, number: int = 0) -> str:
+    return message_id(topic, number if place.partition is None else place.partition, place.offset, place.delayed_id)
+
+
+def _states_in(contents: Mapping[str, bytes]) -> dict[str, ScheduleState]:
+    found = {}
+    for name, content in contents.items():
+        try:
+            found[name] = _decode(content)
+        except msgspec.MsgspecError as error:  # the others must still fire
+            logger.error("a schedule cannot be read", extra={"schedule": name, "error": str(error)})
+    return found
+
+
+def stored_schedules(world: World, root: str) -> dict[str, ScheduleState]:
+    """Return the schedules of a data folder by name, without owning it, while its owner may be running."""
+    if not world.disk.exists(join(root, LOCKS)):
+        return {}
+    return _states_in(dict(sorted(replayed_locks(world, root).schedules.items())))
