@@ -51,7 +51,7 @@ class Command(BaseCommand):
             raise CommandError(f"--concurrency {options['concurrency']} cannot be used: give at least 1")
         try:
             code = self._run(backend, names, options)
-        except HoldfastError as error:
+        except (HoldfastError, ImproperlyConfigured) as error:
             raise CommandError(str(error)) from error
         if code:
             sys.exit(code)
@@ -81,10 +81,6 @@ class Command(BaseCommand):
         backend = task_backends[alias]
         if not isinstance(backend, HoldfastBackend):
             raise CommandError(f"TASKS[{alias!r}] is not a Holdfast backend: name another one with --backend")
-        try:
-            backend.settings
-        except ImproperlyConfigured as error:
-            raise CommandError(str(error)) from error
         return backend
 
     def _opened(self, backend: HoldfastBackend, names: list[str]) -> list[holdfast.Queue[bytes]]:
