@@ -7,7 +7,7 @@ import posixpath
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
@@ -31,6 +31,7 @@ from holdfast.env.chain.ownership import (
     OwnedElsewhere,
     StoreOwner,
     StoreStanding,
+    Turn,
     process_text,
     standing,
     take_over,
@@ -49,6 +50,7 @@ _SECRETS: Final = frozenset({"password", "sslpassword"})
 _ELSEWHERE: Final = {
     "s3": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3"),
     "az": ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
 }
 
 
@@ -59,11 +61,16 @@ def shown_place(place: str) -> str:
 
 def cache_folder(place: StorePlace, settings: BrokerSettings) -> str:
     """Return the folder of this machine that holds the local copy. Its name says which queue it is."""
+    return f"{cache_above(settings)}/{hashlib.sha256(_identity(place).encode()).hexdigest()[:16]}/{place.name}"
+
+
+def cache_above(settings: BrokerSettings) -> str:
+    """Return the folder of this machine that holds all local copies."""
     given = settings.store_cache_dir
     if given is None:
         home = environment().get(_CACHE) or posixpath.join(posixpath.expanduser("~"), ".cache")
         given = posixpath.join(home, "holdfast")
-    return f"{posixpath.abspath(given)}/{hashlib.sha256(_identity(place).encode()).hexdigest()[:16]}/{place.name}"
+    return posixpath.abspath(given)
 
 
 def _identity(place: StorePlace) -> str:
@@ -132,7 +139,7 @@ def snapshot(
             _remove_tree(world, building)
             folder = f"{building}/{place.name}"
             leave = _left(place, world, f"{shared}/{_BUILDING}")  # streams share what was fetched, too
-            reached = follow_into(place, store, root, world, folder, number=number, leave=leave)
+            reached = follow_into(place, store, root, world, folder, number=number, leave=leave).number
             durable_replace(world.disk, building, _TAKEN, str(world.clock.now_ns()).encode())
             if not world.disk.exists(f"{above}/{reached}"):
                 world.disk.rename(building, f"{above}/{reached}")
@@ -192,11 +199,18 @@ def _remove_tree(world: World, folder: str) -> None:
 _TRIES: Final = 5
 
 
+class Reached(NamedTuple):
+    """How far a copy goes: it has all objects before the number. The last of them was written at that time."""
+
+    number: int
+    time_ns: int
+
+
 def follow_into(
     place: StorePlace, store: Store, root: str, world: World, folder: str, *,
     number: int | None = None, until_ns: int | None = None, leave: LeftInStore | None = None,
-) -> int:  # fmt: skip
-    """Make the folder what the chain says, to its end or as of a number or a time; returns the number reached.
+) -> Reached:  # fmt: skip
+    """Make the folder what the chain says, to its end or as of a number or a time.
 
     Raises NotFound if the chain does not go there, or no longer goes back that far.
     """
@@ -221,7 +235,7 @@ def follow_into(
             ) from None
     if number is not None and follower.at.number < number:
         raise NotFound(f"{place.shown} goes to number {follower.at.number}: there is no {number}")
-    return follower.at.number
+    return Reached(follower.at.number, follower.time_ns)
 
 
 def _locked_copy(place: StorePlace, folder: str, world: World) -> FolderLock:
@@ -273,11 +287,12 @@ def store_standing(url: str, world: World) -> StoreStanding:
 
 
 def own_stored(
-    url: str, settings: BrokerSettings, world: World, copy: str | None = None
+    url: str, settings: BrokerSettings, world: World, copy: str | None = None, turn: Turn | None = None
 ) -> tuple[str, World, StoreOwner, Callable[[], None]]:
     """Become the owner of a folder in a store; returns its local copy, a world with its disk, and how to let go.
 
-    The copy is `copy` if that is known already. Raises Busy if another process owns it and goes on doing so.
+    The copy is `copy` if that is known already. Raises Busy if another process owns it and goes on doing so. With a
+    `turn`, it waits for as long as that says.
     """
     place = parse_place(url)
     if settings.tier is not None:
@@ -292,7 +307,8 @@ def own_stored(
             undoing.callback(_locked_copy(place, folder, world).release)
             owner = take_over(
                 store, root, world, folder,
-                unrecorded=_UNRECORDED, times=times, wait_s=settings.store_wait_ms / 1000,
+                unrecorded=_UNRECORDED, times=times,
+                wait_s=None if turn is not None else settings.store_wait_ms / 1000, turn=turn,
                 note=process_facts(world), is_dead=lambda note: has_ended(world, note),
                 leave=_left(place, world, folder) if settings.tiers else None,
             )  # fmt: skip
