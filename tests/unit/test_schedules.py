@@ -342,6 +342,18 @@ def test_jitter_moves_the_firing_and_not_the_due(alone):
     assert alone.engine.schedules().lateness_seconds.snapshot().max < 2
 
 
+# Many
+
+
+def test_schedules_that_are_due_together_share_a_sync(alone):
+    for number in range(250):
+        alone.schedules.put(f"job-{number}", "jobs", b"go", every=60)
+    before = alone.disk.calls["sync"]
+    alone.after(seconds=60)
+    assert len(alone.fired_ids()) == len(set(alone.fired_ids())) == 250
+    assert alone.disk.calls["sync"] - before < 25
+
+
 # What goes wrong
 
 

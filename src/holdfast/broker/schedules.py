@@ -23,10 +23,11 @@ a folder is opened (`recover`), and what was fired is noted then.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -44,6 +45,7 @@ from holdfast.scheduling import (
     FiringPlan,
     ScheduleState,
     SettledDue,
+    Template,
     after,
     check_timing,
     dues,
@@ -58,7 +60,10 @@ from holdfast.storage.keeper import Keeper, soonest
 
 if TYPE_CHECKING:
     from holdfast.broker.engine import BrokerEngine
+    from holdfast.broker.messages import Publication
+    from holdfast.broker.partition import Partition
     from holdfast.broker.topic import Topic
+    from holdfast.broker.upkeep import Using
 
 logger = get_logger(__name__)
 
@@ -66,10 +71,38 @@ MOST_SCHEDULES: Final = 10_000
 _LOOK_AGAIN_MS: Final = 10_000  # the clock may be set at any time
 _SET_BACK_MS: Final = 1_000  # a clock that is corrected by less was not set back
 _AFTER_ERROR_MS: Final = 10_000
+_AT_ONCE: Final = 100  # schedules and messages that share a sync
 _FOREVER_MS: Final = 1 << 62
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(ScheduleState).decode
+
+
+class _Sent(NamedTuple):
+    """A message that is written, or was before; without a publication it is to be synced with its topic."""
+
+    using: Using
+    topic: Topic
+    message_id: str
+    partition: Partition | None = None
+    publication: Publication | None = None
+
+    def let_go(self) -> None:
+        self.using.__exit__()
+
+
+class _Firing(NamedTuple):
+    """A schedule that is being fired, with its messages so far."""
+
+    name: str
+    state: ScheduleState
+    plan: FiringPlan
+    now_ms: int
+    sent: list[_Sent]
+
+    def let_go(self) -> None:
+        for sent in self.sent:
+            sent.let_go()
 
 
 class FolderSchedules:
@@ -175,12 +208,12 @@ class FolderSchedules:
         try:
             if not self._has_any():
                 return None
-            names = list(self.all())
+            names = deque(self.all())
         except (HoldfastError, OSError) as error:
             return self._give_up(error)
-        for name in names:
+        while names:
             with self._lock:
-                self._fire_due(name)
+                self._fire_some(names)
         noted, self._noted = self._noted, None
         with suppress(HoldfastError):  # without the notes, the next owner finds the messages
             self._settle(noted)
@@ -249,28 +282,62 @@ class FolderSchedules:
             raise NotFound(f"there is no schedule {name}: list the schedules with `holdfast schedule ls`")
         return state
 
-    def _fire_due(self, name: str) -> None:
-        """Fire the dues of a schedule that have come. The caller holds the lock."""
+    def _fire_some(self, names: deque[str]) -> None:
+        """Take schedules from the left and fire those that are due, with one sync for the messages of all of them.
+
+        The caller holds the lock: meanwhile nobody may change what is being fired. So they are not too many.
+        """
+        begun: list[_Firing] = []
+        room = _AT_ONCE
+        try:
+            while names and room > 0:
+                firing = self._begin(names.popleft())
+                room -= 1
+                if firing is not None:
+                    begun.append(firing)
+                    room -= len(firing.plan.fire)
+            for firing in begun:
+                self._complete(firing)
+        finally:
+            for firing in begun:
+                firing.let_go()
+
+    def _begin(self, name: str) -> _Firing | None:
+        """Write the messages of a schedule that is due; None if it is not."""
         state, now_ms = self._loaded().get(name), self._now_ms()
         if state is None or self._retry_ms.get(name, 0) > self._mono_ms():
-            return
+            return None
+        firing = None
         try:
             state = self._after_clock_change(name, state, now_ms)
             planned = plan(name, state, now_ms)
-            if planned is not None:
-                self._fire(name, state, planned, now_ms)
+            if planned is None:
+                return None
+            firing = _Firing(name, state, planned, now_ms, [])
+            for due_ms in planned.fire:
+                firing.sent.append(self._send(state, firing_id(name, due_ms)))
+        except (HoldfastError, OSError) as error:
+            if firing is not None:
+                firing.let_go()
+            self._engine.check_open()
+            self._fail(name, state, str(error))
+            return None
+        return firing
+
+    def _complete(self, firing: _Firing) -> None:
+        """Wait until the messages are on disk, then note them."""
+        name, state, planned = firing.name, firing.state, firing.plan
+        outcomes = []
+        try:
+            if planned.missed:
+                outcomes.append(SettledDue(planned.last_missed_ms, firing.now_ms, missed=planned.missed))
+            for due_ms, sent in zip(planned.fire, firing.sent, strict=True):
+                outcomes.append(SettledDue(due_ms, self._now_ms(), self._sent(sent, state.template)))
+            self._noted = self._write(name, after(state, outcomes, planned.next_ms, firing.now_ms))
         except (HoldfastError, OSError) as error:
             self._engine.check_open()
             self._fail(name, state, str(error))
-
-    def _fire(self, name: str, state: ScheduleState, planned: FiringPlan, now_ms: int) -> None:
-        outcomes = []
-        if planned.missed:
-            outcomes.append(SettledDue(planned.last_missed_ms, now_ms, missed=planned.missed))
-        for due_ms in planned.fire:
-            published = self._publish(state, firing_id(name, due_ms))
-            outcomes.append(SettledDue(due_ms, self._now_ms(), published))
-        self._noted = self._write(name, after(state, outcomes, planned.next_ms, now_ms))
+            return
         self._retry_ms.pop(name, None)
         self._count(name, state, outcomes)
 
@@ -303,12 +370,21 @@ class FolderSchedules:
 
     def _publish(self, state: ScheduleState, dedup_id: str) -> str:
         """Publish the message unless it was before; returns its id when it is on disk."""
+        sent = self._send(state, dedup_id)
+        try:
+            return self._sent(sent, state.template)
+        finally:
+            sent.let_go()
+
+    def _send(self, state: ScheduleState, dedup_id: str) -> _Sent:
+        """Write the message unless it was before. Its topic is kept open until `let_go`."""
         template, sent = state.template, dedup_id.encode()
-        with self._engine.using(template.topic) as topic:
+        using = self._engine.using(template.topic)
+        topic = using.__enter__()
+        try:
             place = topic.duplicates.find(sent)
             if place is not None:
-                topic.sync()
-                return _id_at(topic.name, place)
+                return _Sent(using, topic, _id_at(topic.name, place))
             number = self._partition(topic, template.key, sent)
             ttl_ms = topic.settings.ttl_ms
             draft = Draft(
@@ -322,10 +398,21 @@ class FolderSchedules:
             )
             partition = topic.partitions[number]
             publication = partition.publish([draft], durability="fsync")
-            partition.wait(publication)
-            topic.metrics.published.add()
-            topic.metrics.published_bytes.add(len(template.body))
-            return _id_at(topic.name, publication.places[0], number)
+            return _Sent(using, topic, _id_at(topic.name, publication.places[0], number), partition, publication)
+        except BaseException:
+            using.__exit__()
+            raise
+
+    @staticmethod
+    def _sent(sent: _Sent, template: Template) -> str:
+        """Return the id of a message when it is on disk."""
+        if sent.publication is None or sent.partition is None:
+            sent.topic.sync()
+            return sent.message_id
+        sent.partition.wait(sent.publication)
+        sent.topic.metrics.published.add()
+        sent.topic.metrics.published_bytes.add(len(template.body))
+        return sent.message_id
 
     @staticmethod
     def _partition(topic: Topic, key: bytes | None, dedup_id: bytes) -> int:
