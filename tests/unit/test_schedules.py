@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import threading
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,6 +18,7 @@ from holdfast.broker.messages import DEDUP_ID, mark
 from holdfast.broker.schedules import stored_schedules
 from holdfast.storage.keeper import Keeper
 from tests.unit.brokers import FOLDER, Place
+from tests.unit.workers import eventually
 
 NOON = 1_764_590_400  # 2025-12-01 12:00 UTC, a Monday
 
@@ -352,6 +354,41 @@ def test_schedules_that_are_due_together_share_a_sync(alone):
     alone.after(seconds=60)
     assert len(alone.fired_ids()) == len(set(alone.fired_ids())) == 250
     assert alone.disk.calls["sync"] - before < 25
+
+
+def test_what_many_schedules_missed_is_one_line_in_the_log(alone, caplog):
+    for number in range(5):
+        alone.schedules.put(f"job-{number}", "jobs", b"go", every=60)
+    with caplog.at_level(logging.WARNING):
+        alone.after(seconds=600)
+    (line,) = [each for each in caplog.records if each.message == "firings missed"]
+    assert (line.schedule, line.other_schedules, line.count) == ("job-0", 4, 45)
+
+
+def test_a_caller_need_not_wait_until_all_schedules_have_fired(alone, monkeypatch):
+    for number in range(300):
+        alone.schedules.put(f"job-{number}", "jobs", b"go", every=60)
+    schedules, done = alone.engine.schedules(), []
+    asking = threading.Thread(target=schedules.get, args=("job-1",))
+    fire, loaded = schedules._fire_some, schedules._loaded
+
+    def fire_some(names: Any) -> None:
+        if not done:
+            asking.start()
+            eventually(schedules._turn.locked)
+        fire(names)
+        done.append("some fired")
+
+    def look() -> Any:
+        if threading.current_thread() is asking:
+            done.append("asked")
+        return loaded()
+
+    monkeypatch.setattr(schedules, "_fire_some", fire_some)
+    monkeypatch.setattr(schedules, "_loaded", look)
+    alone.after(seconds=60)
+    asking.join()
+    assert done[:3] == ["some fired", "asked", "some fired"]
 
 
 # What goes wrong

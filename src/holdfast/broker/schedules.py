@@ -112,10 +112,12 @@ class FolderSchedules:
         self._engine = engine
         self._clock = engine.world.clock
         self._lock = threading.Lock()
+        self._turn = threading.Lock()  # held by callers while they wait for the other: a tick lets them go first
         self._states: dict[str, ScheduleState] | None = None  # read at first use
         self._noted: Appended | None = None  # the last note of a firing; one sync serves all of a tick
         self._retry_ms: dict[str, int] = {}  # schedules that failed -> monotonic time of the next attempt
         self._logged_error = ""
+        self._missed_now: dict[str, int] = {}  # since the last line about it in the log
         self.folder = engine.folder
         self.on_attention: Callable[[], None] = lambda: None
         self.before_close: Callable[[], None] = lambda: None
@@ -127,7 +129,7 @@ class FolderSchedules:
 
     def put(self, name: str, wanted: ScheduleState) -> ScheduleState:
         """Create or change a schedule. One that is the same already goes on as it is, with its next due."""
-        with self._lock:
+        with self._turn, self._lock:
             states, now_ms = self._loaded(), self._now_ms()
             known = states.get(name)
             if known is not None and known.is_same(wanted):
@@ -157,17 +159,17 @@ class FolderSchedules:
 
     def get(self, name: str) -> ScheduleState | None:
         """Return a schedule, or None."""
-        with self._lock:
+        with self._turn, self._lock:
             return self._loaded().get(name)
 
     def all(self) -> dict[str, ScheduleState]:
         """Return all schedules by name."""
-        with self._lock:
+        with self._turn, self._lock:
             return dict(sorted(self._loaded().items()))
 
     def delete(self, name: str) -> bool:
         """Delete a schedule; False if there is none."""
-        with self._lock:
+        with self._turn, self._lock:
             states = self._loaded()
             if name not in states:
                 return False
@@ -179,7 +181,7 @@ class FolderSchedules:
 
     def pause(self, name: str, *, paused: bool) -> ScheduleState:
         """Pause a schedule, or resume it: dues that pass meanwhile are neither fired nor missed. Raises NotFound."""
-        with self._lock:
+        with self._turn, self._lock:
             state = self._known(name)
             if state.paused == paused:
                 return state
@@ -194,7 +196,7 @@ class FolderSchedules:
 
     def run(self, name: str) -> ScheduleState:
         """Publish the message now, besides what is due. Raises NotFound."""
-        with self._lock:
+        with self._turn, self._lock:
             state, now_ms = self._known(name), self._now_ms()
             published = self._publish(state, f"{firing_id(name, now_ms)}+run")
             self.fired.add()
@@ -212,8 +214,11 @@ class FolderSchedules:
         except (HoldfastError, OSError) as error:
             return self._give_up(error)
         while names:
+            with self._turn:
+                pass
             with self._lock:
                 self._fire_some(names)
+        self._log_missed()
         noted, self._noted = self._noted, None
         with suppress(HoldfastError):  # without the notes, the next owner finds the messages
             self._settle(noted)
@@ -353,11 +358,18 @@ class FolderSchedules:
         for outcome in outcomes:
             if outcome.missed:
                 self.missed.add(outcome.missed)
-                logger.warning("firings missed", extra={"schedule": name, "count": outcome.missed})
+                self._missed_now[name] = outcome.missed
             else:
                 self.fired.add()
                 late_ms = outcome.at_ms - outcome.due_ms - jitter_of(name, outcome.due_ms, state.jitter_ms)
                 self.lateness_seconds.observe_ns(max(late_ms, 0) * 1_000_000)
+
+    def _log_missed(self) -> None:
+        """Say what was missed in one line, however many schedules missed something."""
+        missed, self._missed_now = self._missed_now, {}
+        if missed:
+            extra = {"schedule": next(iter(missed)), "other_schedules": len(missed) - 1, "count": sum(missed.values())}
+            logger.warning("firings missed", extra=extra)
 
     def _fail(self, name: str, state: ScheduleState, reason: str) -> None:
         """Keep the due for another attempt, and remember why."""
