@@ -35,6 +35,7 @@ MOST_CAUGHT_UP: Final = 100  # firings at once, by `all`
 MOST_COUNTED: Final = 1_000  # missed dues that are counted one by one
 _KEPT_FIRINGS: Final = 10
 
+_LAST_MS: Final = 253_402_300_799_000  # the last second of the year 9999, and so of datetimes
 _FIRST_LOOK_MS: Final = 3_600_000
 _WIDER: Final = 8
 _FIELDS: Final = 5
@@ -109,13 +110,19 @@ class ScheduleState(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def is_same(self, other: ScheduleState) -> bool:
         """Whether both fire the same messages at the same times; an interval may have begun at another moment."""
-        other_timing = msgspec.structs.replace(other.timing, anchor_ms=self.timing.anchor_ms)
-        return (self.timing, self.template, self.misfire, self.jitter_ms) == (
-            other_timing,
-            other.template,
-            other.misfire,
-            other.jitter_ms,
-        )
+        mine, others = (self.template, self.misfire, self.jitter_ms), (other.template, other.misfire, other.jitter_ms)
+        return self.has_timing_of(other) and mine == others
+
+    def has_timing_of(self, other: ScheduleState) -> bool:
+        """Whether both fall due at the same times; an interval may have begun at another moment."""
+        return self.timing == msgspec.structs.replace(other.timing, anchor_ms=self.timing.anchor_ms)
+
+    def goes_on_with(self, other: ScheduleState) -> bool:
+        """Whether the next due stays as it is if this schedule becomes the other one.
+
+        In another topic it does not: what was fired would not be found there.
+        """
+        return self.next_ms is not None and self.has_timing_of(other) and self.template.topic == other.template.topic
 
 
 class FiringPlan(NamedTuple):
@@ -137,19 +144,21 @@ def check_timing(timing: Timing, now_ms: int) -> None:
                 f"at={_moment(timing.at_ms, UTC).isoformat()} has passed: give a time in the future, or publish the "
                 "message now"
             )
+        if timing.at_ms > _LAST_MS:
+            raise InvalidRequest(f"at={timing.at_ms} ms is after the year 9999: give a time before it ends")
         return
     if next(dues(timing, now_ms), None) is None:
         raise InvalidRequest(f"cron={timing.cron!r} never falls due: there is no such day. Check day and month")
 
 
 def dues(timing: Timing, after_ms: int) -> Iterator[int]:
-    """Yield the dues after a moment, in order of time."""
+    """Yield the dues after a moment, in order of time, until the year 9999 ends."""
     if timing.at_ms:
-        if timing.at_ms > after_ms:
+        if after_ms < timing.at_ms <= _LAST_MS:
             yield timing.at_ms
     elif timing.every_ms:
         due_ms = after_ms + timing.every_ms - (after_ms - timing.anchor_ms) % timing.every_ms
-        while True:
+        while due_ms <= _LAST_MS:
             yield due_ms
             due_ms += timing.every_ms
     else:
@@ -170,11 +179,18 @@ def _cron_dues(timing: Timing, after_ms: int) -> Iterator[int]:
             f"cron={timing.cron!r} cannot be used: {reason[:1].lower() + reason[1:]}. Give five fields (minute, hour, "
             "day, month, weekday) such as '0 3 * * *', or a name such as '@daily'"
         ) from None
-    for moment in moments:
+    while (moment := _next_of(moments)) is not None:
         due_ms = int(moment.timestamp()) * 1000
         if due_ms > after_ms:  # in the hour that clocks repeat, the first one found may have passed
             yield due_ms
             after_ms = due_ms
+
+
+def _next_of(moments: Iterator[datetime]) -> datetime | None:
+    try:
+        return next(moments, None)
+    except (OverflowError, ValueError):  # after the last datetime
+        return None
 
 
 def zone_of(name: str) -> tzinfo:

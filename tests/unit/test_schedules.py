@@ -155,6 +155,7 @@ def test_the_next_times_are_told(place):
         ({"at": datetime(2026, 1, 1)}, "no time zone"),
         ({"at": at("2025-12-01T11:59:59")}, "has passed"),
         ({"at": at("1960-01-01")}, "has passed"),
+        ({"at": datetime.max.replace(tzinfo=UTC), "jitter": 1}, "year 9999"),
         ({"every": 5, "misfire": "later"}, "misfire='later'"),
         ({"every": 5, "jitter": -1}, "jitter=-1"),
         ({"every": 5, "jitter": 100_000}, "jitter=100000"),
@@ -208,6 +209,38 @@ def test_a_changed_schedule_keeps_its_history_and_its_pause(place):
     assert changed.created_at == made.created_at
     assert changed.changed_at > made.changed_at
     assert schedules.resume("job").next_due == at("2025-12-01T12:01:10")
+
+
+def test_another_message_does_not_put_off_the_next_due(alone):
+    schedules = alone.schedules
+    made = schedules.put("job", "jobs", b"one", every=60)
+    alone.clock.advance(seconds=50)
+    assert schedules.put("job", "jobs", b"two", every=60).next_due == made.next_due
+    alone.clock.advance(seconds=20)  # it is due, and nothing has fired it yet
+    assert schedules.put("job", "jobs", b"three", every=60).next_due == made.next_due
+    alone.after()
+    assert alone.fired_ids() == ["job@2025-12-01T12:01:00Z"]
+    assert [message.body for message in alone.broker.read("jobs")] == [b"three"]
+    assert schedules.get("job").next_due == at("2025-12-01T12:02:00")
+
+
+def test_another_topic_is_not_sent_what_the_first_one_has(alone, monkeypatch):
+    alone.broker.create_topic("others")
+    alone.schedules.put("job", "jobs", b"go", every=60)
+    locks = alone.engine.locks()
+    monkeypatch.setattr(locks, "change", lambda *_, **__: (_ for _ in ()).throw(holdfast.DiskFull("no room")))
+    alone.after(seconds=60)
+    monkeypatch.undo()
+    alone.schedules.put("job", "others", b"go", every=60)
+    alone.run(seconds=50)
+    assert (len(alone.fired_ids()), alone.fired_ids("others")) == (1, [])
+
+
+def test_two_runs_in_the_same_moment_are_two_messages(alone):
+    alone.schedules.put("job", "jobs", b"go", every=60)
+    first, second = alone.schedules.run_now("job"), alone.schedules.run_now("job")
+    assert first.message_id != second.message_id
+    assert len(alone.broker.read("jobs")) == 2
 
 
 def test_every_due_fires_once_over_restarts(alone):
@@ -419,6 +452,17 @@ def test_a_full_disk_delays_firings_and_loses_none(alone):
     assert alone.fired_ids() == ["job@2025-12-01T12:01:00Z", "job@2025-12-01T12:02:00Z"]
 
 
+def test_documents_that_leave_no_room_do_not_stop_schedules(alone, monkeypatch):
+    alone.schedules.put("job", "jobs", b"go", every=60)
+    monkeypatch.setattr("holdfast.broker.locks._MOST_BYTES", alone.engine.locks().table.document_bytes)
+    with pytest.raises(InvalidRequest, match="room"):
+        alone.broker.documents.update("mine", 1)
+    alone.run(seconds=180, step=60)
+    assert (alone.schedules.get("job").fired, alone.schedules.get("job").error) == (3, "")
+    with pytest.raises(InvalidRequest, match="schedule job was not written"):
+        alone.schedules.put("job", "jobs", b"go" * 1000, every=60)
+
+
 def test_a_schedule_that_is_changed_is_tried_again_at_once(alone):
     alone.broker.create_topic("gone")
     alone.schedules.put("job", "gone", b"go", every=2)
@@ -433,7 +477,7 @@ def test_a_schedule_that_is_changed_is_tried_again_at_once(alone):
 def test_a_schedule_that_could_not_be_deleted_is_still_there(alone, monkeypatch):
     alone.schedules.put("job", "jobs", b"go", every=60)
     locks = alone.engine.locks()
-    monkeypatch.setattr(locks, "change", lambda command: (_ for _ in ()).throw(holdfast.DiskFull("no room")))
+    monkeypatch.setattr(locks, "change", lambda *_, **__: (_ for _ in ()).throw(holdfast.DiskFull("no room")))
     with pytest.raises(holdfast.DiskFull):
         alone.schedules.delete("job")
     monkeypatch.undo()

@@ -122,6 +122,14 @@ def test_the_leap_day():
     assert years == [2028, 2032, 2036]
 
 
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+def test_dues_end_with_the_last_datetime(zone):
+    ahead = list(dues(Timing(cron="0 0 * 2 mon#5", timezone=zone), ms("2026-01-01T00:00")))
+    assert 100 < len(ahead) < 1_000
+    assert ahead[-1] < ms("9999-12-31T23:00")
+    assert list(dues(Timing(every_ms=3_600_000), ms("9999-12-31T22:30"))) == [ms("9999-12-31T23:00")]
+
+
 def test_the_end_of_the_month():
     last = found("0 0 L * *", "UTC", "2028-01-01T00:00", 4)
     assert [day[:5] for day in last] == ["01-31", "02-29", "03-31", "04-30"]

@@ -26,7 +26,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -134,7 +134,9 @@ class FolderSchedules:
             known = states.get(name)
             if known is not None and known.is_same(wanted):
                 return known
-            check_timing(wanted.timing, now_ms)
+            goes_on = known is not None and known.goes_on_with(wanted)
+            if not goes_on:
+                check_timing(wanted.timing, now_ms)
             if known is None and len(states) >= MOST_SCHEDULES:
                 raise InvalidRequest(
                     f"schedule {name} was not created: there are {MOST_SCHEDULES} already, which is the limit. Delete "
@@ -146,14 +148,15 @@ class FolderSchedules:
                 paused=base.paused,
                 created_ms=base.created_ms or now_ms,
                 changed_ms=now_ms,
-                next_ms=next_due(wanted.timing, now_ms),
-                seen_ms=now_ms,
+                timing=base.timing if base.has_timing_of(wanted) else wanted.timing,
+                next_ms=base.next_ms if goes_on else next_due(wanted.timing, now_ms),
+                seen_ms=base.seen_ms if goes_on else now_ms,
                 fired=base.fired,
                 missed=base.missed,
                 firings=base.firings,
             )
             self._retry_ms.pop(name, None)  # the change may be the cure
-            self._settle(self._write(name, state))
+            self._settle(self._write(name, state, bounded=True))
         self.on_attention()
         return state
 
@@ -198,11 +201,20 @@ class FolderSchedules:
         """Publish the message now, besides what is due. Raises NotFound."""
         with self._turn, self._lock:
             state, now_ms = self._known(name), self._now_ms()
-            published = self._publish(state, f"{firing_id(name, now_ms)}+run")
+            published = self._publish(state, self._run_id(name, state, now_ms))
             self.fired.add()
             state = after(state, [SettledDue(now_ms, now_ms, published, by_hand=True)], state.next_ms, state.seen_ms)
             self._settle(self._write(name, state))
             return state
+
+    def _run_id(self, name: str, state: ScheduleState, now_ms: int) -> str:
+        """Return a dedup id that no run has had: there may be several in a millisecond."""
+        with self._engine.using(state.template.topic) as topic:
+            for ms in count(now_ms):
+                dedup_id = f"{firing_id(name, ms)}+run"
+                if topic.duplicates.find(dedup_id.encode()) is None:
+                    break
+        return dedup_id
 
     def tick(self) -> int | None:
         """Fire what is due; returns in how many ms to call again."""
@@ -434,9 +446,11 @@ class FolderSchedules:
         numbers = topic.usable_numbers() or [topic.usable(0)]
         return numbers[partition_for(dedup_id, len(numbers))]
 
-    def _write(self, name: str, state: ScheduleState) -> Appended | None:
+    def _write(self, name: str, state: ScheduleState, *, bounded: bool = False) -> Appended | None:
+        """Write the document. A note is written even if users' documents have left no room: it must not fail."""
         states = self._loaded()
-        decided = self._engine.locks().change(ReplaceDocument(SCHEDULE_PREFIX + name, _encode(state)))
+        command = ReplaceDocument(SCHEDULE_PREFIX + name, _encode(state))
+        decided = self._engine.locks().change(command, bounded=bounded)
         states[name] = state
         return decided.appended
 
