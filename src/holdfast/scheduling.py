@@ -36,7 +36,7 @@ MOST_COUNTED: Final = 1_000  # missed dues that are counted one by one
 _KEPT_FIRINGS: Final = 10
 
 _LAST_MS: Final = 253_402_300_799_000  # the last second of the year 9999, and so of datetimes
-_FIRST_LOOK_MS: Final = 3_600_000
+_FIRST_MARGIN_MS: Final = 2 * 3_600_000
 _WIDER: Final = 8
 _FIELDS: Final = 5
 _NAMED: Final = {
@@ -166,24 +166,28 @@ def dues(timing: Timing, after_ms: int) -> Iterator[int]:
 
 
 def _cron_dues(timing: Timing, after_ms: int) -> Iterator[int]:
+    moments = _simulated(timing, after_ms)
+    while (moment := _next_of(moments)) is not None:
+        due_ms = int(moment.timestamp()) * 1000
+        if due_ms > after_ms:  # in the hour that clocks repeat, the first one found may have passed
+            yield due_ms
+            after_ms = due_ms
+
+
+def _simulated(timing: Timing, from_ms: int, *, reverse: bool = False) -> Iterator[datetime]:
     from cronsim import CronSim, CronSimError  # few programs have schedules
 
     expression = _NAMED.get(timing.cron.strip().lower(), timing.cron)
     try:
         if len(expression.split()) != _FIELDS:
             raise CronSimError("wrong number of fields")
-        moments = CronSim(expression, _moment(after_ms, zone_of(timing.timezone)))
+        return CronSim(expression, _moment(from_ms, zone_of(timing.timezone)), reverse=reverse)
     except CronSimError as error:
         reason = str(error)
         raise InvalidRequest(
             f"cron={timing.cron!r} cannot be used: {reason[:1].lower() + reason[1:]}. Give five fields (minute, hour, "
             "day, month, weekday) such as '0 3 * * *', or a name such as '@daily'"
         ) from None
-    while (moment := _next_of(moments)) is not None:
-        due_ms = int(moment.timestamp()) * 1000
-        if due_ms > after_ms:  # in the hour that clocks repeat, the first one found may have passed
-            yield due_ms
-            after_ms = due_ms
 
 
 def _next_of(moments: Iterator[datetime]) -> datetime | None:
@@ -270,9 +274,9 @@ def _ripe(name: str, state: ScheduleState, first_ms: int, now_ms: int) -> tuple[
 
 def _newest(timing: Timing, after_ms: int, until_ms: int) -> list[int]:
     """Return the last dues up to `until_ms`, without going through all of them."""
-    span_ms = _FIRST_LOOK_MS
+    around_ms, margin_ms = _about_so_many_before(timing, after_ms, until_ms), _FIRST_MARGIN_MS
     while True:
-        start_ms = max(after_ms, until_ms - span_ms)
+        start_ms = max(after_ms, around_ms - margin_ms)
         found: deque[int] = deque(maxlen=MOST_CAUGHT_UP + 1)
         for due_ms in dues(timing, start_ms):
             if due_ms > until_ms:
@@ -280,7 +284,23 @@ def _newest(timing: Timing, after_ms: int, until_ms: int) -> list[int]:
             found.append(due_ms)
         if len(found) > MOST_CAUGHT_UP or start_ms == after_ms:
             return list(found)
-        span_ms *= _WIDER
+        margin_ms *= _WIDER
+
+
+def _about_so_many_before(timing: Timing, after_ms: int, until_ms: int) -> int:
+    """Return about when the last hundred dues began. Backwards, changes of daylight saving make it inexact."""
+    if timing.every_ms:
+        return until_ms - MOST_CAUGHT_UP * timing.every_ms
+    moments = _simulated(timing, until_ms, reverse=True)
+    found_ms = until_ms
+    for _ in range(MOST_CAUGHT_UP + 1):
+        moment = _next_of(moments)
+        if moment is None:
+            return after_ms
+        found_ms = int(moment.timestamp()) * 1000
+        if found_ms <= after_ms:
+            break
+    return found_ms
 
 
 def after(state: ScheduleState, firings: list[SettledDue], next_ms: int | None, now_ms: int) -> ScheduleState:

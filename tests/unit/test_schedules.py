@@ -389,6 +389,23 @@ def test_schedules_that_are_due_together_share_a_sync(alone):
     assert alone.disk.calls["sync"] - before < 25
 
 
+def test_a_tick_that_takes_long_to_see_what_is_due_lets_callers_go(alone, monkeypatch):
+    for number in range(20):
+        alone.schedules.put(f"job-{number}", "jobs", b"go", every=60)
+    schedules, some = alone.engine.schedules(), []
+    plan, fire = engine_schedules.plan, schedules._fire_some
+
+    def slow(*given: Any) -> Any:
+        alone.clock.advance(seconds=0.02)
+        return plan(*given)
+
+    monkeypatch.setattr(engine_schedules, "plan", slow)
+    monkeypatch.setattr(schedules, "_fire_some", lambda names: (some.append(len(names)), fire(names)))
+    alone.after(seconds=60)
+    assert len(some) > 5
+    assert len(alone.fired_ids()) == 20
+
+
 def test_what_many_schedules_missed_is_one_line_in_the_log(alone, caplog):
     for number in range(5):
         alone.schedules.put(f"job-{number}", "jobs", b"go", every=60)

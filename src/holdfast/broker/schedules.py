@@ -71,6 +71,7 @@ MOST_SCHEDULES: Final = 10_000
 _LOOK_AGAIN_MS: Final = 10_000  # the clock may be set at any time
 _SET_BACK_MS: Final = 1_000  # a clock that is corrected by less was not set back
 _AFTER_ERROR_MS: Final = 10_000
+_MOST_PLANNING_MS: Final = 50  # after a long outage it takes a while to see what is due
 _AT_ONCE: Final = 100  # schedules and messages that share a sync
 _FOREVER_MS: Final = 1 << 62
 
@@ -305,9 +306,9 @@ class FolderSchedules:
         The caller holds the lock: meanwhile nobody may change what is being fired. So they are not too many.
         """
         begun: list[_Firing] = []
-        room = _AT_ONCE
+        room, until_ms = _AT_ONCE, self._mono_ms() + _MOST_PLANNING_MS
         try:
-            while names and room > 0:
+            while names and room > 0 and self._mono_ms() <= until_ms:
                 firing = self._begin(names.popleft())
                 room -= 1
                 if firing is not None:
