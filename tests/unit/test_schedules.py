@@ -480,6 +480,18 @@ def test_documents_that_leave_no_room_do_not_stop_schedules(alone, monkeypatch):
         alone.schedules.put("job", "jobs", b"go" * 1000, every=60)
 
 
+def test_an_error_that_cannot_be_stored_is_shown_all_the_same(alone, monkeypatch):
+    alone.schedules.put("job", "jobs", b"go", every=60)
+    locks = alone.engine.locks()
+    monkeypatch.setattr(locks, "change", lambda *_, **__: (_ for _ in ()).throw(holdfast.DiskFull("no room")))
+    alone.after(seconds=60)
+    assert alone.schedules.get("job").error == "no room"
+    monkeypatch.undo()
+    alone.run(seconds=20)
+    found = alone.schedules.get("job")
+    assert (found.error, found.fired, len(alone.fired_ids())) == ("", 1, 1)
+
+
 def test_a_schedule_that_is_changed_is_tried_again_at_once(alone):
     alone.broker.create_topic("gone")
     alone.schedules.put("job", "gone", b"go", every=2)

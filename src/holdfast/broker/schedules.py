@@ -390,8 +390,10 @@ class FolderSchedules:
         self._retry_ms[name] = self._mono_ms() + _AFTER_ERROR_MS
         if state.error != reason:
             logger.warning("a schedule could not fire", extra={"schedule": name, "error": reason})
+            failed = msgspec.structs.replace(state, error=reason)
+            self._loaded()[name] = failed
             with suppress(HoldfastError, OSError):  # the disk may be what failed
-                self._noted = self._write(name, msgspec.structs.replace(state, error=reason))
+                self._noted = self._write(name, failed)
 
     def _publish(self, state: ScheduleState, dedup_id: str) -> str:
         """Publish the message unless it was before; returns its id when it is on disk."""
