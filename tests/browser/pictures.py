@@ -35,6 +35,7 @@ PICTURES = {
     "console-log": ("/ui/queues/orders/log", WIDE, False),
     "console-settings": ("/ui/queues/orders/settings", WIDE, False),
     "console-audit": ("/ui/audit", WIDE, False),
+    "console-schedules": ("/ui/schedules", WIDE, False),
     "console-workers": ("/ui/workers", WIDE, False),
     "console-health": ("/ui/health", WIDE, True),
     "console-narrow": ("/ui", NARROW, False),
@@ -70,6 +71,19 @@ def redrive_a_few(server: Serving) -> None:
     server.post("/v1/queues/returns/ack", {"receipts": receipts[:7]})
     error = "ConnectionError: the warehouse does not answer"
     server.post("/v1/queues/returns/nack", {"receipts": receipts[7:], "error": error})
+
+
+def schedule(server: Serving) -> None:
+    """Schedules of each kind: one that fires, one that is paused, one that was run by hand."""
+    put = {
+        "weekly-invoices": {"topic": "mails", "text": "send", "cron": "0 8 * * mon", "timezone": "Europe/Berlin"},
+        "poll-warehouse": {"topic": "webhooks", "text": "poll", "every": 2, "jitter": 1},
+        "newsletter": {"topic": "mails", "text": "weekly", "cron": "0 9 * * fri", "timezone": "America/New_York"},
+    }
+    for name, values in put.items():
+        assert server.request("PUT", f"/v1/schedules/{name}", values).status == 200
+    assert server.post("/v1/schedules/newsletter/pause").status == 200
+    assert server.post("/v1/schedules/nightly-export/run").status == 200
 
 
 def wait(server: Serving) -> None:
@@ -139,6 +153,7 @@ def main() -> None:
         live_a_day(server)
         sample_the_past(server)
         redrive_a_few(server)
+        schedule(server)
         assert server.request("PUT", "/v1/queues/reports", {}).status == 200
         for _ in range(2):
             threading.Thread(target=wait, args=(server,), daemon=True).start()

@@ -182,6 +182,7 @@ def tell() -> Story:
     story.plain(b"whole again")
     lost = story.plain(b"to be lost")
     story.plain(b"and this", b"with it")
+    story.plain(TEXT * 3)
     story.kill_and_damage(lost.offset)
     story.plain(b"after the gap")
     story.append(Batch(values=[TEXT * 12] * 3), codec="zstd")
@@ -203,6 +204,8 @@ def tell_compacted() -> Story:
     story.append(Batch(values=[b"", b"x"], keys=[b"k", b"deleted"], flags=[0, 0]))
     for n in range(8):
         story.append(Batch(values=[b"%d" % n], keys=[b"often"]))
+    story.plain(b"without a key")
+    story.plain(b"in a short frame")
     story.log.sync()
     story.disk = story.disk.kill()
     story.log = story._open()  # another epoch

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from holdfast.codec.encode import FramePlace, Packing, encode_batch, header_for
-from holdfast.codec.frame import read_frame
+from holdfast.codec.frame import read_frame, short_frame
 from holdfast.errors import DamagedRange
 from holdfast.model import Batch, Producer, Record
 from holdfast.storage.frames import parse_index
@@ -74,10 +74,40 @@ def table_entry(crc: int) -> int:
 CRC_TABLE = [table_entry(n) for n in range(256)]
 
 
+SHORT_HEADER = struct.Struct("<4sIIHHQq")
+
+
+def short_at(data: bytes, at: int, log_id: int) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The short frame at this position, if there is one: what a long one would say, and its record."""
+    magic, own_id, position, length, epoch, offset, time_ns = SHORT_HEADER.unpack_from(data, at)
+    value_at = at + SHORT_HEADER.size
+    end = at + max((SHORT_HEADER.size + length + 4 + 7) // 8 * 8, 88)
+    check = struct.pack("<I", crc32c(data[at : end - 4]))
+    if (magic, own_id, position) != (b"HFR\x02", log_id, at) or end > len(data) or data[end - 4 : end] != check:
+        return None
+    header = dict.fromkeys(NAMES, 0) | {
+        "magic": magic,
+        "position": at,
+        "count": 1,
+        "kind": 1,
+        "base_offset": offset,
+        "max_time_ns": time_ns,
+        "epoch": epoch,
+        "end": end,
+    }
+    parts = Parts(struct.pack("<2i", 0, length) + data[value_at : value_at + length])
+    return header, next(records_of(header, parts))
+
+
 def frames_of(data: bytes, log_id: int) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Each good frame of a segment: header and records. What is no frame is passed over, eight bytes at a time."""
     at = 0
     while at + HEADER.size <= len(data):
+        short = short_at(data, at, log_id)
+        if short is not None:
+            yield short[0], [short[1]]
+            at = short[0]["end"]
+            continue
         header = dict(zip(NAMES, HEADER.unpack_from(data, at), strict=True))
         body_at, end = at + HEADER.size, at + (HEADER.size + header["body_bytes"] + 7) // 8 * 8
         if (
@@ -91,7 +121,8 @@ def frames_of(data: bytes, log_id: int) -> Iterator[tuple[dict[str, Any], list[d
             continue
         assert header["magic"] == b"HFR\x01", "a newer version"
         assert header["columns"] < 512, "a newer version"
-        assert header["flags"] < 256, "a newer version"
+        assert header["flags"] < 512, "a newer version"
+        header["end"] = end
         body = unpack(header["codec"], data[body_at : body_at + header["body_bytes"]], header["raw_bytes"])
         yield header, [] if header["kind"] in (4, 5) else list(records_of(header, Parts(body)))
         at = end
@@ -289,6 +320,7 @@ def test_every_kind_of_thing_is_in_the_golden_log(version: Path):
     assert {header["epoch"] for header in frames} == {1, 2, 3}
     assert max(header["batch_remaining"] for header in frames) > 0
     assert [header["producer_id"] for header in frames if header["producer_id"]] == [0xFEDCBA9876543210]
+    assert len({header["magic"] for header in frames}) == int(version.name[1:])
     assert len(list((version / "log").glob("*.log"))) > 2
     assert len(list((version / "log" / "quarantine").iterdir())) == 2
 
@@ -300,7 +332,9 @@ def test_every_kind_of_thing_is_in_the_compacted_log(version: Path):
     assert {header["codec"] for header in frames} == {0, 1}
     assert {header["epoch"] for header in frames} == {1, 2}
     assert any(header["columns"] & 256 for header in frames)
-    assert [header["flags"] for header in frames if header["position"] == 0] == [2, 1, 0]
+    newer = 256 if version.name == "compacted-v2" else 0
+    assert [header["flags"] for header in frames if header["position"] == 0] == [newer + 2, newer + 1, newer]
+    assert any(header["magic"] == b"HFR\x02" for header in frames) == bool(newer)
     assert [header["flags"] for header in frames if header["position"] and header["flags"]] == []
     written = [(h["base_offset"], h["count"], h["first_sequence"]) for h in frames if h["producer_id"] == 77]
     assert written == [(43, 3, 2**32 - 2)]
@@ -337,7 +371,7 @@ def check_index(path: Path, log_id: int) -> None:
     assert content[-4:] == struct.pack("<I", crc32c(content[:-4]))
     last = frames[-1][0]
     assert next_offset == last["base_offset"] + last["count"]
-    assert end == last["position"] + (88 + last["body_bytes"] + 7) // 8 * 8
+    assert end == last["end"]
     assert max_time_ns >= max(header["max_time_ns"] for header, _ in frames)
     offsets = struct.unpack_from(f"<{count}Q", content, 48)
     times = struct.unpack_from(f"<{count}q", content, 48 + 8 * count)
@@ -357,9 +391,9 @@ def test_our_crc_is_crc32c():
 
 
 EXAMPLE = """
-48465201 0d0c0b0a 00000000 35000000 35000000 02000000 01 00 0000 06000000
+48465201 0d0c0b0a 00000000 35000000 35000000 02000000 01 00 0001 06000000
 2a00000000000000 00002a36fe9c9717 2800000000000000 03000000 07000000 3412000000000000 05000000 00000000
-9f937ba6 a483a830
+9f937ba6 c3fe8149
 00000000 05000000 05000000 00000000
 01 00000000000000
 00000000 03000000 03000000 00000000
@@ -380,7 +414,7 @@ def hand_assembled() -> bytes:
         )
     )
     padded = body + bytes(-len(body) % 8)
-    fixed = struct.pack("<5I", 0x0A0B0C0D, 0, len(body), len(body), 2) + struct.pack("<BBHI", 1, 0, 0, 2 | 4)
+    fixed = struct.pack("<5I", 0x0A0B0C0D, 0, len(body), len(body), 2) + struct.pack("<BBHI", 1, 0, 256, 2 | 4)
     place = struct.pack("<QqQII", 42, 1_700_000_000_000_000_000, 40, 3, 7)
     head = b"HFR\x01" + fixed + place + struct.pack("<QIII", 0x1234, 5, 0, crc32c(padded))
     return head + struct.pack("<I", crc32c(head)) + padded
@@ -405,3 +439,15 @@ def test_the_example_of_the_documentation_is_this_very_frame():
     assert block is not None
     digits = re.sub(r"#.*", "", block[1])
     assert bytes.fromhex("".join(digits.split())) == bytes.fromhex(EXAMPLE)
+
+
+def test_a_short_frame_is_byte_for_byte_what_the_specification_says():
+    fields = struct.pack("<4sIIHHQq", b"HFR\x02", 0x0A0B0C0D, 144, 5, 3, 44, 1_700_000_000_000_000_000)
+    checked = fields + b"hello" + bytes(47)
+    by_hand = checked + struct.pack("<I", crc32c(checked))
+    assert len(by_hand) == 88
+    assert short_frame(0x0A0B0C0D, 144, 3, 44, 1_700_000_000_000_000_000, b"hello") == by_hand
+    header, record = next(frames_of(bytes(144) + by_hand, 0x0A0B0C0D))
+    assert (header["position"], header["end"], record[0]["value"]) == (144, 144 + 88, b"hello")
+    (found,) = read_frame(memoryview(by_hand), 0, 144, max_raw_bytes=1000).records()
+    assert found == Record(44, 1_700_000_000_000_000_000, b"hello", epoch=3)

@@ -292,6 +292,47 @@ def test_commands_work_at_a_place_in_a_store(machine, url, capsys):
     assert "world" in run("ls", url)
 
 
+def test_some_commands_read_the_store_while_its_owner_is_on_another_machine(
+    machine, url, elsewhere, capsys, monkeypatch, tmp_path
+):
+    from holdfast.cli.main import main
+
+    owner = elsewhere(
+        f"""
+        queue = holdfast.open({url!r})
+        queue.put(b"broken")
+        queue.get().reject("no")
+        queue.put(b"next", durability="fsync")
+        print('open', flush=True)
+        time.sleep(600)
+        """
+    )
+    assert owner.stdout.readline().strip() == "open"
+    monkeypatch.setenv("HOLDFAST_BROKER_STORE_WAIT_MS", "0")
+
+    def run(*words):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        told = capsys.readouterr()
+        return ended.value.code, told.out + told.err
+
+    for words, expected in [
+        (("topic", "ls", url), "jobs"),
+        (("topic", "show", url, "jobs"), "messages"),
+        (("group", "ls", url), "default"),
+        (("dead", "ls", url), "REJECTED"),
+        (("top", url, "--once"), "default"),
+        (("backup", url, str(tmp_path / "backups")), "backup 1"),
+    ]:
+        code, told = run(*words)
+        assert (code, expected in told) == (0, True), told
+    for words in [("stats", url), ("ls", url), ("put", url, "x"), ("search", url, "x")]:
+        code, told = run(*words)
+        assert code != 0
+        assert f"owned by process {owner.pid}" in told
+        assert "Connect to its server" in told
+
+
 def test_the_local_copy_opened_as_a_folder_is_the_queue_in_the_store(machine, url, tmp_path, monkeypatch):
     with holdfast.open(url) as queue:
         queue.put(b"one")

@@ -25,11 +25,10 @@ from holdfast.codec.frame import (
     Kind,
     compress,
     decompress,
-    log_prefix,
     read_frame,
     read_header,
-    read_single,
 )
+from holdfast.codec.singles import log_prefixes, read_single
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import CorruptData, HoldfastError, MessageTooLarge
@@ -137,7 +136,7 @@ def exercise(data: bytes) -> None:
     if records is not None:
         assert [record.value for record in records] == values
         assert [record.offset for record in records] == list(frame.offsets())
-    single = read_single(memoryview(data), frame.header.position, log_prefix(frame.header.log_id))
+    single = read_single(memoryview(data), frame.header.position, log_prefixes(frame.header.log_id))
     assert single is None or records == [single[0]]
 
 

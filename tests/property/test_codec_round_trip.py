@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from holdfast.codec import columns as c
 from holdfast.codec.encode import FramePlace, Packing, encode_batch, header_for, message_sizes
-from holdfast.codec.frame import HEADER_BYTES, Codec, FrameHeader, Kind, frame_bytes, read_frame
+from holdfast.codec.frame import HEADER_BYTES, MAY_HOLD_SHORT, Codec, FrameHeader, Kind, frame_bytes, read_frame
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import MessageTooLarge
@@ -173,7 +173,7 @@ def check_header(
     assert (header.log_id, header.epoch, header.synced_offset) == (place.log_id, place.epoch, place.synced_offset)
     assert (header.producer_id, header.producer_epoch) == (producer.id, producer.epoch)
     assert header.first_sequence == producer.first_sequence
-    assert (header.magic, header.kind, header.flags) == (b"HFR\x01", kind, 0)
+    assert (header.magic, header.kind, header.flags) == (b"HFR\x01", kind, 0 if header.position else MAY_HOLD_SHORT)
     assert header.columns & ~c.KEY_VALIDITY == columns_used(batch)
     assert header.codec in (Codec.NONE, packing.codec)
     if header.codec == Codec.NONE:

@@ -21,8 +21,10 @@ import pytest
 
 import holdfast
 from holdfast.client.spark_commits import routes
+from holdfast.spark.pipelines.stores import in_store, store_options
 from holdfast.spark.session import java_home
 from tests.integration.http_gear import serving
+from tests.integration.store_servers import moto
 from tests.spark.scripts import run_script
 
 pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.timeout(900)]
@@ -242,9 +244,11 @@ PROVED = ("land", "silver", "hours", "pairs", "newest", "proof")
 class Project:
     """Pipelines in a folder of their own, run by the command line."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, lake: str | None = None) -> None:
         self.home, self.sent = home, 0
-        (home / "pipelines.yaml").write_text(PIPELINES)
+        self.lake = str(home / "lake") if lake is None else lake
+        places = "lake: lake" if lake is None else f"lake: {lake}\ncheckpoints: work"
+        (home / "pipelines.yaml").write_text(PIPELINES.replace("lake: lake", places))
         (home / "functions.py").write_text(FUNCTIONS)
         with holdfast.open_broker(home / "shop") as broker:
             broker.create_topic("orders", partitions=2)
@@ -267,7 +271,8 @@ class Project:
         return {each["pipeline"]: each for each in json.loads(done.stdout)["pipelines"]}
 
     def table(self, name: str) -> pl.DataFrame:
-        return pl.read_delta(str(self.home / "lake" / name))
+        options = store_options(self.lake) if in_store(self.lake) else None
+        return pl.read_delta(f"{self.lake}/{name}", storage_options=options)
 
     def check(self) -> None:
         """Every message is where it belongs, once."""
@@ -298,6 +303,25 @@ def test_pipelines_run_on_spark_connect(remote: str, project: Project) -> None:
     again = project.run(*PROVED, "--remote", remote)
     assert (again["land"]["rows_in"], again["pairs"]["rows_out"]) == (21, 16)
     project.check()
+
+
+@pytest.fixture
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    """A project with its lake in a store, of whose keys only the command knows."""
+    with moto(tmp_path) as (url, variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        yield Project(tmp_path, url)
+
+
+def test_the_processes_of_a_cluster_and_of_spark_connect_need_no_keys_for_a_lake_in_a_store(
+    remote: str, cluster: Cluster, stored: Project, scale: Callable[[int, int], int]
+) -> None:
+    for arguments in (["--remote", remote], on_a_cluster(cluster))[: scale(1, 2)]:
+        stored.send(50)
+        done = stored.run(*PROVED, *arguments)
+        assert (done["land"]["rows_in"], done["land"]["lag"], done["proof"]["ok"]) == (51, 0, True)
+        stored.check()
 
 
 def on_a_cluster(cluster: Cluster) -> list[str]:

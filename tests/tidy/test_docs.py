@@ -244,6 +244,29 @@ def test_every_relative_link_leads_somewhere():
     assert_none(faults, "There is no such file, or no such heading in it.")
 
 
+ONCE = "explanation/spark-exactly-once.md"
+# On the pages on Spark, only these may come twice.
+AT_LEAST_ONCE = {
+    "a stream into `foreachBatch` | at least once, unless your function uses the batch number",
+    "the sink writes at least once | [exactly once](../explanation/spark-exactly-once.md)",  # Kafka's
+}
+
+
+def test_one_page_says_what_spark_writes_once_and_the_others_refer_to_it():
+    wrong = []
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        name = page.relative_to(ROOT / "docs").as_posix()
+        if "decisions" in name or not (name == ONCE or re.search("spark|pipelines", page.name)):
+            continue
+        for line in page.read_text().splitlines():
+            if re.search("at.least.once", line, re.IGNORECASE) and not any(each in line for each in AT_LEAST_ONCE):
+                wrong.append(f"{name}: {line[:100]}")
+        says = re.search(r"exactly once|(row|message) once\b", page.read_text(), re.IGNORECASE)
+        if says and name != ONCE and ONCE not in page.read_text():
+            wrong.append(f"{name}: it says {says[0]!r} and does not refer to {ONCE}")
+    assert_none(wrong, "what may come twice, and what not, is said in one table")
+
+
 def test_every_page_and_example_is_in_an_index():
     docs = ROOT / "docs"
     linked = {

@@ -10,7 +10,7 @@ from tools.figures import FIGURES, Package, figure
 # The most that is allowed: what there was when a figure last went down. A change that lowers a figure lowers its
 # ceiling, too; none is raised without a reason in the commit. Where there is a goal, it stands behind the ceiling.
 CEILINGS = {
-    "modules": 330,  # goal: 280, which was reached before backups, tiers, task frameworks and schedules came
+    "modules": 333,  # goal: 280, reached before backups, tiers, task frameworks, schedules and lakes in stores
     "face_classes": 28,  # goal: 28, half of them generated
     "priority": 18,  # goal: 12, before schedules: their messages have one, as an argument, stored, shown and sent
     "equal_pairs": 5,
@@ -22,7 +22,7 @@ CEILINGS = {
     "short_modules": 23,  # goal: fewer than 30
     "one_sibling": 24,
     "unnamed_modules": 1,  # a folder of Django's with nothing but another folder
-    "imports_percent": 6.1,  # goal: 6
+    "imports_percent": 6.2,  # goal: 6
     "setattr_calls": 1,  # goal: none on a live object
 }
 

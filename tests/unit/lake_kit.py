@@ -13,7 +13,8 @@ from pyarrow import parquet as pq
 from holdfast.env import real_world
 from holdfast.env.disk import LakeDisk
 from holdfast.spark.pipelines.checkpoint import TableChange
-from holdfast.spark.pipelines.lake import BATCH, table_files
+from holdfast.spark.pipelines.lake import table_files
+from holdfast.spark.pipelines.parquet import BATCH
 from holdfast.spark.pipelines.project import Pipeline
 from holdfast.spark.pipelines.spec import Context
 

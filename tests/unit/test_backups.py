@@ -539,7 +539,8 @@ def test_a_folder_in_a_store_and_back_to_any_number(place, tmp_path, monkeypatch
     holdfast.restore(url, tmp_path / "first", at=first.number)
     holdfast.restore(url, tmp_path / "last")
     assert (bodies(tmp_path / "first"), bodies(tmp_path / "last")) == ([b"one"], [b"one", b"two", b"thr"])
-    holdfast.restore(url, tmp_path / "then", at=made.time)
+    then = holdfast.restore(url, tmp_path / "then", at=made.time)
+    assert first.time <= then.time <= made.time, "of what was restored, not of the call"
     assert bodies(tmp_path / "then") == [b"one", b"two"]
     with pytest.raises(NotFound, match="there is no 100000"):
         holdfast.restore(url, tmp_path / "never", at=100_000)

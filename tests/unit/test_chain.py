@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from holdfast.env import ManualClock, SystemClock
+from holdfast.env.chain import disk as disk_module
 from holdfast.env.chain.chain import Chain, ChainTimes, OwnershipLost, Position, key_of, walk
-from holdfast.env.chain.disk import ChainDisk
+from holdfast.env.chain.checkpoints import Copy
+from holdfast.env.chain.disk import LARGE_BYTES, ChainDisk
 from holdfast.env.chain.engines import FolderStore, MemoryStore, StoreRefused, StoreUnreachable, probe
 from holdfast.env.chain.format import (
     HEADER_BYTES,
@@ -22,7 +26,7 @@ from holdfast.env.chain.format import (
     encode,
     replay,
 )
-from holdfast.env.disk import RealDisk
+from holdfast.env.disk import RealDisk, write_fully
 from tests.crash.faulty_store import FaultyStore
 
 WRITER = bytes(range(16))
@@ -244,6 +248,54 @@ def test_a_store_that_does_not_answer_ends_the_owner():
         chain.commit()
 
 
+class _Hanging(MemoryStore):
+    """A store that answers nothing while it hangs; its client gives up after `patience_s`."""
+
+    patience_s = 0.7
+    hangs = False
+
+    def create(self, key, content):
+        if self.hangs:
+            SystemClock().wait(threading.Event(), self.patience_s)
+            raise StoreUnreachable("no answer")
+        return super().create(key, content)
+
+
+def test_a_store_that_hangs_is_given_up_when_its_answer_could_not_count_any_more():
+    """Also by those who ask it later, and by whoever waits in a call that goes on for longer."""
+    store, clock, ended = _Hanging(), SystemClock(), []
+    chain = own(store, clock, slowest_s=1.0, lease_s=0.5)
+    store.hangs = True
+    began_ns = clock.monotonic_ns()
+
+    def commit(name):
+        chain.batch.make(name)
+        with pytest.raises(OwnershipLost, match="did not respond for 1 s"):
+            chain.commit()
+        ended.append((clock.monotonic_ns() - began_ns) / 1e9)
+
+    first = threading.Thread(target=commit, args=("first",))
+    first.start()
+    clock.wait(threading.Event(), 0.6)  # the owner is in doubt by now
+    store.patience_s = 5
+    commit("second")
+    first.join()
+    assert len(ended) == 2
+    assert all(0.9 < seconds < 4 for seconds in ended), ended
+
+
+def test_a_store_that_answers_again_in_time_keeps_its_owner():
+    store, clock = _Hanging(), SystemClock()
+    chain = own(store, clock, slowest_s=5.0, lease_s=5.0)
+    store.hangs = True
+    waking = threading.Timer(0.5, lambda: setattr(store, "hangs", False))
+    waking.start()
+    chain.batch.make("first")
+    chain.commit()
+    waking.join()
+    assert chain.failure is None
+
+
 def test_an_object_that_took_too_long_is_not_counted():
     clock = ManualClock()
 
@@ -391,6 +443,24 @@ def test_a_large_write_without_an_answer_is_tried_again(tmp_path):
         content = bytes([seed]) * 100
         _, key = disk.upload(content)
         assert objects.read(key) == content
+
+
+def test_a_very_large_write_is_several_objects_none_of_which_is_larger_than_a_store_takes(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk_module, "MOST_WRITTEN_BYTES", 2 * LARGE_BYTES)
+    store, content = MemoryStore(), os.urandom(5 * LARGE_BYTES)
+    disk = ChainDisk(RealDisk(), str(tmp_path), own(store))
+    with closing(disk.open(f"{tmp_path}/file", write=True, create=True)) as file:
+        write_fully(file, 0, [content[:7], memoryview(content)[7:-9], content[-9:]])
+        file.sync()
+        assert file.read(0, len(content)) == content
+    sizes = sorted(len(store.read(key) or b"") for key in store.keys("large/"))
+    assert sizes == [2 * LARGE_BYTES, 2 * LARGE_BYTES]  # and the rest is in the chain
+    copy = Copy(store, "", RealDisk(), str(tmp_path / "copy"))
+    copy.clear()
+    for header, payload in walk(store, "", Position()):
+        if header.kind == ObjectKind.DATA:
+            replay(payload, copy)
+    assert (tmp_path / "copy" / "file").read_bytes() == content
 
 
 def test_a_large_write_that_the_store_does_not_take_says_so_and_leaves_the_owner(tmp_path):

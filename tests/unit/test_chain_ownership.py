@@ -11,6 +11,7 @@ import pytest
 from holdfast.env import ManualClock, SeededIds, SystemClock
 from holdfast.env.chain.chain import ChainTimes, OwnershipLost
 from holdfast.env.chain.checkpoints import KEPT_NS, checkpoint_key, checkpoints, clean_up, write_checkpoint
+from holdfast.env.chain.disk import INLINE_BYTES
 from holdfast.env.chain.engines import MemoryStore, StoreRefused, StoreUnreachable
 from holdfast.env.chain.format import BadObject
 from holdfast.env.chain.ownership import ChainFollower, OwnedElsewhere, StandbyNote, StoreOwner, standing, take_over
@@ -95,6 +96,34 @@ def test_an_owner_that_was_silent_and_is_still_the_owner_goes_on(machines, clock
     clock.advance(seconds=HOUR_S)
     put(owner, "after")
     assert owner.chain.is_current()
+
+
+def test_one_that_is_stopped_while_it_cleans_up_leaves_what_its_successor_has_found(
+    machines, clock, store, monkeypatch
+):
+    """A content that no checkpoint lists, and that comes back: it need not be stored, because it is still there."""
+    first, content, taken, remove = machines[0].own(), b"spool" * INLINE_BYTES, [], store.remove
+    put(first, "spool", content)
+    write_checkpoint(first.disk, clock.now_ns())
+    first.disk.remove("data/spool")
+    for _ in range(2):
+        clock.advance(seconds=HOUR_S)
+        put(first, "small")
+        write_checkpoint(first.disk, clock.now_ns())
+
+    def stopped(key):
+        monkeypatch.setattr(store, "remove", remove)
+        remove(key)
+        taken.append(machines[1].own())
+        put(taken[0], "again", content)
+        write_checkpoint(taken[0].disk, clock.now_ns())
+
+    monkeypatch.setattr(store, "remove", stopped)
+    with pytest.raises(OwnershipLost):
+        first.checkpoint()
+    assert taken
+    machines[2].follower().begin()
+    assert machines[2].local.contents("data/again") == content
 
 
 def test_a_standby_that_slept_until_its_chain_was_cleaned_up_does_not_fence_in_the_gap(machines, clock, store):

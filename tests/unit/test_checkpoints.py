@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from holdfast.checksum import crc32c
 from holdfast.env import ManualClock, SeededIds, SystemClock
+from holdfast.env.chain import checkpoints as module
 from holdfast.env.chain.chain import Chain, OwnershipLost, Position, walk
 from holdfast.env.chain.checkpoints import (
     KEPT_NS,
@@ -21,6 +23,7 @@ from holdfast.env.chain.checkpoints import (
     checkpoints,
     clean_up,
     content_key,
+    encode_checkpoint,
     read_checkpoint,
     write_checkpoint,
 )
@@ -32,6 +35,7 @@ from holdfast.env.disk import RealDisk
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.env.world import World
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 LARGE = INLINE_BYTES * 2
 
 
@@ -59,6 +63,15 @@ def files_of(local, folder="data", inside=""):
             found[path] = file.read(0, file.size())
             file.close()
     return found
+
+
+def read_in_halves(capture, path, between=lambda: None):
+    half, size = capture.sizes[path] // 2, capture.sizes[path]
+    first = capture.read(path, 0, half)
+    between()
+    content = first + capture.read(path, half, size - half)
+    capture.done(path)
+    return content
 
 
 def replayed(store, upto=None, start=None):
@@ -91,6 +104,39 @@ def test_a_checkpoint_is_the_folder_as_of_its_number():
     disk.chain.commit()
     assert replayed(store, found.at.number, found) == {"a/small": b"small", "a/large": b"x" * LARGE}
     assert replayed(store, None, found) == replayed(store) == {"a/small": b"later", "a/large": b"x" * LARGE}
+
+
+def test_a_checkpoint_is_written_as_it_always_was():
+    at, file = Position(number=7, epoch=2, window=8, writer=bytes(range(16))), StoredFile("a/small", 2, b"hi")
+    whole, pieces = StoredFile("a/log", 99_999, digest="0f" * 32), " ".join(["1e" * 32, "2d" * 32])
+    made = Checkpoint(at=at, time_ns=1_700_000_000_000_000_000, owner=b"{}", folders=["a"], files=[file, whole])
+    very_large = StoredFile("a/spool", module.PIECE_BYTES + 1, digest=pieces)
+    for name, each in [
+        ("checkpoint", made),
+        ("checkpoint-pieces", msgspec.structs.replace(made, files=[file, very_large])),
+    ]:
+        content = encode_checkpoint(each)
+        assert content.hex() == (GOLDEN / f"{name}.hex").read_text().strip()
+
+
+@pytest.mark.parametrize("size", [100, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("is_changed", [False, True], ids=["read", "kept"])
+def test_what_the_copy_has_lost_is_not_taken_for_the_content(size, is_changed):
+    """The copy may be lost at any time, by and by, too: then the chain must stay as it is."""
+    store, local = MemoryStore(), SimulatedDisk(maps=False)
+    disk = own(store, local)
+    put(disk, "file", b"x" * size)
+    disk.chain.commit()
+    local.open("data/file", write=True).truncate(size // 2)
+    with disk.capturing() as (capture, _), pytest.raises(OSError, match="file has become shorter in the local copy"):
+        if is_changed:
+            put(disk, "file", b"y", 1)
+        capture.read("file", 0, size)
+    if not is_changed:
+        with pytest.raises(OSError, match="shorter"):
+            write_checkpoint(disk, 0)
+    assert checkpoints(store, "") == []
+    assert len(replayed(store)["file"]) == size
 
 
 def test_a_large_file_that_did_not_change_is_stored_once():
@@ -137,17 +183,30 @@ def test_what_changes_while_a_checkpoint_is_written_is_in_it_as_it_was(how, is_o
         held = disk.open("data/file", write=True) if "overwritten" in how or how == "truncated" else None
     with disk.capturing() as (capture, number):
         CHANGES[how](disk, held)
-        assert {path: capture.read(path) for path in capture.sizes} == {"sub/inner": b"inner", "file": b"x" * size}
+        read = {path: read_in_halves(capture, path) for path in capture.sizes}
+        assert read == {"sub/inner": b"inner", "file": b"x" * size}
         disk.keep_digest("file", "of the old content")
         assert how == "moved with its folder" or "file" not in disk.files.digests
     assert replayed(store, number) == {"sub/inner": b"inner", "file": b"x" * size}
+
+
+@pytest.mark.parametrize("how", ["overwritten", "truncated", "removed", "replaced", "moved", "moved and replaced"])
+def test_what_changes_between_two_pieces_is_read_as_it_was(how):
+    disk = own(MemoryStore(), SimulatedDisk(maps=False))
+    held = disk.open("data/file", write=True, create=True)
+    held.write(0, [b"x" * LARGE])
+    if how not in ("overwritten", "truncated"):
+        held.close()
+    with disk.capturing() as (capture, _):
+        assert read_in_halves(capture, "file", lambda: CHANGES[how](disk, held)) == b"x" * LARGE
+        assert not capture._kept
 
 
 def test_what_changes_after_it_was_read_for_a_checkpoint_is_not_kept():
     disk = own(MemoryStore(), SimulatedDisk(maps=False))
     put(disk, "file", b"x" * LARGE)
     with disk.capturing() as (capture, _):
-        assert capture.read("file") == b"x" * LARGE
+        assert read_in_halves(capture, "file") == b"x" * LARGE
         put(disk, "file", b"changed", 10)
         assert not capture._kept
 
@@ -232,6 +291,95 @@ def test_checkpoints_agree_with_the_chain_while_threads_write(tmp_path):
     for each in found:
         assert replayed(store, each.at.number, each) == replayed(store, each.at.number)
         assert replayed(store, None, each) == whole
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Files of more than two units are stored in pieces of two, and logs of more than three."""
+    unit = LARGE
+    monkeypatch.setattr(module, "PIECE_BYTES", 2 * unit)
+    monkeypatch.setattr(module, "WHOLE_LOG_BYTES", 3 * unit)
+    return unit
+
+
+def test_a_very_large_file_is_stored_in_pieces_and_only_new_ones_are_sent_again(small_pieces):
+    store, local, rng = MemoryStore(), SimulatedDisk(maps=False), random.Random(1)
+    disk, content = own(store, local), rng.randbytes(5 * small_pieces)
+    put(disk, "spool", content)
+    put(disk, "whole.log", rng.randbytes(3 * small_pieces))
+    found = write_checkpoint(disk, 0)
+    assert [len(file.digest.split()) for file in found.files] == [3, 1]
+    sizes = sorted(len(store.read(key) or b"") for key in store.keys("content/"))
+    assert sizes == [small_pieces, 2 * small_pieces, 2 * small_pieces, 3 * small_pieces]
+    assert replayed(store, None, found) == files_of(local)
+    before = set(store.keys("content/"))
+    put(disk, "spool", b"appended", len(content))
+    later = write_checkpoint(disk, 0)
+    assert len(set(store.keys("content/")) - before) == 1
+    assert replayed(store, None, later) == files_of(local)
+    Copy(store, "", local, "data").restore(later)  # nothing has to be fetched
+    assert replayed(store, None, later) == files_of(local)
+    assert clean_up(store, "", 2 * KEPT_NS, disk.chain.confirm) > 0
+    assert replayed(store, None, later) == files_of(local)
+
+
+def test_a_lost_or_missing_piece_is_noticed(small_pieces):
+    store, local = MemoryStore(), SimulatedDisk(maps=False)
+    disk = own(store, local)
+    put(disk, "file", random.Random(1).randbytes(5 * small_pieces))
+    found = write_checkpoint(disk, 0)
+    [file] = found.files
+    fewer = msgspec.structs.replace(found, files=[msgspec.structs.replace(file, digest=file.digest.partition(" ")[2])])
+    payload = msgspec.msgpack.encode(fewer)
+    store.create(checkpoint_key("", 9), b"HFCP\x02" + crc32c(payload).to_bytes(4, "little") + payload)
+    with pytest.raises(BadObject, match="pieces"):
+        read_checkpoint(store, "", 9)
+    store.remove(content_key("", file.digest.split()[1]))
+    with pytest.raises(BadObject, match="content of file is missing"):
+        replayed(store, None, found)
+
+
+def test_a_release_that_knows_no_pieces_says_that_a_later_one_wrote_the_checkpoint(small_pieces):
+    store = MemoryStore()
+    disk = own(store, SimulatedDisk(maps=False))
+    put(disk, "file.log", b"x" * 3 * small_pieces)
+    first = write_checkpoint(disk, 0)
+    put(disk, "file.log", b"x" * 4 * small_pieces)
+    second = write_checkpoint(disk, 0)
+    versions = [(store.read(checkpoint_key("", each.at.number)) or b"")[4] for each in (first, second)]
+    assert versions == [1, 2]
+
+
+@pytest.mark.parametrize("work", ["writing", "reading"])
+def test_what_a_checkpoint_holds_in_memory_is_bounded(work, monkeypatch):
+    """Whatever the number of threads, and also if one file alone is larger than the bound."""
+    store, local, held, most = MemoryStore(), SimulatedDisk(maps=False), [0], [0]
+    disk = own(store, local)
+    for number, size in enumerate([3, 1, 1, 1, 9, 1, 3, 1]):
+        put(disk, f"{number}", bytes([number]) * (size * LARGE))
+    disk.chain.commit()
+    monkeypatch.setattr(module, "_HELD_BYTES", 4 * LARGE)
+    lock, plain = threading.Lock(), {"create": store.create, "read": store.read}
+
+    def counted(size, call):
+        with lock:
+            held[0] += size
+            most[0] = max(most[0], held[0])
+        try:
+            SystemClock().wait(threading.Event(), 0.02)
+            return call()
+        finally:
+            with lock:
+                held[0] -= size
+
+    found = None if work == "writing" else write_checkpoint(disk, 0)
+    monkeypatch.setattr(store, "create", lambda key, b: counted(len(b), lambda: plain["create"](key, b)))
+    monkeypatch.setattr(store, "read", lambda key: counted(len(plain["read"](key) or b""), lambda: plain["read"](key)))
+    if found is None:
+        write_checkpoint(disk, 0)
+    else:
+        Copy(store, "", SimulatedDisk(maps=False), "copy").restore(found)
+    assert 9 * LARGE <= most[0] < 10 * LARGE
 
 
 def test_a_damaged_checkpoint_is_passed_over():

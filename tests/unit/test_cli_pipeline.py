@@ -81,6 +81,26 @@ def test_status_tells_batches_lag_and_who_runs_it(run, tmp_path):
     assert "2023-11-14 22:13:20" in run("pipeline", "status").out
 
 
+def test_a_table_with_a_pending_batch_is_not_cleaned_up(run, tmp_path):
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    project = read_project(tmp_path / "pipelines.yaml")
+    write_deltalake(project.table("land"), pa.table({"n": [1]}))
+    waiting = Path(project.table("land"), "of-the-batch.parquet")
+    waiting.write_bytes(b"rows that the table does not name yet")
+    ledger, batch = Ledger(real_world(), project.checkpoint("land")), LedgerBatch(batch=0)
+    ledger.decide(batch)
+    for command in (("vacuum", "--older-than", "0s"), ("optimize",)):
+        refused = run("pipeline", *command, "land")
+        assert refused.code == 2
+        assert "land has a batch that is decided and not finished" in refused.err
+    assert waiting.exists()
+    ledger.finish(batch)
+    assert run("pipeline", "vacuum", "land", "--older-than", "0s").code == 0
+    assert not waiting.exists()
+
+
 def test_plan_and_status_are_right_before_and_after_a_reconcile_has_run(run, tmp_path):
     declared = tmp_path / "pipelines.yaml"
     text = declared.read_text("utf-8")

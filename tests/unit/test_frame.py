@@ -290,14 +290,14 @@ def test_missing_offsets_between_good_frames_are_named():
 
 
 NEWER = {
-    "version": {"magic": b"HFR\x02"},
+    "version": {"magic": b"HFR\x03"},
     "version 0": {"magic": b"HFR\x00"},
     "kind": {"kind": 6},
     "kind 0": {"kind": 0},
     "codec": {"codec": 4},
     "columns": {"columns": 1 << 9},
     "high columns": {"columns": 1 << 31},
-    "flags": {"flags": 1 << 8},
+    "flags": {"flags": 1 << 9},
     "high flags": {"flags": 1 << 15},
 }
 
@@ -435,7 +435,7 @@ def test_a_frame_of_another_log_inside_a_payload_is_refused_even_at_its_own_posi
 
 
 def test_a_newer_header_of_another_log_inside_a_payload_does_not_stop_a_walk():
-    frames, _ = nested(at_right_place=True, log_id=LOG_ID ^ 1, magic=b"HFR\x02")
+    frames, _ = nested(at_right_place=True, log_id=LOG_ID ^ 1, magic=b"HFR\x03")
     assert offsets(walked(damaged_middle(frames, -1))) == [0, 2]
 
 

@@ -15,9 +15,9 @@ def frames_read(monkeypatch):
     read: list[int] = []
     read_header = view.read_header
 
-    def noting(buffer, at, position):
+    def noting(buffer, at, position, log_id):
         read.append(position)
-        return read_header(buffer, at, position)
+        return read_header(buffer, at, position, log_id)
 
     monkeypatch.setattr(view, "read_header", noting)
     return read

@@ -18,9 +18,9 @@ from holdfast.env.disk import LakeDisk
 from holdfast.errors import InvalidRequest, OffsetOutOfRange
 from holdfast.spark.pipelines import compact
 from holdfast.spark.pipelines.compact import CompactOptions
-from holdfast.spark.pipelines.lake import swap_in
 from holdfast.spark.pipelines.origin import partitions_there, sealed_there
 from holdfast.spark.pipelines.replay import ReplayOptions
+from holdfast.spark.pipelines.report import swap_in
 from holdfast.spark.pipelines.spec import Context, Project, Spec, kind_named, read_options
 from holdfast.spark.ranges import DataFolder
 

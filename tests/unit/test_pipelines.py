@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 from pyarrow import parquet as pq
 
 pytest.importorskip("pyspark")
@@ -16,7 +18,8 @@ from holdfast.env.disk import LakeDisk
 from holdfast.errors import BadSettings, Busy, ExpectationFailed, HoldfastError, InvalidRequest
 from holdfast.spark.pipelines.batches import check_failures, unmet_sql
 from holdfast.spark.pipelines.checkpoint import KEPT, Ledger, LedgerBatch, check_fit, forget, held
-from holdfast.spark.pipelines.lake import additions, batches_in, commit, file_name, files_between, finish_pending
+from holdfast.spark.pipelines.lake import additions, commit, finish_pending
+from holdfast.spark.pipelines.parquet import batches_in, file_name, files_between
 from holdfast.spark.pipelines.project import Pipeline, Runner, project_of, read_project
 from holdfast.spark.pipelines.python import pipeline
 from holdfast.spark.pipelines.spec import (
@@ -30,6 +33,7 @@ from holdfast.spark.pipelines.spec import (
     python_template,
     yaml_template,
 )
+from holdfast.spark.pipelines.stores import access_to
 from holdfast.spark.session import in_words
 from tests.unit.lake_kit import Crash, FrailDisk, changed, context_of, seen, staged
 
@@ -399,12 +403,50 @@ def test_a_checkpoint_of_another_topic_is_refused_with_the_way_out(tmp_path):
         check_fit(world, other, other.spec("orders-land"))
 
 
-@pytest.mark.parametrize("lake", ["s3://bucket/lake", "http://host:7700"])
-def test_a_lake_that_is_no_folder_is_refused_before_anything_runs(tmp_path, lake):
-    project = read_project(write(tmp_path / "p.yaml", SHOP.replace("lake: lake", f"lake: {lake}")))
-    assert project.lake == lake
-    with pytest.raises(BadSettings, match=f"lake is '{lake}': tables are written to a folder"):
-        located(project)
+@pytest.mark.parametrize(
+    ("places", "words"),
+    [
+        ("lake: http://host:7700", "lake is 'http://host:7700': tables are in a folder that all machines share, or in"),
+        ("lake: s3://bucket/lake", "lake is s3://bucket/lake, and Spark cannot keep its checkpoints in a store: name"),
+        ("{lake: lake, checkpoints: work}", "checkpoints is for a lake in a store: leave it out"),
+        (
+            "{lake: 'memory://lake', checkpoints: work}",
+            "lake is memory://...: tables can be in a folder, or",
+        ),
+        ("{lake: 'postgresql://u:secret@h/d', checkpoints: work}", "lake is postgresql://...: tables can be in"),
+        ("{lake: 's3://id:secret@bucket/lake', checkpoints: work}", "keys and options are not part of it, they come"),
+        ("{lake: 's3://bucket/lake', checkpoints: 7}", "checkpoints must be the name of a folder"),
+    ],
+)
+def test_a_lake_that_cannot_be_is_refused_before_anything_runs(tmp_path, places, words):
+    given = yaml.safe_load(SHOP) | yaml.safe_load(places)
+    with pytest.raises(BadSettings, match=re.escape(words)) as refused:
+        located(read_project(write(tmp_path / "p.yaml", yaml.safe_dump(given))))
+    assert "secret" not in str(refused.value)
+
+
+def test_tables_in_a_store_have_their_checkpoints_in_a_folder_and_are_delta_tables(tmp_path):
+    given = yaml.safe_load(SHOP) | {"lake": "s3://bucket/lake/", "checkpoints": "work"}
+    assert read_project(write(tmp_path / "p.yaml", yaml.safe_dump(given))).lake == "s3://bucket/lake"
+    project = located(read_project(write(tmp_path / "p.yaml", yaml.safe_dump(given))))
+    assert project.table("orders-land") == "s3://bucket/lake/orders-land"
+    assert project.checkpoint("orders-land") == f"{tmp_path}/work/_checkpoints/orders-land"
+    given["pipelines"]["orders-land"]["format"] = "parquet"
+    with pytest.raises(BadSettings, match="orders-land: a table in a store must be a Delta table: leave out format"):
+        located(read_project(write(tmp_path / "p.yaml", yaml.safe_dump(given))))
+
+
+def test_the_settings_of_a_store_come_from_the_environment_and_are_not_shown(monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sesame")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "other")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9000")
+    access = access_to("s3://bucket/lake")
+    options = dict(access.options)
+    assert (options["AWS_SECRET_ACCESS_KEY"], options["allow_http"]) == ("sesame", "true")
+    assert "AZURE_STORAGE_ACCOUNT_KEY" not in options
+    assert repr(access) == "StoreAccess('s3://bucket/lake')"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:9000")
+    assert "allow_http" not in dict(access_to("s3://bucket/lake").options)
 
 
 def test_following_is_not_faster_than_it_pays_and_not_for_what_has_an_end(tmp_path):

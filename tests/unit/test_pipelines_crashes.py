@@ -28,7 +28,8 @@ from holdfast.spark.pipelines.checkpoint import (
     forget,
     is_half_forgotten,
 )
-from holdfast.spark.pipelines.lake import additions, commit, file_name, finish_pending, table_files
+from holdfast.spark.pipelines.lake import additions, commit, finish_pending, table_files
+from holdfast.spark.pipelines.parquet import file_name
 from holdfast.spark.pipelines.project import Pipeline, Runner
 from holdfast.spark.pipelines.python import pipeline
 from holdfast.spark.pipelines.spec import Context, kind_named

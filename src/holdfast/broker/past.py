@@ -26,7 +26,7 @@ import msgspec
 
 from holdfast.checksum import crc32c
 from holdfast.codec.columns import plain_values
-from holdfast.codec.frame import HEADER_BYTES, MAGIC, Codec, Frame, FrameHeader, Kind, frame_bytes
+from holdfast.codec.frame import HEADER_BYTES, MAGIC, Codec, FrameHeader, Kind, frame_at, frame_bytes
 from holdfast.delivery.events import (
     Acked,
     Buried,
@@ -191,8 +191,7 @@ class PastEvents:
             return
         for found in walk(data, FrameRules(first_log_id(data) or 0, past.base)):
             if isinstance(found, FrameHeader):
-                start = found.position + HEADER_BYTES
-                frame = Frame(found, data[start : start + found.body_bytes], max_raw_bytes=_MOST_RAW_BYTES)
+                frame = frame_at(data, found.position, found, max_raw_bytes=_MOST_RAW_BYTES)
                 for record in frame.records():
                     yield from _happened(record, offset)
 

@@ -287,7 +287,7 @@ class Tiering(Rounds):
         if self._chain is None:
             return f"{TIER}/{self._folder_id()}-{name}-{segment.base_offset:020}-{self._random()}"
         digest = self._chain.files.digests.get(segment.path.removeprefix(f"{self._engine.folder}/"))
-        return None if digest is None else f"content/{digest}"
+        return None if digest is None or " " in digest else f"content/{digest}"
 
     def _limit_cache(self, tier: TieredDisk) -> None:
         if not self._cache_limited:

@@ -445,15 +445,19 @@ def _for_tables(
 ) -> int:
     """Change the Delta tables of these pipelines, each with its lock held, and print what was done."""
     project = _project(declared)
-    from holdfast.env.disk import LakeDisk
-    from holdfast.spark.pipelines.checkpoint import held
+    from holdfast.spark.pipelines.checkpoint import Ledger, held
     from holdfast.spark.pipelines.lake import delta_tables
 
     done = []
     for name in _wanted(project, names, everything=everything):
-        tables = delta_tables(LakeDisk(), project, name)
+        tables = delta_tables(project, name)
         if tables:
             with held(real_world(), project, project.spec(name)):
+                if Ledger(real_world(), project.checkpoint(name)).pending() is not None:
+                    raise InvalidRequest(
+                        f"{name} has a batch that is decided and not finished, whose files the table does not name "
+                        f"yet: finish it with `holdfast pipeline run {name}`, then do this again"
+                    )
                 done += [{"pipeline": name, "table": each, **change(each)} for each in tables]
     if as_json:
         output.print_json({"tables": done})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, lru_cache, partial
 from itertools import accumulate, chain, groupby, pairwise
 from operator import add
 from struct import Struct
@@ -19,6 +19,7 @@ from holdfast.codec.columns import (
     FLAGS,
     HEADERS,
     KEYS,
+    KNOWN_COLUMNS,
     PRIORITIES,
     Columns,
     encode_columns,
@@ -27,8 +28,13 @@ from holdfast.codec.columns import (
 )
 from holdfast.codec.frame import (
     CHECKED_HEADER,
+    ENDS_BYTES,
     HEADER_BYTES,
     MAGIC,
+    MAY_HOLD_SHORT,
+    SHORT_AROUND,
+    SHORT_HEADER,
+    SHORT_MOST,
     Codec,
     Frame,
     FrameHeader,
@@ -36,6 +42,7 @@ from holdfast.codec.frame import (
     compress,
     frame_bytes,
     seal_header,
+    short_bytes,
 )
 from holdfast.errors import InvalidRequest
 from holdfast.large import LARGE_BYTES, LargeValue
@@ -100,7 +107,7 @@ def encode_batch(batch: Batch, now_ns: int, *, packing: Packing, cap_bytes: int,
     return [encode_body(part, now_ns, packing, kind) for part in _split(batch, cap_bytes)]
 
 
-def encode_values(values: Sequence[bytes], now_ns: int, *, packing: Packing, kind: Kind = Kind.DATA) -> Body:
+def encode_values(values: Sequence[bytes], now_ns: int, *, packing: Packing = PLAIN, kind: Kind = Kind.DATA) -> Body:
     """Encode messages that consist only of values as one body: a fast path for the most common batch."""
     head, joined = plain_parts(values)
     return _pack(head + joined, len(values), 0, now_ns, packing, kind)
@@ -137,7 +144,7 @@ _PAIRS: Final = [_PAIR(0, length) for length in range(_SMALL)]
 _TWO_ENDS: Final = Struct("<iii4x").pack
 _WIDE: Final = Struct("<q").pack
 _BYTE_PADDED: Final = [bytes([number]) + bytes(7) for number in range(256)]
-_PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
+PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
 
 
 def single_head(
@@ -151,14 +158,15 @@ def single_head(
 ) -> tuple[bytes, int]:
     """Encode all that precedes the value in the body of a single message; returns it with its columns.
 
-    A fused form of `encode_head` for a batch of one; a property test checks one against the other.
+    A fused form of `encode_head` for a batch of one; a property test checks one against the other. Nothing for a
+    message that has only a value: `Writer.append_one` knows its ends.
     """
     head = _PAIRS[value_bytes] if value_bytes < _SMALL else _PAIR(0, value_bytes)
     columns = 0
     if key is not None:
         columns = KEYS
         length = len(key)
-        head += (_PAIRS[length] if length < _SMALL else _PAIR(0, length)) + key + _PADDING[length & 7]
+        head += (_PAIRS[length] if length < _SMALL else _PAIR(0, length)) + key + PADDING[length & 7]
     if headers:
         columns |= HEADERS
         names, values = zip(*headers)  # noqa: B905  pairs: they cannot differ in length
@@ -175,7 +183,7 @@ def single_head(
     if flags:
         columns |= FLAGS
         head += _BYTE_PADDED[flags]
-    return head, columns
+    return head if columns else b"", columns
 
 
 def _items(items: Sequence[bytes]) -> bytes:
@@ -184,14 +192,14 @@ def _items(items: Sequence[bytes]) -> bytes:
     if count == 1:
         (item,) = items
         length = len(item)
-        return (_PAIRS[length] if length < _SMALL else _PAIR(0, length)) + item + _PADDING[length & 7]
+        return (_PAIRS[length] if length < _SMALL else _PAIR(0, length)) + item + PADDING[length & 7]
     if count == 2:
         first, second = items
         length = len(first) + len(second)
-        return _TWO_ENDS(0, len(first), length) + first + second + _PADDING[length & 7]
+        return _TWO_ENDS(0, len(first), length) + first + second + PADDING[length & 7]
     packed = _ends(accumulate(map(len, items)), count)
     joined = b"".join(items)
-    return packed + _PADDING[len(packed) & 7] + joined + _PADDING[len(joined) & 7]
+    return packed + PADDING[len(packed) & 7] + joined + PADDING[len(joined) & 7]
 
 
 _KNOWN_NAMES: Final[dict[tuple[str, ...], bytes]] = {}
@@ -221,6 +229,8 @@ def header_for(
     body: Body, place: FramePlace, *, batch_remaining: int, producer: Producer = NO_PRODUCER, flags: int = 0
 ) -> bytes:
     """Return the header, with checksum, of a body at its place."""
+    if not place.position:
+        flags |= MAY_HOLD_SHORT
     return seal_header(
         CHECKED_HEADER.pack(
             MAGIC,
@@ -351,8 +361,16 @@ def hole_body(count: int, max_time_ns: int) -> Body:
     return Body((), 0, 0, count, 0, Codec.NONE, max_time_ns, crc32c(b""), Kind.HOLE)
 
 
+def plain_value(body: Body) -> bytes | None:
+    """Return the value of a body that fits in a short frame: that of a single message; otherwise None."""
+    is_plain = body.count == 1 and not body.columns and body.codec == Codec.NONE and body.kind == Kind.DATA
+    if not is_plain or body.body_bytes > ENDS_BYTES + SHORT_MOST:
+        return None
+    return b"".join(body.parts)[ENDS_BYTES : body.body_bytes]
+
+
 def same_body(header: FrameHeader, stored: memoryview) -> Body:
-    """Return a frame's body as it is stored, padding included, for another place."""
+    """Return a frame's body, padding included, for another place."""
     return Body(
         (stored,),
         header.body_bytes,
@@ -361,7 +379,7 @@ def same_body(header: FrameHeader, stored: memoryview) -> Body:
         header.columns,
         header.codec,
         header.max_time_ns,
-        header.body_crc,
+        crc32c(stored) if header.is_short else header.body_crc,
         header.kind,
     )
 
@@ -420,3 +438,50 @@ def _column(column: Sequence[_Value] | None, gone: Sequence[bool], nothing: _Val
     if column is None:
         return None
     return [nothing if is_gone else value for value, is_gone in zip(column, gone, strict=True)]
+
+
+# What is around a message that is put alone: layouts and tables for `Writer.append_one`, which fuses all the rest. A
+# property test checks them against what is above.
+
+# The header of a long frame with a single message; its constant fields are packed together.
+_HEADER: Final = Struct("<8sI20sQqQ24sI")
+_EPOCH_BYTES: Final = 4
+_PRODUCER: Final = Struct("<IQI4x")  # and no frames of the same batch follow
+_NO_PRODUCER_FIELD: Final = bytes(_PRODUCER.size)
+assert (_HEADER.size, _EPOCH_BYTES + _PRODUCER.size) == (HEADER_BYTES - 4, 24)
+
+LONG_HEADER: Final = _HEADER.pack
+SIZES: Final = Struct("<II12s").pack  # lengths, and a `constant_field`
+constant_field: Final = Struct("<IBBHI").pack  # count, kind, codec, flags, columns
+ONE_VALUE: Final = Struct("<ii").pack
+CRC: Final = Struct("<I").pack
+
+_SHORT: Final = "<8sIHHQq"  # the header of a short frame; magic and log id are packed together
+SMALL: Final = 1024  # larger values get long frames: there is little to save
+# For each length of a value, what packs all of a short frame but its check, once it was needed.
+SHORT_PACKS: Final[list[Callable[..., bytes] | None]] = [None] * SMALL
+assert Struct(_SHORT).size == SHORT_HEADER.size
+
+
+def short_pack(length: int) -> Callable[..., bytes]:
+    """Return what is in `SHORT_PACKS` from now on."""
+    padding = short_bytes(length) - SHORT_AROUND - length
+    SHORT_PACKS[length] = pack = Struct(f"{_SHORT}{length}s{padding}x").pack
+    return pack
+
+
+def producer_field(producer: Producer) -> bytes:
+    """Return a producer as the header of a frame has it."""
+    return _PRODUCER.pack(producer.epoch, producer.id, producer.first_sequence)
+
+
+def origin_field(epoch: int, producer: bytes = _NO_PRODUCER_FIELD) -> bytes:
+    """Return an epoch and a `producer_field` as the header of a frame has them."""
+    return epoch.to_bytes(_EPOCH_BYTES, "little") + producer
+
+
+@cache
+def one_with(kind: Kind) -> list[bytes]:
+    """Return the constant fields of a single message of this kind, for all columns that it can have."""
+    pack = partial(constant_field, 1, kind, Codec.NONE, 0)
+    return list(map(pack, range(KNOWN_COLUMNS + 1)))

@@ -1,4 +1,4 @@
-"""The frame, the only unit on disk: one or more messages with one header and two checksums.
+"""The frame, the only unit on disk: one or more messages with one header and two checksums, or a short one.
 
     at   size  field
     0    4     magic            "HFR" and the format's version, 1
@@ -9,7 +9,8 @@
     20   4     count            messages in the frame
     24   1     kind             1 data, 2 control, 3 journal, 4 gap, 5 hole
     25   1     codec            0 none, 1 zstd, 2 lz4, 3 gzip
-    26   2     flags            in a segment's first frame: how often the segment was rewritten, 0 to 255; else 0
+    26   2     flags            in a segment's first frame: how often the segment was rewritten, 0 to 255, and 256 if
+                                short frames may follow; else 0
     28   4     columns          which columns the body has
     32   8     base_offset      offset of the first message
     40   8     max_time_ns      the latest time among the messages; the time of each, if there is no column of times
@@ -26,6 +27,23 @@
 The header has its own checksum, so that a damaged length is never taken for a write that was cut short: the first is
 corruption, only the second may be repaired. `log_id` and `position` make a frame valid in one place only: a copy inside
 a message, or a stale block, is never taken for a frame.
+
+A single message with a value and nothing else has a frame with less around it:
+
+    at   size  field
+    0    4     magic            "HFR" and 2
+    4    4     log_id
+    8    4     position
+    12   2     value_bytes      length of the value
+    14   2     epoch
+    16   8     base_offset      offset of the message
+    24   8     time_ns
+    32         the value, then zeros: so many that the frame has 88 bytes or more, and a multiple of 8
+    end  4     check            CRC32C of all bytes before it, the last 4 bytes of the frame
+
+One checksum is enough: it is wrong if the length is, and nothing of a frame with a wrong checksum is used. Above the
+bytes, a short frame is the long one that it stands for: `FrameHeader` and `stored_body` return what that one would
+have.
 """
 
 from __future__ import annotations
@@ -34,14 +52,13 @@ import itertools
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
-from functools import lru_cache
 from struct import Struct
 from typing import Final
 
 import msgspec
 
 from holdfast.checksum import crc32c
-from holdfast.codec.columns import KNOWN_COLUMNS, REMOVED, Columns, padding, plain_values, single_fields
+from holdfast.codec.columns import KNOWN_COLUMNS, REMOVED, Columns, padding, plain_values
 from holdfast.errors import ChecksumMismatch, CorruptData, MessageTooLarge, UnknownFormat
 from holdfast.large import LARGE_BYTES, LargeValue, Value
 from holdfast.model import Record
@@ -162,15 +179,30 @@ _DECOMPRESS: Final[dict[Codec, Callable[[bytes, int], bytes]]] = {
 
 
 MAGIC_PREFIX: Final = b"HFR"
-VERSION: Final = 1
-MAGIC: Final = MAGIC_PREFIX + bytes([VERSION])
+SHORT_VERSION: Final = 2
+VERSION: Final = SHORT_VERSION  # of the segments that are written today: frames of both layouts
+MAGIC: Final = MAGIC_PREFIX + bytes([1])
+SHORT_MAGIC: Final = MAGIC_PREFIX + bytes([SHORT_VERSION])
+VERSION_AT: Final = len(MAGIC_PREFIX)
+POSITION_AT: Final = 8
 
 CHECKED_HEADER: Final = Struct("<4sIIIIIBBHIQqQIIQIII")
 _HEADER: Final = Struct("<4sIIIIIBBHIQqQIIQIIII")
 _U32: Final = Struct("<I")
 HEADER_BYTES: Final = _HEADER.size
+ENDS_BYTES: Final = 8  # of a single value
 assert HEADER_BYTES == 88  # keeps the table above and the code in step
 assert CHECKED_HEADER.size == HEADER_BYTES - 4
+
+SHORT_HEADER: Final = Struct("<4sIIHHQq")
+SHORT_VALUE_AT: Final = SHORT_HEADER.size
+SHORT_AROUND: Final = SHORT_VALUE_AT + _U32.size  # the bytes of a short frame besides value and padding
+_SMALLEST_VALUE: Final = HEADER_BYTES - SHORT_AROUND  # less is padded to that
+SHORT_MOST: Final = 0xFFFF  # the longest value and the highest epoch of a short frame
+assert SHORT_VALUE_AT == 32  # as the second table says
+
+# The checksum of any bytes that end with their own checksum.
+INTACT: Final = crc32c(_U32.pack(crc32c(b"")))
 
 ALIGNMENT: Final = 8
 
@@ -185,13 +217,21 @@ class Kind(IntEnum):
     HOLE = 5  # in place of messages removed on purpose: it holds none, and readers skip it
 
 
-KNOWN_FLAGS: Final = 0xFF
+TIMES_REWRITTEN: Final = 0xFF
+# In the first frame of each segment. A release that does not know short frames refuses the segment there, instead of
+# taking them for torn writes.
+MAY_HOLD_SHORT: Final = 0x100
+KNOWN_FLAGS: Final = TIMES_REWRITTEN | MAY_HOLD_SHORT
+_DATA, _NONE = int(Kind.DATA), int(Codec.NONE)  # an attribute of an enum takes long to find
 KNOWN_KINDS: Final = frozenset(int(kind) for kind in Kind)
 KNOWN_CODECS: Final = frozenset(int(codec) for codec in Codec)
 
 
 class FrameHeader(msgspec.Struct, frozen=True, gc=False):
-    """The header's fields in stored order; an instance has always been checked."""
+    """The header's fields in stored order; an instance has always been checked.
+
+    That of a short frame has the fields of the long one that it stands for; both checksums are 0.
+    """
 
     magic: bytes
     log_id: int
@@ -219,9 +259,15 @@ class FrameHeader(msgspec.Struct, frozen=True, gc=False):
         return self.base_offset + self.count
 
     @property
+    def is_short(self) -> bool:
+        return self.magic == SHORT_MAGIC
+
+    @property
     def end(self) -> int:
         """Position of the next frame."""
-        return self.position + ((HEADER_BYTES + self.body_bytes + 7) & ~7)
+        around = HEADER_BYTES if self.magic != SHORT_MAGIC else SHORT_AROUND - ENDS_BYTES
+        length = (around + self.body_bytes + 7) & ~7
+        return self.position + (length if length > HEADER_BYTES else HEADER_BYTES)
 
 
 def frame_bytes(body_bytes: int) -> int:
@@ -229,25 +275,59 @@ def frame_bytes(body_bytes: int) -> int:
     return (HEADER_BYTES + body_bytes + 7) & ~7
 
 
+def short_bytes(value_bytes: int) -> int:
+    """Return the length of a short frame: never less than a header, so that a gap fits in its place."""
+    return (SHORT_AROUND + value_bytes + 7) & ~7 if value_bytes > _SMALLEST_VALUE else HEADER_BYTES
+
+
+def short_frame(log_id: int, position: int, epoch: int, offset: int, time_ns: int, value: bytes | memoryview) -> bytes:
+    """Return a whole short frame."""
+    length = len(value)
+    checked = SHORT_HEADER.pack(SHORT_MAGIC, log_id, position, length, epoch, offset, time_ns) + value
+    checked += bytes(short_bytes(length) - len(checked) - _U32.size)
+    return checked + _U32.pack(crc32c(checked))
+
+
 def seal_header(checked: bytes) -> bytes:
     """Return a header's first 84 bytes followed by their checksum."""
     return checked + _U32.pack(crc32c(checked))
 
 
-def read_header(buffer: memoryview, at: int, position: int) -> FrameHeader:
+def read_header(buffer: memoryview, at: int, position: int, log_id: int | None = None) -> FrameHeader:
     """Return the header at `at` in the buffer, which is byte `position` of its segment; raises CorruptData.
 
-    It is intact and in its place, but may still belong to another log or a newer release.
+    It is intact and in its place, but may still belong to another log or a newer release. Of a short frame, the value
+    is intact, too; with `log_id`, it is of this log: otherwise a value full of headers would have many bytes summed up.
     """
     checked = buffer[at : at + HEADER_BYTES - 4]
     if len(buffer) - at < HEADER_BYTES:
         raise ChecksumMismatch(f"the file ends inside the header at position {position}")
+    if buffer[at + VERSION_AT] == SHORT_VERSION:
+        return _read_short(buffer, at, position, log_id)
     header = FrameHeader(*_HEADER.unpack_from(buffer, at))
     if crc32c(checked) != header.header_crc:
         raise ChecksumMismatch(f"the header at position {position} does not match its checksum")
     if header.position != position:
         raise ChecksumMismatch(f"the frame at position {position} was written for position {header.position}")
     return header
+
+
+def _read_short(buffer: memoryview, at: int, position: int, log_id: int | None) -> FrameHeader:
+    magic, own_id, own_position, length, epoch, offset, time_ns = SHORT_HEADER.unpack_from(buffer, at)
+    if own_position != position:
+        raise ChecksumMismatch(f"the frame at position {position} was written for position {own_position}")
+    if log_id is not None and own_id != log_id:
+        raise CorruptData(f"the frame at position {position} belongs to another log")
+    end = at + (SHORT_AROUND + length + 7 & ~7 if length > _SMALLEST_VALUE else HEADER_BYTES)
+    if end > len(buffer):
+        raise ChecksumMismatch(f"the file ends inside the frame at position {position}")
+    if magic != SHORT_MAGIC or crc32c(buffer[at:end]) != INTACT:
+        raise ChecksumMismatch(f"the frame at position {position} does not match its checksum")
+    body_bytes = length + ENDS_BYTES
+    return FrameHeader(
+        magic, own_id, position, body_bytes, body_bytes, 1, _DATA, _NONE, 0, 0, offset, time_ns, 0, epoch,
+        0, 0, 0, 0, 0, 0,
+    )  # fmt: skip
 
 
 def read_plain(buffer: memoryview, position: int, log_id: int) -> FrameHeader | None:
@@ -257,6 +337,11 @@ def read_plain(buffer: memoryview, position: int, log_id: int) -> FrameHeader | 
     """
     if position + HEADER_BYTES > len(buffer):
         return None
+    if buffer[position + VERSION_AT] == SHORT_VERSION:
+        try:
+            return _read_short(buffer, position, position, log_id)
+        except CorruptData:
+            return None
     header = FrameHeader(*_HEADER.unpack_from(buffer, position))
     end = position + ((HEADER_BYTES + header.body_bytes + 7) & ~7)
     if (
@@ -274,231 +359,10 @@ def read_plain(buffer: memoryview, position: int, log_id: int) -> FrameHeader | 
     return None
 
 
-# The same header with a single message's ends behind it: equal fields are read as one, and those that nobody needs here
-# are skipped.
-_SINGLE: Final = Struct("<8sIII8sIQq8xI20xIIii")
-_ONE_DATA: Final = Struct("<IBBH").pack(1, Kind.DATA, Codec.NONE, 0)
-assert _SINGLE.size == HEADER_BYTES + 8
-_read_head: Final = _SINGLE.unpack_from
-
-
-def log_prefix(log_id: int) -> bytes:
-    """Return the first bytes of every frame of a log."""
-    return MAGIC + _U32.pack(log_id)
-
-
-def read_single(buffer: memoryview, position: int, prefix: bytes) -> tuple[Record, int] | None:
-    """Return the message of a frame with a single message, checked, and the next position; None for others.
-
-    `prefix` is the log's `log_prefix`. A fused form of `read_plain` and `Frame.records`, for consumers that go from
-    message to message.
-    """
-    body_at = position + HEADER_BYTES
-    if body_at + 8 > len(buffer):
-        return None
-    (
-        found_prefix, own_position, body_bytes, raw_bytes, fixed, columns, offset, time_ns, epoch, body_crc, header_crc,
-        first, length,
-    ) = _read_head(buffer, position)  # fmt: skip
-    end = body_at + (body_bytes + 7 & ~7)
-    if (
-        fixed != _ONE_DATA
-        or found_prefix != prefix
-        or own_position != position
-        or raw_bytes != body_bytes
-        or body_bytes > LARGE_BYTES
-        or end > len(buffer)
-    ):
-        return None
-    if body_bytes <= _SMALL:
-        frame = bytes(buffer[position:end])
-        if crc32c(frame) != body_crc ^ _apart(end - body_at):
-            return None
-        body = frame[HEADER_BYTES : HEADER_BYTES + body_bytes]
-    else:
-        if crc32c(buffer[position : body_at - 4]) != header_crc or crc32c(buffer[body_at:end]) != body_crc:
-            return None
-        body = bytes(buffer[body_at : body_at + body_bytes])
-    if not columns:
-        if first or length != body_bytes - 8:
-            return None
-        return Record(offset, time_ns, body[8:], epoch=epoch), end
-    fields = single_fields(body, columns)
-    return None if fields is None else (Record(offset, time_ns, *fields, epoch), end)
-
-
-# A plain single message as a whole, for runs of messages of one length: everything that is then equal in all of them is
-# read as one field.
-_RUN: Final = "<8sI20sQq8xI20xI4x8s{length}s{padding}x"
-_RUN_OF_BODIES: Final = "<8sI20sQq8xI20xI4x{length}s{padding}x"  # with columns, the body is read by itself
-_SAME_AT, _SAME_END = 12, 32  # body_bytes to columns
-_ENDS_END: Final = HEADER_BYTES + 8
-_NO_COLUMN: Final = bytes(4)
-
-
-@lru_cache(maxsize=256)
-def _run_of(length: int) -> tuple[Struct, int]:
-    """Return the layout of a plain single message of this length, and its `_crc_apart`."""
-    layout = Struct(_RUN.format(length=length, padding=-length % 8))
-    return layout, _crc_apart(layout.size - HEADER_BYTES)
-
-
-@lru_cache(maxsize=256)
-def _run_of_bodies(length: int) -> tuple[Struct, int]:
-    """Return the layout of a single message whose body has this length, and its `_crc_apart`."""
-    layout = Struct(_RUN_OF_BODIES.format(length=length, padding=-length % 8))
-    return layout, _crc_apart(layout.size - HEADER_BYTES)
-
-
-def _crc_apart(padded_bytes: int) -> int:
-    """Return by what the CRC of a whole frame differs from that of its body, so that one CRC checks both.
-
-    A header followed by its CRC has the same CRC whatever it holds. The CRC of the whole frame combines that with the
-    body's, so the difference only depends on the body's length.
-    """
-    body = bytes(padded_bytes)
-    return crc32c(bytes(4) + body) ^ crc32c(body)
-
-
-_SMALL: Final = 1024  # bodies up to this size are checked together with their header
-_apart: Final = lru_cache(maxsize=_SMALL // 8 + 1)(_crc_apart)
-
-
-def read_singles(buffer: memoryview, position: int, prefix: bytes, offset: int, most: int) -> tuple[list[Record], int]:
-    """Return up to `most` messages from `offset` on that have frames of their own, and the position behind them.
-
-    They are checked as `read_single` does it, which reads the first of each run of messages of the same length.
-    """
-    records: list[Record] = []
-    while len(records) < most:
-        found = read_single(buffer, position, prefix)
-        if found is None or found[0].offset != offset:
-            break
-        (record, end), start = found, position
-        records.append(record)
-        offset, position = offset + 1, end
-        if len(records) == most:
-            break
-        if buffer[start + _SAME_END - 4 : start + _SAME_END] != _NO_COLUMN:
-            found_run = _with_columns(buffer, start, end - start, prefix, offset, most - len(records))
-            records += found_run
-            offset, position = offset + len(found_run), position + len(found_run) * (end - start)
-            continue
-        layout, residue = _run_of(len(record.value))
-        size = layout.size
-        count = min(most - len(records), (len(buffer) - position) // size)
-        first = bytes(buffer[start : start + _ENDS_END])
-        same, ends = first[_SAME_AT:_SAME_END], first[HEADER_BYTES:]
-        for (
-            own_prefix,
-            own_position,
-            own_same,
-            own_offset,
-            time_ns,
-            epoch,
-            body_crc,
-            own_ends,
-            value,
-        ) in layout.iter_unpack(buffer[position : position + count * size]):
-            end = position + size
-            if (
-                own_offset != offset
-                or own_position != position
-                or own_same != same
-                or own_ends != ends
-                or own_prefix != prefix
-                or crc32c(buffer[position:end]) != body_crc ^ residue
-            ):
-                break
-            records.append(Record(offset, time_ns, value, epoch=epoch))
-            offset, position = offset + 1, end
-    return records, position
-
-
-def _with_columns(buffer: memoryview, start: int, size: int, prefix: bytes, offset: int, most: int) -> list[Record]:
-    """Return up to `most` messages from `offset` on that follow a frame at `start` and are like it in size and columns.
-
-    They are checked as `read_single` does it, which has read that frame.
-    """
-    records: list[Record] = []
-    same, position = bytes(buffer[start + _SAME_AT : start + _SAME_END]), start + size
-    if bytes(buffer[position + _SAME_AT : position + _SAME_END]) != same:
-        return records  # as it mostly is if lengths differ
-    body_bytes, columns = _U32.unpack_from(same)[0], _U32.unpack_from(same, len(same) - 4)[0]
-    layout, residue = _run_of_bodies(body_bytes)
-    count = min(most, (len(buffer) - position) // size)
-    for own_prefix, own_position, own_same, own_offset, time_ns, epoch, body_crc, body in layout.iter_unpack(
-        buffer[position : position + count * size]
-    ):
-        if own_offset != offset or own_position != position or own_same != same or own_prefix != prefix:
-            break
-        end = position + size
-        is_intact = crc32c(buffer[position:end]) == body_crc ^ residue
-        fields = single_fields(body, columns) if is_intact else None
-        if fields is None:
-            break
-        records.append(Record(offset, time_ns, *fields, epoch))
-        offset, position = offset + 1, end
-    return records
-
-
-# Frames of one length as a whole, whatever they hold: as above, but with the body left out.
-_ALIKE: Final = "<8sI20sQqQ24sI4x{padded}x"
-_KEPT_AT, _KEPT_END = 56, 80  # epoch to batch_remaining
-
-
-@lru_cache(maxsize=256)
-def _alike_of(padded_bytes: int) -> tuple[Struct, int]:
-    return Struct(_ALIKE.format(padded=padded_bytes)), _crc_apart(padded_bytes)
-
-
-def frames_alike(buffer: memoryview, header: FrameHeader) -> Iterator[tuple[int, int, int]]:
-    """Yield position, time and synced offset of each intact frame right behind one of a single message, and like it.
-
-    Offsets go on by one; all else that `header` says, but for place, time and contents, is the same for all of them.
-    """
-    start, position, offset = header.position, header.end, header.base_offset + 1
-    size = position - start
-    layout, apart = _alike_of(size - HEADER_BYTES)
-    first = bytes(buffer[start : start + HEADER_BYTES])
-    prefix, same, kept = first[:8], first[_SAME_AT:_SAME_END], first[_KEPT_AT:_KEPT_END]
-    count = (len(buffer) - position) // size
-    for own_prefix, own_position, own_same, own_offset, time_ns, synced, own_kept, body_crc in layout.iter_unpack(
-        buffer[position : position + count * size]
-    ):
-        expected = (prefix, position, same, offset, kept)
-        if (own_prefix, own_position, own_same, own_offset, own_kept) != expected:
-            return
-        if crc32c(buffer[position : position + size]) != body_crc ^ apart:
-            return
-        yield position, time_ns, synced
-        position += size
-        offset += 1
-
-
-_SKIPPED: Final = Struct("<8sII16xQ").unpack_from
-
-
-def skip_to(buffer: memoryview, position: int, prefix: bytes, offset: int) -> int | None:
-    """Return the position of the frame that begins with this offset, going on from the frame at `position`.
-
-    Headers on the way are not checked, so the caller must check the frame that it is led to. None if there is none.
-    """
-    last = len(buffer) - HEADER_BYTES
-    while position <= last:
-        found_prefix, own_position, body_bytes, base_offset = _SKIPPED(buffer, position)
-        if found_prefix != prefix or own_position != position:
-            return None
-        if base_offset >= offset:
-            return position if base_offset == offset else None
-        position += HEADER_BYTES + (body_bytes + 7 & ~7)
-    return None
-
-
 def check_known(header: FrameHeader) -> None:
     """Raise UnknownFormat for a frame that only a newer release can read: it is neither torn nor damaged."""
     if (
-        header.magic != MAGIC
+        header.magic not in (MAGIC, SHORT_MAGIC)
         or header.flags & ~KNOWN_FLAGS
         or header.columns & ~KNOWN_COLUMNS
         or header.kind not in KNOWN_KINDS
@@ -513,6 +377,8 @@ def check_known(header: FrameHeader) -> None:
 
 def check_body(buffer: memoryview, at: int, header: FrameHeader) -> None:
     """Raise ChecksumMismatch unless the body of the frame at `at` is complete and as it was written."""
+    if header.magic == SHORT_MAGIC:
+        return  # it was checked with its header
     end = at + frame_bytes(header.body_bytes)
     if end > len(buffer):
         raise ChecksumMismatch(f"the file ends inside the frame at position {header.position}")
@@ -520,13 +386,23 @@ def check_body(buffer: memoryview, at: int, header: FrameHeader) -> None:
         raise ChecksumMismatch(f"the body of the frame at position {header.position} does not match its checksum")
 
 
+def stored_body(buffer: memoryview, at: int, header: FrameHeader) -> memoryview:
+    """Return the body of the frame at `at`, with its padding, as a long frame stores it."""
+    body_bytes = header.body_bytes
+    if header.magic == SHORT_MAGIC:
+        return memoryview(bytes(frame_at(buffer, at, header).stored) + padding(body_bytes))
+    return buffer[at + HEADER_BYTES : at + HEADER_BYTES + (body_bytes + 7 & ~7)]
+
+
+_ENDS_OF_ONE: Final = Struct("<ii").pack
 _NO_COLUMNS: Final = Columns(memoryview(bytes(4)), 0, 0)
 
 
 class Frame:
     """A frame that was read and checked; its messages are decoded on demand.
 
-    It covers `count` offsets. After key compaction it may hold fewer messages: `is_sparse`.
+    It covers `count` offsets. After key compaction it may hold fewer messages: `is_sparse`. Use `frame_at`: of a short
+    frame, it keeps the value, and makes the body only if that is asked for.
     """
 
     __slots__ = ("_columns", "_max_raw_bytes", "_stored", "header")
@@ -550,8 +426,10 @@ class Frame:
         return self.header.count
 
     @property
-    def stored(self) -> memoryview:
-        """The body as stored in the file, compressed or not."""
+    def stored(self) -> memoryview | bytes:
+        """The body as a long frame has it in the file, compressed or not."""
+        if self.header.magic == SHORT_MAGIC:
+            return _ENDS_OF_ONE(0, len(self._stored)) + self._stored
         return self._stored
 
     @property
@@ -584,7 +462,7 @@ class Frame:
             if header.codec == Codec.NONE:
                 if header.raw_bytes != header.body_bytes:
                     raise CorruptData(f"the frame at position {header.position} claims two lengths for one body")
-                body = self._stored
+                body = memoryview(self.stored)
             else:
                 body = memoryview(
                     decompress(
@@ -606,6 +484,8 @@ class Frame:
     def values_in_place(self) -> list[bytes]:
         """Return the payloads, with an empty one for each message that was removed."""
         header = self.header
+        if header.magic == SHORT_MAGIC:
+            return [bytes(self._stored)]
         plain = header.columns == 0 and header.codec == Codec.NONE and header.raw_bytes == header.body_bytes
         if plain and header.kind < Kind.GAP:
             return plain_values(self._stored, header.count)
@@ -654,13 +534,24 @@ def read_frame(buffer: memoryview, at: int, position: int, *, max_raw_bytes: int
     header = read_header(buffer, at, position)
     check_known(header)
     check_body(buffer, at, header)
-    start = at + HEADER_BYTES
-    return Frame(header, buffer[start : start + header.body_bytes], max_raw_bytes=max_raw_bytes)
+    return frame_at(buffer, at, header, max_raw_bytes=max_raw_bytes)
 
 
-def header_bytes(header: FrameHeader) -> bytes:
-    """Return the header as it is stored."""
-    return _HEADER.pack(*msgspec.structs.astuple(header))
+def frame_at(buffer: memoryview, at: int, header: FrameHeader, *, max_raw_bytes: int = MOST_RAW_BYTES) -> Frame:
+    """Return the frame at `at`, whose header and body were checked."""
+    start, length = at + HEADER_BYTES, header.body_bytes
+    if header.magic == SHORT_MAGIC:
+        start, length = at + SHORT_VALUE_AT, length - ENDS_BYTES
+    return Frame(header, buffer[start : start + length], max_raw_bytes=max_raw_bytes)
+
+
+def stored_frame(frame: Frame) -> list[bytes | memoryview]:
+    """Return a whole frame as it is in its segment, in parts."""
+    header, stored = frame.header, frame.stored
+    if header.is_short:
+        place = header.log_id, header.position, header.epoch, header.base_offset
+        return [short_frame(*place, header.max_time_ns, stored[ENDS_BYTES:])]
+    return [_HEADER.pack(*msgspec.structs.astuple(header)), stored, padding(header.body_bytes)]
 
 
 def frames_in(content: memoryview, *, max_raw_bytes: int) -> Iterator[Frame]:
@@ -669,7 +560,7 @@ def frames_in(content: memoryview, *, max_raw_bytes: int) -> Iterator[Frame]:
     while at < len(content):
         if len(content) - at < HEADER_BYTES:
             raise ChecksumMismatch(f"the last {len(content) - at} bytes are not a frame")
-        position = FrameHeader(*_HEADER.unpack_from(content, at)).position
+        (position,) = _U32.unpack_from(content, at + POSITION_AT)
         frame = read_frame(content, at, position, max_raw_bytes=max_raw_bytes)
         yield frame
         at += frame.header.end - position

@@ -31,7 +31,7 @@ from holdfast.broker.streams.queries import DONE, MANIFEST, staged_names
 from holdfast.broker.topic import Topic
 from holdfast.codec.columns import HEADERS
 from holdfast.codec.encode import Body, FramePlace, header_for
-from holdfast.codec.frame import HEADER_BYTES, Frame, read_frame
+from holdfast.codec.frame import Frame, read_frame, stored_body
 from holdfast.env import World
 from holdfast.env.disk import Writable, write_fully
 from holdfast.errors import Busy, CorruptData, HoldfastError, InvalidRequest, Unavailable, UnknownFormat, UnknownTopic
@@ -636,7 +636,7 @@ class Staging:
                     raise CorruptData(
                         f"the frame at {at} of {path} belongs to another file; restore this one from a backup"
                     )
-                yield staged.lanes[header.epoch][0], frame, buffer[at + HEADER_BYTES : header.end]
+                yield staged.lanes[header.epoch][0], frame, stored_body(buffer, at, header)
                 at = header.end
 
     def remove(self, write_id: str, batch: int, names: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -28,8 +28,6 @@ from pyspark.sql.types import (
 
 from holdfast.delivery.where import Expression
 from holdfast.env import World, real_world
-from holdfast.env.disk import LakeDisk
-from holdfast.env.sockets import absolute
 from holdfast.errors import InvalidRequest, Unavailable
 from holdfast.spark.options import as_meant, flag, in_one_sentence, plainly, required_path, table_options
 from holdfast.spark.places import SparkPlace, access_of, place_at
@@ -38,6 +36,9 @@ from holdfast.spark.readers import HEADERS, message_schema, named_columns
 from holdfast.spark.rows import MESSAGES, TABLES, Piece, Row, TableSpec, table_named
 from holdfast.spark.session import session
 from holdfast.storage.files import join, read_file
+
+if TYPE_CHECKING:
+    from holdfast.spark.pipelines.spec import Project
 
 _TYPES: Final[dict[str, DataType]] = {
     "string": StringType(),
@@ -162,6 +163,7 @@ def table(
     lake: str,
     *,
     pipeline: str | None = None,
+    checkpoints: str | None = None,
     spark: SparkSession | None = None,
 ) -> DataFrame:
     """The messages of a topic as of now: what was landed in a lake is read from there, and only the rest from the log.
@@ -172,8 +174,9 @@ def table(
     Args:
         topic: The topic.
         path: Its data folder, or the address of a server.
-        lake: The folder of the lake, with the table of a pipeline of the kind `land`.
+        lake: The folder of the lake, or its URL in a store, with the table of a pipeline of the kind `land`.
         pipeline: The name of that pipeline, if several land the topic.
+        checkpoints: The folder that the pipelines name as checkpoints, if the lake is in a store.
         spark: The session; by default the running one, or a new one.
 
     Returns:
@@ -185,9 +188,9 @@ def table(
         NotInstalled: Spark or Java is missing.
     """
     spark = session() if spark is None else spark
-    world, lake = real_world(), absolute(lake)
-    name = _landed_by(world, lake, topic) if pipeline is None else pipeline
-    landed = _landed(world, lake, name, topic)
+    world, project = real_world(), _lake_at(lake, checkpoints)
+    name = _landed_by(world, project, topic) if pipeline is None else pipeline
+    landed = _landed(world, project, name, topic)
     columns = table_schema(MESSAGES)
     history = landed.rows(spark).where(f.col("topic") == topic).select(*columns.names)
     given = {"path": path, "topic": topic, "startingOffsets": "earliest"}
@@ -217,24 +220,32 @@ class LandedTable(msgspec.Struct, frozen=True):
     positions: Positions
 
     def rows(self, spark: SparkSession) -> DataFrame:
-        from holdfast.spark.pipelines.lake import BATCH, read_delta
+        from holdfast.spark.pipelines.lake import read_delta
+        from holdfast.spark.pipelines.parquet import BATCH
 
         found = read_delta(spark, self.path, self.version)
         return found.where(f"{BATCH} <= {self.through}") if self.newer else found
 
 
-def _landed_by(world: World, lake: str, topic: str) -> str:
+def _lake_at(lake: str, checkpoints: str | None) -> Project:
+    """A lake, and where its checkpoints are. Raises BadSettings."""
+    from holdfast.spark.pipelines.spec import Project, located_lake
+
+    return located_lake(Project(folder="", lake=lake, checkpoints=checkpoints, pipelines={}))
+
+
+def _landed_by(world: World, project: Project, topic: str) -> str:
     """The name of the pipeline that lands a topic."""
-    found = [name for name, topics in _landing(world, lake) if topics(topic)]
+    found = [name for name, topics in _landing(world, project) if topics(topic)]
     if len(found) != 1:
         how = f"{', '.join(found)} do: name one with pipeline=..." if found else "run one of the kind land"
-        raise InvalidRequest(f"which pipeline of {lake} lands topic {topic} is not clear: {how}")
+        raise InvalidRequest(f"which pipeline of {project.lake} lands topic {topic} is not clear: {how}")
     return found[0]
 
 
-def _landing(world: World, lake: str) -> Iterator[tuple[str, Callable[[str], bool]]]:
+def _landing(world: World, project: Project) -> Iterator[tuple[str, Callable[[str], bool]]]:
     """The landing pipelines of a lake: the name of each, and which topics it lands."""
-    folder = join(lake, "_checkpoints")
+    folder = join(project.home, "_checkpoints")
     for name in sorted(world.disk.names(folder)) if world.disk.exists(folder) else ():
         made_for = json.loads(read_file(world.disk, join(folder, f"{name}/spec.json")) or b"{}")
         if made_for.get("kind") == "land":
@@ -242,13 +253,14 @@ def _landing(world: World, lake: str) -> Iterator[tuple[str, Callable[[str], boo
             yield name, Expression(pattern).matches if pattern else set(made_for["topics"]).__contains__
 
 
-def _landed(world: World, lake: str, name: str, topic: str) -> LandedTable:
+def _landed(world: World, project: Project, name: str, topic: str) -> LandedTable:
     """The table of a landing pipeline. Raises InvalidRequest if it does not hold all messages of the topic."""
     from holdfast.spark.pipelines.checkpoint import ID, Ledger
     from holdfast.spark.pipelines.lake import delta_table, is_delta, live_files
     from holdfast.spark.pipelines.land import positions_in
+    from holdfast.spark.pipelines.stores import tables_at
 
-    checkpoint = join(lake, f"_checkpoints/{name}")
+    checkpoint = project.checkpoint(name)
     began = read_file(world.disk, join(checkpoint, ID))
     ledger = Ledger(world, checkpoint)
     last, totals = ledger.last(), ledger.totals()
@@ -260,8 +272,8 @@ def _landed(world: World, lake: str, name: str, topic: str) -> LandedTable:
             f"{name} dropped {totals.dropped:,} rows and quarantined {totals.quarantined:,}, so its table is not the "
             "whole topic: read it with read_delta, or land the topic without such expectations"
         )
-    path = join(lake, name)
-    if not is_delta(LakeDisk(), path):
+    path = project.table(name)
+    if not is_delta(tables_at(path), path):
         raise InvalidRequest(f"{path} is not a Delta table: land the topic without the option format: parquet")
     delta = delta_table(path)
     if read_file(world.disk, join(checkpoint, ID)) != began:
@@ -270,7 +282,9 @@ def _landed(world: World, lake: str, name: str, topic: str) -> LandedTable:
     return LandedTable(path, delta.version(), last.batch, bool(live_files(delta, after=last.batch)), only)
 
 
-def register_tables(spark: SparkSession, path: str, prefix: str = "", lake: str | None = None) -> list[str]:
+def register_tables(
+    spark: SparkSession, path: str, prefix: str = "", lake: str | None = None, checkpoints: str | None = None
+) -> list[str]:
     """Make views of the folder's messages and tables for SQL.
 
     The views have the topics and messages of this moment: register again to see later ones.
@@ -279,8 +293,9 @@ def register_tables(spark: SparkSession, path: str, prefix: str = "", lake: str 
         spark: The session.
         path: The data folder, or the address of a server.
         prefix: What the names of the views begin with.
-        lake: The folder of a lake: there is also a view for each topic that is landed there, named after the topic;
-            see `table`.
+        lake: The folder of a lake, or its URL in a store: there is also a view for each topic that is landed there,
+            named after the topic; see `table`.
+        checkpoints: The folder that the pipelines name as checkpoints, if the lake is in a store.
 
     Returns:
         The names of the views.
@@ -289,8 +304,10 @@ def register_tables(spark: SparkSession, path: str, prefix: str = "", lake: str 
         InvalidRequest: The folder cannot be read, or a topic of the lake not by `table`.
     """
     views = []
-    for topic in [] if lake is None else _landed_topics(path, lake):
-        table(topic, path, lake or "", spark=spark).createOrReplaceTempView(f"`{prefix}{topic}`")
+    for topic in [] if lake is None else _landed_topics(path, _lake_at(lake, checkpoints)):
+        table(topic, path, lake or "", checkpoints=checkpoints, spark=spark).createOrReplaceTempView(
+            f"`{prefix}{topic}`"
+        )
         views.append(f"{prefix}{topic}")
     for name in (MESSAGES, *TABLES):
         reader = spark.read.format("holdfast").options(path=path, table=name)
@@ -302,12 +319,12 @@ def register_tables(spark: SparkSession, path: str, prefix: str = "", lake: str 
     return views
 
 
-def _landed_topics(path: str, lake: str) -> list[str]:
+def _landed_topics(path: str, project: Project) -> list[str]:
     """The topics of a folder that a pipeline lands."""
     given = {"path": path, "subscribePattern": ".*", "startingOffsets": "earliest"}
     place = place_at(required_path(given), access_of(given))
     there = place.plan(PlanRequest(step="end", options=given)).positions or {}
-    landing = list(_landing(real_world(), absolute(lake)))
+    landing = list(_landing(real_world(), project))
     others = {MESSAGES, *TABLES}  # those have views of the same names
     return [t for t in from_json(there).topics if t not in others and any(topics(t) for _, topics in landing)]
 

@@ -22,8 +22,8 @@ import msgspec
 from pyroaring import BitMap64
 
 from holdfast.codec.columns import HEADERS, KEYS, TOMBSTONE, Columns
-from holdfast.codec.encode import Body, FramePlace, Packing, header_for, hole_body, same_body, without
-from holdfast.codec.frame import HEADER_BYTES, MOST_RAW_BYTES, Codec, Frame, FrameHeader, Kind
+from holdfast.codec.encode import Body, FramePlace, Packing, header_for, hole_body, plain_value, same_body, without
+from holdfast.codec.frame import TIMES_REWRITTEN, Codec, Frame, FrameHeader, Kind, frame_at, short_frame, stored_body
 from holdfast.env import File, World
 from holdfast.env.disk import write_fully
 from holdfast.env.process import get_logger
@@ -56,7 +56,7 @@ class CompactionSource:
         self._go_on = go_on  # raises if the log was closed
 
     def frames(self) -> Iterator[tuple[Frame, memoryview] | None]:
-        """Yield its frames, each with its stored bytes after the header; None for a stretch that is damaged."""
+        """Yield its frames, each with its body and the padding; None for a stretch that is damaged."""
         segment = self.segment
         try:
             _, data, _ = segment.opened(self.upto)
@@ -78,9 +78,7 @@ class CompactionSource:
             if found.base_offset >= self.upto:
                 break
             reached = found.next_offset
-            start = found.position + HEADER_BYTES
-            body = data[start : start + found.body_bytes]
-            yield Frame(found, body, max_raw_bytes=MOST_RAW_BYTES), data[start : found.end]
+            yield frame_at(data, found.position, found), stored_body(data, found.position, found)
         if reached < self.upto:
             yield None
 
@@ -203,7 +201,8 @@ def _forget_apart(keys: list[bytes | None], columns: Columns, name: str) -> None
 
 _CHUNK: Final = 1 << 20
 _MOST_U32: Final = 2**32 - 1
-_MOST_TIMES: Final = 255  # the largest count that a segment's first frame can hold; after it comes 1 again
+# The largest count that a segment's first frame can hold; after it comes 1 again.
+_MOST_TIMES: Final = TIMES_REWRITTEN
 
 
 def messages_in(frame: Frame) -> int:
@@ -219,6 +218,7 @@ class _Placed(msgspec.Struct, frozen=True, gc=False):
     epoch: int
     synced_offset: int
     producer: Producer
+    short: bytes | None = None  # the value, if the frame stays a short one
 
     def joined(self, other: _Placed) -> _Placed | None:
         """Merge two adjacent holes into one if this loses nothing about who wrote the messages; otherwise None."""
@@ -252,9 +252,10 @@ class Output:
     def put(self, body: Body, origin: FrameHeader, row: int = 0) -> None:
         """Add the next body, made from a frame from this row on."""
         if self._rewritten is None:
-            self._rewritten = origin.flags % _MOST_TIMES + 1
+            self._rewritten = (origin.flags & TIMES_REWRITTEN) % _MOST_TIMES + 1
         producer = Producer(origin.producer_id, origin.producer_epoch, origin.first_sequence).after(row)
-        placed = _Placed(body, origin.base_offset + row, origin.epoch, origin.synced_offset, producer)
+        short = plain_value(body) if origin.is_short else None
+        placed = _Placed(body, origin.base_offset + row, origin.epoch, origin.synced_offset, producer, short)
         if self._last is not None:
             joined = self._last.joined(placed)
             if joined is not None:
@@ -272,6 +273,11 @@ class Output:
         at = self._position + self._parts_bytes
         if at > _MOST_U32:
             raise Unavailable("the new file would be larger than a segment may be; it stays as it was")
+        if placed.short is not None and at:
+            time_ns = placed.body.max_time_ns
+            content = short_frame(self._log_id, at, placed.epoch, placed.offset, time_ns, placed.short)
+            self._add((content,), len(content))
+            return
         place = FramePlace(self._log_id, placed.epoch, at, placed.offset, placed.synced_offset)
         flags = 0 if at else self._rewritten or 0
         header = header_for(placed.body, place, batch_remaining=0, producer=placed.producer, flags=flags)
@@ -280,8 +286,11 @@ class Output:
             write_fully(self._file, self._position, [header, *placed.body.parts])
             self._position += placed.body.frame_bytes
             return
-        self._parts += [header, *placed.body.parts]
-        self._parts_bytes += placed.body.frame_bytes
+        self._add((header, *placed.body.parts), placed.body.frame_bytes)
+
+    def _add(self, parts: Sequence[bytes | memoryview], length: int) -> None:
+        self._parts += parts
+        self._parts_bytes += length
         if self._parts_bytes >= _CHUNK:
             self._store()
 

@@ -21,7 +21,8 @@ from typing import Final, TypeAlias
 import msgspec
 
 from holdfast.codec.columns import DUE, EXPIRY, FLAGS, HEADERS, PRIORITIES, REMOVED
-from holdfast.codec.frame import HEADER_BYTES, FrameHeader, frames_alike
+from holdfast.codec.frame import FrameHeader
+from holdfast.codec.singles import frames_alike
 from holdfast.env import World
 from holdfast.storage.files import join, segment_bases, segment_name
 from holdfast.storage.frames import Damage, FrameRules, SegmentIndex, first_log_id, used_end, walk
@@ -152,9 +153,7 @@ class _Scan:
                 self._add_hole(at_base, at, at, found.first_offset, found.reason)
 
     def _add_frame(self, base: int, header: FrameHeader, index: SegmentIndex) -> None:
-        # Not through the header's properties: this is called for every message that was put alone.
-        position = header.position + (HEADER_BYTES + header.body_bytes + 7 & ~7)
-        offset = header.base_offset + header.count
+        position, offset = header.end, header.base_offset + header.count
         if header.position:
             index.add(header.position, position, header.base_offset, offset, header.max_time_ns)
         else:

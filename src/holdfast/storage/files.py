@@ -337,3 +337,23 @@ def room(free: int, needed: int, min_free_bytes: int) -> str:
     """Say why there is too little room on the disk, naming the setting that is usually the cause."""
     kept = f", {min_free_bytes:,} must stay free (min_free_bytes)" if min_free_bytes else ""
     return f"{free:,} bytes are free, {needed:,} are needed{kept}"
+
+
+def no_room(folder: str, why: str, *, is_journal: bool) -> DiskFull:
+    """Build the error for an append that found no room."""
+    if is_journal:
+        what = "Nothing else in the folder can be given up for that. Free some space on this disk, 1 MiB is enough,"
+    else:
+        what = "Free some space (`holdfast log info` shows what the log takes; handling messages frees some)"
+    return DiskFull(
+        f"no room to append in {folder}: {why}. Nothing of this call was kept; reading still works. "
+        f"{what} and try again"
+    )
+
+
+def sync_all(files: Sequence[File], folder: OpenFolder | None) -> None:
+    """Sync some files, then a folder."""
+    for file in files:
+        file.sync()
+    if folder is not None:
+        folder.sync()

@@ -17,6 +17,7 @@ from holdfast.codec.frame import (
     HEADER_BYTES,
     KNOWN_FLAGS,
     MAGIC_PREFIX,
+    MAY_HOLD_SHORT,
     FrameHeader,
     check_body,
     check_known,
@@ -115,7 +116,7 @@ def walk(
         yield header
         if and_alike is not None and header.count == 1 and wanted.goes_on:
             header = and_alike(data, header)
-        position = header.position + (HEADER_BYTES + header.body_bytes + 7 & ~7)
+        position = header.end
         wanted.offset, wanted.epoch = header.base_offset + header.count, header.epoch
 
 
@@ -156,7 +157,7 @@ def used_end(data: memoryview, position: int) -> int:
 
 
 def _good_frame(data: memoryview, position: int, wanted: FrameRules, *, bodies: bool) -> FrameHeader:
-    header = read_header(data, position, position)
+    header = read_header(data, position, position, wanted.log_id)
     wanted.check(header)
     check_known(header)
     if bodies:
@@ -183,7 +184,7 @@ def first_log_id(data: memoryview) -> int | None:
 #     16  8     base_offset   of the segment
 #     24  8     next_offset   after the segment's last message
 #     32  4     end           position after its last frame
-#     36  4     rewritten     how often the segment was rewritten, as stored in its first frame
+#     36  4     flags         those of the segment's first frame
 #     40  8     max_time_ns   latest time in it
 #     48  8*n   offsets       first offset of an entry's frame
 #     ..  8*n   times         latest time of all frames before it
@@ -191,8 +192,9 @@ def first_log_id(data: memoryview) -> int | None:
 #     ..  4     check         CRC32C of all bytes before it
 #
 # An index is a cache: if missing or damaged, it is rebuilt from the log. Times are running maxima, so they never
-# decrease even if the clock did, and a search by time finds the first message at or after it. `rewritten` tells the
-# index of the current file from that of a file it has replaced.
+# decrease even if the clock did, and a search by time finds the first message at or after it. By its flags, the
+# index of the current file is told from that of a file it has replaced. A release that does not know short frames takes
+# an index with their flag for one of another file, so it walks the segment, and refuses the first frame.
 _MAGIC: Final = b"HFINDEX\x01"
 _HEAD: Final = Struct("<8sIIQQIIq")
 _CHECK: Final = Struct("<I")
@@ -208,12 +210,12 @@ class SegmentIndex:
     __slots__ = (
         "base_offset",
         "end",
+        "flags",
         "max_time_ns",
         "next_entry_at",
         "next_offset",
         "offsets",
         "positions",
-        "rewritten",
         "spacing_bytes",
         "times",
     )
@@ -225,7 +227,7 @@ class SegmentIndex:
         self.next_offset = base_offset
         self.end = 0
         self.max_time_ns = NO_TIME
-        self.rewritten = 0
+        self.flags = MAY_HOLD_SHORT  # as in a new segment, unless another first frame is found
         self.offsets = array("Q")
         self.times = array("q")
         self.positions = array("I")
@@ -248,14 +250,14 @@ class SegmentIndex:
 
     def add_header(self, header: FrameHeader) -> None:
         if header.position == 0:
-            self.rewritten = header.flags & KNOWN_FLAGS
+            self.flags = header.flags & KNOWN_FLAGS
         self.add(header.position, header.end, header.base_offset, header.next_offset, header.max_time_ns)
 
     def fits(self, data: memoryview) -> bool:
         """Whether it matches these bytes, and not those of a file that was replaced since."""
         if not self.end:  # no frame yet; where a torn one was removed there are zeros
             return not any(data[:HEADER_BYTES])
-        return self.rewritten == times_rewritten(data)
+        return self.flags == _first_flags(data)
 
     @property
     def first_time_ns(self) -> int:
@@ -282,7 +284,7 @@ class SegmentIndex:
                     self.base_offset,
                     self.next_offset,
                     self.end,
-                    self.rewritten,
+                    self.flags,
                     self.max_time_ns,
                 ),
                 self.offsets.tobytes(),
@@ -297,7 +299,7 @@ def parse_index(content: bytes, log_id: int, base_offset: int, spacing_bytes: in
     """Parse an index; None unless the bytes are an intact index of this segment."""
     if len(content) < _HEAD.size + _CHECK.size:
         return None
-    magic, found_id, count, found_base, next_offset, end, rewritten, max_time_ns = _HEAD.unpack_from(content)
+    magic, found_id, count, found_base, next_offset, end, flags, max_time_ns = _HEAD.unpack_from(content)
     if magic != _MAGIC or found_id != log_id or found_base != base_offset:
         return None
     if len(content) != _HEAD.size + count * _ENTRY_BYTES + _CHECK.size:
@@ -305,7 +307,7 @@ def parse_index(content: bytes, log_id: int, base_offset: int, spacing_bytes: in
     if _CHECK.unpack_from(content, len(content) - _CHECK.size)[0] != crc32c(content[: -_CHECK.size]):
         return None
     index = SegmentIndex(base_offset, spacing_bytes)
-    index.next_offset, index.end, index.max_time_ns, index.rewritten = next_offset, end, max_time_ns, rewritten
+    index.next_offset, index.end, index.max_time_ns, index.flags = next_offset, end, max_time_ns, flags
     offsets_end = _HEAD.size + 8 * count
     times_end = offsets_end + 8 * count
     index.offsets.frombytes(content[_HEAD.size : offsets_end])
@@ -315,8 +317,8 @@ def parse_index(content: bytes, log_id: int, base_offset: int, spacing_bytes: in
     return index
 
 
-def times_rewritten(data: memoryview) -> int | None:
-    """Return how often the segment was rewritten; None if its first frame cannot be read."""
+def _first_flags(data: memoryview) -> int | None:
+    """Return the flags of the first frame; None if it cannot be read."""
     if len(data) < HEADER_BYTES:
         return 0
     try:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from pyroaring import BitMap64
 
-from holdfast.codec.encode import Body
+from holdfast.codec.encode import Body, producer_field
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import FolderLock, World, close_in_children, real_world
 from holdfast.env.process import get_logger
@@ -34,7 +34,7 @@ from holdfast.storage.retention import SegmentFacts, done_segments, expired, rem
 from holdfast.storage.segment import Segment
 from holdfast.storage.state import Identity
 from holdfast.storage.view import Follower, LogView, OnDamage
-from holdfast.storage.writer import Writer, producer_field
+from holdfast.storage.writer import Writer
 
 if TYPE_CHECKING:
     import pyarrow as pa

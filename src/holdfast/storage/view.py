@@ -19,20 +19,17 @@ import msgspec
 from pyroaring import BitMap64
 
 from holdfast.codec.frame import (
-    HEADER_BYTES,
-    MOST_RAW_BYTES,
+    SHORT_MAGIC,
     Frame,
     FrameHeader,
     Kind,
     check_body,
     check_known,
-    log_prefix,
+    frame_at,
     read_header,
     read_plain,
-    read_single,
-    read_singles,
-    skip_to,
 )
+from holdfast.codec.singles import log_prefixes, read_single, read_singles, skip_to
 from holdfast.env.world import checkpoint
 from holdfast.errors import (
     ChecksumMismatch,
@@ -161,10 +158,6 @@ class LogView:
             except FileNotFoundError:
                 self._expect_trimmed(segments[i])
 
-    def body_of(self, data: memoryview, header: FrameHeader) -> Frame:
-        """Return the frame of a header that was read and checked in a segment's bytes."""
-        return self._frame(data, header)
-
     def records(self, offset: int, *, on_damage: OnDamage = "raise", whole: bool = False) -> Iterator[Record]:
         """Yield messages from `offset` on, from all frames except gaps; `whole` loads large values into memory."""
         for frame in self.read(offset, on_damage=on_damage):
@@ -278,21 +271,18 @@ class LogView:
             if header.max_time_ns >= time_ns and header.kind < Kind.GAP:
                 with contextlib.suppress(ChecksumMismatch):  # a damaged frame holds no message of any time
                     check_body(data, header.position, header)
-                    found_offset = _first_at_time(self._frame(data, header), time_ns)
+                    found_offset = _first_at_time(frame_at(data, header.position, header), time_ns)
                     if found_offset is not None:
                         return found_offset
         return None
 
     def _header(self, segment: Segment, data: memoryview, position: int) -> FrameHeader:
-        header = read_header(data, position, position)
+        header = read_header(data, position, position, segment.log_id)
         if header.log_id != segment.log_id:
             raise CorruptData(f"the frame at position {position} belongs to another log")
-        check_known(header)
+        if header.magic != SHORT_MAGIC:
+            check_known(header)
         return header
-
-    def _frame(self, data: memoryview, header: FrameHeader) -> Frame:
-        start = header.position + HEADER_BYTES
-        return Frame(header, data[start : start + header.body_bytes], max_raw_bytes=MOST_RAW_BYTES)
 
     def _read_segment(
         self, segment: Segment, offset: int, end: int, on_damage: OnDamage
@@ -311,7 +301,7 @@ class LogView:
                 if header.base_offset > offset:
                     raise CorruptData(f"offset {offset} is not where it should be")
                 check_body(data, position, header)
-                frame = self._frame(data, header)
+                frame = frame_at(data, header.position, header)
             except UnknownFormat:
                 raise
             except CorruptData as error:
@@ -431,7 +421,7 @@ class Follower:
         self.plain = True  # whether none of the last `records` can have expired, or be for some groups only
         self._data = memoryview(b"")
         self._log_id = 0
-        self._prefix = b""
+        self._prefixes = (b"", b"")
         self._next_offset = -1  # the offset of the frame at `_next_position` in the data
         self._next_position = 0
         self._frame_bytes = 0  # the size of the last frame that was skipped to
@@ -461,7 +451,7 @@ class Follower:
         if offset == self._next_offset:
             header = read_plain(self._data, self._next_position, self._log_id)
             if header is not None and header.base_offset == offset and header.kind != Kind.GAP:
-                return self._keep(self._view.body_of(self._data, header))
+                return self._keep(frame_at(self._data, header.position, header))
         frame, self._data = self._view.locate(offset)
         return self._keep(frame)
 
@@ -480,7 +470,7 @@ class Follower:
             if ahead:
                 return ahead.pop()
         elif offset == self._next_offset:
-            found = read_single(self._data, self._next_position, self._prefix)
+            found = read_single(self._data, self._next_position, self._prefixes)
             if found is not None and found[0].offset == offset:
                 record, self._next_position = found
                 self._next_offset = offset + 1
@@ -502,12 +492,12 @@ class Follower:
         # Messages with priorities are read at regular distances, and many are of one size.
         guess = self._next_position + (offset - self._next_offset) * self._frame_bytes
         at: int | None = guess
-        found = read_single(self._data, guess, self._prefix)
+        found = read_single(self._data, guess, self._prefixes)
         if found is None or found[0].offset != offset:
             if offset > self._next_offset + _NEAR:
                 return None
-            at = skip_to(self._data, self._next_position, self._prefix, offset)
-            found = None if at is None else read_single(self._data, at, self._prefix)
+            at = skip_to(self._data, self._next_position, self._prefixes, offset)
+            found = None if at is None else read_single(self._data, at, self._prefixes)
         if at is None or found is None or found[0].offset != offset:
             return None
         record, self._next_position = found
@@ -529,7 +519,7 @@ class Follower:
         """Read the messages from the next position on, the first of which has this offset; [] if that is no single."""
         most = min(self._stretch, readable)
         position = self._next_position
-        records, self._next_position = read_singles(self._data, position, self._prefix, offset, most)
+        records, self._next_position = read_singles(self._data, position, self._prefixes, offset, most)
         self._next_offset = offset + len(records)
         room = _MOST_AHEAD_BYTES * len(records) // max(self._next_position - position, 1)
         self._stretch = max(min(2 * self._stretch, _MOST_AHEAD, room), 1)
@@ -583,7 +573,9 @@ class Follower:
             return singles
         if start != self._next_offset:
             return []
-        singles, self._next_position = read_singles(self._data, self._next_position, self._prefix, start, stop - start)
+        singles, self._next_position = read_singles(
+            self._data, self._next_position, self._prefixes, start, stop - start
+        )
         self._next_offset = start + len(singles)
         return singles
 
@@ -607,6 +599,6 @@ class Follower:
         self._sparse = frame.is_sparse
         if frame.header.log_id != self._log_id:
             self._log_id = frame.header.log_id
-            self._prefix = log_prefix(self._log_id)
+            self._prefixes = log_prefixes(self._log_id)
         self._next_offset, self._next_position = frame.next_offset, frame.header.end
         return frame

@@ -17,6 +17,9 @@ lock is released: the next append must not be preceded by frames that nobody ack
 
 A write or sync that fails with an I/O error ends the writer: any byte not yet synced may be affected, and later syncs
 may report success without having written it. A full disk, or a shortage of descriptors or memory, refuses one call.
+
+A small value with nothing else gets a short frame, which does not say what is synced. So it follows a long one in its
+segment, and nothing was synced in between; and one frame in 64 KiB is long, in case another is damaged.
 """
 
 from __future__ import annotations
@@ -24,22 +27,36 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache, partial
-from itertools import cycle, repeat
-from struct import Struct
 from typing import Final
 
 from holdfast.checksum import crc32c
-from holdfast.codec.columns import KNOWN_COLUMNS
-from holdfast.codec.encode import Body, FramePlace, header_for
-from holdfast.codec.frame import HEADER_BYTES, MAGIC, Codec, Kind
+from holdfast.codec.encode import (
+    CRC,
+    LONG_HEADER,
+    ONE_VALUE,
+    PADDING,
+    SHORT_PACKS,
+    SIZES,
+    SMALL,
+    Body,
+    FramePlace,
+    constant_field,
+    encode_values,
+    header_for,
+    one_with,
+    origin_field,
+    plain_value,
+    short_pack,
+)
+from holdfast.codec.frame import ENDS_BYTES, HEADER_BYTES, MAY_HOLD_SHORT, SHORT_MOST, Kind
+from holdfast.codec.singles import log_prefixes
 from holdfast.env import File, OpenFolder, World
 from holdfast.env.process import get_logger, stand_back
 from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, MessageTooLarge
-from holdfast.model import Producer
+from holdfast.model import NO_PRODUCER, Producer
 from holdfast.settings import LogSettings
 from holdfast.storage.batches import LaidOut, lay_out
-from holdfast.storage.files import FULL_DISK, join, ran_out, room, segment_name, shortage
+from holdfast.storage.files import FULL_DISK, join, no_room, ran_out, room, segment_name, shortage, sync_all
 from holdfast.storage.frames import SegmentIndex
 from holdfast.storage.recovery import Recovered, SegmentLimits, open_segment
 from holdfast.storage.segment import MOST_RESERVE, ActiveSegment, Segment, blocks
@@ -54,43 +71,8 @@ _MOST_UNSYNCED: Final = 16
 _MOST_TRIES: Final = 5  # to find room on a full disk: others may take what was freed
 # A message of at least this size gets a segment of its own, which is filled without holding the lock.
 _APART_BYTES: Final = 16 << 20
-
-# The header of a frame with a single message; its constant fields are packed together.
-_ONE_STRUCT: Final = Struct("<8sI20sQqQ24sI")
-_ONE_COUNT: Final = Struct("<IBBHI")
-_EPOCH_BYTES: Final = 4
-_PRODUCER: Final = Struct("<IQI4x")  # and no frames of the same batch follow
-_NO_PRODUCER: Final = bytes(_PRODUCER.size)
-assert (_ONE_STRUCT.size, _EPOCH_BYTES + _PRODUCER.size) == (HEADER_BYTES - 4, 24)
-
-_ONE_HEADER: Final = _ONE_STRUCT.pack
-_ONE_VALUE: Final = Struct("<ii").pack
-_SIZES: Final = Struct("<II12s").pack
-_SMALL: Final = 1024
-_CRC: Final = Struct("<I").pack
-_PADDING: Final = tuple(bytes(-n % 8) for n in range(8))
-
-
-def producer_field(producer: Producer) -> bytes:
-    """Return a producer as the header of a frame has it."""
-    return _PRODUCER.pack(producer.epoch, producer.id, producer.first_sequence)
-
-
-@cache
-def one_with(kind: Kind) -> list[bytes]:
-    """Return the constant fields of a single message of this kind, for all columns that it can have."""
-    pack = partial(_ONE_COUNT.pack, 1, kind, Codec.NONE, 0)
-    return list(map(pack, range(KNOWN_COLUMNS + 1)))
-
-
-@cache
-def plain_fields(kind: Kind) -> list[tuple[bytes, bytes, bytes]]:
-    """Return what the length of a small value without columns decides: what precedes it, its sizes, its padding."""
-    # Every command that opens a log makes these tables: without a loop in Python, in a third of the time.
-    heads = map(_ONE_VALUE, repeat(0), range(_SMALL))
-    body_bytes = range(8, 8 + _SMALL)
-    sizes = map(_SIZES, body_bytes, body_bytes, repeat(one_with(kind)[0]))
-    return list(zip(heads, sizes, cycle(_PADDING), strict=False))
+_MOST_SHORT: Final = 64 * 1024  # bytes of short frames between two long ones
+_MOST_AROUND: Final = HEADER_BYTES + ENDS_BYTES + 7  # of a long frame with a value: whether one is due is known late
 
 
 class Writer:
@@ -98,8 +80,8 @@ class Writer:
 
     # What every append needs: a slot takes half the time of an entry in a dict.
     __slots__ = (
-        "__dict__", "__weakref__", "_epoch_field", "_fast_until", "_held_from", "_log_prefix",
-        "_one_with", "_plain", "_words", "active", "end", "lock", "readable_end", "synced_end",
+        "__dict__", "__weakref__", "_fast_until", "_held_from", "_log_prefix", "_ones", "_origin", "_short_prefix",
+        "_short_until", "_small", "_words", "active", "end", "epoch", "lock", "readable_end", "synced_end",
     )  # fmt: skip
 
     def __init__(
@@ -141,9 +123,11 @@ class Writer:
         self._fast_until = 0  # position up to which a single message can be stored without checking any limit
         self._is_journal = kind is Kind.JOURNAL
         self._kind = kind
-        self._one_with, self._plain = one_with(kind), plain_fields(kind)
-        self._log_prefix = MAGIC + self.log_id.to_bytes(4, "little")
-        self._epoch_field = self.epoch.to_bytes(_EPOCH_BYTES, "little") + _NO_PRODUCER
+        self._ones = one_with(kind)
+        self._log_prefix, self._short_prefix = log_prefixes(self.log_id)
+        self._origin = origin_field(self.epoch)
+        self._small = self._short_until = 0
+        self._expect_long()
         if self.active is not None:
             self._use(self.active)
 
@@ -159,57 +143,68 @@ class Writer:
     ) -> int:
         """Append one message and return its offset: a fast version of `append` for the most common case.
 
-        `head` is what precedes the value in the body if the message has `columns`, as `single_head` returns them; or
-        the ends of `count` values, as `plain_parts` returns them with the values joined. `producer` is a
-        `producer_field`. It fuses encoding, placing, storing and indexing; a property test checks it against `append`.
+        `head` and `columns` are those of `single_head`; or `head` are the ends of `count` values, joined, as those of
+        `plain_parts`. `producer` is a `producer_field`. Fuses all steps; a property test compares it with `append`.
         """
         length = len(value)
-        if head or length >= _SMALL:
-            head = head or _ONE_VALUE(0, length)
+        if length >= self._small or head or producer:
+            head = head or ONE_VALUE(0, length)
             body_bytes = len(head) + length
-            constant = self._one_with[columns] if count == 1 else _ONE_COUNT.pack(count, self._kind, 0, 0, 0)
-            sizes, padding = _SIZES(body_bytes, body_bytes, constant), _PADDING[length & 7]
+            body = head + value + PADDING[body_bytes & 7]
+            crc, total = crc32c(body), HEADER_BYTES + len(body)
         else:
-            head, sizes, padding = self._plain[length]
-        body = head + value + padding
-        total, crc = HEADER_BYTES + len(body), crc32c(body)
-        lock = self.lock
-        if lock.locked():
+            body, body_bytes, crc, total = b"", 0, 0, length + _MOST_AROUND
+        if (lock := self.lock).locked():
             stand_back(lock)
         with lock:
             segment = self.active
-            if segment is not None and (stop := (position := segment.position) + total) <= self._fast_until:
-                mapped = segment.map
-            else:
+            if segment is None or segment.position + total > self._fast_until:
                 segment = self._segment_for(total, now_ns)
-                stop = (position := segment.position) + total
-                mapped = segment.map if stop <= self._fast_until else None
-            offset, origin = self.end, self._epoch_field
-            origin = origin[:_EPOCH_BYTES] + producer if producer else origin
-            checked = _ONE_HEADER(self._log_prefix, position, sizes, offset, now_ns, self.synced_end, origin, crc)
-            if mapped is not None:
-                # Nothing is called between this store and the new end, so no signal handler can run between them.
-                mapped[position:stop] = checked + _CRC(crc32c(checked)) + body
+            position, offset = segment.position, self.end
+            if body:
+                stop, origin = position + total, origin_field(self.epoch, producer) if producer else self._origin
+                one = self._ones[columns] if count == 1 and position else self._constant(count, columns, position)
+                sizes = SIZES(body_bytes, body_bytes, one)
+                checked = LONG_HEADER(self._log_prefix, position, sizes, offset, now_ns, self.synced_end, origin, crc)
+            elif position < self._short_until:
+                pack = SHORT_PACKS[length] or short_pack(length)
+                checked = pack(self._short_prefix, position, length, self.epoch, offset, now_ns, value)
+                stop = position + len(checked) + 4  # the check
+            else:
+                return self._append_long(value, segment, now_ns, hold=hold)
+            frame, mapped = checked + CRC(crc32c(checked)) + body, segment.map
+            if mapped is not None and stop <= self._fast_until:
+                mapped[position:stop] = frame  # until the new end nothing is called, so no signal handler can run
                 segment.position = stop
             else:
-                self._store_whole(segment, (checked, _CRC(crc32c(checked)), body), total)
+                self._store_whole(segment, frame)
             segment.next_offset = self.end = end = offset + count
             index = segment.index
             if position >= index.next_entry_at:
                 index.add_entry(position, offset)
-            if now_ns > index.max_time_ns:
-                index.max_time_ns = now_ns
+            index.max_time_ns = now_ns if now_ns > index.max_time_ns else index.max_time_ns
             if hold or self._held_from is not None:
-                self._hold(offset, hold=hold)
-            else:
-                words = self._words
-                self.readable_end = words[READABLE] = end
-                if words[ASKED]:
-                    self.state.give_signal()
+                return self._hold(offset, hold=hold)
+            words = self._words
+            self.readable_end = words[READABLE] = end
+            if words[ASKED]:
+                self.state.give_signal()
             return offset
+
+    def _constant(self, count: int, columns: int, position: int) -> bytes:
+        return constant_field(count, self._kind, 0, 0 if position else MAY_HOLD_SHORT, columns)
+
+    def _append_long(self, value: bytes, segment: ActiveSegment, now_ns: int, *, hold: bool) -> int:
+        offset, _ = self._append_bodies(segment, [encode_values([value], now_ns)], NO_PRODUCER, hold=hold)
+        self._short_until = segment.position + _MOST_SHORT if self._small else 0
+        return offset
 
     def append(self, bodies: Sequence[Body], now_ns: int, *, producer: Producer, hold: bool) -> tuple[int, int]:
         """Append a batch, all or nothing; returns its first offset and the one after its last."""
+        value = plain_value(bodies[0]) if len(bodies) == 1 and producer.id == 0 else None
+        if value is not None and len(value) < self._small:
+            offset = self.append_one(value, bodies[0].max_time_ns, hold)
+            return offset, offset + 1
         if len(bodies) == 1 and bodies[0].body_bytes >= self.apart_bytes:
             placed = self._append_apart(bodies[0], producer, hold=hold)
             if placed is not None:
@@ -222,25 +217,30 @@ class Writer:
             segment = self.active
             if segment is None or segment.position + total > self._fast_until:
                 segment = self._segment_for(total, now_ns)
-            offset = base = self.end
-            position = start = segment.position
-            remaining = len(bodies)
-            try:
-                for body in bodies:
-                    remaining -= 1
-                    place = FramePlace(self.log_id, self.epoch, position, offset, self.synced_end)
-                    header = header_for(body, place, batch_remaining=remaining, producer=producer.after(offset - base))
-                    self._store(segment, (header, *body.parts), body.frame_bytes)
-                    position += body.frame_bytes
-                    offset += body.count
-                segment.next_offset = self.end = offset
-            except BaseException:  # a signal, too: unacknowledged frames must not precede the next ones
-                segment.forget(start)
-                self._fast_until = 0
-                raise
-            self._add_to_index(segment, bodies, start, base)
-            self._hold(base, hold=hold)
-            return base, offset
+            return self._append_bodies(segment, bodies, producer, hold=hold)
+
+    def _append_bodies(
+        self, segment: ActiveSegment, bodies: Sequence[Body], producer: Producer, *, hold: bool
+    ) -> tuple[int, int]:
+        offset = base = self.end
+        position = start = segment.position
+        remaining = len(bodies)
+        try:
+            for body in bodies:
+                remaining -= 1
+                place = FramePlace(self.log_id, self.epoch, position, offset, self.synced_end)
+                header = header_for(body, place, batch_remaining=remaining, producer=producer.after(offset - base))
+                self._store(segment, (header, *body.parts), body.frame_bytes)
+                position += body.frame_bytes
+                offset += body.count
+            segment.next_offset = self.end = offset
+        except BaseException:  # a signal, too: unacknowledged frames must not precede the next ones
+            segment.forget(start)
+            self._fast_until = 0
+            raise
+        self._add_to_index(segment, bodies, start, base)
+        self._hold(base, hold=hold)
+        return base, offset
 
     def _append_apart(self, body: Body, producer: Producer, *, hold: bool) -> tuple[int, int] | None:
         """Append a large frame as a segment of its own, filled while others append; None if that is not possible.
@@ -304,7 +304,7 @@ class Writer:
             self._held_since_sync = None
         began_ns = self._world.clock.monotonic_ns()
         try:
-            _sync_all(files, changed)
+            sync_all(files, changed)
         except OSError as error:
             if changed is not None:
                 changed.close()
@@ -444,7 +444,17 @@ class Writer:
     def begin_epoch(self, epoch: int, epochs: Epochs) -> None:
         """Write frames with the new epoch from now on. The caller holds the lock."""
         self.epoch, self.epochs = epoch, epochs
-        self._epoch_field = epoch.to_bytes(_EPOCH_BYTES, "little") + _NO_PRODUCER
+        self._origin = origin_field(epoch)
+        self._expect_long()
+
+    def _expect_long(self) -> None:
+        """Make the next frame a long one. Short ones follow it unless epoch, segment or kind of log forbid that."""
+        segment = self.active
+        self._short_until = 0  # position below which the next frame may be a short one
+        # A segment that an older release has begun says that it holds none.
+        may_hold = segment is None or segment.index.flags & MAY_HOLD_SHORT
+        is_short = self._kind is Kind.DATA and self.epoch <= SHORT_MOST and may_hold
+        self._small = SMALL if is_short else 0  # length of a value from which on it gets a long frame
 
     def replace(self, segments: tuple[Segment, ...], active: ActiveSegment | None) -> None:
         """Set the segments that are left after a trim or a truncation. The caller holds the lock."""
@@ -453,12 +463,14 @@ class Writer:
         if active is not self.active:
             self.active = active
             self._fast_until = 0
+            self._expect_long()
 
     def cut_to(self, end: int) -> None:
         """Forget the messages from `end` on, for readers first. Everything is synced. The caller holds the lock."""
         self._held_from = self._held_since_sync = None
         self._publish(min(self.readable_end, end))
         self.end = self.synced_end = end
+        self._expect_long()
         self.state.set_synced(end)
 
     def _note_changed(self, folder: OpenFolder | None) -> None:
@@ -472,6 +484,7 @@ class Writer:
         # Readers in other processes may act on a message as soon as it is published, so first it is on record as
         # synced.
         self.synced_end = end
+        self._expect_long()
         self.state.set_synced(end)
         self._held_from = self._held_since_sync
         self._publish(self.end if self._held_from is None else self._held_from)
@@ -600,6 +613,7 @@ class Writer:
             self.segments = (*self.segments[:-1], sealed, segment)
         self.active = segment
         self._use(segment)
+        self._expect_long()
         self.on_segment()
         return segment
 
@@ -617,10 +631,10 @@ class Writer:
             self._fast_until = 0
             raise self._refusal("a write failed", error) from error
 
-    def _store_whole(self, segment: ActiveSegment, parts: Sequence[bytes], length: int) -> None:
+    def _store_whole(self, segment: ActiveSegment, frame: bytes) -> None:
         position = segment.position
         try:
-            self._store(segment, parts, length)
+            self._store(segment, (frame,), len(frame))
         except BaseException:  # a signal, too, as in `append`
             segment.forget(position)
             raise
@@ -632,8 +646,8 @@ class Writer:
             position, offset = end, next_offset
         segment.next_offset = offset
 
-    def _hold(self, base: int, *, hold: bool) -> None:
-        """Move the readable end, or hold it back at `base` until a sync."""
+    def _hold(self, base: int, *, hold: bool) -> int:
+        """Move the readable end, or hold it back at `base` until a sync; returns `base`."""
         if hold:
             if self._held_from is None:
                 self._held_from = base
@@ -641,6 +655,7 @@ class Writer:
                 self._held_since_sync = base
         if self._held_from is None:
             self._publish(self.end)
+        return base
 
     def _publish(self, end: int) -> None:
         moved = end != self.readable_end
@@ -678,23 +693,8 @@ class Writer:
         return self.fail(what, error)
 
     def _disk_full(self, why: str) -> DiskFull:
-        if self._is_journal:
-            what = "Nothing else in the folder can be given up for that. Free some space on this disk, 1 MiB is enough,"
-        else:
-            what = "Free some space (`holdfast log info` shows what the log takes; handling messages frees some)"
-        return DiskFull(
-            f"no room to append in {self._folder}: {why}. Nothing of this call was kept; reading still works. "
-            f"{what} and "
-            "try again"
-        )
+        return no_room(self._folder, why, is_journal=self._is_journal)
 
     def check_usable(self) -> None:
         if self.failure is not None:
             raise type(self.failure)(str(self.failure))
-
-
-def _sync_all(files: Sequence[File], folder: OpenFolder | None) -> None:
-    for file in files:
-        file.sync()
-    if folder is not None:
-        folder.sync()

@@ -60,9 +60,10 @@ def chain_source(
         copy = f"{scratch}/{place.name}"
         store, root = open_store(place)
         with closing(store):
-            at = follow_into(place, store, root, world, copy, number=number, until_ns=until_ns)
+            reached = follow_into(place, store, root, world, copy, number=number, until_ns=until_ns)
         with captured(world, copy) as found:
-            yield found, at
+            found.time_ns = reached.time_ns
+            yield found, reached.number
 
 
 def restore_folder(source: Source, world: World, folder: str, progress: Progress | None = None) -> None:

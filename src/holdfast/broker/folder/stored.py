@@ -7,7 +7,7 @@ import posixpath
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
@@ -49,6 +49,7 @@ _SECRETS: Final = frozenset({"password", "sslpassword"})
 _ELSEWHERE: Final = {
     "s3": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3"),
     "az": ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
 }
 
 
@@ -132,7 +133,7 @@ def snapshot(
             _remove_tree(world, building)
             folder = f"{building}/{place.name}"
             leave = _left(place, world, f"{shared}/{_BUILDING}")  # streams share what was fetched, too
-            reached = follow_into(place, store, root, world, folder, number=number, leave=leave)
+            reached = follow_into(place, store, root, world, folder, number=number, leave=leave).number
             durable_replace(world.disk, building, _TAKEN, str(world.clock.now_ns()).encode())
             if not world.disk.exists(f"{above}/{reached}"):
                 world.disk.rename(building, f"{above}/{reached}")
@@ -192,11 +193,18 @@ def _remove_tree(world: World, folder: str) -> None:
 _TRIES: Final = 5
 
 
+class Reached(NamedTuple):
+    """How far a copy goes: it has all objects before the number. The last of them was written at that time."""
+
+    number: int
+    time_ns: int
+
+
 def follow_into(
     place: StorePlace, store: Store, root: str, world: World, folder: str, *,
     number: int | None = None, until_ns: int | None = None, leave: LeftInStore | None = None,
-) -> int:  # fmt: skip
-    """Make the folder what the chain says, to its end or as of a number or a time; returns the number reached.
+) -> Reached:  # fmt: skip
+    """Make the folder what the chain says, to its end or as of a number or a time.
 
     Raises NotFound if the chain does not go there, or no longer goes back that far.
     """
@@ -221,7 +229,7 @@ def follow_into(
             ) from None
     if number is not None and follower.at.number < number:
         raise NotFound(f"{place.shown} goes to number {follower.at.number}: there is no {number}")
-    return follower.at.number
+    return Reached(follower.at.number, follower.time_ns)
 
 
 def _locked_copy(place: StorePlace, folder: str, world: World) -> FolderLock:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Final, TypeVar
@@ -131,6 +132,13 @@ def walk(
                 pool = closing.enter_context(DaemonThreads(at_once, "holdfast-chain-read"))
                 read = partial(pool.map, lambda n: store.read(key_of(root, n)))
             ahead = min(at_once, ahead * 4)
+
+
+def _settle(answered: Future[_Answer], ask: Callable[[], _Answer]) -> None:
+    try:
+        answered.set_result(ask())
+    except BaseException as error:
+        answered.set_exception(error)
 
 
 class OwnershipLost(OSError):
@@ -417,9 +425,10 @@ class Chain:
         """Create one object, however often it takes; raises OwnershipLost if that cannot be."""
         key = key_of(self.root, number)
         began_ns, began_at_ns = self._clock.monotonic_ns(), self._clock.now_ns()
+        in_doubt = doubted and len(self._in_flight) > 1  # the store may hang, and others know that before us
         try:
-            while not self.patiently(lambda: self.store.create(key, content)):
-                found = self.patiently(lambda: self.store.read(key))
+            while not self._in_time(lambda: self.store.create(key, content), began_ns, aside=in_doubt):
+                found = self._in_time(lambda: self.store.read(key), began_ns, aside=in_doubt)
                 if found == content:  # an earlier attempt that got no answer
                     break
                 if found is not None:
@@ -427,7 +436,7 @@ class Chain:
                 if self._clock.monotonic_ns() - began_ns > self.times.slowest_s * _NS:
                     raise StoreUnreachable(f"{key} exists and cannot be read")
                 self._clock.wait(threading.Event(), _RETRY_S)
-            if doubted and self.patiently(lambda: is_left_behind(self.store, self.root, number)):
+            if doubted and self._in_time(lambda: is_left_behind(self.store, self.root, number), began_ns):
                 raise self._fail(self._taken_over())
         except StoreUnreachable as error:
             raise self._fail(f"the store did not respond for {self.times.slowest_s:g} s: {error}") from error
@@ -436,6 +445,40 @@ class Chain:
         if self._clock.monotonic_ns() - began_ns > self.times.slowest_s * _NS:
             raise self._fail(f"the store took longer than {self.times.slowest_s:g} s, so this is not counted as stored")
         self._made(number, (began_ns, began_at_ns), len(content))
+
+    def _in_time(self, ask: Callable[[], _Answer], began_ns: int, *, aside: bool = False) -> _Answer:
+        """Ask the store until it answers; raises StoreUnreachable once an answer would come too late to count.
+
+        A call that hangs goes on for longer than that. So only the first one is made by this thread, and not even that
+        with `aside`.
+        """
+        while True:
+            try:
+                return self._ask_aside(ask, began_ns) if aside else ask()
+            except StoreUnreachable:
+                if self._left_s(began_ns) <= 0:
+                    raise
+                self.check()
+                self._clock.wait(threading.Event(), _RETRY_S)
+            aside = True
+
+    def _left_s(self, began_ns: int) -> float:
+        return self.times.slowest_s - (self._clock.monotonic_ns() - began_ns) / _NS
+
+    def _ask_aside(self, ask: Callable[[], _Answer], began_ns: int) -> _Answer:
+        """Ask on another thread, and leave it alone when its answer would come too late, or this owner has failed."""
+        answered: Future[_Answer] = Future()
+        try:
+            threading.Thread(target=_settle, args=(answered, ask), name="holdfast-chain-ask", daemon=True).start()
+        except RuntimeError:  # there are no threads any more: the process ends
+            return ask()
+        while True:
+            wait([answered], timeout=min(1.0, max(0.0, self._left_s(began_ns))))
+            if answered.done():
+                return answered.result()
+            self.check()
+            if self._left_s(began_ns) <= 0:
+                raise StoreUnreachable(f"{self.store.name}: no answer in time")
 
     def _made(self, number: int, sent: tuple[int, int], length: int) -> None:
         with self._changed:

@@ -1,7 +1,8 @@
 """Checkpoints: all files of a folder as of a number in its chain, so that opening need not read the chain from 0.
 
 A checkpoint is one object that lists the files. Small ones are in it; each larger one is an object of its own that goes
-by the digest of its bytes, so a sealed segment is stored once, however many checkpoints list it. The chain before a
+by the digest of its bytes, so a sealed segment is stored once, however many checkpoints list it. A very large one is
+stored in pieces: no store takes objects of any size, and nobody should need memory for all of it. The chain before a
 checkpoint may be removed once the checkpoint is old enough (`clean_up`).
 """
 
@@ -9,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Final
 
 import msgspec
@@ -28,18 +31,27 @@ logger = get_logger(__name__)
 
 _MAGIC: Final = b"HFCP"
 _VERSION: Final = 1
+_VERSION_WITH_PIECES: Final = 2
 _HEAD_BYTES: Final = 9  # magic, version, checksum
 KEPT_NS: Final = 3600 * 1_000_000_000  # an owner that was stopped for so long does not count what it creates
 _AT_ONCE: Final = 8
+_LOG: Final = ".log"
+PIECE_BYTES: Final = 64 * 1024 * 1024
+WHOLE_LOG_BYTES: Final = 512 * 1024 * 1024  # segments up to this size have one object, because they may be tiered
+_HELD_BYTES: Final = 256 * 1024 * 1024  # of contents that are on their way, unless a single one is larger
 
 
 class StoredFile(msgspec.Struct, frozen=True, array_like=True):
-    """A file of a checkpoint: its bytes, or the digest that names the object that holds them."""
+    """A file of a checkpoint: its bytes, or the digests that name the objects that hold them, in order."""
 
     path: str
     size: int
     content: bytes = b""
-    digest: str = ""
+    digest: str = ""  # of all of it, or those of its pieces with spaces in between
+
+    @property
+    def digests(self) -> list[str]:
+        return self.digest.split()
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +72,34 @@ def content_key(root: str, digest: str) -> str:
     return f"{root}content/{digest}"
 
 
+def _pieces(path: str, size: int) -> list[tuple[int, int]]:
+    """Return the positions and lengths in which the content of a file is stored."""
+    if size <= (WHOLE_LOG_BYTES if path.endswith(_LOG) else PIECE_BYTES):
+        return [(0, size)]
+    return [(position, min(PIECE_BYTES, size - position)) for position in range(0, size, PIECE_BYTES)]
+
+
+class _Room:
+    """Bounds what threads hold at the same time. What alone is beyond the bound has to be the only one."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def take(self, size: int) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._held or self._held + size <= self._most)
+            self._held += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held -= size
+                self._changed.notify_all()
+
+
 class Interrupted(Exception):
     """The checkpoint is not wanted any more: the folder is being closed."""
 
@@ -69,35 +109,48 @@ def write_checkpoint(disk: ChainDisk, now_ns: int, is_over: Callable[[], bool] =
 
     Raises Interrupted between two files once `is_over`.
     """
-    chain = disk.chain
+    chain, room = disk.chain, _Room(_HELD_BYTES)
+
+    def check() -> None:
+        if is_over():
+            raise Interrupted
+        chain.check()
 
     with disk.capturing() as (capture, number), DaemonThreads(_AT_ONCE, "holdfast-checkpoint") as pool:
-
-        def store(path: str) -> StoredFile:
-            if is_over():
-                raise Interrupted
-            chain.check()
-            return _stored(disk, capture, path)
-
-        files = list(pool.map(store, capture.sizes))
+        files = list(pool.map(lambda path: _stored(disk, capture, path, room, check), capture.sizes))
     at = Position(number=number, epoch=chain.epoch, window=chain.window, writer=chain.writer)
     found = Checkpoint(at=at, time_ns=now_ns, owner=chain.note, folders=capture.folders, files=files)
-    payload = msgspec.msgpack.encode(found)
-    head = _MAGIC + bytes([_VERSION]) + crc32c(payload).to_bytes(4, "little")
     # Whoever has made the same one before us made it of the same chain.
-    chain.store.create(checkpoint_key(chain.root, number), head + payload)
+    chain.store.create(checkpoint_key(chain.root, number), encode_checkpoint(found))
     return found
 
 
-def _stored(disk: ChainDisk, capture: Capture, path: str) -> StoredFile:
+def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    payload = msgspec.msgpack.encode(checkpoint)
+    has_pieces = any(len(file.digests) > 1 for file in checkpoint.files)
+    version = _VERSION_WITH_PIECES if has_pieces else _VERSION
+    return _MAGIC + bytes([version]) + crc32c(payload).to_bytes(4, "little") + payload
+
+
+def _stored(disk: ChainDisk, capture: Capture, path: str, room: _Room, check: Callable[[], None]) -> StoredFile:
     size, digest = capture.sizes[path], capture.digests.get(path, "")
-    if not digest:
-        content = capture.read(path)
-        if size <= INLINE_BYTES:
-            return StoredFile(path, size, content=content)
-        digest = hashlib.sha256(content).hexdigest()
-        disk.chain.store.create(content_key(disk.chain.root, digest), content)
-        disk.keep_digest(path, digest)
+    if digest:
+        check()
+        return StoredFile(path, size, digest=digest)
+    digests = []
+    for position, length in _pieces(path, size):
+        with room.take(length):
+            check()
+            content = capture.read(path, position, length)
+            if size <= INLINE_BYTES:
+                capture.done(path)
+                return StoredFile(path, size, content=content)
+            digests.append(hashlib.sha256(content).hexdigest())
+            disk.chain.store.create(content_key(disk.chain.root, digests[-1]), content)
+            del content
+    capture.done(path)
+    digest = " ".join(digests)
+    disk.keep_digest(path, digest)
     return StoredFile(path, size, digest=digest)
 
 
@@ -112,8 +165,8 @@ def read_checkpoint(store: Store, root: str, number: int) -> Checkpoint:
     content = store.read(checkpoint_key(root, number))
     if content is None or content[:4] != _MAGIC or len(content) < _HEAD_BYTES:
         raise BadObject(f"checkpoint {number} is missing or not a checkpoint")
-    if content[4] != _VERSION:
-        raise NewerObject(f"checkpoint {number} has format {content[4]}, and this release reads {_VERSION}")
+    if content[4] not in (_VERSION, _VERSION_WITH_PIECES):
+        raise NewerObject(f"checkpoint {number} has format {content[4]}, and this release reads {_VERSION_WITH_PIECES}")
     payload = memoryview(content)[_HEAD_BYTES:]
     if crc32c(payload) != int.from_bytes(content[5:_HEAD_BYTES], "little"):
         raise BadObject(f"checkpoint {number} is damaged: its checksum does not match")
@@ -123,6 +176,9 @@ def read_checkpoint(store: Store, root: str, number: int) -> Checkpoint:
         raise BadObject(f"checkpoint {number} is not in the format of this release: {error}") from error
     for path in [*found.folders, *(file.path for file in found.files)]:
         check_path(path)
+    for file in found.files:
+        if file.digest and len(file.digests) not in (1, len(_pieces(file.path, file.size))):
+            raise BadObject(f"checkpoint {number} does not name all pieces of {file.path}")
     return found
 
 
@@ -135,12 +191,17 @@ class LeftInStore(msgspec.Struct, frozen=True):
 
     def place(self, path: str, wanted: StoredFile) -> bool:
         """Create the file without its content; returns False if it has to be fetched."""
-        if not path.endswith(".log"):
+        if not path.endswith(_LOG) or len(wanted.digests) > 1:
             return False
         cache = posixpath.relpath(self.cache, posixpath.dirname(path))
         key = content_key("", wanted.digest)
         self.tier.place_stub(path, Stub(place=self.url, key=key, size=wanted.size, sha256=wanted.digest, cache=cache))
         return True
+
+
+def _parts(file: StoredFile) -> list[tuple[int, int]]:
+    """Return which parts of a file its digests are of."""
+    return [(0, file.size)] if len(file.digests) == 1 else _pieces(file.path, file.size)
 
 
 class Copy:
@@ -171,9 +232,9 @@ class Copy:
         for file in checkpoint.files:
             if not file.digest:
                 self._place(file.path, file.content)
-        missing = [file for path, file in large.items() if path not in found]
+        missing, room = [file for path, file in large.items() if path not in found], _Room(_HELD_BYTES)
         with DaemonThreads(_AT_ONCE, "holdfast-restore") as pool:
-            for _ in pool.map(self._fetch, missing):
+            for _ in pool.map(lambda file: self._fetch(file, room), missing):
                 pass
         self.digests = {path: file.digest for path, file in large.items()}
 
@@ -233,17 +294,22 @@ class Copy:
         try:
             if file.size() != wanted.size:
                 return False
-            return hashlib.sha256(file.view(0, wanted.size)).hexdigest() == wanted.digest
+            parts = (file.view(position, length) for position, length in _parts(wanted))
+            return [hashlib.sha256(part).hexdigest() for part in parts] == wanted.digests
         finally:
             file.close()
 
-    def _fetch(self, wanted: StoredFile) -> None:
+    def _fetch(self, wanted: StoredFile, room: _Room) -> None:
         if self._leave is not None and self._leave.place(self._at(wanted.path), wanted):
             return
-        content = self._store.read(content_key(self._root, wanted.digest))
-        if content is None or hashlib.sha256(content).hexdigest() != wanted.digest:
-            raise BadObject(f"the content of {wanted.path} is missing from the store, or damaged")
-        self._place(wanted.path, content)
+        with closing(self._local.open(self._at(wanted.path), write=True, create=True)) as file:
+            for (position, length), digest in zip(_parts(wanted), wanted.digests, strict=True):
+                with room.take(length):
+                    content = self._store.read(content_key(self._root, digest))
+                    if content is None or hashlib.sha256(content).hexdigest() != digest:
+                        raise BadObject(f"the content of {wanted.path} is missing from the store, or damaged")
+                    write_fully(file, position, [content])
+                    del content
 
     def _place(self, path: str, content: bytes) -> None:
         file = self._local.open(self._at(path), write=True, create=True)
@@ -279,14 +345,17 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 def clean_up(
-    store: Store, root: str, now_ns: int, confirm: Callable[[], None], known: dict[int, Listed] | None = None
-) -> int:
+    store: Store, root: str, now_ns: int, confirm: Callable[[], None], known: dict[int, Listed] | None = None,
+    *, recheck: Callable[[], None] = lambda: None,
+) -> int:  # fmt: skip
     """Remove what no opening needs any more; returns how many objects went.
 
     The newest checkpoint older than `KEPT_NS` is kept, with all that follows it; what is before it goes. Contents go
     when no kept checkpoint lists them. Only the owner calls this, and not while it writes a checkpoint. `confirm`
     raises if this is no longer the owner: contents are listed first, so those of the next owner's first checkpoint,
-    which cannot be read here yet, are not among them. `known` is what an earlier call has read.
+    which cannot be read here yet, are not among them. `recheck` does the same before each removal, for a process that
+    is stopped in the middle: its successor may have found a content there, and listed it, instead of storing it again.
+    `known` is what an earlier call has read.
     """
     known = {} if known is None else known
     contents = list(store.keys(f"{root}content/"))
@@ -304,6 +373,7 @@ def clean_up(
     if gone:
         confirm()
     for key in gone:
+        recheck()
         store.remove(key)
     for each in [each for each in known.values() if each not in kept]:
         del known[each.number]
@@ -316,7 +386,7 @@ def _listed(store: Store, root: str, number: int, known: dict[int, Listed]) -> L
     found = known.get(number)
     if found is None:
         each = read_checkpoint(store, root, number)
-        digests = frozenset(file.digest for file in each.files if file.digest)
+        digests = frozenset(digest for file in each.files for digest in file.digests)
         found = known[number] = Listed(number, each.time_ns, digests)
     return found
 

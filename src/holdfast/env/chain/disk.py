@@ -7,6 +7,7 @@ after some sync would have left, with everything before it and nothing after it:
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import weakref
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from holdfast.env.chain.engines import StoreRefused, StoreUnreachable
 from holdfast.env.disk import BytesLike, Disk, File, OpenFolder, WritableMap
 
 LARGE_BYTES: Final = 4 * 1024 * 1024  # a write beyond this has an object of its own
+MOST_WRITTEN_BYTES: Final = 64 * 1024 * 1024  # of one write; whoever writes more goes on where it ended
 INLINE_BYTES: Final = 64 * 1024  # a file up to this size is in the checkpoint itself
 
 
@@ -32,7 +34,7 @@ class Node:
 
 
 class Capture:
-    """All files of a folder as they were at one moment; their bytes are read later, unless they are about to change.
+    """All files of a folder as they were at one moment; their bytes are read later, or kept when they are to change.
 
     Taking it copies what is known of the files and touches none of them, because nobody can write meanwhile. Files go
     by the names that they had at that moment.
@@ -49,24 +51,31 @@ class Capture:
         self._places: dict[str, str] = {}  # the other way round
         self._done: set[str] = set()
 
-    def read(self, path: str) -> bytes:
-        """Return the content of a file. Each is read once."""
+    def read(self, path: str, position: int, length: int) -> bytes:
+        """Return a part of a file. Only one thread at a time reads a file, until it is `done` with it."""
         with self._lock:
-            kept = self._kept.pop(path, None)
+            kept = self._kept.get(path)
             if isinstance(kept, bytes):
-                self._done.add(path)
-                return kept
+                return self._whole(path, kept[position : position + length], length)
             file = self._open(path) if kept is None else kept
-        with closing(file):
-            content = file.read(0, self.sizes[path])
+        try:
+            content = file.read(position, length)
+        finally:
+            if kept is None:
+                file.close()
+        with self._lock:
+            kept = self._kept.get(path)
+        if isinstance(kept, bytes):  # a write has come in between, and had the old content kept first
+            content = kept[position : position + length]
+        return self._whole(path, content, length)
+
+    def done(self, path: str) -> None:
+        """Note that all of a file was read: nothing of it has to be kept any more."""
         with self._lock:
             self._done.add(path)
             kept = self._kept.pop(path, None)
-        if isinstance(kept, bytes):  # a write came in between, and had the old content kept first
-            return kept
-        if kept is not None:
+        if kept is not None and not isinstance(kept, bytes):
             kept.close()
-        return content
 
     # The rest is called with the lock held.
 
@@ -113,6 +122,12 @@ class Capture:
             with closing(self._open(path) if kept is None else kept) as file:
                 self._kept[path] = file.read(0, self.sizes[path])
 
+    def _whole(self, path: str, content: bytes, length: int) -> bytes:
+        """Return the content; raises OSError if the copy has lost a part of it, which the chain still has."""
+        if len(content) != length:
+            raise OSError(errno.EIO, f"{path} has become shorter in the local copy of the folder")
+        return content
+
     def _open(self, path: str) -> File:
         return self._local.open(f"{self._root}/{self._places.get(path, path)}")
 
@@ -158,6 +173,17 @@ class Files:
         return moved
 
 
+def _first_bytes(parts: Sequence[BytesLike]) -> bytes:
+    """Return what one write takes, as bytes: all of it, unless that is more than an object should have."""
+    if sum(map(len, parts)) <= MOST_WRITTEN_BYTES:
+        return parts[0] if len(parts) == 1 and isinstance(parts[0], bytes) else b"".join(parts)
+    taken, left = list[memoryview](), MOST_WRITTEN_BYTES
+    for part in parts:
+        taken.append(memoryview(part)[:left])
+        left -= len(taken[-1])
+    return b"".join(taken)
+
+
 class ChainFile:
     """An open file of the folder. Reading is local; each change is recorded."""
 
@@ -177,7 +203,7 @@ class ChainFile:
         chain = disk.chain
         chain.require_current()
         chain.make_room()
-        content = parts[0] if len(parts) == 1 and isinstance(parts[0], bytes) else b"".join(parts)
+        content = _first_bytes(parts)
         large = disk.upload(content) if len(content) >= LARGE_BYTES else None
         with chain.lock:
             chain.check()

@@ -335,8 +335,8 @@ _ENGINES: Final[dict[str, _Opener]] = {
 }
 _KEYS: Final = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, and AWS_ENDPOINT_URL unless it is Amazon's",
-    "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY, and AZURE_ENDPOINT unless it is Microsoft's",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT, and GOOGLE_BASE_URL unless it is Google's",
 }
 _EXAMPLES: Final = {
     "s3": "give s3://bucket/name",

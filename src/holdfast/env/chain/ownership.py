@@ -71,6 +71,7 @@ class ChainFollower:
         self._until_ns = until_ns  # and those that were written later
         self.owner: dict[str, Any] = {}  # what the owner said about itself
         self.objects = 0  # applied since the checkpoint
+        self.time_ns = 0  # when the last of them was written, or the checkpoint, by the clock of its writer
         self._is_whole = True  # no object is applied in part
         self._known = 0  # there was a checkpoint as of this number, so the chain goes at least so far
         self._store = store
@@ -79,7 +80,7 @@ class ChainFollower:
 
     def begin(self) -> None:
         """Start from the newest checkpoint that can be read, or from nothing."""
-        self.at, self.objects = Position(), 0
+        self.at, self.objects, self.time_ns = Position(), 0, 0
         numbers = self._checkpoints()
         while numbers:
             try:
@@ -97,6 +98,7 @@ class ChainFollower:
                 numbers = newest if newest[:1] > numbers[:1] else numbers[1:]
                 continue
             self.at, self.owner, self._is_whole = found.at, _note(found.owner), True
+            self.time_ns = found.time_ns
             return
         self.copy.clear()
         self._is_whole = True
@@ -142,7 +144,7 @@ class ChainFollower:
                 replay(payload, self.copy)
                 self._is_whole = True
                 self.objects += 1
-            self.at = self.at.after(header)
+            self.at, self.time_ns = self.at.after(header), header.time_ns
         self._check_end()
 
     def _is_beyond(self, header: ObjectHeader) -> bool:
@@ -365,7 +367,8 @@ class StoreOwner:
         self._checkpoint_at, self._checkpoint_bytes = found.at.number, self.chain.bytes_sent
         self._checkpoint_ns = self._clock.monotonic_ns()
         chain = self.chain
-        clean_up(chain.store, chain.root, self._clock.now_ns(), chain.confirm, self._listed)
+        now_ns = self._clock.now_ns()
+        clean_up(chain.store, chain.root, now_ns, chain.confirm, self._listed, recheck=chain.require_current)
 
     def close(self) -> None:
         """Hand the folder to whoever waits for it. The engine must be closed before."""

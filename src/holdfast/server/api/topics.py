@@ -20,7 +20,7 @@ from holdfast.broker.inspect.status import FolderStatus
 from holdfast.broker.partition import Partition
 from holdfast.broker.upkeep import reading
 from holdfast.broker.waiters import TaskWaiter, Waiters
-from holdfast.codec.frame import HEADER_BYTES, header_bytes
+from holdfast.codec.frame import stored_frame
 from holdfast.errors import DamagedRange, UnknownTopic
 from holdfast.large import CHUNK_BYTES
 from holdfast.local.aio.group import AsyncLocalGroupPort
@@ -271,7 +271,7 @@ def _stored(log: Log, query: FramesQuery) -> list[bytes | memoryview]:
             length = header.end - header.position
             if (query.stop is not None and header.base_offset >= query.stop) or (parts and length > left):
                 break
-            parts += [header_bytes(header), frame.stored, bytes(length - HEADER_BYTES - header.body_bytes)]
+            parts += stored_frame(frame)
             left -= length
     except DamagedRange:
         if not parts:  # otherwise the next call tells

@@ -28,7 +28,8 @@ from holdfast.spark.pipelines.batches import (
     run_steps,
 )
 from holdfast.spark.pipelines.checkpoint import LedgerBatch, ledger_of
-from holdfast.spark.pipelines.lake import BATCH, DATE, change, commit, finish_pending, fitted, quoted, read_table, stage
+from holdfast.spark.pipelines.lake import DATE, change, commit, finish_pending, fitted, quoted, read_table, stage
+from holdfast.spark.pipelines.parquet import BATCH
 from holdfast.spark.pipelines.spec import Context, PipelineKind, Plan, Summary, interval_ms, no_expectation_named
 
 if TYPE_CHECKING:

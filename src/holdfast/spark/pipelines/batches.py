@@ -28,19 +28,19 @@ from holdfast.spark.pipelines.checkpoint import (
     ledger_of,
 )
 from holdfast.spark.pipelines.lake import (
-    BATCH,
     additions,
     change,
     commit,
     finish_pending,
     fitted,
-    plainly,
     quoted,
     read_table,
     rows_in_files,
     stage,
+    staged_rows,
     with_missing,
 )
+from holdfast.spark.pipelines.parquet import BATCH
 from holdfast.spark.pipelines.spec import (
     Context,
     Expectation,
@@ -231,7 +231,7 @@ def write_batch(
     finally:
         if two_outputs:
             kept.unpersist()
-    rows_out = rows_in_files(context.disk, staged)
+    rows_out = rows_in_files(context, staged)
     facts = counts.counts() | {"rows_out": rows_out, "duplicates": counts.rows_out - rows_out} | facts
     if redriven is not None:  # they came in before
         facts |= {"rows_in": 0, "quarantined": counts.quarantined - redriven}
@@ -244,7 +244,7 @@ def _added(
 ) -> tuple[str, list[FileMove], list[TableChange]]:
     """Stage rows for a table: where they are, and what makes them a part of it."""
     rows = fitted(context, table, rows)
-    staged = stage(context, rows, posixpath.basename(table), partition_by)
+    staged = stage(context, rows, posixpath.basename(table), partition_by, table=table)
     moves = additions(context, staged, table, number)
     is_delta = context.options.format == "delta"
     made = [change(context, table, rows, partition_by, replaces=replaces)] if is_delta and (moves or replaces) else []
@@ -264,16 +264,15 @@ def _merged(
         rows = rows.withColumn(_DELETED, f.coalesce(f.expr(upsert.deleted), f.lit(False)))
     staged = stage(context, rows, posixpath.basename(context.table), ())
     if upsert.latest_by is None:
-        _check_keys(context, staged, upsert)
+        _check_keys(context, staged_rows(context, staged, rows.schema), upsert)
     how = {"staged": posixpath.relpath(staged, context.project.lake), "keys": upsert.keys}
     made = change(context, context.table, rows.drop(_DELETED), partition_by, newer=upsert.newer, deleted=deleted, **how)
     return staged, [], [made]
 
 
-def _check_keys(context: Context, staged: str, upsert: Upsert) -> None:
+def _check_keys(context: Context, rows: DataFrame, upsert: Upsert) -> None:
     """Raise InvalidRequest if a batch has two rows of one key: which of them counts would be left to chance."""
     keys = list(map(quoted, upsert.keys))
-    rows = plainly(context.spark.read).parquet(staged)
     twice = rows.groupBy(*keys).count().where("count > 1").limit(1).collect()
     if twice:
         values = ", ".join(f"{name} {twice[0][name]}" for name in upsert.keys)

@@ -8,6 +8,7 @@ _checkpoints/NAME/runs.json    the last runs, and how each ended
 _checkpoints/NAME/batches/     the batches that were written (see `Ledger`)
 _checkpoints/NAME/run          the run whose streaming query may write (see `streams`)
 _checkpoints/NAME/writing      locked while a batch of it is written
+_checkpoints/NAME/uploads      what the names of files have that are being uploaded into a store
 _checkpoints/NAME/spark/       Spark's own checkpoint, where the source is a topic
 """
 
@@ -28,6 +29,7 @@ from holdfast.env import World
 from holdfast.env.disk import FolderLocked, LakeDisk
 from holdfast.errors import CorruptData, HoldfastError, InvalidRequest
 from holdfast.spark.pipelines.spec import Context, Outcome, Project, Spec, Summary, kind_named
+from holdfast.spark.pipelines.stores import LakeStore, remove_all, tables_at
 from holdfast.storage.files import LOCK, durable_replace, join, read_file, remove_tree, take_lock
 
 # The ledger lists the batches that a pipeline has written. Each has one small file, which makes the batch count:
@@ -313,6 +315,7 @@ def runs_of(world: World, project: Project, name: str) -> list[NotedRun]:
 
 RUN: Final = "run"
 WRITING: Final = "writing"
+UPLOADS: Final = "uploads"
 SPARK: Final = "spark"
 _LOOK_S: Final = 0.05
 
@@ -371,7 +374,7 @@ FORGETTING = "forgetting"
 def held(world: World, project: Project, spec: Spec) -> Iterator[None]:
     """Lock the pipeline's checkpoint for the block. Raises Busy, which names the owner, if it is locked already."""
     folder = project.checkpoint(spec.name)
-    LakeDisk().make_folder(project.lake)
+    LakeDisk().make_folder(project.home)
     world.disk.make_folder(folder)
     lock = take_lock(world, folder, f"Wait until that run of {spec.name} has ended, or end it")
     try:
@@ -410,7 +413,7 @@ def checkpoint_id(world: World, project: Project, name: str) -> str | None:
 
 def _is_used(world: World, folder: str) -> bool:
     """Whether a batch was ever begun. Before that, options may change."""
-    others = set(world.disk.names(folder)) - {LOCK, SPEC, ID, RUN, WRITING, RUNS, "schema.json", SPARK}
+    others = set(world.disk.names(folder)) - {LOCK, SPEC, ID, RUN, WRITING, UPLOADS, RUNS, "schema.json", SPARK}
     offsets = join(folder, f"{SPARK}/offsets")
     return bool(others) or (world.disk.exists(offsets) and bool(world.disk.names(offsets)))
 
@@ -423,17 +426,23 @@ def forget(world: World, project: Project, spec: Spec) -> None:
     """
     checkpoint = project.checkpoint(spec.name)
     durable_replace(world.disk, checkpoint, FORGETTING, b"")
+    tables = tables_at(project.lake)
     for folder in (
         project.table(spec.name),
         project.quarantine(spec.name),
         f"{project.lake}/_staging/{spec.name}",
         f"{project.lake}/_staging/{spec.name}.merging",
     ):
-        remove_tree(world.disk, folder)
+        if isinstance(tables, LakeStore):
+            remove_all(tables, folder)
+        else:
+            remove_tree(world.disk, folder)
+    if isinstance(tables, LakeStore):
+        remove_tree(world.disk, f"{project.home}/{spec.name}")
     for name in world.disk.names(checkpoint):
         if name not in (LOCK, WRITING, FORGETTING):
             remove_tree(world.disk, join(checkpoint, name))
-    for folder in (project.lake, f"{project.lake}/_staging", checkpoint):
+    for folder in (project.home, f"{project.home}/_staging", checkpoint):
         if world.disk.exists(folder):
             world.disk.sync_folder(folder)
     world.disk.remove(join(checkpoint, FORGETTING))

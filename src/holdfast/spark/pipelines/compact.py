@@ -29,8 +29,8 @@ from holdfast.spark.pipelines.lake import (
 )
 from holdfast.spark.pipelines.origin import PartitionThere, partitions_there, sealed_there
 from holdfast.spark.pipelines.spec import Context, LakeOptions, PipelineKind, Plan, Read, Summary
+from holdfast.spark.pipelines.stores import remove_all
 from holdfast.spark.ranges import Range
-from holdfast.storage.files import remove_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -148,7 +148,7 @@ def run(context: Context) -> Summary:
         left = sum(each.stop for each in ranges) - sum(each.stop for each in taken)
         tally.add(_one_batch(context, taken), left)
     for table in (context.table, _latest_table(context)):
-        if is_delta(context.disk, table):
+        if is_delta(context.tables, table):
             optimize_if_worthwhile(table, context.options.target_file_bytes)
     tally.lag = sum(each.stop - each.start for each in _sealed(context))
     return tally.summary()
@@ -169,7 +169,7 @@ def _latest_change(context: Context, rows: DataFrame, number: int) -> TableChang
     """What the batch does to the table of the last messages, which is a Delta table whatever the other one is."""
     table = _latest_table(context)
     if number == 0:  # it starts over: the table is an old one
-        remove_tree(context.disk, table)
+        remove_all(context.tables, table)
     convert_plain(context, table)
     newest = latest_by_key(rows)
     staged = stage(context, newest, "latest", ())

@@ -18,13 +18,13 @@ from holdfast.errors import BadSettings
 from holdfast.local.sync.broker import open_broker
 from holdfast.model import count_of
 from holdfast.spark.pipelines import f, report
-from holdfast.spark.pipelines.lake import replaced_as_a_whole
 from holdfast.spark.pipelines.report import (
     OTHERS,
     Report,
     ReportSection,
     ReportTable,
     in_steps,
+    replaced_as_a_whole,
     report_of,
     spread,
     step_for,
@@ -251,7 +251,7 @@ def plan(context: Context) -> Plan:
         notes.append(f"redrives {count_of(chosen.count, 'dead letter')}: {', '.join([*examples, *more]) or 'none'}")
     return context.plan(
         [Read(what="dead_letters", start="oldest", end="newest", rows=count)],
-        writes=[f"{context.table}/{name}" for name in ("kinds", "hours", "report")],
+        writes=[f"{context.report_folder}/{name}" for name in ("kinds", "hours", "report")],
         notes=notes,
         sized=False,
     )
@@ -271,7 +271,7 @@ def run(context: Context) -> Summary:
     finally:
         letters.unpersist()
     redriven = redrive(context, chosen)
-    report = f"{context.table}/report/report.html"
+    report = f"{context.report_folder}/report/report.html"
     notes = [f"report: {report}"]
     if context.options.redrive is not None:
         notes.append(f"redriven: {redriven} of {chosen.count} that match the condition")

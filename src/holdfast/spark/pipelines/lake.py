@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import json
 import posixpath
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import date, datetime, timedelta
-from math import isfinite
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -25,6 +22,7 @@ import msgspec
 from holdfast.env.disk import LakeDisk
 from holdfast.errors import CorruptData, InvalidRequest
 from holdfast.spark.pipelines.checkpoint import (
+    UPLOADS,
     FileMove,
     Ledger,
     LedgerBatch,
@@ -33,8 +31,21 @@ from holdfast.spark.pipelines.checkpoint import (
     ledger_of,
     sync_state,
 )
+from holdfast.spark.pipelines.parquet import BATCH, batches_in, file_name, files_between, folder_values, statistics
 from holdfast.spark.pipelines.spec import Context, Project
-from holdfast.storage.files import read_file, remove_tree
+from holdfast.spark.pipelines.stores import (
+    LakeStore,
+    Tables,
+    in_store,
+    lake_url,
+    options_of,
+    remove_all,
+    stored_rows,
+    tables_at,
+    told,
+    uploaded,
+)
+from holdfast.storage.files import durable_replace, join, read_file, remove_tree
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
@@ -43,66 +54,57 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 
-BATCH: Final = "_batch"
 DATE: Final = "dt"
 LATEST_SUFFIX: Final = ".latest"
-_FILE: Final = re.compile(r"(?:.*/)?b([0-9]{12})-([0-9]{12})-([0-9]{5})\.parquet")
 
 
-def file_name(first: int, last: int, number: int) -> str:
-    return f"b{first:012d}-{last:012d}-{number:05d}.parquet"
-
-
-def batches_in(path: str) -> tuple[int, int] | None:
-    """The first and the last batch that a file of a table holds; None where it is no such file."""
-    found = _FILE.fullmatch(path)
-    return (int(found[1]), int(found[2])) if found else None
-
-
-def table_files(disk: LakeDisk, table: str) -> list[str]:
+def table_files(tables: Tables, table: str) -> list[str]:
     """The files of a table, from its folder.
 
     A listing that met a folder just as it was merged away and removed could lack files, so it must be seen twice.
     """
-    found, again = None, disk.files_below(table)
+    found, again = None, tables.files_below(table)
     while again != found:
-        found, again = again, disk.files_below(table)
+        found, again = again, tables.files_below(table)
     return [path for path in again if not _is_hidden(path) and batches_in(path)]
 
 
-def files_between(paths: Iterable[str], after: int, through: int) -> list[str]:
-    """Those files that may hold rows of the batches after `after`, up to `through`."""
-    return [path for path in paths if (held := batches_in(path)) and held[1] > after and held[0] <= through]
-
-
-def staged_files(disk: LakeDisk, folder: str) -> list[str]:
+def staged_files(context: Context, folder: str) -> list[str]:
     """The Parquet files that Spark wrote there."""
-    return [path for path in disk.files_below(folder) if path.endswith(".parquet") and not _is_hidden(path)]
+    if isinstance(context.tables, LakeStore):
+        return sorted(posixpath.relpath(path, folder) for path in context.uploads if path.startswith(f"{folder}/"))
+    found = context.tables.files_below(folder)
+    return [path for path in found if path.endswith(".parquet") and not _is_hidden(path)]
 
 
-def rows_in_files(disk: LakeDisk, folder: str) -> int:
+def rows_in_files(context: Context, folder: str) -> int:
     """The number of rows that Spark wrote there, from the footers of the files."""
     from pyarrow.parquet import read_metadata
 
-    return sum(read_metadata(f"{folder}/{path}").num_rows for path in staged_files(disk, folder))
+    paths = [f"{folder}/{path}" for path in staged_files(context, folder)]
+    known = context.uploads
+    return sum(known[path].rows if path in known else read_metadata(path).num_rows for path in paths)
 
 
 def read_table(context: Context, name: str, *, after: int = -1, through: int) -> DataFrame | None:
     """The rows of a pipeline's table in the batches after `after`, up to `through`; None if no file has any."""
     table = context.project.table(name)
-    names = files_with(context.disk, table, after, through)
+    names = files_with(context.tables, table, after, through)
     if not names:
         return None
     schema = _schema_of(context, table, names)
     return _rows_of(context.spark, table, names, schema).where(f"{BATCH} > {after} AND {BATCH} <= {through}")
 
 
-def files_with(disk: LakeDisk, table: str, after: int, through: int) -> list[str]:
-    """The files of a table that may hold rows of these batches. Raises CorruptData if one of them is missing."""
-    if not is_delta(disk, table):
-        return files_between(table_files(disk, table), after, through)
+def files_with(tables: Tables, table: str, after: int, through: int) -> list[str]:
+    """The files of a table that may hold rows of these batches. Raises CorruptData if one of them is missing.
+
+    Of those in a store, whoever reads them finds out.
+    """
+    if not is_delta(tables, table):
+        return files_between(table_files(tables, table), after, through)
     names = live_files(delta_table(table), after, through)
-    for gone in [name for name in names if not disk.exists(f"{table}/{name}")]:
+    for gone in [] if isinstance(tables, LakeStore) else [n for n in names if not tables.exists(f"{table}/{n}")]:
         raise CorruptData(
             f"{table}/{gone} is missing, and the table needs it: restore it from a copy, or start "
             f"{posixpath.basename(table)} over with --full-refresh"
@@ -113,26 +115,28 @@ def files_with(disk: LakeDisk, table: str, after: int, through: int) -> list[str
 def table_schema(context: Context, name: str) -> StructType | None:
     """The columns of a pipeline's table; None if there is no table yet."""
     table = context.project.table(name)
-    names = [] if is_delta(context.disk, table) else table_files(context.disk, table)
-    return _schema_of(context, table, names) if names or is_delta(context.disk, table) else None
+    if is_delta(context.tables, table):
+        return _spark_schema(delta_table(table))
+    names = table_files(context.tables, table)
+    return _schema_of_files(context.spark, table, names) if names else None
 
 
 def _schema_of(context: Context, table: str, names: Sequence[str]) -> StructType:
     """The columns of a table: as its log says, or else as these files do."""
-    if is_delta(context.disk, table):
+    if is_delta(context.tables, table):
         return _spark_schema(delta_table(table))
     return _schema_of_files(context.spark, table, names)
 
 
 def read_delta(spark: SparkSession, path: str, version: int | None = None) -> DataFrame:
-    """The rows of a Delta table on a local or shared disk, as of a version, or as of now.
+    """The rows of a Delta table in a folder, or in a store (`s3://bucket/lake/orders`), as of a version, or as of now.
 
-    The files are read by Spark itself, with filters pushed down. It needs no jar: the package `deltalake` says which
-    files the table consists of.
+    It needs no jar: the package `deltalake` says which files the table consists of. In a folder, Spark itself reads
+    these, with filters pushed down. In a store, Python tasks read all of them.
 
     Args:
         spark: The session.
-        path: The folder of the table.
+        path: The folder of the table, or its URL in a store.
         version: The version; by default the newest.
 
     Returns:
@@ -140,11 +144,13 @@ def read_delta(spark: SparkSession, path: str, version: int | None = None) -> Da
 
     Raises:
         InvalidRequest: There is no Delta table in that folder.
+        DiskFailed: The store cannot be used.
     """
     from deltalake.exceptions import TableNotFoundError
 
+    path = lake_url(path) if in_store(path) else posixpath.abspath(path)
     try:
-        delta = delta_table(posixpath.abspath(path), version)
+        delta = delta_table(path, version)
     except TableNotFoundError:
         raise InvalidRequest(
             f"there is no Delta table in {path}: correct the path, or run the pipeline that writes it"
@@ -152,10 +158,12 @@ def read_delta(spark: SparkSession, path: str, version: int | None = None) -> Da
     names, schema = live_files(delta), _spark_schema(delta)
     if not names:
         return spark.createDataFrame([], schema)
-    return _rows_of(spark, posixpath.abspath(path), names, schema)
+    return _rows_of(spark, path, names, schema)
 
 
-def _rows_of(spark: SparkSession, table: str, names: Iterable[str], schema: StructType) -> DataFrame:
+def _rows_of(spark: SparkSession, table: str, names: Sequence[str], schema: StructType) -> DataFrame:
+    if in_store(table):
+        return stored_rows(spark, table, names, schema)
     reader = plainly(spark.read).option("basePath", table).schema(schema)
     return reader.parquet(*[f"{table}/{name}" for name in names]).select(*map(quoted, schema.names))
 
@@ -206,23 +214,53 @@ def _is_hidden(path: str) -> bool:
 # 5. The ledger notes that the batch is finished.
 #
 # A table in plain Parquet goes the same way without step 4: readers see a batch file by file.
+#
+# In a store, tasks upload the files to their places in step 1, and step 3 has nothing to do (see `stores`). Before the
+# first of them a note says by which part of their names they can be told. If the next run finds it, it removes those
+# that no transaction names. Files of other batches that the table no longer names stay for readers of older versions.
 
 
-def stage(context: Context, rows: DataFrame, what: str, partition_by: Sequence[str]) -> str:
-    """Write rows to a staging folder, and return its path."""
+def stage(
+    context: Context, rows: DataFrame, what: str, partition_by: Sequence[str], *, table: str | None = None
+) -> str:
+    """Write rows to a staging folder, and return its path. Rows to add to a `table` in a store go there at once."""
     # Its own folder for each run: tasks of an earlier one may write on after its driver died.
     folder = f"{context.staging}/{context.run}/{what}"
-    remove_tree(context.disk, folder)  # of an earlier try: some settings let Spark overwrite only a part of it
+    if isinstance(context.tables, LakeStore):
+        return _upload(context, context.tables, rows, folder if table is None else table, partition_by)
+    remove_tree(context.tables, folder)  # of an earlier try: some settings let Spark overwrite only a part of it
     rows.write.partitionBy(*partition_by).parquet(folder)
+    return folder
+
+
+def staged_rows(context: Context, staged: str, schema: StructType) -> DataFrame:
+    """The rows that were written to a staging folder, with this schema."""
+    if in_store(staged):
+        return stored_rows(context.spark, staged, staged_files(context, staged), schema)
+    return plainly(context.spark.read).parquet(staged)
+
+
+def _upload(context: Context, store: LakeStore, rows: DataFrame, folder: str, partition_by: Sequence[str]) -> str:
+    for path in [path for path in context.uploads if path.startswith(f"{folder}/")]:  # of an earlier batch, or try
+        del context.uploads[path]
+    upload = f"{context.world.ids.random_u32():08x}"
+    if folder in (context.table, context.quarantine):
+        noted = read_file(context.disk, join(context.checkpoint, UPLOADS)) or b""
+        durable_replace(context.disk, context.checkpoint, UPLOADS, noted + f"{upload}\n".encode())
+    for each in uploaded(rows, store.access, folder, upload, partition_by):
+        context.uploads[each.path] = each
     return folder
 
 
 def additions(context: Context, staged: str, table: str, batch: int) -> list[FileMove]:
     """The moves that add staged files to a table."""
     moves = []
-    for number, path in enumerate(staged_files(context.disk, staged)):
-        place = f"{table}/{posixpath.dirname(path)}/{file_name(batch, batch, number)}"
-        moves.append(_move(context, f"{staged}/{path}", posixpath.normpath(place)))
+    for number, path in enumerate(staged_files(context, staged)):
+        if staged == table:  # in a store, where they are in their place
+            moves.append(_move(context, f"{table}/{path}", f"{table}/{path}"))
+            continue
+        name = posixpath.normpath(f"{posixpath.dirname(path)}/{file_name(batch, batch, number)}")
+        moves.append(_move(context, f"{staged}/{path}", f"{table}/{name}"))
     return moves
 
 
@@ -238,23 +276,31 @@ def change(context: Context, table: str, rows: DataFrame, partition_by: Sequence
 
 def commit(context: Context, batch: LedgerBatch) -> LedgerBatch:
     """Make the batch count, and move its files into their tables. Returns the batch with its size and time."""
-    disk, ledger = context.disk, ledger_of(context)
-    files = [move.staged for move in batch.adds]
+    tables, ledger = context.tables, ledger_of(context)
+    files = [_path(context, move.staged) for move in batch.adds]
     for each in batch.changes:
         if each.staged is not None:
-            files += [f"{each.staged}/{name}" for name in staged_files(disk, _path(context, each.staged))]
-    size = 0
-    for file in files:
-        disk.sync_file(_path(context, file))
-        size += disk.size(_path(context, file))
-    for folder in _folders_of(files):
-        disk.sync_folder(_path(context, folder))
+            folder = _path(context, each.staged)
+            files += [f"{folder}/{name}" for name in staged_files(context, folder)]
+    if isinstance(tables, LakeStore):
+        size = sum(context.uploads[file].bytes for file in files)
+    else:
+        size = _synced(tables, context.project.lake, files)
     if batch.offsets is not None:
-        sync_state(disk, context.checkpoint, batch.batch)
+        sync_state(context.disk, context.checkpoint, batch.batch)
     batch = msgspec.structs.replace(batch, bytes=size, at_ms=context.world.clock.now_ns() // 1_000_000)
     ledger.decide(batch)
     _put_in_place(context, ledger, batch)
     return batch
+
+
+def _synced(disk: LakeDisk, lake: str, files: Sequence[str]) -> int:
+    """Sync the files and their folders; returns their size."""
+    for file in files:
+        disk.sync_file(file)
+    for folder in _folders_of([posixpath.relpath(file, lake) for file in files]):
+        disk.sync_folder(f"{lake}/{folder}")
+    return sum(map(disk.size, files))
 
 
 def _folders_of(files: Sequence[str]) -> set[str]:
@@ -274,12 +320,40 @@ def finish_pending(context: Context) -> None:
     pending = ledger.pending()
     if pending is not None:
         _put_in_place(context, ledger, pending)
-    remove_tree(context.disk, context.staging)
+    remove_all(context.tables, context.staging)
+    _remove_uploads(context)
+    _check_owner(context)
     _check_format(context)
 
 
+def _remove_uploads(context: Context) -> None:
+    """Remove what a run had uploaded into tables when it was cut short, before a batch named it."""
+    noted = read_file(context.disk, join(context.checkpoint, UPLOADS))
+    if noted is None:
+        return
+    uploads = noted.decode().split()
+    for table in (context.table, context.quarantine):
+        known = set(live_files(delta_table(table))) if is_delta(context.tables, table) else set()
+        for name in context.tables.files_below(table):
+            if name not in known and any(f"-{upload}-" in posixpath.basename(name) for upload in uploads):
+                context.tables.remove(f"{table}/{name}")
+    context.disk.remove(join(context.checkpoint, UPLOADS))
+
+
+def _check_owner(context: Context) -> None:
+    """Raise InvalidRequest if a table in a store was written with other checkpoints: its rows would come twice."""
+    if not in_store(context.table) or not is_delta(context.tables, context.table):
+        return
+    delta = delta_table(context.table)
+    if delta.transaction_version(_owner(context)) is None and live_files(delta):
+        raise InvalidRequest(
+            f"{context.table} was written with other checkpoints than those in {context.checkpoint}: name the folder "
+            "with the right ones as checkpoints, or start over with --full-refresh"
+        )
+
+
 def _put_in_place(context: Context, ledger: Ledger, batch: LedgerBatch) -> None:
-    disk = context.disk
+    tables = context.tables
     if batch.swaps:
         raise InvalidRequest(
             f"{context.name}: batch {batch.batch} was decided by a version before Delta tables and cannot be finished: "
@@ -288,33 +362,24 @@ def _put_in_place(context: Context, ledger: Ledger, batch: LedgerBatch) -> None:
     folders = set()
     for move in batch.adds:
         staged, place = _path(context, move.staged), _path(context, move.place)
-        if disk.exists(staged):
-            disk.make_folder(posixpath.dirname(place))
-            disk.rename(staged, place)
-        elif not disk.exists(place):
+        if isinstance(tables, LakeDisk) and tables.exists(staged):
+            tables.make_folder(posixpath.dirname(place))
+            tables.rename(staged, place)
+        elif place not in context.uploads and not tables.exists(place):
             raise CorruptData(
                 f"{place} should have rows of batch {batch.batch} of {context.name}, but is neither there nor in "
                 f"{context.staging}: restore it from a copy, or start over with --full-refresh"
             )
         folders.add(posixpath.dirname(place))
-    for folder in folders:
-        disk.sync_folder(folder)
+    for folder in folders if isinstance(tables, LakeDisk) else ():
+        context.disk.sync_folder(folder)
     for each in batch.changes:
         _commit_change(context, batch, each)
     ledger.finish(batch)
-    remove_tree(disk, context.staging)
-
-
-def _put_at(disk: LakeDisk, new: str, place: str) -> None:
-    """Move a folder to a place. What was there has the name `new` after that, or `new` with `.old`."""
-    if not disk.exists(place):
-        disk.make_folder(posixpath.dirname(place))
-        disk.rename(new, place)
-    elif not disk.exchange(new, place):
-        # This disk cannot do it in one step. Rows that are missing for a moment are better than rows there twice.
-        remove_tree(disk, f"{new}.old")
-        disk.rename(place, f"{new}.old")
-        disk.rename(new, place)
+    if isinstance(tables, LakeDisk) or any(each.staged is not None for each in batch.changes):
+        remove_all(tables, context.staging)
+    with suppress(FileNotFoundError):
+        context.disk.remove(join(context.checkpoint, UPLOADS))
 
 
 def _move(context: Context, staged: str, place: str) -> FileMove:
@@ -332,9 +397,6 @@ def _path(context: Context, name: str) -> str:
 # A folder with fewer small files is not worth a compaction.
 MANY: Final = 8
 _LOG: Final = "_delta_log"
-_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
-# Longer texts are left out of the statistics: a prefix is no upper bound.
-_MOST_CHARACTERS: Final = 32
 _WIDER: Final = {
     "short": ("byte",),
     "integer": ("byte", "short"),
@@ -343,20 +405,21 @@ _WIDER: Final = {
 }
 
 
-def is_delta(disk: LakeDisk, table: str) -> bool:
-    return disk.exists(f"{table}/{_LOG}")
+def is_delta(tables: Tables, table: str) -> bool:
+    return tables.exists(f"{table}/{_LOG}")
 
 
-def delta_tables(disk: LakeDisk, project: Project, name: str) -> list[str]:
+def delta_tables(project: Project, name: str) -> list[str]:
     """The Delta tables of a pipeline: its own, the quarantine, and the latest by key."""
-    table = project.table(name)
-    return [each for each in (table, project.quarantine(name), table + LATEST_SUFFIX) if is_delta(disk, each)]
+    tables, table = tables_at(project.lake), project.table(name)
+    return [each for each in (table, project.quarantine(name), table + LATEST_SUFFIX) if is_delta(tables, each)]
 
 
 def delta_table(table: str, version: int | None = None) -> DeltaTable:
     from deltalake import DeltaTable
 
-    return DeltaTable(table, version=version)
+    with told(table):
+        return DeltaTable(table, version=version, storage_options=options_of(table))
 
 
 def live_files(delta: DeltaTable, after: int = -1, through: int | None = None) -> list[str]:
@@ -392,30 +455,32 @@ def _nullable(schema: StructType) -> StructType:
 def _commit_change(context: Context, batch: LedgerBatch, change: TableChange) -> None:
     """Make the batch visible in one of its tables, unless it is so already."""
     table = _path(context, change.table)
-    delta = _created(context, change)
-    owner = _owner(context)
-    done = delta.transaction_version(owner)
-    if done is not None and done >= batch.batch:
-        return
-    _add_columns(delta, change)
-    note = _commit_note(context, batch.batch)
-    if change.staged is not None:
-        _merge(delta, _path(context, change.staged), change, note)
-    else:
-        places = [_path(context, move.place) for move in batch.adds]
-        names = [posixpath.relpath(place, table) for place in places if place.startswith(f"{table}/")]
-        _add_files(context.disk, delta, table, names, change, note)
-    _sync_log(context.disk, table)
+    with told(table):
+        delta = _created(context, change)
+        owner = _owner(context)
+        done = delta.transaction_version(owner)
+        if done is not None and done >= batch.batch:
+            return
+        _add_columns(delta, change)
+        note = _commit_note(context, batch.batch)
+        if change.staged is not None:
+            _merge(context.tables, delta, _path(context, change.staged), change, note)
+        else:
+            places = [_path(context, move.place) for move in batch.adds]
+            names = [posixpath.relpath(place, table) for place in places if place.startswith(f"{table}/")]
+            _add_files(context, delta, table, names, change, note)
+    _sync_log(context.tables, table)
 
 
 def _created(context: Context, change: TableChange) -> DeltaTable:
     from deltalake import DeltaTable, Schema
 
     table = _path(context, change.table)
-    if not is_delta(context.disk, table):
-        context.disk.make_folder(table)
-        schema = Schema.from_json(change.schema)
-        DeltaTable.create(table, schema, partition_by=list(change.partition_by), mode="ignore")
+    if not is_delta(context.tables, table):
+        if isinstance(context.tables, LakeDisk):
+            context.tables.make_folder(table)
+        schema, options = Schema.from_json(change.schema), options_of(table)
+        DeltaTable.create(table, schema, partition_by=list(change.partition_by), mode="ignore", storage_options=options)
     return delta_table(table)
 
 
@@ -429,23 +494,24 @@ def _add_columns(delta: DeltaTable, change: TableChange) -> None:
 
 
 def _add_files(
-    disk: LakeDisk, delta: DeltaTable, table: str, names: Sequence[str], change: TableChange, note: CommitProperties
+    context: Context, delta: DeltaTable, table: str, names: Sequence[str], change: TableChange, note: CommitProperties
 ) -> None:
     """One transaction that adds these files, or puts them in the place of all others."""
     from deltalake import Schema
 
-    actions: list[AddAction | RemoveAction] = [_add_action(disk, table, name) for name in names]
+    actions: list[AddAction | RemoveAction] = [_add_action(context, table, name) for name in names]
     schema = Schema.from_json(change.schema) if change.replaces else delta.schema()
     mode = "overwrite" if change.replaces else "append"
     delta.create_write_transaction(actions, mode, schema, list(change.partition_by), commit_properties=note)
 
 
-def _merge(delta: DeltaTable, staged: str, change: TableChange, note: CommitProperties) -> None:
+def _merge(tables: Tables, delta: DeltaTable, staged: str, change: TableChange, note: CommitProperties) -> None:
     """One transaction that updates the rows with these keys and adds the others."""
     from pyarrow.dataset import dataset
 
     same = " AND ".join(f"(t.{quoted(key)} IS NOT DISTINCT FROM s.{quoted(key)})" for key in change.keys)
-    rows = dataset(staged, format="parquet", exclude_invalid_files=False).scanner().to_reader()
+    files, place = (tables.files, tables.key(staged)) if isinstance(tables, LakeStore) else (None, staged)
+    rows = dataset(place, format="parquet", filesystem=files, exclude_invalid_files=False).scanner().to_reader()
     merger = delta.merge(rows, same, source_alias="s", target_alias="t", commit_properties=note)
     if change.deleted is not None:
         merger = merger.when_matched_delete(f"({change.newer or 'true'}) AND ({change.deleted})")
@@ -472,8 +538,10 @@ def _commit_note(context: Context, batch: int | None) -> CommitProperties:
     )
 
 
-def _sync_log(disk: LakeDisk, table: str) -> None:
+def _sync_log(disk: Tables, table: str) -> None:
     """Sync the newest version and the files that it adds: the library does not, and the ledger depends on them."""
+    if isinstance(disk, LakeStore):
+        return
     log = f"{table}/{_LOG}"
     newest = f"{log}/{delta_table(table).version():020d}.json"
     actions = [json.loads(line) for line in (read_file(disk, newest) or b"").splitlines()]
@@ -484,68 +552,18 @@ def _sync_log(disk: LakeDisk, table: str) -> None:
     disk.sync_folder(log)
 
 
-def _add_action(disk: LakeDisk, table: str, name: str) -> AddAction:
+def _add_action(context: Context, table: str, name: str) -> AddAction:
     from deltalake.transaction import AddAction
-
-    path = f"{table}/{name}"
-    return AddAction(name, disk.size(path), folder_values(name), 0, True, json.dumps(_statistics(path)))
-
-
-def folder_values(name: str) -> dict[str, str | None]:
-    """The columns that a file has by the folders it is in."""
-    pairs = [part.partition("=") for part in name.split("/")[:-1]]
-    return {unquote(column): None if value == _NULL else unquote(value) for column, _, value in pairs}
-
-
-def _statistics(path: str) -> dict[str, Any]:
-    """What the footer of a Parquet file says of its columns, as Delta wants it."""
     from pyarrow.parquet import read_metadata
 
-    footer = read_metadata(path)
-    lows: dict[str, Any] = {}
-    highs: dict[str, Any] = {}
-    nulls: Counter[str] = Counter()
-    known: Counter[str] = Counter()
-    for group in range(footer.num_row_groups):
-        for number in range(footer.num_columns):
-            column = footer.row_group(group).column(number)
-            found, name = column.statistics, footer.schema.column(number).name
-            if found is None or footer.schema.column(number).path != name:  # a field of a column
-                continue
-            if found.has_null_count:
-                nulls[name] += found.null_count
-            low, high = (_bound(value) for value in ((found.min, found.max) if found.has_min_max else (None, None)))
-            if low is not None and high is not None:
-                known[name] += 1
-                lows[name], highs[name] = min(lows.get(name, low), low), max(highs.get(name, high), high)
-            elif found.has_null_count and found.null_count == column.num_values:
-                known[name] += 1  # there is nothing but null in it
-    whole = [name for name in lows if known[name] == footer.num_row_groups]
-    return {
-        "numRecords": footer.num_rows,
-        "minValues": {name: _said(lows[name]) for name in whole},
-        "maxValues": {name: _said(highs[name], upwards=True) for name in whole},
-        "nullCount": dict(nulls),
-    }
-
-
-def _bound(value: Any) -> Any:
-    """The value, if it can be told in statistics; None otherwise."""
-    if isinstance(value, float):
-        return value if isfinite(value) else None
-    if isinstance(value, str):
-        return value if len(value) <= _MOST_CHARACTERS else None
-    return value if isinstance(value, int | date) and not isinstance(value, bool) else None
-
-
-def _said(value: Any, *, upwards: bool = False) -> Any:
-    """The value as JSON. Delta's times have milliseconds."""
-    if not isinstance(value, date):
-        return value
-    if not isinstance(value, datetime):
-        return value.isoformat()
-    value += timedelta(microseconds=-(value.microsecond % 1000) % 1000 if upwards else -(value.microsecond % 1000))
-    return value.replace(tzinfo=None).isoformat(timespec="milliseconds") + ("Z" if value.tzinfo else "")
+    path, tables = f"{table}/{name}", context.tables
+    known = context.uploads.get(path)
+    if known is not None:
+        size, found = known.bytes, known.statistics
+    else:
+        files, place = (tables.files, tables.key(path)) if isinstance(tables, LakeStore) else (None, path)
+        size, found = tables.size(path), json.dumps(statistics(read_metadata(place, filesystem=files)))
+    return AddAction(name, size, folder_values(name), 0, True, found)
 
 
 def _check_format(context: Context) -> None:
@@ -553,7 +571,7 @@ def _check_format(context: Context) -> None:
     for table in (context.table, context.quarantine):
         if context.options.format == "delta":
             convert_plain(context, table)
-        elif is_delta(context.disk, table):
+        elif is_delta(context.tables, table):
             raise InvalidRequest(
                 f"{context.name}: {table} is a Delta table, and format is parquet: leave the option out, or start over "
                 "with --full-refresh"
@@ -565,7 +583,9 @@ def convert_plain(context: Context, table: str) -> None:
     from deltalake import Schema
     from deltalake.transaction import create_table_with_add_actions
 
-    names = [] if is_delta(context.disk, table) else table_files(context.disk, table)
+    if in_store(table):  # where all of them are Delta tables
+        return
+    names = [] if is_delta(context.tables, table) else table_files(context.tables, table)
     if not names:
         return
     schema = _nullable(_schema_of_files(context.spark, table, names))
@@ -573,11 +593,11 @@ def convert_plain(context: Context, table: str) -> None:
     create_table_with_add_actions(
         table,
         Schema.from_json(schema.json()),
-        [_add_action(context.disk, table, name) for name in names],
+        [_add_action(context, table, name) for name in names],
         partition_by=list(folder_values(names[0])),
         commit_properties=_commit_note(context, None if last is None else last.batch),
     )
-    _sync_log(context.disk, table)
+    _sync_log(context.tables, table)
 
 
 def fitted(context: Context, table: str, rows: DataFrame) -> DataFrame:
@@ -585,7 +605,7 @@ def fitted(context: Context, table: str, rows: DataFrame) -> DataFrame:
 
     Raises InvalidRequest if a column is of a type that does not go together with the table's.
     """
-    if not is_delta(context.disk, table):
+    if not is_delta(context.tables, table):
         return rows
     known = {field.name: field.dataType for field in _spark_schema(delta_table(table)).fields}
     wider = {}
@@ -611,7 +631,7 @@ def with_missing(context: Context, table: str, rows: DataFrame) -> DataFrame:
     """The rows with null in the columns that only the table has: a merge writes whole rows."""
     from pyspark.sql import functions as f
 
-    if not is_delta(context.disk, table):
+    if not is_delta(context.tables, table):
         return rows
     for each in _spark_schema(delta_table(table)).fields:
         if each.name not in rows.columns:
@@ -638,17 +658,20 @@ def _widen(context: Context, table: str, wider: Mapping[str, DataType]) -> None:
     for name, kind in wider.items():
         rows = rows.withColumn(name, rows[quoted(name)].cast(kind))
     partition_by = delta.metadata().partition_columns
-    staged = stage(context, rows, "widened", partition_by)
+    staged = stage(context, rows, "widened", partition_by, table=table)
     names = []
-    for number, path in enumerate(staged_files(context.disk, staged)):
+    for number, path in enumerate(staged_files(context, staged)):
+        if not isinstance(context.tables, LakeDisk):  # it is in its place
+            names.append(path)
+            continue
         # Of a version that was not there yet, so that a try that was cut short is in nobody's way.
         name = posixpath.normpath(f"{posixpath.dirname(path)}/v{delta.version() + 1:012d}-{number:05d}.parquet")
-        context.disk.make_folder(posixpath.dirname(f"{table}/{name}"))
-        context.disk.rename(f"{staged}/{path}", f"{table}/{name}")
+        context.tables.make_folder(posixpath.dirname(f"{table}/{name}"))
+        context.tables.rename(f"{staged}/{path}", f"{table}/{name}")
         names.append(name)
     whole = change(context, table, rows, partition_by, replaces=True)
-    _add_files(context.disk, delta, table, names, whole, _commit_note(context, None))
-    _sync_log(context.disk, table)
+    _add_files(context, delta, table, names, whole, _commit_note(context, None))
+    _sync_log(context.tables, table)
 
 
 def optimize(table: str, target_bytes: int | None = None) -> dict[str, Any]:
@@ -656,7 +679,7 @@ def optimize(table: str, target_bytes: int | None = None) -> dict[str, Any]:
     delta = delta_table(table)
     figures: dict[str, Any] = delta.optimize.compact(target_size=target_bytes)
     if figures["numFilesAdded"]:
-        _sync_log(LakeDisk(), table)
+        _sync_log(tables_at(table), table)
     return figures
 
 
@@ -674,23 +697,3 @@ def optimize_if_worthwhile(table: str, target_bytes: int) -> None:
 def vacuum(table: str, older_than_hours: int, *, dry_run: bool) -> list[str]:
     """Remove files that no version of the last hours needs, also those that none ever named. Returns their names."""
     return delta_table(table).vacuum(older_than_hours, dry_run, enforce_retention_duration=False, full=True)
-
-
-@contextmanager
-def replaced_as_a_whole(context: Context) -> Iterator[str]:
-    """A folder to write into, which becomes the pipeline's table at the end of the block. Errors change nothing."""
-    disk, fresh = context.disk, context.staging
-    remove_tree(disk, fresh)
-    disk.make_folder(fresh)
-    yield fresh
-    swap_in(disk, fresh, context.table)
-
-
-def swap_in(disk: LakeDisk, fresh: str, table: str) -> None:
-    """Put `fresh` in the place of `table`, and remove what was there."""
-    for name in disk.files_below(fresh):
-        disk.sync_file(f"{fresh}/{name}")
-    _put_at(disk, fresh, table)
-    disk.sync_folder(posixpath.dirname(table))
-    for old in (f"{fresh}.old", fresh):
-        remove_tree(disk, old)

@@ -165,7 +165,7 @@ def write(context: Context, rows: DataFrame, batch: int, offsets: str | None) ->
 
 
 def _merge_files(context: Context) -> None:
-    if context.options.compact_files and is_delta(context.disk, context.table):
+    if context.options.compact_files and is_delta(context.tables, context.table):
         optimize_if_worthwhile(context.table, context.options.target_file_bytes)
 
 

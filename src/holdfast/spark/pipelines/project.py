@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import posixpath
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib.util import module_from_spec, spec_from_file_location
 from inspect import isfunction
 from os import PathLike, fspath
 from signal import SIGINT, getsignal, signal
-from sys import modules
 from threading import Event, Lock, Thread, current_thread, main_thread
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import yaml
 
 from holdfast.env import World, real_world
-from holdfast.errors import BadSettings, HoldfastError, InvalidRequest
+from holdfast.errors import BadSettings, InvalidRequest
 from holdfast.spark.pipelines.checkpoint import check_fit, end_run, forget, held, is_half_forgotten, note_run, without
-from holdfast.spark.pipelines.python import marked
+from holdfast.spark.pipelines.python import executed, marked
 from holdfast.spark.pipelines.spec import (
     Context,
     Expectation,
@@ -40,6 +36,7 @@ from holdfast.spark.pipelines.spec import (
     meant,
     read_options,
 )
+from holdfast.spark.pipelines.stores import check_reachable, tables_at
 from holdfast.spark.session import in_words, keep_pyspark_quiet
 from holdfast.storage.files import read_file
 
@@ -82,7 +79,7 @@ def _check_keys(node: Any, looked_at: set[int]) -> None:
         _check_keys(value, looked_at)
 
 
-_KEYS: Final = ("folder", "lake", "file", "pipelines")
+_KEYS: Final = ("folder", "lake", "checkpoints", "file", "pipelines")
 
 
 def read_project(path: str | PathLike[str], world: World | None = None) -> Project:
@@ -121,6 +118,11 @@ def project_of(document: dict[Any, Any], where: str) -> Project:
         if not isinstance(value, str) or not value:
             raise BadSettings(f"{where}: {key} is missing: name {said}")
         paths[key] = from_home(home, value)
+    checkpoints = document.get("checkpoints")
+    if checkpoints is not None:
+        if not isinstance(checkpoints, str) or not checkpoints:
+            raise BadSettings(f"{where}: checkpoints must be the name of a folder")
+        paths["checkpoints"] = posixpath.normpath(posixpath.join(home, checkpoints))
     found = _own(document.get("file"), home, where)
     entries = document.get("pipelines") or {}
     if not isinstance(entries, dict):
@@ -163,20 +165,20 @@ def _own(file: Any, home: str, where: str) -> dict[str, Any]:
         return {}
     if not isinstance(file, str):
         raise BadSettings(f"{where}: file must be the name of a Python file")
-    module = _executed(posixpath.join(home, file), where)
+    module = executed(posixpath.join(home, file), where)
     own = {name: value for name, value in vars(module).items() if isfunction(value)}
     return {name: value for name, value in own.items() if marked(value) or value.__module__ == module.__name__}
 
 
 def _from_python(path: str) -> Project:
 
-    made = [value for value in vars(_executed(path, path)).values() if isinstance(value, Pipeline)]
+    made = [value for value in vars(executed(path, path)).values() if isinstance(value, Pipeline)]
     if not made:
         raise BadSettings(f"{path}: it creates no Pipeline: orders = Pipeline.land('orders', folder=..., lake=...)")
     first = made[0].project
     pipelines: dict[str, Spec] = {}
     for each in made:
-        if (each.project.folder, each.project.lake) != (first.folder, first.lake):
+        if _places(each.project) != _places(first):
             raise BadSettings(f"{path}: all pipelines of a file must have the same folder and the same lake")
         for name, spec in each.project.pipelines.items():
             if pipelines.setdefault(name, spec) != spec:
@@ -186,30 +188,13 @@ def _from_python(path: str) -> Project:
                 )
     home = posixpath.dirname(path)
     folder, lake = (from_home(home, each) for each in (first.folder, first.lake))
-    return check_project(Project(folder=folder, lake=lake, pipelines=pipelines, where=path))
+    checkpoints = None if first.checkpoints is None else posixpath.normpath(posixpath.join(home, first.checkpoints))
+    project = Project(folder=folder, lake=lake, checkpoints=checkpoints, pipelines=pipelines, where=path)
+    return check_project(project)
 
 
-def _executed(path: str, where: str) -> ModuleType:
-    spec = spec_from_file_location("holdfast_user_pipelines", path)
-    if spec is None or spec.loader is None:
-        raise BadSettings(f"{where}: {path} is not a Python file: name one that ends in .py")
-    module = module_from_spec(spec)
-    modules[module.__name__] = module  # dataclasses look for it there
-    try:
-        spec.loader.exec_module(module)
-    except HoldfastError:
-        raise
-    except FileNotFoundError:
-        raise BadSettings(f"{where}: there is no file {path}: create it, or correct the name") from None
-    except Exception as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-        line = f", line {lines[-1]}" if lines else ""
-        raise BadSettings(f"{path}{line}: {type(error).__name__}: {error}") from None
-    finally:
-        del modules[
-            module.__name__
-        ]  # so that Spark sends functions to its workers by value: they cannot import the module
-    return module
+def _places(project: Project) -> tuple[str, str, str | None]:
+    return project.folder, project.lake, project.checkpoints
 
 
 _LAYERS = {"land": "land", "refine": "silver", "aggregate": "gold"}
@@ -224,7 +209,14 @@ class Pipeline:
 
     @classmethod
     def of(
-        cls, kind: str, name: str, *, folder: str | PathLike[str], lake: str | PathLike[str], **options: Any
+        cls,
+        kind: str,
+        name: str,
+        *,
+        folder: str | PathLike[str],
+        lake: str | PathLike[str],
+        checkpoints: str | PathLike[str] | None = None,
+        **options: Any,
     ) -> Pipeline:
         """Begin a chain with a pipeline of any kind, with the same options as in YAML.
 
@@ -232,7 +224,8 @@ class Pipeline:
             kind: The kind: `land`, `deadletters`, `replay` or another.
             name: The name of the pipeline, and of its table.
             folder: The data folder, or the address of a server.
-            lake: The folder for tables.
+            lake: The folder for tables, or its URL in a store.
+            checkpoints: The folder for checkpoints and reports, if the lake is in a store.
             **options: The options of that kind.
 
         Returns:
@@ -242,7 +235,8 @@ class Pipeline:
             BadSettings: An option is unknown, missing or has a value that cannot be used.
         """
         spec = _checked_spec(name, kind, options)
-        project = Project(folder=fspath(folder), lake=fspath(lake), pipelines={name: spec})
+        work = None if checkpoints is None else fspath(checkpoints)
+        project = Project(folder=fspath(folder), lake=fspath(lake), checkpoints=work, pipelines={name: spec})
         return cls(check_project(project), name)
 
     @classmethod
@@ -251,6 +245,7 @@ class Pipeline:
         *topics: str,
         folder: str | PathLike[str],
         lake: str | PathLike[str],
+        checkpoints: str | PathLike[str] | None = None,
         name: str | None = None,
         **options: Any,
     ) -> Pipeline:
@@ -261,7 +256,8 @@ class Pipeline:
         Args:
             *topics: The topics.
             folder: The data folder, or the address of a server.
-            lake: The folder for tables.
+            lake: The folder for tables, or its URL in a store.
+            checkpoints: The folder for checkpoints and reports, if the lake is in a store.
             name: The name of the pipeline, and of its table; by default the first topic's, with `-land`.
             **options: Other options of the kind `land`.
 
@@ -272,7 +268,7 @@ class Pipeline:
             BadSettings: An option is unknown, missing or has a value that cannot be used.
         """
         said = name or f"{topics[0] if topics else 'topics'}-land"
-        return cls.of("land", said, folder=folder, lake=lake, topics=list(topics), **options)
+        return cls.of("land", said, folder=folder, lake=lake, checkpoints=checkpoints, topics=list(topics), **options)
 
     def refine(self, schema: str = "infer", *, name: str | None = None, **options: Any) -> Pipeline:
         """Add typed, checked, deduplicated rows of the last table.
@@ -551,6 +547,7 @@ class Runner:
             _check_quarantines(specs, alone=not follow and not full_refresh)
         if follow:
             _check_follow(specs, every_ms)
+        check_reachable(tables_at(self._project.lake))
         with ExitStack() as locks:
             for spec in specs:
                 locks.enter_context(held(self._world, self._project, spec))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
+from importlib.util import module_from_spec, spec_from_file_location
+from sys import modules
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
-from holdfast.errors import BadSettings, InvalidRequest
+from holdfast.errors import BadSettings, HoldfastError, InvalidRequest
 from holdfast.spark.pipelines.batches import (
     ADDED_TO,
     OURS,
@@ -20,7 +24,8 @@ from holdfast.spark.pipelines.batches import (
     write_batch,
 )
 from holdfast.spark.pipelines.checkpoint import LedgerBatch, ledger_of
-from holdfast.spark.pipelines.lake import BATCH, DATE, finish_pending, is_delta, read_table
+from holdfast.spark.pipelines.lake import DATE, finish_pending, is_delta, read_table
+from holdfast.spark.pipelines.parquet import BATCH
 from holdfast.spark.pipelines.spec import Context, Expectation, PipelineKind, Plan, Spec, Summary, read_options
 
 if TYPE_CHECKING:
@@ -146,6 +151,30 @@ def marked(value: object) -> Spec | None:
     return spec if isinstance(spec, Spec) else None
 
 
+def executed(path: str, where: str) -> ModuleType:
+    """The module that a Python file of the user is. Raises BadSettings, with the line that is wrong."""
+    spec = spec_from_file_location("holdfast_user_pipelines", path)
+    if spec is None or spec.loader is None:
+        raise BadSettings(f"{where}: {path} is not a Python file: name one that ends in .py")
+    module = module_from_spec(spec)
+    modules[module.__name__] = module  # dataclasses look for it there
+    try:
+        spec.loader.exec_module(module)
+    except HoldfastError:
+        raise
+    except FileNotFoundError:
+        raise BadSettings(f"{where}: there is no file {path}: create it, or correct the name") from None
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        line = f", line {lines[-1]}" if lines else ""
+        raise BadSettings(f"{path}{line}: {type(error).__name__}: {error}") from None
+    finally:
+        del modules[
+            module.__name__
+        ]  # so that Spark sends functions to its workers by value: they cannot import the module
+    return module
+
+
 def _plan(context: Context) -> Plan:
     options: PythonOptions = context.options
     _check(context)
@@ -261,7 +290,7 @@ def _whole(context: Context, name: str) -> DataFrame:
     if last is not None:
         # A version of a Delta table is whole, and a row that is changed just now must not be left out. Of plain files
         # those of a batch may be there that is not finished.
-        changes = is_delta(context.disk, context.project.table(name))
+        changes = is_delta(context.tables, context.project.table(name))
         rows = read_table(context, name, through=_ALL if changes else last.batch)
     if rows is None:
         raise InvalidRequest(f"{context.name}: {name}, one of its tables, has no rows yet: run it first")

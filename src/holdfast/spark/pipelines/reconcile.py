@@ -17,9 +17,10 @@ from holdfast.spark.pipelines import f
 from holdfast.spark.pipelines.batches import names_that, reading_files, unmet_sql
 from holdfast.spark.pipelines.checkpoint import LedgerBatch, ledger_of
 from holdfast.spark.pipelines.compact import POSITIONS, offset_options
-from holdfast.spark.pipelines.lake import read_table, replaced_as_a_whole
+from holdfast.spark.pipelines.lake import read_table
 from holdfast.spark.pipelines.land import positions_in
 from holdfast.spark.pipelines.origin import partitions_there
+from holdfast.spark.pipelines.report import replaced_as_a_whole
 from holdfast.spark.pipelines.spec import (
     QUARANTINE_SUFFIX,
     Context,
@@ -121,7 +122,7 @@ def ranges_of(compared: DataFrame) -> DataFrame:
 
 
 def plan(context: Context) -> Plan:
-    writes = (f"{context.table}/hours", f"{context.table}/differences")
+    writes = (f"{context.report_folder}/hours", f"{context.report_folder}/differences")
     source = _source(context)
     last = ledger_of(context, source.name).last()
     if last is None:
@@ -171,7 +172,7 @@ def _counts(context: Context, source: Spec, last: LedgerBatch, bounds: list[Boun
             _compare(context, source, last, bounds, fresh)
 
     reading_files(compare)
-    hours = context.spark.read.parquet(f"{context.table}/hours")
+    hours = context.spark.read.parquet(f"{context.report_folder}/hours")
     names = ("in_queue", "in_lake", *FAULTS)
     return hours.agg(*[f.coalesce(f.sum(name), f.lit(0)).alias(name) for name in names]).collect()[0].asDict()
 
@@ -276,13 +277,15 @@ def _reached(last: LedgerBatch) -> dict[str, tuple[int, dict[int, int]]]:
 
 
 def _examples(context: Context) -> list[str]:
-    found = context.spark.read.parquet(f"{context.table}/differences").orderBy("topic", "partition", "first_offset")
+    found = context.spark.read.parquet(f"{context.report_folder}/differences").orderBy(
+        "topic", "partition", "first_offset"
+    )
     examples = [
         f"{row['fault']}: {row['topic']}/{row['partition']} {row['first_offset']}"
         + (f" to {row['last_offset']}" if row["count"] > 1 else "")
         for row in found.limit(_SHOWN + 1).collect()
     ]
-    more = [f"and more, in {context.table}/differences"] if len(examples) > _SHOWN else []
+    more = [f"and more, in {context.report_folder}/differences"] if len(examples) > _SHOWN else []
     return examples[:_SHOWN] + more
 
 

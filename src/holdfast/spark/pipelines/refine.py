@@ -9,7 +9,8 @@ from holdfast.errors import BadSettings
 from holdfast.spark.pipelines import f
 from holdfast.spark.pipelines.batches import REASONS, Slice, StepOptions, check_columns, step_kind, write_batch
 from holdfast.spark.pipelines.checkpoint import LedgerBatch
-from holdfast.spark.pipelines.lake import BATCH, DATE, quoted, read_table
+from holdfast.spark.pipelines.lake import DATE, quoted, read_table
+from holdfast.spark.pipelines.parquet import BATCH
 from holdfast.spark.pipelines.spec import Context, Expectation, interval_ms, no_expectation_named
 from holdfast.storage.files import durable_replace, join, read_file
 

@@ -22,8 +22,9 @@ from holdfast.errors import BadSettings, InvalidRequest
 from holdfast.spark.options import EARLIEST, LATEST, moment_ns
 from holdfast.spark.pipelines import f
 from holdfast.spark.pipelines.checkpoint import ledger_of
-from holdfast.spark.pipelines.lake import BATCH, read_table
+from holdfast.spark.pipelines.lake import read_table
 from holdfast.spark.pipelines.origin import partitions_there
+from holdfast.spark.pipelines.parquet import BATCH
 from holdfast.spark.pipelines.spec import Context, PipelineKind, PipelineOptions, Plan, Read, Summary
 from holdfast.storage.files import durable_replace, join, read_file, remove_tree
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import base64
 import io
+import posixpath
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from html import escape
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -16,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from holdfast.env import World
+from holdfast.env.disk import LakeDisk
 from holdfast.spark.pipelines import f
 from holdfast.spark.pipelines.spec import Context
-from holdfast.storage.files import durable_replace
+from holdfast.storage.files import durable_replace, remove_tree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -415,3 +418,38 @@ def _text(cell: Cell) -> str:
         case str():
             return escape(cell)
     return "<br>".join(escape(item) for item in cell)
+
+
+# The folder of a report, which each run replaces.
+
+
+@contextmanager
+def replaced_as_a_whole(context: Context) -> Iterator[str]:
+    """A folder to write into, which becomes that of the report at the end of the block. Errors change nothing."""
+    disk, fresh = context.disk, f"{context.project.home}/_staging/{context.name}"
+    remove_tree(disk, fresh)
+    disk.make_folder(fresh)
+    yield fresh
+    swap_in(disk, fresh, context.report_folder)
+
+
+def swap_in(disk: LakeDisk, fresh: str, table: str) -> None:
+    """Put `fresh` in the place of `table`, and remove what was there."""
+    for name in disk.files_below(fresh):
+        disk.sync_file(f"{fresh}/{name}")
+    _put_at(disk, fresh, table)
+    disk.sync_folder(posixpath.dirname(table))
+    for old in (f"{fresh}.old", fresh):
+        remove_tree(disk, old)
+
+
+def _put_at(disk: LakeDisk, new: str, place: str) -> None:
+    """Move a folder to a place. What was there has the name `new` after that, or `new` with `.old`."""
+    if not disk.exists(place):
+        disk.make_folder(posixpath.dirname(place))
+        disk.rename(new, place)
+    elif not disk.exchange(new, place):
+        # This disk cannot do it in one step. Rows that are missing for a moment are better than rows there twice.
+        remove_tree(disk, f"{new}.old")
+        disk.rename(place, f"{new}.old")
+        disk.rename(new, place)

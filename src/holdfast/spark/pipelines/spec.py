@@ -21,6 +21,7 @@ from holdfast.env import World
 from holdfast.env.disk import LakeDisk
 from holdfast.errors import BadSettings, InvalidRequest
 from holdfast.spark.options import required_path
+from holdfast.spark.pipelines.stores import LakeStore, Tables, UploadedFile, lake_url, tables_at
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrameReader, SparkSession
@@ -80,12 +81,16 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True):
-    """Pipelines that share a data folder and a lake. `where` is the file that declares them, for errors."""
+    """Pipelines that share a data folder and a lake. `where` is the file that declares them, for errors.
+
+    If the lake is in a store, `checkpoints` is the folder for what must be on a disk: checkpoints and reports.
+    """
 
     folder: str
     lake: str
     pipelines: dict[str, Spec]
     where: str = "Python"
+    checkpoints: str | None = None
 
     def spec(self, name: str) -> Spec:
         """The pipeline by this name. Raises InvalidRequest if there is none."""
@@ -93,9 +98,14 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(f"there is no pipeline {name!r} in {self.where}{meant(name, self.pipelines)}")
         return self.pipelines[name]
 
+    @property
+    def home(self) -> str:
+        """The folder for everything but tables."""
+        return self.checkpoints or self.lake
+
     def checkpoint(self, name: str) -> str:
         """The folder of a pipeline's checkpoint."""
-        return f"{self.lake}/_checkpoints/{name}"
+        return f"{self.home}/_checkpoints/{name}"
 
     def table(self, name: str) -> str:
         """The folder of the table that a pipeline writes."""
@@ -173,15 +183,37 @@ def _read_by(project: Project, spec: Spec) -> set[str]:
 
 def located(project: Project) -> Project:
     """The project with absolute paths: the JVM may run in another folder than this process."""
-    if is_address(project.lake) or is_store(project.lake):
-        raise BadSettings(f"lake is {project.lake!r}: tables are written to a folder; name one that all machines share")
-    lake = posixpath.normpath(Path(project.lake).absolute())
-    return msgspec.structs.replace(project, folder=required_path({"path": project.folder}), lake=lake)
+    return msgspec.structs.replace(located_lake(project), folder=required_path({"path": project.folder}))
+
+
+def located_lake(project: Project) -> Project:
+    """The project with absolute paths of its lake. Raises BadSettings if tables cannot be there."""
+    if is_address(project.lake):
+        raise BadSettings(f"lake is {project.lake!r}: tables are in a folder that all machines share, or in a store")
+    stored = is_store(project.lake)
+    lake = lake_url(project.lake) if stored else _absolute(project.lake)
+    if stored and project.checkpoints is None:
+        raise BadSettings(
+            f"lake is {lake}, and Spark cannot keep its checkpoints in a store: name a folder for them as checkpoints"
+        )
+    if not stored and project.checkpoints is not None:
+        raise BadSettings("checkpoints is for a lake in a store: leave it out, they are in the folder of the lake")
+    for spec in project.pipelines.values() if stored else ():
+        if getattr(spec.options, "format", "delta") != "delta":
+            raise BadSettings(f"{spec.name}: a table in a store must be a Delta table: leave out format")
+    checkpoints = None if project.checkpoints is None else _absolute(project.checkpoints)
+    return msgspec.structs.replace(project, lake=lake, checkpoints=checkpoints)
+
+
+def _absolute(path: str) -> str:
+    return posixpath.normpath(Path(path).absolute())
 
 
 def from_home(home: str, path: str) -> str:
     """A path relative to the file that names it. The address of a server, or of a store, is what it is."""
-    return path if is_address(path) or is_store(path) else posixpath.normpath(posixpath.join(home, path))
+    if is_address(path) or is_store(path):
+        return path.rstrip("/")
+    return posixpath.normpath(posixpath.join(home, path))
 
 
 def interval_ms(text: str, what: str) -> int:
@@ -323,7 +355,8 @@ class Context:
 
     `session` starts the session when it is first called, so that a plan made from files does not wait for a JVM.
     With `from_quarantine` it reads the rows that it put aside, not its source. `run` is a name that no other run has.
-    `noted` are the parts of a long run that were noted as runs already.
+    `noted` are the parts of a long run that were noted as runs already. `uploads` are files of the batch that is being
+    written, by path, if the lake is in a store.
     """
 
     world: World
@@ -338,6 +371,7 @@ class Context:
     disk: LakeDisk = field(default_factory=LakeDisk)
     run: str = "run"
     noted: list[Summary] = field(default_factory=list)
+    uploads: dict[str, UploadedFile] = field(default_factory=dict)
 
     @property
     def spark(self) -> SparkSession:
@@ -356,6 +390,17 @@ class Context:
     def folder(self) -> str:
         """The data folder with the topics."""
         return self.project.folder
+
+    @property
+    def tables(self) -> Tables:
+        """What holds the tables: the disk, or the store that the lake is in."""
+        found = tables_at(self.project.lake)
+        return found if isinstance(found, LakeStore) else self.disk
+
+    @property
+    def report_folder(self) -> str:
+        """The folder of the report that it writes."""
+        return f"{self.project.home}/{self.name}"
 
     @property
     def table(self) -> str:
@@ -449,6 +494,7 @@ _HEAD: Final = """\
 # Paths are relative to this file.
 folder: data                    # the data folder with the topics
 lake: lake                      # where tables go; checkpoints are in lake/_checkpoints
+# checkpoints: work             # the folder for them if the lake is in a store, as s3://bucket/lake
 # file: my_pipelines.py         # functions of your own; see `holdfast pipeline new NAME --python`
 
 pipelines:

@@ -23,14 +23,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
-from pyarrow import dataset
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from holdfast.env import real_world
-from holdfast.env.disk import LakeDisk
 from holdfast.errors import Fenced, InvalidRequest
 from holdfast.spark.options import in_one_sentence
 from holdfast.spark.pipelines.batches import last_within, patiently
@@ -45,8 +43,10 @@ from holdfast.spark.pipelines.checkpoint import (
     ledger_of,
     writing,
 )
-from holdfast.spark.pipelines.lake import BATCH, files_with, folder_values, table_schema
+from holdfast.spark.pipelines.lake import files_with, table_schema
+from holdfast.spark.pipelines.parquet import BATCH, rows_of_file
 from holdfast.spark.pipelines.spec import Context, Project, Read, Summary
+from holdfast.spark.pipelines.stores import StoreAccess, access_to, file_of_store, in_store, tables_at
 from holdfast.storage.files import durable_replace, join, read_file
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ def run_stream(
             name: msgspec.structs.replace(each, function=None) for name, each in context.project.pipelines.items()
         },
     )
-    called = partial(write_batch_of, project, context.name, context.run, write)
+    access = access_to(project.lake) if in_store(project.lake) else None
+    called = partial(write_batch_of, project, context.name, context.run, write, access=access)
     watch = _Watch(context, left)
 
     def once() -> None:
@@ -96,8 +97,18 @@ def run_stream(
     return watch.tally.summary()
 
 
-def write_batch_of(project: Project, name: str, run: str, write: StreamWrite, rows: DataFrame, batch: int) -> None:
+def write_batch_of(
+    project: Project,
+    name: str,
+    run: str,
+    write: StreamWrite,
+    rows: DataFrame,
+    batch: int,
+    access: StoreAccess | None = None,
+) -> None:
     """Called by Spark for each batch, maybe a second time after a crash, maybe in a process of Spark Connect."""
+    if access is not None:
+        access.tell()
     context = Context(
         world=real_world(), session=lambda: rows.sparkSession, project=project, spec=project.spec(name), run=run
     )
@@ -214,10 +225,11 @@ def table_stream(context: Context, name: str, most_rows: int) -> DataFrame:
     """The rows of a pipeline's table, which must be there, as a stream from the first on."""
     schema = table_schema(context, name)
     assert schema is not None
-    context.spark.dataSource.register(TableSource)
+    context.spark.dataSource.register(_source_of(context.project.lake))
     without = StructType([each for each in schema.fields if each.name != BATCH])
     reader = context.spark.readStream.format(TableSource.name()).schema(without)
-    return reader.options(lake=context.project.lake, table=name, mostRows=str(most_rows)).load()
+    options = {"lake": context.project.lake, "home": context.project.home, "table": name, "mostRows": str(most_rows)}
+    return reader.options(**options).load()
 
 
 def missing_tables(context: Context, names: Sequence[str]) -> list[str]:
@@ -260,26 +272,37 @@ def rows_between(context: Context, before: str | None, after: str | None) -> int
 class TableSource(DataSource):
     """A table of the lake as a stream for Spark, without a jar."""
 
+    access: StoreAccess | None = None
+
     @classmethod
     def name(cls) -> str:
         return "holdfast-lake-table"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
-        return TableStream(self.options, schema)
+        return TableStream(self.options, schema, self.access)
+
+
+def _source_of(lake: str) -> type[TableSource]:
+    """The source for the tables of a lake. It knows the keys of a store, since options are shown to people."""
+    if not in_store(lake):
+        return TableSource
+    return type("StoredTableSource", (TableSource,), {"access": access_to(lake)})
 
 
 class TableStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans on the driver by the ledger of the table. Copies of it read files in the tasks."""
 
-    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self._lake, self._name = options["lake"], options["table"]
+    def __init__(self, options: Mapping[str, str], schema: StructType, access: StoreAccess | None) -> None:
+        self._lake, self._home, self._name = options["lake"], options["home"], options["table"]
+        # One source serves all tables of a lake.
+        self._access = None if access is None else StoreAccess(self._table, access.options)
         self._most_rows = int(options["mostRows"])
         self._schema = schema
         self._until: int | None = None  # with AvailableNow: what was there at the beginning
 
     @property
     def _project(self) -> Project:
-        return Project(folder="", lake=self._lake, pipelines={})
+        return Project(folder="", lake=self._lake, pipelines={}, checkpoints=self._home)
 
     @property
     def _table(self) -> str:
@@ -310,7 +333,9 @@ class TableStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @in_one_sentence
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         self._check_id(start)
-        names = files_with(LakeDisk(), self._table, start["batch"], end["batch"])
+        if self._access is not None:
+            self._access.tell()
+        names = files_with(tables_at(self._table), self._table, start["batch"], end["batch"])
         return [InputPartition((name, start["batch"], end["batch"])) for name in names]
 
     @in_one_sentence
@@ -318,7 +343,10 @@ class TableStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if partition.value is None:  # Spark makes one up if there is nothing to read
             return iter(())
         name, after, through = partition.value
-        return _rows_of_file(self._table, name, after, through, to_arrow_schema(self._schema, timezone="UTC"))
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        if self._access is not None:
+            return file_of_store(self._access, name, schema, after=after, through=through)
+        return rows_of_file(f"{self._table}/{name}", name, schema, after=after, through=through)
 
     def _check_id(self, start: dict[str, Any]) -> None:
         if start["id"] not in (None, self._at(-1)["id"]):
@@ -326,24 +354,3 @@ class TableStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"its source {self._name} was started over since this table was written: start this one over too, "
                 "with --full-refresh"
             )
-
-
-def _rows_of_file(table: str, name: str, after: int, through: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of one file that are of these batches, with exactly these columns."""
-    file = dataset.dataset(f"{table}/{name}", format="parquet")
-    wanted = (dataset.field(BATCH) > after) & (dataset.field(BATCH) <= through)
-    columns = [each.name for each in schema if each.name in file.schema.names]
-    folders = folder_values(name)
-    for batch in file.to_batches(columns=columns, filter=wanted):
-        if batch.num_rows:
-            arrays = [_column(batch, each, folders) for each in schema]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _column(batch: pa.RecordBatch, field: pa.Field, folders: Mapping[str, str | None]) -> pa.Array:
-    if field.name in batch.schema.names:
-        return batch.column(field.name).cast(field.type)
-    value = folders.get(field.name)
-    if value is None:
-        return pa.nulls(batch.num_rows, field.type)
-    return pa.repeat(pa.scalar(value).cast(field.type), batch.num_rows)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.broker.tracing.log import ACKED, BURIED, LEASED, NACKED, PUBLISHED, RELEASED, RETURNED
 from holdfast.spark.pipelines import f, report
-from holdfast.spark.pipelines.lake import replaced_as_a_whole
 from holdfast.spark.pipelines.report import (
     Report,
     ReportSection,
     ReportTable,
     in_steps,
+    replaced_as_a_whole,
     report_of,
     spread,
     step_for,
@@ -139,7 +139,7 @@ def plan(context: Context) -> Plan:
     rows = steps_of(context).count()
     return context.plan(
         [Read(what="traces", start="oldest", end="newest", rows=rows)],
-        writes=[f"{context.table}/{name}" for name in ("hours", "attempts", "report")],
+        writes=[f"{context.report_folder}/{name}" for name in ("hours", "attempts", "report")],
         notes=() if rows else (_NONE,),
         sized=False,
     )
@@ -161,7 +161,7 @@ def run(context: Context) -> Summary:
     finally:
         for each in (steps, firsts, handled):
             each.unpersist()
-    report = f"{context.table}/report/report.html"
+    report = f"{context.report_folder}/report/report.html"
     return context.summary(
         rows_in=count,
         rows_out=len(hours),

@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from holdfast.codec.frame import HEADER_BYTES, MOST_RAW_BYTES, Frame, FrameHeader, Kind
+from holdfast.codec.frame import MOST_RAW_BYTES, FrameHeader, Kind, frame_at
 from holdfast.env import World
 from holdfast.env.disk import File
 from holdfast.errors import CorruptData, MessageTooLarge
@@ -549,8 +549,7 @@ class Survey:
 
     def _decode(self, survey: SegmentSurvey, data: memoryview, header: FrameHeader) -> str | None:
         """Say why the body cannot be decoded although its checksum is right; None if it can."""
-        start = header.position + HEADER_BYTES
-        frame = Frame(header, data[start : start + header.body_bytes], max_raw_bytes=MOST_RAW_BYTES)
+        frame = frame_at(data, header.position, header, max_raw_bytes=MOST_RAW_BYTES)
         try:
             columns = frame.columns()
             frame.stored_values()  # a large value is not copied
