@@ -35,7 +35,6 @@ MOST_CAUGHT_UP: Final = 100  # firings at once, by `all`
 MOST_COUNTED: Final = 1_000  # missed dues that are counted one by one
 _KEPT_FIRINGS: Final = 10
 
-_LAST_MS: Final = 253_402_300_799_000  # the last second of the year 9999, and so of datetimes
 _FIRST_MARGIN_MS: Final = 2 * 3_600_000
 _WIDER: Final = 8
 _FIELDS: Final = 5
@@ -46,6 +45,7 @@ _NAMED: Final = {
     "@daily": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
+_LAST_MS: Final = 253_402_300_799_000  # the last second of the year 9999, and so of datetimes
 
 
 class Timing(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -211,11 +211,8 @@ class FolderSchedules:
     def _run_id(self, name: str, state: ScheduleState, now_ms: int) -> str:
         """Return a dedup id that no run has had: there may be several in a millisecond."""
         with self._engine.using(state.template.topic) as topic:
-            for ms in count(now_ms):
-                dedup_id = f"{firing_id(name, ms)}+run"
-                if topic.duplicates.find(dedup_id.encode()) is None:
-                    break
-        return dedup_id
+            ids = (f"{firing_id(name, ms)}+run" for ms in count(now_ms))
+            return next(each for each in ids if topic.duplicates.find(each.encode()) is None)
 
     def tick(self) -> int | None:
         """Fire what is due; returns in how many ms to call again."""

@@ -14,9 +14,8 @@ from holdfast.api.schedules import Firing, Schedule, ScheduleOptions, schedule_r
 from holdfast.broker.folder.layout import check_name
 from holdfast.errors import Forbidden, InvalidRequest, NotFound
 from holdfast.protocol.messages import NextDues, NextDuesQuery, PutSchedule, ScheduleDeleted, ScheduleList
-from holdfast.server.routing import Routes
+from holdfast.server.routing import Action, Routes
 from holdfast.server.service import Call
-from holdfast.server.tokens import RouteAction
 
 routes = Routes("schedules")
 
@@ -35,7 +34,7 @@ async def _may_see(call: Call) -> None:
     await _check_topic(call, "read")
 
 
-async def _check_topic(call: Call, action: RouteAction) -> None:
+async def _check_topic(call: Call, action: Action) -> None:
     """Raise Forbidden unless the caller has the right to the schedule's topic, whose name stays untold."""
     found = await call.service.schedules.get(_name(call))
     if found is not None and not call.principal.may(action, found.topic):
