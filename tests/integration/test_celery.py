@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from tests.integration.process_gear import server_process
+from tests.integration.process_gear import ServerProcess, server_process
 
 pytest.importorskip("celery")
 
@@ -35,6 +35,8 @@ import time
 
 from celery import Celery, Task
 from celery.exceptions import Reject
+from kombu import Queue
+from kombu.common import Broadcast
 
 PLACE = os.environ["PLACE"]
 app = Celery("program", broker=PLACE, backend=os.environ.get("RESULTS", PLACE))
@@ -97,6 +99,25 @@ def die_once(self, name):
 @app.task
 def fail():
     raise ValueError("the printer is on fire")
+
+
+@app.task(acks_on_failure_or_timeout=False)
+def fail_unacked():
+    raise ValueError("the printer is on fire")
+
+
+@app.task(acks_late=False)
+def early(name):
+    note("began", name)
+    time.sleep(600)
+
+
+@app.task
+def tell(text):
+    note("told", os.getpid(), text)
+
+
+app.conf.task_queues = [Queue("celery"), Broadcast("everybody")] if os.environ.get("BROADCAST") else None
 
 
 @app.task
@@ -175,11 +196,17 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 @pytest.fixture(params=["folder", "server"])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    if request.param == "folder":
-        yield Site(tmp_path, f"holdfast://{tmp_path}/data", f"{tmp_path}/data")
+    with site_at(request.param, tmp_path) as (found, _):
+        yield found
+
+
+@contextmanager
+def site_at(kind: str, folder: Path) -> Iterator[tuple[Site, ServerProcess | None]]:
+    if kind == "folder":
+        yield Site(folder, f"holdfast://{folder}/data", f"{folder}/data"), None
         return
-    with server_process(tmp_path / "data", "--no-console") as server:
-        yield Site(tmp_path, f"holdfast+{server.url}", server.url)
+    with server_process(folder / "data", "--no-console") as server:
+        yield Site(folder, f"holdfast+{server.url}", server.url), server
 
 
 def test_tasks_results_chords_retries_and_dead_letters(site: Site):
@@ -199,6 +226,54 @@ def test_tasks_results_chords_retries_and_dead_letters(site: Site):
         with site.broker() as broker, broker.queue("celery") as queue:
             letter = until(queue.dead.list, "a rejected task becomes a dead letter")[0]
             assert letter.headers["task"] == "program.refuse"
+
+
+def test_what_celery_would_drop_is_a_dead_letter(site: Site):
+    with site.broker() as broker, site.worker("-P", "solo"):
+        site.run(
+            "app.send_task('program.unknown', (1,))\n"
+            "fail_unacked.delay()\n"
+            "with app.producer_pool.acquire() as producer:\n"
+            "    for headers in ({}, {'task': 'program.add', 'id': '1'}):\n"
+            "        producer.publish(b'{', routing_key='celery', content_type='application/json',\n"
+            "                         content_encoding='utf-8', headers=headers)\n"
+            "    producer.publish({'a': 1}, routing_key='celery')\n"
+        )
+        broker.queue("celery").put(b"not a task")
+        with broker.queue("celery") as queue:
+            letters = until(lambda: len(found := queue.dead.list()) == 6 and found, "all are dead letters")
+            assert queue.stats().leased == 0
+        by_task = {letter.headers.get("task"): letter.error for letter in letters}
+        assert set(by_task) == {"program.unknown", "program.fail_unacked", "program.add", None}
+        assert "the body cannot be decoded: Expecting property name" in by_task["program.add"]
+
+
+def test_a_task_that_is_acked_early_is_not_run_again(site: Site):
+    with site.broker() as broker, site.worker("-P", "solo", LEASE="1") as first:
+        site.run("early.delay('a')")
+        until(site.notes, "the task begins")
+        queue = broker.queue("celery")
+        until(lambda: queue.stats().floor == 1, "it is acked while it runs")
+        kill(first)
+        with site.worker("-P", "solo", LEASE="1"):
+            site.run("print(add.delay(1, 2).get(timeout=60))")
+    assert site.notes() == [["began", "a"]]
+
+
+def test_a_broadcast_reaches_every_worker_and_leaves_no_queue(site: Site):
+    site.environment["BROADCAST"] = "1"
+    with site.broker() as broker:
+        with site.worker("-P", "solo", "-n", "one@%h") as first, site.worker("-P", "solo", "-n", "two@%h") as second:
+            until(lambda: len([name for name in broker.topics() if name.startswith("bcast.")]) == 2, "both listen")
+            site.run("tell.apply_async(('hello',), queue='everybody')")
+            until(lambda: len(site.notes()) == 2, "both have run it")
+            assert {note[1] for note in site.notes()} == {str(first.pid), str(second.pid)}
+            first.terminate()
+            assert first.wait(PATIENCE_S) == 0
+            kill(second)
+        until(lambda: site.run("tell.apply_async(('nobody',), queue='everybody')") == "", "it is sent")
+        left = [name for name in broker.topics() if name.startswith("bcast.")]
+        assert len(left) <= 1, "the queue of the worker that was stopped is gone"
 
 
 def test_a_lost_child_a_failed_chord_and_remote_control(site: Site):
@@ -358,10 +433,10 @@ def test_a_worker_takes_no_more_than_its_prefetch_allows(site: Site):
             time.sleep(0.1)
 
 
-def test_every_task_of_four_processes_runs_though_server_and_workers_are_killed(tmp_path: Path, scale):
+@pytest.mark.parametrize("kind", ["folder", "server"])
+def test_every_task_of_four_processes_runs_though_server_and_workers_are_killed(kind: str, tmp_path: Path, scale):
     each = scale(150, 2_500)
-    with server_process(tmp_path / "data", "--no-console") as server:
-        site = Site(tmp_path, f"holdfast+{server.url}", server.url)
+    with site_at(kind, tmp_path) as (site, server):
         code = f"import sys\nfrom program import *\nfor n in range({each}): count.delay(f'{{sys.argv[1]}}-{{n}}')"
         senders = [
             subprocess.Popen([sys.executable, "-c", code, str(number)], env=site.environment) for number in range(4)
@@ -369,8 +444,9 @@ def test_every_task_of_four_processes_runs_though_server_and_workers_are_killed(
         with site.worker("-P", "threads", "-c", "4", LEASE="2") as first:
             until(lambda: len(site.notes()) > each, "some tasks have run")
             kill(first)
-            server.kill()
-            server.start()
+            if server is not None:
+                server.kill()
+                server.start()
             with site.worker("-P", "threads", "-c", "4", LEASE="2"):
                 for sender in senders:
                     assert sender.wait(PATIENCE_S) == 0

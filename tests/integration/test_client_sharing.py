@@ -20,6 +20,7 @@ import pytest
 import holdfast
 from holdfast import Busy, Empty, LeaseLost, aio
 from holdfast.api.sync.group import Queue
+from holdfast.cli.opening import opened_broker
 from holdfast.client.shared_folder import share
 from holdfast.env import real_world
 from holdfast.remote.sync.group import RemoteGroupPort
@@ -352,3 +353,28 @@ def test_an_owner_serves_others_after_its_main_thread_has_returned_and_lets_go_w
         owner.wait()
         owner.stdout.close()
         owner.stdin.close()
+
+
+def test_a_command_takes_over_when_the_owner_of_its_folder_ends(tmp_path: Path):
+    owner = holdfast.open_broker(tmp_path / "data")
+    owner.create_topic("jobs")
+    with opened_broker(str(tmp_path / "data")) as broker:
+        owner.close()
+        assert broker.topics() == ["jobs"]
+        broker.queue("jobs").put(b"one")
+    with holdfast.open_broker(tmp_path / "data", share=False) as broker:
+        assert broker.queue("jobs").qsize() == 1
+
+
+def test_an_owner_that_others_have_used_exits_silently(tmp_path: Path):
+    code = (
+        "import holdfast, subprocess, sys\n"
+        "queue = holdfast.open(sys.argv[1])\n"
+        "queue.put(b'one')\n"
+        "guest = 'import holdfast, sys; print(holdfast.open(sys.argv[1]).qsize())'\n"
+        "subprocess.run([sys.executable, '-c', guest, sys.argv[1]], check=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "data")], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert (done.stdout, done.stderr) == ("1\n", "")

@@ -82,7 +82,7 @@ TASKS = """
 import os
 
 import holdfast
-from holdfast.integrations.django.framework import task_finished, task_started
+from holdfast.integrations.django.framework import task_enqueued, task_finished, task_started
 from notes_kept import note, sleep_until
 
 try:
@@ -140,7 +140,8 @@ def told(name):
 
 
 if os.environ.get("TELL"):
-    on_start, on_finish = told("started"), told("finished")
+    on_enqueue, on_start, on_finish = told("enqueued"), told("started"), told("finished")
+    task_enqueued.connect(on_enqueue)
     task_started.connect(on_start)
     task_finished.connect(on_finish)
 """
@@ -224,6 +225,8 @@ def test_results_signals_priorities_failures_and_dead_letters(site: Site):
     assert told.count(["started", "fail", "RUNNING"]) == 1
     assert told.count(["finished", "fail", "FAILED"]) == 1
     assert told.count(["finished", "once_more", "SUCCESSFUL"]) == 1
+    site.run("count.enqueue(1)", TELL="1")
+    assert site.notes()[-1] == ["enqueued", "count", "READY"]
 
 
 def test_the_urgent_task_runs_first(alone: Site):
@@ -349,12 +352,17 @@ def test_the_checks_say_what_is_wrong(alone: Site):
         "say(url='data', attempts=0)\n"
         "say(url='data', queue_settings={'max_attempt': 3})\n"
         "say(url='data')\n"
+        "from django.test import override_settings\n"
+        "from holdfast.integrations.django.apps import check_backends\n"
+        "with override_settings(TASKS={}):\n"
+        "    print(*(message.id for message in check_backends()))\n"
         "call_command('check')\n"
         "call_command('makemigrations', '--check')\n"
     ).splitlines()
     assert printed[:5] == [f"holdfast.E00{number}" for number in (1, 1, 2, 3, 4)]
     assert printed[5] == ""
-    assert "no issues" in printed[6]
+    assert printed[6] == "holdfast.W001"
+    assert "no issues" in printed[7]
 
 
 def test_the_admin_lists_the_queues_with_links_to_the_console(site: Site):
@@ -388,10 +396,15 @@ def test_the_command_says_what_it_cannot_use(alone: Site):
     for arguments, said in (
         (["--queue", "nowhere"], "there is no queue 'nowhere' in QUEUES"),
         (["--concurrency", "0.5"], "invalid int value"),
+        (["--backend", "nowhere"], "there is no 'nowhere' in TASKS: --backend takes one of committed, default, forg"),
+        (["--lease", "-1"], "lease=-1.0 cannot be used"),
+        (["--health", "70000"], "health_port=70000 cannot be used"),
+        (["--concurrency", "0"], "--concurrency 0 cannot be used"),
     ):
         process = alone.start(*arguments)
         assert process.wait(60) != 0
         assert said in alone.log()
+    assert "Traceback" not in alone.log()
 
 
 def test_the_project_of_the_guide(tmp_path: Path):
@@ -404,3 +417,4 @@ def test_the_project_of_the_guide(tmp_path: Path):
     site = Site(tmp_path, "jobs", f"{tmp_path}/jobs", files | {"program.py": PROGRAM}, WORKER)
     with site.worker("--concurrency", "8"):
         assert site.run("print(wait(resize.enqueue('cat.png')).return_value)") == "cat.png-small"
+    assert "Working on default at jobs." in site.log()

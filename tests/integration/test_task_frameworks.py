@@ -120,19 +120,20 @@ def test_a_delay_outlives_the_worker_and_a_stopped_worker_finishes_its_task(
             until(lambda: ["ended", "later"] in site.notes(), "the delayed task runs when it is due")
 
 
+@pytest.mark.parametrize("kind", ["folder", "server"])
 def test_every_task_of_four_processes_runs_though_server_and_worker_are_killed(
-    tmp_path: Path, framework: Framework, scale: Callable[[int, int], int]
+    kind: str, tmp_path: Path, framework: Framework, scale: Callable[[int, int], int]
 ):
     each = scale(60, 2_500)
-    with site_at("server", tmp_path, framework) as (site, server):
-        assert server is not None
+    with site_at(kind, tmp_path, framework) as (site, server):
         code = f"import sys\nfor number in range({each}):\n    send_count(f'{{sys.argv[1]}}-{{number}}')"
         senders = [site.begin(code, str(number)) for number in range(4)]
         with site.worker() as first:
             until(lambda: len(site.notes()) > each, "some tasks have run")
             kill(first)
-            server.kill()
-            server.start()
+            if server is not None:
+                server.kill()
+                server.start()
             with site.worker():
                 for sender in senders:
                     assert sender.wait(PATIENCE_S) == 0, (site.folder / "sender.log").read_text()

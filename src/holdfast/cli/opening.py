@@ -17,12 +17,12 @@ from holdfast.broker.folder import layout
 from holdfast.cli.output import OK, note, safe
 from holdfast.cli.parsing import Parameter, Section, Typed, UsageError, argument, option
 from holdfast.cli.places import AT, PLACE, PROFILE, connected, place_of, queue_of, said_or_usual, usual_place
-from holdfast.client.opening import Address, is_address
+from holdfast.client.opening import is_address
 from holdfast.config.settings_file import read_settings
 from holdfast.env import real_world
 from holdfast.env.process import environment
 from holdfast.errors import Busy, Forbidden, HoldfastError, InvalidRequest, NotAQueue, UnknownGroup, UnknownTopic
-from holdfast.settings import TopicSettings
+from holdfast.settings import BrokerSettings, TopicSettings
 from holdfast.storage.files import is_log, join, translated
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ def _folder_or_its_owner(folder: str, wait_s: float, *, create: bool) -> holdfas
         try:
             return holdfast.Broker(LocalBrokerPort(BrokerEngine.open(folder, create=create, settings=settings)))
         except Busy:
-            owner = _owner_at(folder)
+            owner = _owner_at(folder, settings)
             if owner is not None:
                 return owner
             if time.monotonic() >= give_up:
@@ -288,20 +288,18 @@ def _folder_or_its_owner(folder: str, wait_s: float, *, create: bool) -> holdfas
             time.sleep(_LOOK_EVERY_S)
 
 
-def _owner_at(folder: str) -> holdfast.Broker | None:
+def _owner_at(folder: str, settings: BrokerSettings) -> holdfast.Broker | None:
     """Connect to the process that owns a folder, if it listens."""
-    from holdfast.client.shared_folder import socket_of
+    from holdfast.client.shared_folder import client_of_owner, socket_of
     from holdfast.env.sockets import absolute, answers_at  # most folders have no owner to call
 
     path = absolute(folder.rstrip("/") or "/")
     if not answers_at(socket_of(path)):
         return None
-    from holdfast.remote.client import Client
     from holdfast.remote.sync.broker import RemoteBrokerPort
 
-    client = Client(real_world(), Address(text=folder, socket=socket_of(path)), for_tasks=False)
-    client.default_topic = layout.topic_for(path)
-    return holdfast.Broker(RemoteBrokerPort(client))
+    # It takes over if the owner ends before the command does.
+    return holdfast.Broker(RemoteBrokerPort(client_of_owner(path, settings, for_tasks=False)))
 
 
 def engine_of(broker: holdfast.Broker) -> BrokerEngine:

@@ -141,9 +141,21 @@ class _Serving:
             from holdfast.server.server import event_loop
 
             make_loop = event_loop()
-        with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner = asyncio.Runner(loop_factory=make_loop)
+        try:
             self._loop = runner.get_loop()
             runner.run(self._serve(engine, listening))
+        finally:
+            self._close(runner)
+
+    def _close(self, runner: asyncio.Runner) -> None:
+        try:
+            runner.close()
+        except RuntimeError:
+            # The program is ending: since Python 3.12 no thread can be started then, and asyncio wants one for the end
+            # of the executor. It has closed the loop all the same.
+            if not self.over:
+                raise
 
     async def _serve(self, engine: BrokerEngine, listening: Any) -> None:
         import asyncio

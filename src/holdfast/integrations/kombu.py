@@ -67,11 +67,25 @@ _json = msgspec.json.Encoder()
 
 
 class HeldMessage(virtual.Message):
-    """A delivered message, which knows its lease."""
+    """A delivered message, which knows its lease, and whether its body could be decoded."""
 
     def __init__(self, payload: dict[str, Any], channel: Any = None, **kwargs: Any) -> None:
         self.lease: holdfast.Message[bytes] | None = payload.get("lease")
+        self._undecodable: Exception | None = None
         super().__init__(payload, channel=channel, **kwargs)
+
+    def decode(self) -> Any:
+        try:
+            return super().decode()
+        except Exception as error:
+            self._undecodable = error
+            raise
+
+    @property
+    def problem(self) -> str:
+        """Why the body could not be decoded, or decompressed; empty if it could, or if nobody has tried."""
+        error = self.errors[0][1] if self.errors else self._undecodable
+        return "" if error is None else f"the body cannot be decoded: {error}"
 
 
 class QoS(virtual.QoS):
@@ -84,7 +98,10 @@ class QoS(virtual.QoS):
         self._delivered[delivery_tag] = message
 
     def ack(self, delivery_tag: str) -> None:
-        self._settle(delivery_tag, lambda lease: lease.ack())
+        """Ack it, or make it a dead letter if its body could not be decoded: Celery acks it then, to drop it."""
+        message = self._delivered.get(delivery_tag)
+        problem = "" if message is None else message.problem
+        self._settle(delivery_tag, lambda lease: lease.reject(problem) if problem else lease.ack())
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  kombu's signature
         """Deliver it again at once, which counts as an attempt, or make it a dead letter."""

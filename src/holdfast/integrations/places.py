@@ -69,9 +69,14 @@ def check_threads(place: str) -> None:
 
 
 def shown_url(url: str, mask: str | None = "**") -> str:
-    """The URL as users write it, with a mask in place of the token; None leaves the token."""
+    """The URL as users of kombu write it, with a mask in place of the token; None leaves the token."""
     url = url if url.startswith("holdfast:") else f"holdfast+{url}"
-    return url if mask is None else re.sub(r"(://[^/@]*:|://)[^/:@]+@", rf"\1{mask}@", url)
+    return url if mask is None else masked(url, mask)
+
+
+def masked(url: str, mask: str = "**") -> str:
+    """The URL with a mask in place of the token."""
+    return re.sub(r"(://[^/@]*:|://)[^/:@]+@", rf"\1{mask}@", url)
 
 
 class Places:

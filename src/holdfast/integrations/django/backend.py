@@ -31,7 +31,7 @@ from holdfast.integrations.django.framework import (
     TaskResultStatus,
     task_enqueued,
 )
-from holdfast.integrations.places import Shared, places, shown_url, topic_name
+from holdfast.integrations.places import Shared, masked, places, topic_name
 from holdfast.integrations.results import Results
 
 MOST_DELIVERIES: Final = 20  # of one task: its worker died, or it was retried
@@ -107,7 +107,7 @@ class HoldfastBackend(BaseTaskBackend):
     @property
     def shown_url(self) -> str:
         """The URL, without its token."""
-        return shown_url(self.settings.url)
+        return masked(self.settings.url)
 
     # Enqueueing
 

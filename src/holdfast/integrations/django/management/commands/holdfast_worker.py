@@ -7,11 +7,12 @@ import sys
 import threading
 from typing import Any, Final
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
 import holdfast
 from holdfast.env import real_world
-from holdfast.errors import Unavailable
+from holdfast.errors import HoldfastError, Unavailable
 from holdfast.integrations.django.backend import HoldfastBackend
 from holdfast.integrations.django.framework import DEFAULT_TASK_BACKEND_ALIAS, task_backends
 from holdfast.integrations.django.running import TaskRunner
@@ -46,6 +47,16 @@ class Command(BaseCommand):
             raise CommandError(f"there is no queue {unknown[0]!r} in QUEUES of TASKS[{backend.alias!r}]: add it there")
         if not names:
             raise CommandError("QUEUES is empty, so any queue is allowed: name those to work on with --queue")
+        if options["concurrency"] < 1:
+            raise CommandError(f"--concurrency {options['concurrency']} cannot be used: give at least 1")
+        try:
+            code = self._run(backend, names, options)
+        except (HoldfastError, ImproperlyConfigured) as error:
+            raise CommandError(str(error)) from error
+        if code:
+            sys.exit(code)
+
+    def _run(self, backend: HoldfastBackend, names: list[str], options: dict[str, Any]) -> int:
         process = real_world().ids.process_note()
         name = options["name"] or f"{process['host']}:{process['pid']}"
         worker = holdfast.Worker(
@@ -61,10 +72,12 @@ class Command(BaseCommand):
         )
         self.stdout.write(f"Working on {', '.join(names)} at {backend.shown_url}. Stop with Ctrl-C.")
         self.stdout.flush()
-        if code := worker.run():
-            sys.exit(code)
+        return worker.run()
 
     def _backend(self, alias: str) -> HoldfastBackend:
+        if alias not in task_backends.settings:
+            known = ", ".join(sorted(task_backends.settings))
+            raise CommandError(f"there is no {alias!r} in TASKS: --backend takes one of {known}")
         backend = task_backends[alias]
         if not isinstance(backend, HoldfastBackend):
             raise CommandError(f"TASKS[{alias!r}] is not a Holdfast backend: name another one with --backend")
