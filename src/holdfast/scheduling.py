@@ -35,7 +35,7 @@ MOST_CAUGHT_UP: Final = 100  # firings at once, by `all`
 MOST_COUNTED: Final = 1_000  # missed dues that are counted one by one
 _KEPT_FIRINGS: Final = 10
 
-_FIRST_MARGIN_MS: Final = 2 * 3_600_000
+_FIRST_MARGIN_MS: Final = 7_200_000
 _WIDER: Final = 8
 _FIELDS: Final = 5
 _NAMED: Final = {
