@@ -136,6 +136,12 @@ class NotFound(InvalidRequest):
     code = "not_found"
 
 
+class NotInCluster(InvalidRequest):
+    """A cluster cannot do this, or not yet: the message says what to do instead. A single server can."""
+
+    code = "not_in_cluster"
+
+
 class Unauthenticated(InvalidRequest):
     """The server could not authenticate the caller: the token is missing or not valid."""
 

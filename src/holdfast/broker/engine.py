@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from holdfast.broker.locks import FolderLocks
     from holdfast.broker.schedules import FolderSchedules
     from holdfast.env.chain.chain import Chain
+    from holdfast.env.chain.ownership import Turn
 
 logger = get_logger(__name__)
 
@@ -129,16 +130,12 @@ class BrokerEngine:
 
     @staticmethod
     def open(
-        folder: str | PathLike[str],
-        *,
-        create: bool = True,
-        settings: BrokerSettings | None = None,
-        observer: Observer | None = None,
-        world: World | None = None,
-    ) -> BrokerEngine:
+        folder: str | PathLike[str], *, create: bool = True, settings: BrokerSettings | None = None,
+        observer: Observer | None = None, world: World | None = None, turn: Turn | None = None,
+    ) -> BrokerEngine:  # fmt: skip
         """Become the owner of the data folder, which is created if needed (unless create=False).
 
-        Raises NotAQueue if the folder is something else, and Busy if another process owns it.
+        Raises NotAQueue if the folder is something else, and Busy if another process owns it; a `turn` waits longer.
         """
         folder = folder_path(folder)
         world = world or real_world()
@@ -150,8 +147,8 @@ class BrokerEngine:
         except OSError as error:
             raise opening_error(folder, error) from error
         if copied is not None or is_store(folder):
-            url, copy = (folder, None) if copied is None else (copied, folder)
-            return BrokerEngine._open_stored(url, copy, settings, observer, world, create=create)
+            url, copy = (copied or folder), (folder if copied else None)
+            return BrokerEngine._open_stored(url, copy, settings, observer, world, turn, create=create)
         return BrokerEngine._open_here(folder, settings, observer, world, create=create)
 
     @staticmethod
@@ -168,12 +165,13 @@ class BrokerEngine:
 
     @staticmethod
     def _open_stored(
-        url: str, copy: str | None, settings: BrokerSettings, observer: Observer | None, world: World, *, create: bool
-    ) -> BrokerEngine:
+        url: str, copy: str | None, settings: BrokerSettings, observer: Observer | None, world: World,
+        turn: Turn | None, *, create: bool,
+    ) -> BrokerEngine:  # fmt: skip
         from holdfast.broker.folder.stored import own_stored
         from holdfast.broker.streams.stored_queries import StoredQueries
 
-        folder, stored, owner, give_up = own_stored(url, settings, world, copy)
+        folder, stored, owner, give_up = own_stored(url, settings, world, copy, turn)
         try:
             owner.keep()
             engine = BrokerEngine._open_here(folder, settings, observer, stored, create=create)

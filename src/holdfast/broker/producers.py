@@ -95,6 +95,14 @@ class Producers:
             self._keep({**self._names, name: producer})
             return producer
 
+    def adopt(self, name: str, producer: ProducerId) -> None:
+        """Know a producer that was registered in another folder, so that earlier ones of its name are fenced here."""
+        check_name(name, "producer")
+        with self._lock:
+            known = self._names.get(name)
+            if known is None or known.id != producer.id or known.epoch < producer.epoch:
+                self._keep({**self._names, name: producer})
+
     def forget(self, name: str) -> bool:
         """Forget a name: a later producer of this name gets a new id. False if it is unknown."""
         with self._lock:

@@ -73,6 +73,7 @@ COMMANDS: Final[dict[str, dict[str, Entry]]] = {
     },
     "Serve": {
         "serve": Entry("serve:serve_command", "Serve a data folder over HTTP, with the console at /ui."),
+        "cluster": Entry("operate.cluster:app", "A cluster: several servers on one store."),
         "ui": Entry("serve:ui_command", "Open the console of a data folder on this machine."),
         "status": Entry("serve:status_command", "Show how a server is doing."),
         "waiters": Entry("serve:waiters_command", "Show who is waiting for messages on a server."),

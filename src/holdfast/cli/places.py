@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from contextlib import suppress
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -205,19 +206,25 @@ class _AnsweredByAnother(OSError):
     """A proxy, or a server of another kind, says that it cannot answer. Its text is the status."""
 
 
-def _reach(address: Address, tls: Any, wait_s: float) -> None:
-    """Check that the server answers: a regular call would be retried for longer than people want to wait."""
+def _reach(one: Address, tls: Any, wait_s: float) -> None:
+    """Check that the server answers: a regular call would be retried for longer than people want to wait.
+
+    Of several nodes, one is enough.
+    """
     from holdfast.client.calling import not_ours
     from holdfast.client.network import distrust, strictness
 
     give_up = time.monotonic() + wait_s
-    while True:
+    for address in cycle((one, *one.others)):
         try:
-            return _knock(address, tls)
+            _knock(address, tls)
+            return
         except (OSError, EOFError) as error:
             why = distrust(error)
             if why:  # retrying would not help
                 raise _not_trusted(address, why, strictness(error)) from None
+            if address is not (one, *one.others)[-1]:
+                continue
             if time.monotonic() >= give_up:
                 if isinstance(error, _AnsweredByAnother):
                     raise Unavailable(not_ours(address, str(error))) from None

@@ -58,6 +58,27 @@ TlsClientCa: TypeAlias = Annotated[
     option("--tls-client-ca FILE", "Require client certificates of these issuers."),
 ]
 
+Port: TypeAlias = Annotated[
+    int | None, option("--port N", "The port; 7700 by default, 0 for a free one.", least=0, most=65_535)
+]
+StoreUrl: TypeAlias = Annotated[
+    str | None, option("--store URL", "The folder in a store to serve, such as s3://bucket/jobs, instead of DIR.")
+]
+ClusterUrl: TypeAlias = Annotated[
+    str | None, option("--cluster URL", "Be a node of the cluster in this store; see `holdfast cluster init`.")
+]
+Advertise: TypeAlias = Annotated[
+    str | None, option("--advertise URL", "Where the other nodes of the cluster reach this one, if not as --host.")
+]
+NodeId: TypeAlias = Annotated[
+    str | None, option("--node-id NAME", "The node's name in the cluster; its host and port by default.")
+]
+TokensFile: TypeAlias = Annotated[
+    str | None, option("--tokens FILE", "The file with the tokens of callers; see `holdfast token new`.")
+]
+Anonymous: TypeAlias = Annotated[
+    bool, option("--allow-anonymous-network", "Let everyone on the network call without a token.")
+]
 AllowedHosts: TypeAlias = Annotated[
     list[str] | None,
     option("--allowed-host NAME", "Answer only requests for this host name, besides localhost."),
@@ -66,26 +87,20 @@ AllowedHosts: TypeAlias = Annotated[
 
 def serve_command(
     folder: Annotated[str | None, argument("DIR", "The data folder; the setting `data_dir` by default.")] = None,
-    store: Annotated[
-        str | None, option("--store URL", "The folder in a store to serve, such as s3://bucket/jobs, instead of DIR.")
-    ] = None,
+    store: StoreUrl = None,
+    cluster: ClusterUrl = None,
+    advertise: Advertise = None,
+    node_id: NodeId = None,
     config: Annotated[str | None, option("--config FILE", "A settings file; $HOLDFAST_CONFIG by default.")] = None,
     host: Annotated[str | None, option("--host HOST", "The address to listen on; 127.0.0.1 by default.")] = None,
-    port: Annotated[
-        int | None, option("--port N", "The port; 7700 by default, 0 for a free one.", least=0, most=65_535)
-    ] = None,
+    port: Port = None,
     socket: Annotated[str | None, option("--socket PATH", "Also listen on this Unix socket.")] = None,
-    tokens: Annotated[
-        str | None, option("--tokens FILE", "The file with the tokens of callers; see `holdfast token new`.")
-    ] = None,
+    tokens: TokensFile = None,
     lake: Lake = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_client_ca: TlsClientCa = None,
-    allow_anonymous_network: Annotated[
-        bool,
-        option("--allow-anonymous-network", "Let everyone on the network call without a token."),
-    ] = False,
+    allow_anonymous_network: Anonymous = False,
     allowed_hosts: AllowedHosts = None,
     read_only: Annotated[bool, option("--read-only", "Refuse all changes.")] = False,
     no_console: Annotated[bool, option("--no-console", "Do not serve the console.")] = False,
@@ -101,6 +116,7 @@ def serve_command(
     Examples:
         holdfast serve ./data
         holdfast serve --store s3://bucket/jobs
+        holdfast serve --cluster s3://bucket/jobs --host 0.0.0.0 --advertise http://10.0.0.5:7700 --tokens tokens.toml
         holdfast serve ./data --host 0.0.0.0 --tokens tokens.toml --tls-cert cert.pem --tls-key key.pem
     """
     effective = read_settings(real_world(), environment(), config)
@@ -122,6 +138,12 @@ def serve_command(
     }
     given = {name: value for name, value in changes.items() if value is not None}
     settings = msgspec.structs.replace(effective.server, **given)
+    if cluster is not None:
+        from holdfast.cli.operate.cluster import serve_cluster
+
+        return serve_cluster(cluster, folder or store, effective, settings, advertise, node_id)
+    if advertise is not None or node_id is not None:
+        raise InvalidRequest("--advertise and --node-id are for a node of a cluster: give --cluster URL, too")
     return run(_served(folder, store) or effective.data_dir, effective, settings)
 
 
@@ -176,28 +198,41 @@ def _not_installed(package: str | None) -> NotInstalled:
     )
 
 
-def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, *, shares: bool) -> int:
+def begin_serving(effective: Effective, settings: ServerSettings) -> tuple[Effective, ServerSettings]:
+    """Make this process ready to serve; returns the settings within its limits. Raises NotInstalled."""
     try:
-        from holdfast.broker.folder.stored import shown_place
-        from holdfast.client.shared_folder import share
-        from holdfast.client.spark_commits import routes as spark_routes
         from holdfast.server.metrics import start_logging
-        from holdfast.server.server import event_loop, serve
     except ImportError as error:
         raise _not_installed(error.name) from None
     for package in _LATER:
         if not output.is_installed(package):
             raise _not_installed(package)
+    start_logging(settings.log_format, sys.stderr)
+    sys.setswitchinterval(_SWITCH_S)
+    return _within_limits(effective, settings)
+
+
+def now_serving() -> None:
+    """Nothing that is loaded by now needs to be searched for garbage, which would hold up all calls."""
+    gc.freeze()
+    gc.set_threshold(_OBJECTS_BETWEEN_SEARCHES)
+    gc.enable()
+
+
+def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, *, shares: bool) -> int:
+    effective, settings = begin_serving(effective, settings)
+    try:
+        from holdfast.broker.folder.stored import shown_place
+        from holdfast.client.shared_folder import share
+        from holdfast.client.spark_commits import routes as spark_routes
+        from holdfast.server.server import event_loop, serve
+    except ImportError as error:
+        raise _not_installed(error.name) from None
 
     shown = shown_place(folder)  # for people, here and by the API: without a password
-    start_logging(settings.log_format, sys.stderr)
-    effective, settings = _within_limits(effective, settings)
-    sys.setswitchinterval(_SWITCH_S)
 
     def ready(addresses: Sequence[str]) -> None:
-        gc.freeze()  # what is loaded never needs to be searched for garbage, which would hold up all calls
-        gc.set_threshold(_OBJECTS_BETWEEN_SEARCHES)
-        gc.enable()
+        now_serving()
         say(shown, addresses, settings)
 
     async def until_stopped() -> bool:

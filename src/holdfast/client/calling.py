@@ -85,6 +85,8 @@ class Reconnecting:
 _IDLE_NS: Final = 500_000_000  # a connection that was idle this long is checked before use
 _MOST_IDLE: Final = 64
 _AGAIN: Final = frozenset({429, 502, 503, 504})
+_TRIES: Final = 6  # of several nodes, each gets this part of the time
+_CONNECT_S: Final = 3.0  # of several nodes, one that takes longer is left for the next
 
 
 class Unsent(Exception):
@@ -119,7 +121,9 @@ class Caller:
         timeout_s: float = 30.0,
     ) -> None:
         self.world = world
-        self.address = address
+        self.address = address  # the one that is called now
+        self._addresses = (address, *address.others)
+        self._host = b"host: %b\r\n" % address.authority.encode("latin-1")
         self.timeout_s = timeout_s
         self.closed = False
         self.on_broken: Callable[[], None] | None = None  # for one who can do something about it
@@ -168,13 +172,14 @@ class Caller:
         attempt, repeated = 0, False
         problem: HoldfastError | None = None
         unreachable_ns: int | None = None  # since when nobody is there at all
+        most_s = self._most_s(ask)
         while True:
             if self.closed:
                 self.check_open()
             left_s = timeout_s if not attempt else max((deadline_ns - self._mono_ns()) / 1e9, 0.001)
             retry_after = 0.0
             try:
-                answer = await attempt_one(left_s)
+                answer = await attempt_one(min(left_s, most_s))
             except Unsent as failure:
                 problem = self._after(problem, failure)
                 unreachable_ns = unreachable_ns or self._mono_ns()
@@ -203,6 +208,10 @@ class Caller:
             if pause_s:
                 await self.ways.pause(pause_s)
 
+    def _most_s(self, ask: Ask) -> float:
+        """How long one attempt may take: of several nodes, one may be stopped, and others not."""
+        return ask.wait_s + (self.timeout_s / _TRIES if len(self._addresses) > 1 and ask.again else self.timeout_s)
+
     async def _attempt(
         self,
         content: bytes,
@@ -211,6 +220,9 @@ class Caller:
         timeout_s: float,
     ) -> Answer:
         connection = self._rested(careful=careful) or await self.connection(timeout_s, careful=careful)
+        address = self.address
+        if address is not self._addresses[0]:
+            content = content.replace(self._host, b"host: %b\r\n" % address.authority.encode("latin-1"), 1)
         done = False
         try:
             if waits:
@@ -223,6 +235,7 @@ class Caller:
                     answer = await self.answer_of(connection, timeout_s)
             except (OSError, TimeoutError, EOFError, BROKEN) as error:
                 refusal = tls_refusal(self.address, error)  # of our certificate: TLS 1.3 says so behind the greeting
+                self._turn_from(address)
                 raise refusal or AnswerLost(failure_text(self.address, error, fresh=connection.fresh)) from error
             done = True
         finally:
@@ -261,6 +274,17 @@ class Caller:
         rested = self._rested(careful=careful)
         if rested is not None:
             return rested
+        for _ in self._addresses[1:]:
+            address = self.address
+            try:
+                wire = await self.ways.connect(address, min(timeout_s, _CONNECT_S), self._tls)
+            except (OSError, TimeoutError) as error:
+                if tls_refusal(address, error) is not None:
+                    break
+                self._turn_from(address)
+            else:
+                self.state.opened()
+                return PooledConnection(wire)
         try:
             wire = await self.ways.connect(self.address, timeout_s, self._tls)
         except (OSError, TimeoutError) as error:
@@ -274,6 +298,13 @@ class Caller:
             raise Unsent(failure_text(self.address, error, fresh=True)) from error
         self.state.opened()
         return PooledConnection(wire)
+
+    def _turn_from(self, address: Address) -> None:
+        """Call the node after this one from now on, unless another call has found that out already."""
+        if self.address is address and len(self._addresses) > 1:
+            at = self._addresses.index(address)
+            self.address = self._addresses[(at + 1) % len(self._addresses)]
+            self.drop_idle()
 
     def _rested(self, *, careful: bool) -> PooledConnection | None:
         while True:

@@ -5,7 +5,7 @@ People write the address of a server as http://host:port, https://host:port or u
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -42,6 +42,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     secure: bool = False
     socket: str | None = None
     queue: str | None = None
+    others: tuple[Address, ...] = ()  # of the same service, to be called when this one cannot be reached
 
     @property
     def authority(self) -> str:
@@ -74,8 +75,23 @@ def refuse_almost(place: object) -> None:
 
 
 def parse_address(text: object) -> Address:
-    """Parse an address."""
+    """Parse an address; or several of the nodes of one cluster, with commas between them."""
     if not isinstance(text, str) or not is_address(text):
+        raise InvalidRequest(f"{text!r} is not an address: give http://host:port, https://host:port or unix:/path")
+    if text.startswith("unix:") or "," not in text:
+        return _parse_one(text)
+    first, *others = (_parse_one(part.strip()) for part in text.split(","))
+    for each in others:
+        if each.secure != first.secure or each.socket is not None:
+            raise InvalidRequest(f"{text!r} cannot be used: all nodes of a cluster have http:// or all have https://")
+    queues = {each.queue for each in (first, *others) if each.queue is not None}
+    if len(queues) > 1:
+        raise InvalidRequest(f"{text!r} cannot be used: it names several queues, {' and '.join(sorted(queues))}")
+    return msgspec.structs.replace(first, others=tuple(others), queue=next(iter(queues), None))
+
+
+def _parse_one(text: str) -> Address:
+    if not is_address(text):
         raise InvalidRequest(f"{text!r} is not an address: give http://host:port, https://host:port or unix:/path")
     if text.startswith("unix:"):
         path = text.removeprefix("unix:")
@@ -149,7 +165,7 @@ def close_opened(opened: Opened) -> None:
 
 
 def connect(
-    url: str, *, token: str | None = None, tls: ssl.SSLContext | str | PathLike[str] | None = None,
+    url: str | Sequence[str], *, token: str | None = None, tls: ssl.SSLContext | str | PathLike[str] | None = None,
     timeout: Seconds = TIMEOUT_S, body_type: Any = None, durability: Durability | None = None,
 ) -> Broker:  # fmt: skip
     """Connect to the broker of a server. Nothing is sent before the first call.
@@ -158,7 +174,8 @@ def connect(
             broker.publish("orders", b"1 book")
 
     Args:
-        url: http://host:port, https://host:port or unix:/path.
+        url: http://host:port, https://host:port or unix:/path; for a cluster, the addresses of several nodes, as a list
+            or with commas between them. If one cannot be reached, the next one is called.
         token: Your access token; by default the environment variable HOLDFAST_TOKEN.
         tls: A file of certificates to trust, or an ssl.SSLContext; by default as HOLDFAST_TLS_CA and HOLDFAST_TLS_CERT
             say.
@@ -175,8 +192,15 @@ def connect(
     from holdfast.api.sync.broker import Broker
     from holdfast.remote.sync.broker import RemoteBrokerPort
 
-    client = client_of(url, for_tasks=False, token=token, tls=tls, timeout=timeout)
+    client = client_of(joined(url), for_tasks=False, token=token, tls=tls, timeout=timeout)
     return Broker(RemoteBrokerPort(client, body_type, durability))
+
+
+def joined(url: object) -> str:
+    """Return the addresses of several nodes as one text."""
+    if isinstance(url, (list, tuple)) and url and all(isinstance(each, str) for each in url):
+        return ",".join(url)
+    return url  # type: ignore[return-value]  # anything else is looked at where it is parsed
 
 
 def client_of(

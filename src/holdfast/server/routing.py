@@ -37,6 +37,7 @@ _STATUSES: Final[dict[type[HoldfastError], int]] = {
     errors.Unauthenticated: 401,
     errors.Forbidden: 403,
     errors.NotInstalled: 501,
+    errors.NotInCluster: 501,
     errors.LeaseLost: 409,
     errors.Empty: 404,
     errors.Unavailable: 503,

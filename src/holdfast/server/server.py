@@ -605,7 +605,8 @@ async def _handled(call: Call) -> Any:
 def _shown(call: Call, error: UnknownTopic | UnknownGroup) -> HoldfastError:
     """The error, without names of topics and groups if the caller may not see all of them, and without our folder."""
     principal = call.principal
-    if error.brief and not (principal.topics.everything and principal.groups.everything):
+    sees_all = principal.topics.everything and principal.groups.everything and not call.service.is_shard
+    if error.brief and not sees_all:
         return type(error)(error.brief)
     error.args = (str(error).replace(f" in {call.service.engine.folder}", "", 1),)  # its notes stay
     return error

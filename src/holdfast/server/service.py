@@ -59,6 +59,7 @@ class Service:
         self.answers = Room(ANSWERS_EACH * 2 * ANSWER_BYTES)
         self.publishing = ServedPublishing(self.port, self.pool)
         self.leaving = False
+        self.is_shard = False  # whether others have the rest: then what is not here may be there
         self.began_ns = world.clock.now_ns()
         self.began_monotonic_ns = world.clock.monotonic_ns()
         self.connections: Callable[[], int] = int  # their number; set by the server

@@ -31,6 +31,7 @@ from holdfast.env.chain.ownership import (
     OwnedElsewhere,
     StoreOwner,
     StoreStanding,
+    Turn,
     process_text,
     standing,
     take_over,
@@ -60,11 +61,16 @@ def shown_place(place: str) -> str:
 
 def cache_folder(place: StorePlace, settings: BrokerSettings) -> str:
     """Return the folder of this machine that holds the local copy. Its name says which queue it is."""
+    return f"{cache_above(settings)}/{hashlib.sha256(_identity(place).encode()).hexdigest()[:16]}/{place.name}"
+
+
+def cache_above(settings: BrokerSettings) -> str:
+    """Return the folder of this machine that holds all local copies."""
     given = settings.store_cache_dir
     if given is None:
         home = environment().get(_CACHE) or posixpath.join(posixpath.expanduser("~"), ".cache")
         given = posixpath.join(home, "holdfast")
-    return f"{posixpath.abspath(given)}/{hashlib.sha256(_identity(place).encode()).hexdigest()[:16]}/{place.name}"
+    return posixpath.abspath(given)
 
 
 def _identity(place: StorePlace) -> str:
@@ -281,11 +287,12 @@ def store_standing(url: str, world: World) -> StoreStanding:
 
 
 def own_stored(
-    url: str, settings: BrokerSettings, world: World, copy: str | None = None
+    url: str, settings: BrokerSettings, world: World, copy: str | None = None, turn: Turn | None = None
 ) -> tuple[str, World, StoreOwner, Callable[[], None]]:
     """Become the owner of a folder in a store; returns its local copy, a world with its disk, and how to let go.
 
-    The copy is `copy` if that is known already. Raises Busy if another process owns it and goes on doing so.
+    The copy is `copy` if that is known already. Raises Busy if another process owns it and goes on doing so. With a
+    `turn`, it waits for as long as that says.
     """
     place = parse_place(url)
     if settings.tier is not None:
@@ -300,7 +307,8 @@ def own_stored(
             undoing.callback(_locked_copy(place, folder, world).release)
             owner = take_over(
                 store, root, world, folder,
-                unrecorded=_UNRECORDED, times=times, wait_s=settings.store_wait_ms / 1000,
+                unrecorded=_UNRECORDED, times=times,
+                wait_s=None if turn is not None else settings.store_wait_ms / 1000, turn=turn,
                 note=process_facts(world), is_dead=lambda note: has_ended(world, note),
                 leave=_left(place, world, folder) if settings.tiers else None,
             )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.api import AsyncOpening, port_of
 from holdfast.api.aio.broker import AsyncBroker
 from holdfast.api.aio.group import AsyncQueue
-from holdfast.client.opening import Opened, QueueOpening, close_opened, given, opener, queue_named, reach
+from holdfast.client.opening import Opened, QueueOpening, close_opened, given, joined, opener, queue_named, reach
 from holdfast.env.threads import opened_aside
 from holdfast.local.aio.broker import AsyncLocalBrokerPort
 from holdfast.local.aio.group import AsyncLocalGroupPort
@@ -156,7 +156,7 @@ async def _open_broker(opened: Callable[[], Opened], body_type: Any, durability:
 
 # async only: that for threads has another default
 def connect(
-    url: str, *, token: str | None = None, tls: ssl.SSLContext | str | PathLike[str] | None = None,
+    url: str | Sequence[str], *, token: str | None = None, tls: ssl.SSLContext | str | PathLike[str] | None = None,
     timeout: Seconds | None = None, body_type: Any = None, durability: Durability | None = None,
 ) -> AsyncOpening[AsyncBroker]:  # fmt: skip
     """Connect to the broker of a server. Nothing is sent before the first call.
@@ -165,7 +165,8 @@ def connect(
             await broker.publish("orders", b"1 book")
 
     Args:
-        url: http://host:port, https://host:port or unix:/path.
+        url: http://host:port, https://host:port or unix:/path; for a cluster, the addresses of several nodes, as a list
+            or with commas between them. If one cannot be reached, the next one is called.
         token: Your access token; by default the environment variable HOLDFAST_TOKEN.
         tls: A file of certificates to trust, or an ssl.SSLContext; by default as HOLDFAST_TLS_CA and HOLDFAST_TLS_CERT
             say.
@@ -181,4 +182,4 @@ def connect(
         InvalidRequest: The address, the token or `tls` cannot be used.
     """
     options = given(token=token, tls=tls, timeout=timeout)
-    return AsyncOpening(_open_broker, partial(reach, url, options, for_tasks=_FOR_TASKS), body_type, durability)
+    return AsyncOpening(_open_broker, partial(reach, joined(url), options, for_tasks=_FOR_TASKS), body_type, durability)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -47,6 +47,9 @@ _RETRY_S: Final = (5.0, 600.0)  # after a checkpoint that failed: at first, and 
 # In what an owner says about itself, beside what tells its process:
 _LEASE: Final = "lease_s"
 _DOUBTED: Final = "doubted_ms"  # when an owner was last replaced because it was silent: it may still be alive
+
+BACKUPS: Final = ("backup", "begun")  # what tells a place that holds backups
+CLUSTER: Final = "cluster"  # and one that holds a cluster
 
 _Answer = TypeVar("_Answer")
 
@@ -397,6 +400,19 @@ class StoreOwner:
                 logger.exception("upkeep of a folder in a store failed")
 
 
+class Turn(Protocol):
+    """Decides for a process that waits for a folder, and one of several may have. Called by the waiting thread."""
+
+    def is_over(self) -> bool:
+        """Whether to stop waiting."""
+
+    def may_take(self, *, closed: bool, free: bool) -> bool:
+        """Whether to become the owner now, if the folder is `free`; `closed` if the last one went of its own accord.
+
+        Each time it is asked, the copy here has all that the store had a moment ago.
+        """
+
+
 def take_over(
     store: Store,
     root: str,
@@ -409,18 +425,19 @@ def take_over(
     note: Mapping[str, Any] | None = None,
     is_dead: Callable[[Mapping[str, Any]], bool] = lambda _: False,
     leave: LeftInStore | None = None,
+    turn: Turn | None = None,
 ) -> StoreOwner:
     """Become the owner of the folder, as soon as that is safe; `folder` is the cache.
 
     Raises OwnedElsewhere after `wait_s` seconds; None waits for as long as it takes. `is_dead` tells from what the
-    owner said about itself whether its process is known to have ended.
+    owner said about itself whether its process is known to have ended. A `turn` must allow it, too.
     """
     times = times or ChainTimes()
     clock = world.clock
     follower = ChainFollower(store, root, world, folder, leave=leave)
     _patiently(clock, times, follower.begin)
     follower.catch_up()
-    if follower.at.number == 0:
+    if follower.at.number == 0 and turn is None:
         _patiently(clock, times, partial(_require_apart, store, root))
         probe(store, root, world.ids.random_bytes(8).hex())
     began_ns = moved_ns = clock.monotonic_ns()
@@ -429,11 +446,15 @@ def take_over(
     telling = StandbyNote(store, root, clock, writer, msgspec.json.encode(said), times.lease_s / 2)
     with closing(telling):
         while True:
+            if turn is not None and turn.is_over():
+                raise OwnedElsewhere(follower.owner)
             at, now_ns = follower.at, clock.monotonic_ns()
             lease_s = max(times.lease_s, follower.lease_s)  # an owner with a longer one relies on that
             is_over = at.number == 0 or at.is_closed or is_dead(follower.owner)
             is_over = is_over or at.writer == writer  # our own fence, which came too late to count
             free = is_over or now_ns - moved_ns >= lease_s * _NS
+            if turn is not None:
+                free = turn.may_take(closed=at.is_closed or at.number == 0, free=free)
             if free and _patiently(clock, times, follower.is_left_behind):
                 # This process was stopped for so long that what comes next has been cleaned up.
                 _patiently(clock, times, follower.begin)
@@ -456,8 +477,13 @@ def take_over(
 
 def _require_apart(store: Store, root: str) -> None:
     """Refuse to begin where backups are: each would remove contents that the other needs."""
-    if any(next(store.keys(f"{root}{part}/"), None) is not None for part in ("backup", "begun")):
+    if any(next(store.keys(f"{root}{part}/"), None) is not None for part in BACKUPS):
         raise InvalidRequest(f"{store.name} holds backups, and cannot hold a data folder as well. Choose another place")
+    if next(store.keys(f"{root}{CLUSTER}/"), None) is not None:
+        raise InvalidRequest(
+            f"{store.name} holds a cluster, and cannot hold a data folder as well. Serve it with `holdfast serve "
+            "--cluster`, and give clients the address of a node"
+        )
 
 
 def _patiently(clock: Clock, times: ChainTimes, call: Callable[[], _Answer]) -> _Answer:

@@ -91,7 +91,7 @@ async def readyz(call: Call) -> Health:
     chain = call.service.engine.store
     if chain is not None and chain.failure is not None:
         raise Unavailable(f"this server no longer owns its folder: {chain.failure.strerror}. Restart it")
-    stopped = _stopped(call.service.engine)
+    stopped = stopped_part(call.service.engine)
     if stopped is not None:
         raise Unavailable(
             f"the disk failed under {stopped}, which accepts nothing more; check the disk, then restart the server"
@@ -99,7 +99,7 @@ async def readyz(call: Call) -> Health:
     return Health(status="ready")
 
 
-def _stopped(engine: BrokerEngine) -> str | None:
+def stopped_part(engine: BrokerEngine) -> str | None:
     """What a failed sync has stopped permanently; None if nothing."""
     for topic in engine.open_topics():
         logs = [partition.log for partition in topic.partitions]

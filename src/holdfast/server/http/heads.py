@@ -44,6 +44,7 @@ _CUT: Final = b"\0"  # stands for the sequence number; no head has this byte
 _MOST_HEADS: Final = 512
 _MOST_HEAD_BYTES: Final = 4096
 _MOST_SEEN: Final = 4096
+HOP: Final = "x-holdfast-hop"  # of a request that another node of a cluster has passed on, once that is proved
 
 assert {_LENGTH_BYTES} == set(map(len, _LENGTHS))
 assert len(_SEQUENCE) == _SEQUENCE_BYTES
@@ -51,6 +52,7 @@ assert len(_SEQUENCE) == _SEQUENCE_BYTES
 # The headers that a kept head may have. All others are rare, or differ from call to call, or change how a body is read.
 _PLAIN: Final = frozenset(
     {"accept", "accept-encoding", "authorization", "connection", "content-length", "content-type", "host", "user-agent"}
+    | {HOP}
 )
 
 
@@ -68,6 +70,7 @@ class KnownHead:
     def __init__(
         self, service: Service, request: Request, route: Route, variables: dict[str, str], query: Any, gives: str
     ) -> None:
+        self.service = service
         self._text = request.query
         self.method = request.method
         self.path = request.path
@@ -157,6 +160,12 @@ class KnownHeads:
             self._whole.clear()
             del self._known[next(iter(self._known))]
         self._known[request.key] = head
+
+    def forget(self, service: Service) -> None:
+        """Let go of the heads that were learned for a service, which is about to end."""
+        self._known = {key: head for key, head in self._known.items() if head.service is not service}
+        self._whole.clear()
+        self.get = self._known.get
 
     def learn_whole(self, data: bytes, size: int, head: KnownHead) -> None:
         """Keep the whole head of a request with a body of this size, which has a known head."""

@@ -369,11 +369,12 @@ class DeferredAnswer:
     current task while they run, and nothing can cancel them.
     """
 
-    __slots__ = ("_steps", "_then", "failure", "render", "value")
+    __slots__ = ("_steps", "_then", "at_end", "failure", "render", "value")
 
     def __init__(self, steps: Coroutine[Any, Any, Any]) -> None:
         self._steps = steps
         self._then: Callable[[DeferredAnswer], None] | None = None
+        self.at_end: Callable[[], None] | None = None  # called when it is over, whatever came of it
         self.value: Any = None  # what the handler returned; None: it can do nothing, and has done nothing
         self.failure: Exception | None = None
         self.render: Callable[[Any], RenderedAnswer | Exception] | None = None  # of what the handler returned
@@ -403,6 +404,8 @@ class DeferredAnswer:
         else:
             waiting.add_done_callback(self._step)
             return
+        if self.at_end is not None:
+            self.at_end()
         then, self._then = self._then, None
         assert then is not None
         then(self)

@@ -1,0 +1,460 @@
+"""Which shard a call is for, and who answers it: this node, another one, or all of them.
+
+Every request of a node comes here first. What it names says where it belongs: a topic, a lock, a producer. If this node
+owns the shard, its app answers as a server of its own would. If another node does, the call is passed on. If nobody
+does for the moment, because the shard is moving or its owner has just died, the call waits a little, and is then
+refused in a way that clients repeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from urllib.parse import parse_qsl, quote
+
+import msgspec
+
+from holdfast.broker.folder.layout import parse_lease, topic_of_id
+from holdfast.broker.producers import ProducerId
+from holdfast.cluster.placement import shard_of_key, shard_of_topic
+from holdfast.errors import Forbidden, HoldfastError, InvalidRequest, NotInCluster, Unauthenticated, Unavailable
+from holdfast.protocol.media import JSON, MSGPACK, ErrorAnswer, decode, encode, error_of, fault_of
+from holdfast.protocol.topics import Joined, ProducerBegun
+from holdfast.server.callers import challenges_for, check_fetch
+from holdfast.server.cluster.merging import MERGED, MergedCall, ShardAnswer
+from holdfast.server.cluster.passing import (
+    MOVED,
+    MOVED_STATUS,
+    NODE,
+    SHARD,
+    Broken,
+    NotPassed,
+    break_off,
+    copied,
+    read_caller,
+    target_of,
+)
+from holdfast.server.cluster.shards import ServedShard, is_failed
+from holdfast.server.http.heads import HOP, KnownHead
+from holdfast.server.http.messages import (
+    DeferredAnswer,
+    Refused,
+    RenderedAnswer,
+    Request,
+    Response,
+    StreamResponse,
+    no_room,
+)
+from holdfast.server.routing import Route, RouteTable, retry_after_of, status_of
+from holdfast.server.service import check_right
+
+if TYPE_CHECKING:
+    from holdfast.server.cluster.node import ClusterNode
+    from holdfast.server.http.connection import Answer
+
+logger = logging.getLogger(__name__)
+
+WAIT_S: Final = 5.0  # how long a call waits for a shard to have an owner that can be reached
+_AGAIN_S: Final = 0.1
+_SAFE: Final = frozenset({"GET", "HEAD"})
+_INSIDE: Final = "/v1/cluster/"
+_MOST_BODY: Final = 1024 * 1024  # of a call whose body says where it belongs
+_BY_KEY: Final = ("/v1/locks/{name}", "/v1/state/{name}")
+_REDRIVE: Final = "/v1/queues/{queue}/dead/redrive"
+_MEMBER: Final = "/v1/groups/{group}/members/{member}"
+
+Way: TypeAlias = "Callable[[Request, Route, dict[str, str]], Awaitable[Answer]]"
+# What a single server can do, and a cluster cannot yet.
+_NOT_YET: Final = (
+    ("/v1/search", "list the messages of one queue instead: GET /v1/queues/QUEUE/messages"),
+    ("/v1/samples", "ask for those of one queue: GET /v1/queues/QUEUE/samples"),
+    ("/v1/schedules", "publish with a delay or a time, or have another program publish"),
+    ("/v1/spark", "read the shards straight from the store: one is at URL/shards/0000"),
+    ("/v1/staged", "publish from Spark with a producer for each partition"),
+    ("/ui", "use `holdfast cluster status`, `holdfast stats` and `holdfast top`"),
+)
+
+
+class Dispatcher:
+    """Answers the requests of a node."""
+
+    def __init__(self, node: ClusterNode, routes: RouteTable) -> None:
+        self._node = node
+        self._routes = routes
+        self._shards = node.description.shards
+        self._secret = node.description.secret.encode()
+        self._meter = node.shared.meter
+        self._mono_ns = node.world.clock.monotonic_ns
+        self._ways: dict[tuple[str, str], Way] = {
+            ("POST", "/v1/topics"): partial(self._by_body, "name"),
+            ("POST", "/v1/groups/{group}/reset"): partial(self._by_body, "topic"),
+            ("POST", "/v1/groups/{group}/members"): self._join,
+            ("POST", "/v1/producers"): self._begin_producer,
+            ("GET", "/v1/traces"): self._traces,
+            ("GET", "/v1/traces/stats"): self._traces,
+            ("GET", "/v1/traces/{message_id}"): self._traces,
+        }
+
+    async def handle(self, request: Request) -> Answer:
+        """Answer a request, like `ServerApp.handle`."""
+        try:
+            return await self._answer(request)
+        except HoldfastError as error:
+            return self.fault(request, error)
+        except (ConnectionError, asyncio.CancelledError):
+            raise
+        except Exception:
+            logger.exception("call failed", extra={"path": request.path})
+            return self.fault(request, HoldfastError("this node failed to handle the call; its log says why"))
+
+    def answer_known(
+        self, head: KnownHead, sequence: int | None, content: bytes, peer: str, certificate: Any
+    ) -> RenderedAnswer | DeferredAnswer | Exception | None:
+        """Answer a request with a known head in one step, if this node still owns the shard that it is for."""
+        served = self._node.serving(shard_of_topic(head.topic, self._shards))
+        if served is None or head.service is not served.service:
+            return None
+        answer = served.app.answer_known(head, sequence, content, peer, certificate)
+        if isinstance(answer, DeferredAnswer):
+            served.began()
+            answer.at_end = served.ended
+        return answer
+
+    def refuse(self, refused: Refused) -> Response:
+        """The answer to something that is not a valid request."""
+        answer = _faulty(refused, JSON)
+        answer.headers += refused.headers
+        return answer
+
+    # Which way
+
+    async def _answer(self, request: Request) -> Answer:
+        is_passed = NODE in request.headers
+        if is_passed:
+            if not hmac.compare_digest(request.headers[NODE].encode("utf-8", "replace"), self._secret):
+                raise Forbidden(f"the header {NODE} is for the nodes of this cluster: leave it out")
+            shard = int(request.headers.get(SHARD, "-1"))
+            read_caller(request)
+            if request.path.startswith(_INSIDE):
+                return await self._node.answer(request, shard)
+            return await self._owned(request, shard)
+        if request.path == "/v1/cluster" or request.path in self._node.pages:
+            return await self._node.page(request)
+        for start, instead in _NOT_YET:
+            if request.path == start or request.path.startswith(f"{start}/"):
+                raise NotInCluster(f"a cluster cannot answer {request.path} yet; {instead}")
+        route, path = self._routes.find(request.method, request.path)
+        return await self._routed(request, route, path)
+
+    async def _routed(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
+        pattern, name = route.pattern, path.get("queue") or path.get("topic")
+        if name is not None:
+            shard = shard_of_topic(name, self._shards)
+            if pattern == _REDRIVE:
+                await self._check_target(request, shard)
+            return await self.to_shard(request, shard, route, path)
+        if pattern.startswith(_BY_KEY):
+            shard = shard_of_key(path["name"], self._shards)
+            self._check_lease(request, shard)
+            return await self.to_shard(request, shard, route, path)
+        way = self._ways.get((route.method, pattern))
+        if way is None and pattern.startswith(_MEMBER):
+            way = self._to_member
+        if way is not None:
+            return await way(request, route, path)
+        merged = MERGED.get((route.method, pattern))
+        if merged is None:
+            raise NotInCluster(f"a cluster cannot answer {request.method} {request.path} yet")
+        query = dict(parse_qsl(request.query))
+        if merged.by_topic and "topic" in query:
+            return await self._by_topic(request, query["topic"], route, path)
+        return await self._merged(request, route, path, merged, query)
+
+    async def _by_topic(self, request: Request, topic: object, route: Route, path: dict[str, str]) -> Answer:
+        """By a topic that the query or the body names; if it is no name at all, any shard can say so."""
+        name = topic if isinstance(topic, str) else ""
+        return await self.to_shard(request, shard_of_topic(name, self._shards), route, path)
+
+    async def _by_body(self, field: str, request: Request, route: Route, path: dict[str, str]) -> Answer:
+        return await self._by_topic(request, (await self._body(request)).get(field), route, path)
+
+    async def _traces(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
+        if "message_id" in path:
+            return await self._by_topic(request, topic_of_id(path["message_id"]), route, path)
+        topic = dict(parse_qsl(request.query)).get("topic")
+        if topic is None:
+            raise NotInCluster("a cluster cannot search the traces of all topics yet: name one, with topic=")
+        return await self._by_topic(request, topic, route, path)
+
+    def _check_lease(self, request: Request, shard: int) -> None:
+        """A document can be guarded by a lock only if one shard has both."""
+        lease_id = dict(parse_qsl(request.query)).get("lease_id")
+        if lease_id is not None and shard_of_key(parse_lease(lease_id).name, self._shards) != shard:
+            raise NotInCluster(
+                "a cluster cannot guard a document by a lock of another name, because they may be in two shards: "
+                "acquire the lock that has the document's name"
+            )
+
+    async def _check_target(self, request: Request, shard: int) -> None:
+        """Dead letters can be redriven into another topic only if one shard has both."""
+        to = (await self._body(request)).get("to")
+        if isinstance(to, str) and shard_of_topic(to, self._shards) != shard:
+            raise NotInCluster(
+                f"a cluster cannot redrive into {to!r} yet, because that topic is in another shard: redrive into the "
+                "topic itself, or receive the dead letters and publish them there"
+            )
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        """The body of a small call, which stays to be read. If it is not valid, whoever answers the call says so."""
+        if not request.complete or "content-encoding" in request.headers:
+            content = await request.read(_MOST_BODY, 100)
+            request.feed(content)
+            request.complete = True
+            request.headers = {
+                name: value
+                for name, value in request.headers.items()
+                if name not in ("content-encoding", "transfer-encoding", "content-length")
+            }
+        content = request.content if request.buffered else b""
+        try:
+            found = msgspec.msgpack.decode(content) if request.media == MSGPACK else json.loads(content or b"{}")
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    # One shard
+
+    async def to_shard(
+        self, request: Request, shard: int, route: Route, path: Mapping[str, str], target: bytes = b""
+    ) -> Answer:
+        """The answer of the shard's owner. Waits a little if there is none."""
+        served = self._node.serving(shard)
+        if served is not None:
+            answer = await self._here(request, served)
+            if answer is not None:
+                return answer
+        if HOP in request.headers:
+            return _moved()
+        self._check_caller(request, route, path)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + WAIT_S
+        began_ns = self._mono_ns()
+        while True:
+            served = self._node.serving(shard)
+            if served is not None:
+                answer = await self._here(request, served)
+                if answer is not None:
+                    return answer
+            owner = self._node.owner_of(shard)
+            if owner is not None:
+                try:
+                    answer = await self._node.passing.pass_on(request, owner, shard, target or target_of(request))
+                    self._meter.request_done(
+                        route.pattern, request.method, answer.status, self._mono_ns() - began_ns, request.received,
+                        len(answer.body) if isinstance(answer, Response) else 0,
+                    )  # fmt: skip
+                    return answer
+                except NotPassed as error:
+                    self._node.not_reached(owner, error)
+                except Broken as error:
+                    self._node.not_reached(owner, None)
+                    if request.method not in _SAFE:
+                        logger.warning(
+                            "a call was cut off", extra={"path": request.path, "node": owner.node, "why": str(error)}
+                        )
+                        break_off(request)
+                        raise ConnectionResetError(str(error)) from error
+            if loop.time() >= until:
+                raise Unavailable(
+                    f"shard {shard} of the cluster, where this belongs, has no owner that this node can reach; nothing "
+                    "was done. Try again: another node takes over within seconds"
+                )
+            await self._node.wait_for_change(_AGAIN_S)
+
+    async def _owned(self, request: Request, shard: int) -> Answer:
+        """The answer to a call that another node has passed on."""
+        served = self._node.serving(shard)
+        answer = None if served is None else await self._here(request, served)
+        return _moved() if answer is None else answer
+
+    async def _here(self, request: Request, served: ServedShard) -> Answer | None:
+        """The answer of a shard of this node; None if it was lost, and the call can be made again."""
+        answer = await served.handle(request)
+        if not served.is_lost or not is_failed(answer):
+            return answer
+        if request.method in _SAFE:
+            return None
+        break_off(request)  # whether it was done, only the next owner knows
+        raise ConnectionResetError("the shard has another owner")
+
+    def _check_caller(self, request: Request, route: Route, path: Mapping[str, str]) -> None:
+        """Refuse a call that would be refused anyway, before it is passed on; and what only this node can see."""
+        if "sec-fetch-site" in request.headers:
+            check_fetch(request, page=False)
+        if route.action != "open":
+            principal = self._node.shared.access.principal(request)
+            if request.in_reserve and (not principal.may("admin") or "too_many_waiters" in route.errors):
+                raise no_room()  # those connections are for health checks and admins
+            if route.named is not None or route.scope == "any":
+                check_right(principal, route, path)
+
+    # All shards
+
+    async def _merged(
+        self, request: Request, route: Route, path: Mapping[str, str], merged: MergedCall, query: dict[str, str]
+    ) -> Answer:
+        self._check_caller(request, route, path)
+        answers = await self.ask_all(request, route, path, merged)
+        value = merged.merge(answers, query)
+        if value is None:
+            return Response(204)
+        media = MSGPACK if MSGPACK in request.headers.get("accept", "") else JSON
+        return Response(route.status, encode(value, media), media)
+
+    async def ask_all(
+        self, request: Request, route: Route, path: Mapping[str, str], merged: MergedCall
+    ) -> list[ShardAnswer]:
+        """What each shard answers; raises the first error that is not about something missing there."""
+        await self._body(request)
+        asking = [self._ask_one(request, shard, route, path, merged.kind) for shard in range(self._shards)]
+        found = await asyncio.gather(*asking, return_exceptions=True)
+        errors = [each for each in found if isinstance(each, BaseException)]
+        answers = [each for each in found if isinstance(each, ShardAnswer)]
+        for error in errors:
+            is_missing = isinstance(error, HoldfastError) and error.code == merged.missing
+            if not is_missing or not answers:
+                raise error
+        return answers
+
+    async def _ask_one(
+        self, request: Request, shard: int, route: Route, path: Mapping[str, str], kind: Any
+    ) -> ShardAnswer:
+        headers = {**request.headers, "accept": MSGPACK}
+        asked = copied(request, peer=request.peer, certificate=request.certificate, path=request.path, headers=headers)
+        answer = await self.to_shard(asked, shard, route, path)
+        value = await _value_of(answer, kind)
+        owner = self._node.owner_of(shard)
+        here = self._node.serving(shard) is not None or owner is None
+        return ShardAnswer(shard, self._node.me if here or owner is None else owner.node, value)
+
+    # Members of stream groups: the number of the shard goes before the member's id.
+
+    async def _join(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
+        topics = (await self._body(request)).get("topics")
+        names = [name for name in topics if isinstance(name, str)] if isinstance(topics, list) else []
+        shards = {shard_of_topic(name, self._shards) for name in names} or {0}
+        if len(shards) > 1:
+            raise NotInCluster(
+                f"a cluster cannot have one member read {', '.join(sorted(names))} yet, because these topics are in "
+                "different shards: join with one member for each topic; they may use the same group"
+            )
+        (shard,) = shards
+        answer = await self.to_shard(request, shard, route, path)
+        if not isinstance(answer, Response) or answer.status != route.status:
+            return answer
+        media = MSGPACK if answer.media == MSGPACK else JSON
+        joined: Joined = decode(answer.body, media, Joined)
+        joined.member = f"{shard}-{joined.member}"
+        answer.body = encode(joined, media)
+        return answer
+
+    async def _to_member(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
+        digits, _, member = path["member"].partition("-")
+        if not (digits.isascii() and digits.isdigit() and len(digits) <= 4 and member):
+            raise InvalidRequest(f"{path['member']!r} is not a member of this cluster: join the group first")
+        shard = int(digits)
+        if shard >= self._shards:
+            raise InvalidRequest(f"{path['member']!r} is not a member of this cluster: join the group first")
+        parts = request.path.split("/")
+        parts[5] = member
+        request.path = "/".join(parts)
+        target = quote(request.path, safe="/%") + (f"?{request.query}" if request.query else "")
+        return await self.to_shard(request, shard, route, path, target.encode("latin-1"))
+
+    # Producers: one shard gives a name its number and its epoch, and all others learn of it before the producer does.
+
+    async def _begin_producer(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
+        body = await self._body(request)
+        name = body.get("name")
+        shard = shard_of_key(name, self._shards) if isinstance(name, str) else self._node.some_shard()
+        accept = request.headers.get("accept", "")
+        request.headers = {**request.headers, "accept": MSGPACK}
+        answer = await self.to_shard(request, shard, route, path)
+        begun: ProducerBegun = await _value_of(answer, ProducerBegun)
+        if isinstance(name, str):
+            known = ProducerId(int(begun.id), begun.epoch, begun.since)
+            others = [each for each in range(self._shards) if each != shard]
+            await asyncio.gather(*(self._tell_producer(each, name, known) for each in others))
+        media = MSGPACK if MSGPACK in accept else JSON
+        return Response(route.status, encode(begun, media), media)
+
+    async def _tell_producer(self, shard: int, name: str, producer: ProducerId) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + WAIT_S
+        body = msgspec.msgpack.encode((name, producer))
+        while True:
+            served, owner = self._node.serving(shard), self._node.owner_of(shard)
+            try:
+                if served is not None:
+                    await adopt(served, body)
+                    return
+                if owner is not None:
+                    path = f"{_INSIDE}producers"
+                    answer = await self._node.passing.call(owner, "POST", path, body, timeout_s=WAIT_S, shard=shard)
+                    if answer.status < 300:
+                        return
+            except (NotPassed, Broken, TimeoutError, HoldfastError) as error:
+                logger.info("a shard was not told of a producer", extra={"shard": shard, "why": str(error)})
+            if loop.time() >= until:
+                raise Unavailable(
+                    f"shard {shard} of the cluster could not be told of the producer {name}; try again: until all "
+                    "shards know it, an older producer of this name could still write there"
+                )
+            await self._node.wait_for_change(_AGAIN_S)
+
+    # Answers
+
+    def fault(self, request: Request, error: HoldfastError) -> Response:
+        """An error as an answer."""
+        media = MSGPACK if MSGPACK in request.headers.get("accept", "") else JSON
+        answer = _faulty(error, media)
+        if isinstance(error, Unauthenticated):
+            answer.headers += [("www-authenticate", challenge) for challenge in challenges_for(request)]
+        if isinstance(error, Refused):
+            answer.headers += error.headers
+        return answer
+
+
+async def adopt(served: ServedShard, body: bytes) -> None:
+    """Make a producer known in a shard."""
+    name, producer = msgspec.msgpack.decode(body, type=tuple[str, ProducerId])
+    await asyncio.to_thread(lambda: served.engine.producers().adopt(name, producer))
+
+
+def _moved() -> Response:
+    return Response(MOVED_STATUS, headers=[(MOVED, "1")])
+
+
+def _faulty(error: HoldfastError, media: str) -> Response:
+    status = status_of(error)
+    retry_after = retry_after_of(status)
+    answer = Response(status, encode(ErrorAnswer(error=fault_of(error, retry_after=retry_after)), media), media)
+    if retry_after is not None:
+        answer.headers.append(("retry-after", f"{retry_after:.0f}"))
+    return answer
+
+
+async def _value_of(answer: Answer, kind: Any) -> Any:
+    """The value of an answer in MessagePack; raises the error that it is."""
+    if isinstance(answer, StreamResponse):
+        answer = Response(answer.status, b"".join([part async for part in answer.chunks]), answer.media)
+    if answer.status < 300:
+        return None if kind is None else decode(answer.body, MSGPACK, kind)
+    media = MSGPACK if answer.media == MSGPACK else JSON
+    failed: ErrorAnswer = decode(answer.body, media, ErrorAnswer)
+    raise error_of(failed.error)

@@ -1,0 +1,542 @@
+"""Several servers on one store: any node answers, and what was promised is kept whatever becomes of one of them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+import holdfast
+from holdfast.cluster.placement import ranked, shard_of_key, shard_of_topic
+from holdfast.errors import Empty, Fenced, HoldfastError, LeaseLost, NotInCluster
+from tests.integration.cluster_gear import NAMES, Cluster, cluster, until
+from tests.integration.process_gear import COMMAND, plain_environment
+from tests.integration.store_servers import postgres, postgres_program
+
+pytestmark = [pytest.mark.slow, pytest.mark.serial]
+
+LARGE = bytes(range(256)) * 8192  # 2 MiB
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory):
+    """A cluster in which nobody dies."""
+    with cluster(tmp_path_factory.mktemp("quiet")) as made:
+        yield made
+
+
+# Any node answers
+
+
+def test_what_is_put_at_one_node_is_taken_at_another(quiet: Cluster):
+    for at, node in enumerate(quiet.nodes):
+        topic = quiet.topic_on(node, f"through-{at}")
+        for number, via in enumerate(quiet.nodes):
+            with holdfast.open(f"{via.url}/{topic}") as queue:
+                queue.put(b"%d" % number, durability="fsync")
+        for number, via in enumerate(quiet.nodes):
+            with holdfast.open(f"{via.url}/{topic}") as queue:
+                message = queue.get(timeout=10)
+                assert message.body == b"%d" % number
+                message.extend(30)
+                message.ack()
+                if number == 2:
+                    with pytest.raises(Empty):
+                        queue.get(timeout=0)
+
+
+def test_a_message_taken_at_one_node_is_acked_at_another_by_its_receipt(quiet: Cluster):
+    topic = quiet.topic_on(quiet.nodes[0], "receipt")
+    first, second = quiet.nodes[1], quiet.nodes[2]
+    with holdfast.open(f"{first.url}/{topic}") as queue:
+        queue.put(b"x")
+    taken = first.post(f"/v1/queues/{topic}/dequeue", {"wait": 5})
+    assert taken.status == 200, taken
+    receipts = [each["receipt"] for each in taken.body["messages"]]
+    settled = second.post(f"/v1/queues/{topic}/ack", {"receipts": receipts})
+    assert settled.status == 200, settled
+
+
+def test_a_get_that_waits_at_one_node_wakes_for_a_put_at_another(quiet: Cluster):
+    topic = quiet.topic_on(quiet.nodes[0], "wake")
+    got = []
+
+    def take() -> None:
+        with holdfast.open(f"{quiet.nodes[1].url}/{topic}") as queue:
+            got.append(queue.get(timeout=20).body)
+
+    taking = threading.Thread(target=take)
+    taking.start()
+    time.sleep(0.5)
+    with holdfast.open(f"{quiet.nodes[2].url}/{topic}") as queue:
+        queue.put(b"now")
+    taking.join(20)
+    assert got == [b"now"]
+
+
+def test_large_messages_go_through_another_node_in_both_directions(quiet: Cluster):
+    topic = quiet.topic_on(quiet.nodes[0], "large")
+    body = LARGE * 4
+    with (
+        holdfast.open(f"{quiet.nodes[1].url}/{topic}") as queue,
+        holdfast.open(f"{quiet.nodes[2].url}/{topic}") as other,
+    ):
+        queue.put(body)
+        assert bytes(other.get(timeout=20).body) == body
+
+
+def test_a_stream_goes_through_another_node(quiet: Cluster):
+    topic = quiet.topic_on(quiet.nodes[0], "stream")
+    with holdfast.open(f"{quiet.nodes[1].url}/{topic}") as queue:
+        queue.put_many([b"%d" % number for number in range(50)])
+        connection = quiet.nodes[2].connection()
+        connection.request(
+            "POST", f"/v1/queues/{topic}/subscribe", b'{"prefetch": 50}', {"content-type": "application/json"}
+        )
+        answer = connection.getresponse()
+        assert answer.status == 200
+        assert b'"receipt"' in b"".join(answer.readline() for _ in range(10))
+        connection.close()
+        answer.close()
+
+
+def test_calls_that_are_passed_on_share_connections(quiet: Cluster):
+    owner, other = quiet.nodes[0], quiet.nodes[1]
+    topic = quiet.topic_on(owner, "pooled")
+
+    def accepted() -> float:
+        lines = owner.get("/metrics").body.decode().splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith("holdfast_http_connections_total "))
+
+    with holdfast.open(f"{other.url}/{topic}") as queue:
+        queue.put(b"first")
+        before = accepted()
+        for _ in range(60):
+            queue.put(b"x")
+    assert accepted() - before < 20
+
+
+def test_lists_name_what_is_in_all_shards(quiet: Cluster):
+    names = [f"listed-{number}" for number in range(20)]
+    with quiet.connect() as broker:
+        for name in names:
+            broker.create_topic(name)
+            broker.publish(name, b"x")
+    assert len({shard_of_topic(name, quiet.shards) for name in names}) > 3
+    for node in quiet.nodes:
+        found = node.get("/v1/topics").body["topics"]
+        assert [each["name"] for each in found if each["name"].startswith("listed-")] == sorted(names)
+        paged, after = [], ""
+        while True:
+            page = node.get("/v1/topics", query={"limit": 7, **({"after": after} if after else {})}).body
+            paged += [each["name"] for each in page["topics"]]
+            if not page.get("more"):
+                break
+            after = paged[-1]
+        assert paged == [each["name"] for each in found]
+        assert {each["name"] for each in node.get("/v1/standing").body["topics"]} >= set(names)
+    said = subprocess.run(
+        [*COMMAND, "topic", "ls", quiet.nodes[1].url],
+        capture_output=True,
+        text=True,
+        env=plain_environment(),
+        timeout=60,
+    )
+    assert said.returncode == 0, said.stderr
+    assert all(name in said.stdout for name in names)
+
+
+def test_locks_and_documents_are_the_same_at_every_node(quiet: Cluster):
+    first, second = quiet.connect(quiet.nodes[0]), quiet.connect(quiet.nodes[1])
+    with first, second:
+        for number in range(6):
+            lock = first.locks.acquire(f"lock-{number}", lease=30)
+            with pytest.raises(holdfast.LockHeld):
+                second.locks.acquire(f"lock-{number}", lease=30, wait=0)
+            second.documents.update(f"lock-{number}", {"n": number}, lock=lock)
+        held = {each["name"] for each in quiet.nodes[2].get("/v1/locks").body["locks"]}
+        assert held >= {f"lock-{number}" for number in range(6)}
+        assert set(quiet.nodes[2].get("/v1/state").body["names"]) >= held
+
+
+def test_a_stream_group_works_through_every_node(quiet: Cluster):
+    topic = quiet.topic_on(quiet.nodes[0], "group")
+    with quiet.connect(quiet.nodes[1]) as broker, quiet.connect(quiet.nodes[2]) as other:
+        broker.create_topic(topic, partitions=2)
+        broker.publish_many(topic, [b"%d" % number for number in range(20)])
+        with other.consumer(topic, group="readers", start="earliest") as consumer:
+            seen = []
+            while len(seen) < 20:
+                seen += [bytes(message.body) for message in consumer.poll(timeout=10)]
+            consumer.commit()
+        assert sorted(seen) == sorted(b"%d" % number for number in range(20))
+        told = quiet.nodes[0].get("/v1/groups/readers").body
+        assert told["topics"][0]["topic"] == topic
+
+
+def test_what_a_cluster_cannot_do_yet_says_so(quiet: Cluster):
+    here, there = (quiet.topic_on(node, "apart") for node in quiet.nodes[:2])
+    with quiet.connect() as broker:
+        for name in (here, there):
+            broker.create_topic(name, exist_ok=True)
+        with pytest.raises(NotInCluster, match="different shards"):
+            broker.consumer([here, there], group="both").poll(timeout=1)
+    node = quiet.nodes[0]
+    for method, path, body in (
+        ("GET", "/v1/search?q=x", None),
+        ("GET", "/v1/samples", None),
+        ("GET", "/v1/schedules", None),
+        ("PUT", "/v1/schedules/nightly", {}),
+        ("GET", "/v1/traces", None),
+        ("GET", "/ui", None),
+        ("POST", f"/v1/queues/{here}/dead/redrive", {"to": there}),
+    ):
+        answer = node.request(method, path, body)
+        assert (answer.status, answer.code) == (501, "not_in_cluster"), path
+
+
+def test_an_unknown_topic_is_not_compared_with_those_of_its_shard_alone(quiet: Cluster):
+    answer = quiet.nodes[0].get("/v1/topics/nowhere")
+    assert answer.code == "unknown_topic"
+    assert "none yet" not in answer.body["error"]["message"]
+
+
+def test_a_newer_producer_fences_the_older_one_in_every_shard(quiet: Cluster):
+    topics = [quiet.topic_on(node, "fence") for node in quiet.nodes]
+    begun = [quiet.nodes[0].post("/v1/producers", {"name": "one"}).body for _ in range(2)]
+    with quiet.connect() as broker:
+        for topic in topics:
+            broker.create_topic(topic, exist_ok=True)
+    for node, topic in zip(quiet.nodes, topics, strict=True):
+        query = {"producer": begun[0]["id"], "epoch": begun[0].get("epoch", 0), "sequence": 0}
+        answer = node.post(f"/v1/topics/{topic}/partitions/0/append", {"messages": [{"body": "eA=="}]}, query=query)
+        assert answer.code == Fenced.code, answer
+
+
+def test_the_metrics_of_a_node_are_those_of_its_own_shards(quiet: Cluster):
+    text = quiet.nodes[0].get("/metrics").body.decode()
+    assert "holdfast_cluster_nodes 3.0" in text
+    owned = {shard for shard, node in quiet.nodes[0].shards().items() if node == quiet.nodes[0].name}
+    assert f"holdfast_cluster_owned_shards {len(owned)}.0" in text
+    lines = [line for line in text.splitlines() if line.startswith("holdfast_store_epoch{")]
+    assert {int(line.partition('shard="')[2].partition('"')[0]) for line in lines} == owned
+    told = quiet.nodes[0].get("/v1/admin/status").body
+    assert told["folder"] == quiet.place
+    assert told["topics"] == len(quiet.nodes[1].get("/v1/topics").body["topics"])
+
+
+def test_only_nodes_may_say_that_they_are_nodes(quiet: Cluster):
+    node = quiet.nodes[0]
+    topic = quiet.topic_on(quiet.nodes[1], "forged")
+    for path in (f"/v1/topics/{topic}", "/v1/cluster/release", "/v1/cluster/node"):
+        answer = node.get(path, headers={"x-holdfast-node": "0" * 64, "x-holdfast-peer": "local"})
+        assert (answer.status, answer.code) == (403, "forbidden"), path
+    assert node.get("/v1/cluster/node").status == 404  # without it, there is no such place
+    # A call that says that it was passed on is not passed on again, and gets no other right by that.
+    assert node.get(f"/v1/topics/{topic}", headers={"x-holdfast-hop": "1"}).status == 421
+
+
+def test_who_calls_goes_along_to_the_owner(tmp_path):
+    tokens = tmp_path / "tokens.toml"
+    made = {}
+    for name, topics in (("all", "*"), ("some", "mine*")):
+        said = subprocess.run(
+            [*COMMAND, "token", "new", name, "--role", "publish,consume,read,admin", "--topics", topics,
+             "--file", str(tokens), "--json"],
+            capture_output=True, text=True, env=plain_environment(), timeout=60, check=True,
+        )  # fmt: skip
+        made[name] = json.loads(said.stdout)["token"]
+    with cluster(tmp_path, "--tokens", str(tokens), nodes=2, shards=4) as two:
+        until(lambda: two.nodes[0].get("/v1/cluster", token=made["all"]).status == 200, "the node answers")
+        owners = {
+            each["shard"]: each["node"] for each in two.nodes[0].get("/v1/cluster", token=made["all"]).body["shards"]
+        }
+        other = next(shard for shard, name in owners.items() if name == two.nodes[1].name)
+        mine, yours = (
+            next(f"{start}{n}" for n in range(1000) if shard_of_topic(f"{start}{n}", 4) == other)
+            for start in ("mine", "yours")
+        )
+        for name in (mine, yours):
+            assert two.nodes[0].request("PUT", f"/v1/queues/{name}", {}, token=made["all"]).status < 300
+        put = {"body": "eA=="}
+        via = two.nodes[0]
+        assert via.post(f"/v1/queues/{mine}/enqueue", put, token=made["some"]).status < 300
+        assert via.post(f"/v1/queues/{yours}/enqueue", put, token=made["some"]).code == "forbidden"
+        assert via.post(f"/v1/queues/{yours}/enqueue", put).code == "unauthenticated"
+        assert via.post(f"/v1/queues/{yours}/enqueue", put, token=made["all"]).status < 300
+        names = [each["name"] for each in via.get("/v1/topics", token=made["some"]).body["topics"]]
+        assert names == [mine]
+        acts = via.get("/v1/admin/audit", token=made["all"])
+        assert acts.status == 200
+
+
+# Whatever becomes of a node
+
+
+class Load:
+    """Producers and consumers that run while nodes come and go, and what was acknowledged to them."""
+
+    def __init__(self, made: Cluster, topics: list[str]) -> None:
+        self.made, self.topics = made, topics
+        self.put: set[tuple[str, bytes]] = set()
+        self.got: Counter[tuple[str, bytes]] = Counter()
+        self.failed: list[BaseException] = []
+        self.longest_s = 0.0
+        self.leases_lost = 0
+        self.ending = threading.Event()
+        with made.connect() as broker:
+            for topic in topics:
+                broker.create_topic(topic, exist_ok=True)
+        self._producing = [threading.Thread(target=self._produce, args=(topic,)) for topic in topics]
+        self._consuming = [threading.Thread(target=self._consume, args=(topic,)) for topic in topics]
+
+    def __enter__(self) -> Load:
+        for thread in (*self._producing, *self._consuming):
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ending.set()
+        for thread in (*self._producing, *self._consuming):
+            thread.join(90)
+            assert not thread.is_alive()
+
+    def _produce(self, topic: str) -> None:
+        try:
+            with self.made.connect() as broker:
+                number = 0
+                while not self.ending.is_set():
+                    began = time.monotonic()
+                    body = b"%s %d" % (topic.encode(), number)
+                    broker.publish(topic, body, dedup_id=f"{topic}-{number}", durability="fsync")
+                    self.put.add((topic, body))
+                    self.longest_s = max(self.longest_s, time.monotonic() - began)
+                    number += 1
+                    time.sleep(0.005)
+        except BaseException as error:
+            self.failed.append(error)
+
+    def _consume(self, topic: str) -> None:
+        try:
+            with holdfast.open(",".join(f"{node.url}/{topic}" for node in self.made.nodes)) as queue:
+                while True:
+                    try:
+                        message = queue.get(timeout=2, lease=60)
+                    except Empty:
+                        if self.ending.is_set() and not any(thread.is_alive() for thread in self._producing):
+                            return
+                        continue
+                    try:
+                        message.ack(durability="fsync")
+                    except LeaseLost:  # its owner died before the store had the lease: it is delivered again
+                        self.leases_lost += 1
+                        continue
+                    self.got[topic, bytes(message.body)] += 1
+        except BaseException as error:
+            self.failed.append(error)
+
+    def stored(self) -> Counter[tuple[str, bytes]]:
+        """How often each message is in its topic."""
+        found: Counter[tuple[str, bytes]] = Counter()
+        with self.made.connect() as broker:
+            for topic in self.topics:
+                offset = 0
+                while True:
+                    records = broker.read(topic, offset=offset, limit=1_000)
+                    if not records:
+                        break
+                    found.update((topic, bytes(each.body)) for each in records)
+                    offset = records[-1].offset + 1
+        return found
+
+    def check(self) -> None:
+        assert not self.failed, self.failed
+        stored = self.stored()
+        assert not self.put - set(stored), "a message that was acknowledged is gone"
+        assert max(stored.values()) == 1, "a message with a dedup id was stored twice"
+        assert not self.put - set(self.got), "a message was never delivered"
+
+
+def test_nothing_is_lost_or_doubled_when_an_owner_is_killed(tmp_path):
+    with cluster(tmp_path) as three:
+        victim = three.busiest()
+        topics = [three.topic_on(node, f"kill-{at}") for at, node in enumerate([victim, victim, *three.nodes])]
+        with Load(three, topics) as load:
+            time.sleep(1.0)
+            before = len(load.put)
+            victim.kill()
+            time.sleep(4.0)
+            assert len(load.put) > before
+            victim.start()
+            time.sleep(3.0)
+        load.check()
+        assert load.longest_s < 10, load.longest_s
+        three.wait_until_whole()
+        until(lambda: victim.name in victim.shards().values(), "the node owns shards again")
+
+
+def test_no_message_is_in_two_hands_when_an_owner_is_stopped_and_woken(tmp_path):
+    with cluster(tmp_path) as three:
+        victim = three.busiest()
+        others = [node for node in three.nodes if node is not victim]
+        topic = three.topic_on(victim, "stop")
+        with three.connect(*others) as broker:
+            broker.create_topic(topic)
+            broker.publish_many(topic, [b"%d" % number for number in range(100)], durability="fsync")
+        held: list[str] = []
+        with (
+            holdfast.open(f"{others[0].url}/{topic}") as queue,
+            holdfast.open(f"{victim.url}/{topic}", timeout=60) as old,
+        ):
+            first = old.get(timeout=5, lease=120)  # synced before it is stopped, as is its lease
+            held.append(first.id)
+            time.sleep(0.5)
+            victim.send(signal.SIGSTOP)
+            began = time.monotonic()
+            waiting: list[str] = []
+
+            def take_at_the_stopped_one() -> None:
+                waiting.extend(message.id for message in old.get_many(50, timeout=30, lease=120))
+
+            taking = threading.Thread(target=take_at_the_stopped_one)
+            taking.start()
+            mine = [message.id for message in queue.get_many(50, timeout=30, lease=120)]
+            gap_s = time.monotonic() - began
+            victim.send(signal.SIGCONT)
+            taking.join(60)
+            held += mine + waiting
+        assert gap_s < 12, gap_s
+        assert mine
+        assert max(Counter(held).values()) == 1, Counter(held).most_common(3)
+
+
+def test_a_rolling_restart_fails_no_call_of_our_client(tmp_path):
+    with cluster(tmp_path) as three:
+        topics = [three.topic_on(node, f"roll-{at}") for at, node in enumerate(three.nodes)]
+        with Load(three, topics) as load:
+            time.sleep(0.5)
+            for node in three.nodes:
+                assert node.stop() == 0
+                node.start()
+                three.wait_until_whole()
+        load.check()
+        assert load.longest_s < 10, load.longest_s
+        assert max(load.got.values()) == 1, "a message was delivered twice although nobody died"
+    assert not load.leases_lost, "a lease was lost although nobody died"
+
+
+def test_one_node_is_a_cluster_and_a_second_one_takes_its_share(tmp_path):
+    with cluster(tmp_path, nodes=2, shards=20) as two:  # so many that each node wins some
+        first, second = two.nodes
+        assert second.stop() == 0
+        until(lambda: set(first.shards().values()) == {first.name}, "the first node has all")
+        names = (f"alone-{number}" for number in range(1_000))
+        topic = next(name for name in names if ranked(shard_of_topic(name, 20), NAMES[:2])[0] == second.name)
+        with holdfast.open(f"{first.url}/{topic}") as queue:
+            for number in range(5):  # so often that the first node knows the heads of these calls by heart
+                queue.put(b"%d" % number, durability="fsync")
+            second.start()
+            until(lambda: set(second.shards().values()) == {first.name, second.name}, "the second one has its share")
+            moved = shard_of_topic(topic, 20)
+            until(lambda: first.shards()[moved] == second.name, "the topic has moved")
+            for number in range(5, 10):
+                queue.put(b"%d" % number, durability="fsync")
+        with holdfast.open(f"{second.url}/{topic}") as queue:
+            assert [queue.get(timeout=10).body for _ in range(10)] == [b"%d" % number for number in range(10)]
+
+
+@pytest.mark.skipif(postgres_program("initdb") is None, reason="there is no PostgreSQL here")
+def test_a_cluster_on_postgresql_survives_the_loss_of_a_node(tmp_path):
+    with (
+        postgres(tmp_path) as (url, environ),
+        cluster(tmp_path, place=f"{url}-cluster", environ=environ, shards=4) as three,
+    ):
+        victim = three.busiest()
+        topics = [three.topic_on(victim, "pg")]
+        with Load(three, topics) as load:
+            time.sleep(1.0)
+            victim.kill()
+            time.sleep(3.0)
+        load.check()
+
+
+# Mistakes
+
+
+def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *words], capture_output=True, text=True, env={**plain_environment(), **environ}, timeout=60
+    )
+
+
+def test_a_client_tries_the_next_address_if_one_cannot_be_reached(quiet: Cluster):
+    with holdfast.connect(["http://127.0.0.1:9", quiet.nodes[0].url]) as broker:
+        broker.create_topic("next-address", exist_ok=True)
+        broker.publish("next-address", b"x")
+        assert "next-address" in broker.topics()
+    said = run("topic", "ls", f"http://127.0.0.1:9,{quiet.nodes[0].url}")
+    assert said.returncode == 0, said.stderr
+    said = run("topic", "ls", "http://127.0.0.1:9,http://127.0.0.1:10")
+    assert said.returncode != 0
+    assert "no server can be reached" in said.stderr
+
+
+def test_mistakes_are_explained(tmp_path, quiet: Cluster):
+    place = f"file://{tmp_path}/store"
+    port = str(quiet.nodes[0].port)
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    for words, said in (
+        (("cluster", "init", quiet.place, "--shards", "4"), "there is a cluster"),
+        (("cluster", "init", place, "--shards", "0"), "--shards"),
+        (("cluster", "init", place, "--shards", "4", "--lease", "1ms"), "--lease"),
+        (("cluster", "init", "./jobs", "--shards", "4"), "is not a store"),
+        (("cluster", "init", "file:///proc/none", "--shards", "4"), "cannot be opened"),
+        (("cluster", "status", place), "there is no cluster"),
+        (("serve", "--cluster", place, "--port", "0", "--node-id", "a"), "there is no cluster"),
+        (("serve", "--cluster", quiet.place, "./jobs"), "--cluster goes without"),
+        (("serve", "./jobs", "--advertise", "http://h:1"), "--cluster"),
+        (("serve", "--cluster", quiet.place, "--port", "0"), "--node-id"),
+        (("serve", "--cluster", quiet.place, "--port", port), "another program already does"),
+        (
+            ("serve", "--cluster", quiet.place, "--port", "0", "--node-id", "b", "--advertise", quiet.nodes[0].url),
+            "does not lead to this node",
+        ),
+        (
+            ("serve", "--cluster", quiet.place, "--port", "0", "--node-id", quiet.nodes[0].name),
+            "is in use by another node",
+        ),
+        (("put", quiet.place, "x"), "holds a cluster"),
+    ):
+        got = run(*words, **cache)
+        assert got.returncode != 0, words
+        assert said in got.stderr, (words, got)
+        assert "Traceback" not in got.stderr
+
+
+def test_the_status_shows_nodes_owners_and_standbys(quiet: Cluster):
+    until(lambda: "none yet" not in run("cluster", "status", quiet.place).stdout, "every shard was owned")
+    got = json.loads(run("cluster", "status", quiet.place, "--json").stdout)
+    assert [shard["shard"] for shard in got["shards"]] == list(range(quiet.shards))
+    assert {shard["node"] for shard in got["shards"]} <= {node.name for node in quiet.nodes}
+    assert {node["node"] for node in got["nodes"]} == {node.name for node in quiet.nodes}
+    until(
+        lambda: all(
+            s["standbys"] for s in json.loads(run("cluster", "status", quiet.place, "--json").stdout)["shards"]
+        ),
+        "each shard has a standby",
+    )
+
+
+def test_a_document_guarded_by_a_lock_of_another_shard_is_refused(quiet: Cluster):
+    lock = "guard"
+    document = next(f"doc-{n}" for n in range(100) if shard_of_key(f"doc-{n}", 8) != shard_of_key(lock, 8))
+    with quiet.connect() as broker:
+        held = broker.locks.acquire(lock, lease=30)
+        with pytest.raises(HoldfastError) as refused:
+            broker.documents.update(document, {"a": 1}, lock=held)
+    assert refused.value.code == "not_in_cluster"

@@ -1,0 +1,311 @@
+"""Where shards belong, what nodes say of themselves, and how a cluster is created. Time is passed in."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import msgspec
+import pytest
+
+from holdfast.client.opening import joined, parse_address
+from holdfast.cluster.description import DESCRIPTION, create_cluster, read_cluster
+from holdfast.cluster.placement import Role, ranked, role_of, shard_of_topic
+from holdfast.cluster.registry import NodeRecord, NodeTable, Registry
+from holdfast.env import real_world
+from holdfast.env.chain.engines import MemoryStore, open_store, parse_place
+from holdfast.errors import BadSettings, Conflict, CorruptData, InvalidRequest, NotFound, UnknownFormat
+from holdfast.local.opening import open_broker_port
+from holdfast.local.sync.broker import LocalBrokerPort
+from holdfast.server.cluster.merging import MERGED, ShardAnswer
+from holdfast.server.cluster.node import checked_name, node_id_of
+from holdfast.settings import BrokerSettings, ServerSettings
+
+NODES = [f"node-{number}" for number in range(5)]
+SHARDS = range(256)
+
+
+# Placement
+
+
+def test_a_node_that_goes_moves_only_its_own_shards_and_each_to_the_second():
+    for gone in NODES:
+        rest = [node for node in NODES if node != gone]
+        for shard in SHARDS:
+            before, after = ranked(shard, NODES), ranked(shard, rest)
+            assert after[0] == (before[1] if before[0] == gone else before[0])
+
+
+def test_a_node_that_comes_takes_only_what_it_wins():
+    for shard in SHARDS:
+        before, after = ranked(shard, NODES), ranked(shard, [*NODES, "new"])
+        assert after[0] in (before[0], "new")
+
+
+def test_shards_spread_over_all_nodes():
+    counts = [sum(ranked(shard, NODES)[0] == node for shard in range(1024)) for node in NODES]
+    assert min(counts) > 1024 / len(NODES) * 0.75, counts
+
+
+def test_the_order_of_nodes_does_not_matter():
+    assert all(ranked(shard, NODES) == ranked(shard, NODES[::-1]) for shard in SHARDS)
+
+
+def test_each_shard_has_one_owner_and_one_standby():
+    for shard in SHARDS:
+        roles = [role_of(node, shard, NODES) for node in NODES]
+        assert (roles.count(Role.OWN), roles.count(Role.STAND_BY)) == (1, 1)
+
+
+def test_who_stands_by_is_who_owns_it_when_the_owner_is_gone():
+    for shard in SHARDS:
+        owner = next(node for node in NODES if role_of(node, shard, NODES) is Role.OWN)
+        standby = next(node for node in NODES if role_of(node, shard, NODES) is Role.STAND_BY)
+        assert role_of(standby, shard, [node for node in NODES if node != owner]) is Role.OWN
+
+
+def test_a_node_that_leaves_keeps_nothing_but_what_nobody_else_can_have():
+    for shard in SHARDS:
+        assert role_of("node-0", shard, NODES, ["node-0"]) is Role.NOTHING
+    assert role_of("node-0", 0, ["node-0"], ["node-0"]) is Role.OWN
+
+
+def test_topics_spread_over_all_shards():
+    counts = [0] * 16
+    for number in range(1000):
+        counts[shard_of_topic(f"topic-{number}", 16)] += 1
+    assert min(counts) > 30
+
+
+# Nodes
+
+
+def record(node: str, number: int = 1, *, instance: str = "i", **shards: int) -> NodeRecord:
+    owned = {int(shard.removeprefix("s")): epoch for shard, epoch in shards.items()}
+    return NodeRecord(node=node, url=f"http://{node}", instance=instance, number=number, shards=owned)
+
+
+def table(ended: set[str] | None = None) -> NodeTable:
+    return NodeTable("me", stale_s=3, has_ended=lambda process: process.get("pid") in (ended or set()))
+
+
+S = 1_000_000_000
+
+
+def test_a_node_that_writes_nothing_new_is_not_counted():
+    nodes = table()
+    nodes.hear(record("a"), 0)
+    nodes.hear(record("b"), 0)
+    nodes.hear(record("b", 2), 2 * S)
+    assert set(nodes.live(int(2.9 * S))) == {"a", "b"}
+    nodes.hear(record("a"), int(2.9 * S))  # the same again is no sign of life
+    assert set(nodes.live(3 * S)) == {"b"}
+
+
+def test_a_node_whose_process_has_ended_is_not_counted():
+    ended: set[str] = set()
+    nodes = table(ended)
+    nodes.hear(msgspec.structs.replace(record("a"), process={"pid": "7"}), 0)
+    assert set(nodes.live(1)) == {"a"}
+    ended.add("7")
+    assert not nodes.live(1)
+
+
+def test_an_older_record_changes_nothing():
+    nodes = table()
+    assert nodes.hear(record("a", 5, s1=1), 0)
+    assert not nodes.hear(record("a", 4, s2=1), 0)
+    owner = nodes.owner_of(1)
+    assert owner is not None
+    assert owner.node == "a"
+    assert nodes.owner_of(2) is None
+
+
+def test_of_two_that_say_they_own_a_shard_the_later_epoch_counts():
+    nodes = table()
+    nodes.hear(record("stopped", s1=3), 0)
+    nodes.hear(record("next", s1=4), 0)
+    owner = nodes.owner_of(1)
+    assert owner is not None
+    assert owner.node == "next"
+
+
+def test_a_node_whose_records_are_gone_is_forgotten_but_not_one_that_has_just_come():
+    nodes = table()
+    nodes.hear(record("a"), 0)
+    nodes.hear(record("b"), 9 * S)
+    assert nodes.keep_only(set(), 10 * S)
+    assert set(nodes.known) == {"b"}
+
+
+def test_a_node_keeps_its_newest_records_and_removes_all_at_its_end():
+    store = MemoryStore()
+    registry = Registry(store, "", real_world().clock)
+    for number in range(1, 6):
+        registry.write(record("a", number, s1=number))
+    assert len(list(store.keys("cluster/nodes/"))) == 2
+    assert registry.read()["a"].shards == {1: 5}
+    after = Registry(store, "", real_world().clock)
+    assert after.adopt("a") == 5
+    after.write(record("a", 6))
+    assert after.read()["a"].number == 6
+    after.remove()
+    assert not list(store.keys(""))
+
+
+def test_the_records_of_a_node_that_is_long_gone_are_removed_but_not_its_newer_ones():
+    store = MemoryStore()
+    registry = Registry(store, "", real_world().clock)
+    registry.write(record("a", 1))
+    registry.write(record("a", 2))
+    nodes = table()
+    nodes.hear(record("a", 1), 0)
+    assert not nodes.long_gone(600 * S)
+    registry.remove_of(nodes.long_gone(601 * S)["a"])
+    assert registry.read()["a"].number == 2
+
+
+def test_a_record_that_cannot_be_read_hides_no_other():
+    store = MemoryStore()
+    store.create("cluster/nodes/bad/00000000000000000001", b"{")
+    registry = Registry(store, "", real_world().clock)
+    registry.write(record("a"))
+    assert set(registry.read()) == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [("http://10.0.0.5:7700", "10.0.0.5-7700"), ("https://n1.example", "n1.example-443"), ("http://[::1]:7", "--1-7")],
+)
+def test_a_node_is_named_after_its_address(url, name):
+    assert node_id_of(url) == name
+
+
+@pytest.mark.parametrize(
+    ("node_id", "advertised", "settings", "said"),
+    [
+        ("-a", None, {}, "cannot have the name"),
+        (None, None, {"host": "0.0.0.0"}, "--advertise"),
+        (None, None, {"port": 0}, "--node-id"),
+        (None, "10.0.0.5:7700", {}, "not the address of a node"),
+        (None, "http://host:1/path", {}, "not the address of a node"),
+    ],
+)
+def test_a_node_that_cannot_be_named_or_found_is_refused(node_id, advertised, settings, said):
+    with pytest.raises(BadSettings, match=said):
+        checked_name(node_id, advertised, ServerSettings(**settings))
+
+
+# The description
+
+
+def test_a_cluster_is_created_once():
+    made = create_cluster("memory://cluster-once", real_world(), shards=4)
+    assert read_cluster("memory://cluster-once") == made
+    with pytest.raises(Conflict, match="a cluster in memory://cluster-once already"):
+        create_cluster("memory://cluster-once", real_world(), shards=8)
+    assert read_cluster("memory://cluster-once").shards == 4
+
+
+@pytest.mark.parametrize("shards", [0, 1025])
+def test_a_cluster_has_1_to_1024_shards(shards):
+    with pytest.raises(InvalidRequest, match="1 to 1024"):
+        create_cluster("memory://cluster-shards", real_world(), shards=shards)
+
+
+def test_what_is_no_store_is_refused():
+    with pytest.raises(InvalidRequest, match="is not a store"):
+        create_cluster("./jobs", real_world(), shards=4)
+    with pytest.raises(NotFound, match="holdfast cluster init"):
+        read_cluster("memory://cluster-none")
+
+
+def test_a_place_that_holds_a_queue_cannot_hold_a_cluster(tmp_path):
+    url = "memory://cluster-queue"
+    settings = BrokerSettings(store_cache_dir=str(tmp_path))
+    open_broker_port(LocalBrokerPort, url, settings=settings).engine.close()
+    with pytest.raises(InvalidRequest, match="data folder of a single server"):
+        create_cluster(url, real_world(), shards=4)
+
+
+def test_a_place_that_holds_a_cluster_cannot_hold_a_queue(tmp_path):
+    create_cluster("memory://cluster-apart", real_world(), shards=4)
+    settings = BrokerSettings(store_cache_dir=str(tmp_path))
+    with pytest.raises(InvalidRequest, match="holds a cluster"):
+        open_broker_port(LocalBrokerPort, "memory://cluster-apart", settings=settings)
+
+
+def test_a_store_that_ignores_the_condition_cannot_hold_a_cluster(monkeypatch):
+    monkeypatch.setattr(MemoryStore, "create", lambda self, key, content: self._objects.update({key: content}) or True)
+    with pytest.raises(Exception, match="ignores the condition"):
+        create_cluster("memory://cluster-liar", real_world(), shards=4)
+
+
+@pytest.mark.parametrize(("content", "kind"), [(b'{"format": 2}', UnknownFormat), (b'{"format": 1}', CorruptData)])
+def test_a_description_that_cannot_be_read_is_refused(content, kind):
+    store, root = open_store(parse_place(f"memory://cluster-{kind.__name__}"))
+    store.create(f"{root}{DESCRIPTION}", content)
+    with pytest.raises(kind):
+        read_cluster(f"memory://cluster-{kind.__name__}")
+
+
+# Answers of all shards
+
+
+class Topic(msgspec.Struct):
+    name: str
+
+
+class Page(msgspec.Struct):
+    topics: list[Topic]
+    more: bool = False
+    next: str = ""
+    delayed: dict[str, int] = {}
+
+
+def pages(*of_shards: list[str], limit: int, after: str = "") -> list[ShardAnswer]:
+    found = []
+    for shard, names in enumerate(of_shards):
+        left = [name for name in sorted(names) if name > after]
+        page = Page([Topic(name) for name in left[:limit]], more=len(left) > limit)
+        page.next = left[limit - 1] if len(left) > limit else ""
+        found.append(ShardAnswer(shard, "n", page))
+    return found
+
+
+@pytest.mark.parametrize("pattern", ["/v1/topics", "/v1/standing"])
+@pytest.mark.parametrize("limit", [1, 2, 3, 10])
+def test_pages_of_all_shards_put_together_name_every_topic_once_in_order(pattern, limit):
+    merge = MERGED["GET", pattern].merge
+    names = ["a", "b", "c", "d", "e", "f", "g"]
+    for cut in combinations(range(len(names)), 3):
+        here = [name for at, name in enumerate(names) if at in cut]
+        there = [name for at, name in enumerate(names) if at not in cut]
+        seen, after = [], ""
+        while True:
+            page = merge(pages(here, there, [], limit=limit, after=after), {"limit": str(limit)})
+            seen += [topic.name for topic in page.topics]
+            more = page.more if pattern == "/v1/topics" else bool(page.next)
+            if not more:
+                break
+            after = seen[-1] if pattern == "/v1/topics" else page.next
+        assert seen == names
+
+
+# Addresses of several nodes
+
+
+def test_several_addresses_are_one_place():
+    address = parse_address("http://a:1/jobs,http://b:2")
+    assert (address.host, address.queue, [each.host for each in address.others]) == ("a", "jobs", ["b"])
+    assert joined(["http://a:1", "http://b:2"]) == "http://a:1,http://b:2"
+
+
+@pytest.mark.parametrize("text", ["http://a,https://b", "http://a/x,http://b/y", "http://a,b", "http://a,"])
+def test_several_addresses_that_do_not_fit_are_refused(text):
+    with pytest.raises(InvalidRequest):
+        parse_address(text)
+
+
+def test_the_queue_may_be_named_behind_any_of_the_addresses():
+    address = parse_address("http://a:1,http://b:2/jobs")
+    assert (address.queue, address.text, address.others[0].port) == ("jobs", "http://a:1", 2)
