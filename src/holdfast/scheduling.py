@@ -35,7 +35,7 @@ MOST_CAUGHT_UP: Final = 100  # firings at once, by `all`
 MOST_COUNTED: Final = 1_000  # missed dues that are counted one by one
 _KEPT_FIRINGS: Final = 10
 
-_FIRST_LOOK_MS: Final = 3_600_000
+_FIRST_MARGIN_MS: Final = 7_200_000
 _WIDER: Final = 8
 _FIELDS: Final = 5
 _NAMED: Final = {
@@ -45,6 +45,7 @@ _NAMED: Final = {
     "@daily": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
+_LAST_MS: Final = 253_402_300_799_000  # the last second of the year 9999, and so of datetimes
 
 
 class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -109,13 +110,19 @@ class ScheduleState(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def is_same(self, other: ScheduleState) -> bool:
         """Whether both fire the same messages at the same times; an interval may have begun at another moment."""
-        other_timing = msgspec.structs.replace(other.timing, anchor_ms=self.timing.anchor_ms)
-        return (self.timing, self.template, self.misfire, self.jitter_ms) == (
-            other_timing,
-            other.template,
-            other.misfire,
-            other.jitter_ms,
-        )
+        mine, others = (self.template, self.misfire, self.jitter_ms), (other.template, other.misfire, other.jitter_ms)
+        return self.has_timing_of(other) and mine == others
+
+    def has_timing_of(self, other: ScheduleState) -> bool:
+        """Whether both fall due at the same times; an interval may have begun at another moment."""
+        return self.timing == msgspec.structs.replace(other.timing, anchor_ms=self.timing.anchor_ms)
+
+    def goes_on_with(self, other: ScheduleState) -> bool:
+        """Whether the next due stays as it is if this schedule becomes the other one.
+
+        In another topic it does not: what was fired would not be found there.
+        """
+        return self.next_ms is not None and self.has_timing_of(other) and self.template.topic == other.template.topic
 
 
 class FiringPlan(NamedTuple):
@@ -137,19 +144,21 @@ def check_timing(timing: Timing, now_ms: int) -> None:
                 f"at={_moment(timing.at_ms, UTC).isoformat()} has passed: give a time in the future, or publish the "
                 "message now"
             )
+        if timing.at_ms > _LAST_MS:
+            raise InvalidRequest(f"at={timing.at_ms} ms is after the year 9999: give a time before it ends")
         return
     if next(dues(timing, now_ms), None) is None:
         raise InvalidRequest(f"cron={timing.cron!r} never falls due: there is no such day. Check day and month")
 
 
 def dues(timing: Timing, after_ms: int) -> Iterator[int]:
-    """Yield the dues after a moment, in order of time."""
+    """Yield the dues after a moment, in order of time, until the year 9999 ends."""
     if timing.at_ms:
-        if timing.at_ms > after_ms:
+        if after_ms < timing.at_ms <= _LAST_MS:
             yield timing.at_ms
     elif timing.every_ms:
         due_ms = after_ms + timing.every_ms - (after_ms - timing.anchor_ms) % timing.every_ms
-        while True:
+        while due_ms <= _LAST_MS:
             yield due_ms
             due_ms += timing.every_ms
     else:
@@ -157,24 +166,35 @@ def dues(timing: Timing, after_ms: int) -> Iterator[int]:
 
 
 def _cron_dues(timing: Timing, after_ms: int) -> Iterator[int]:
+    moments = _simulated(timing, after_ms)
+    while (moment := _next_of(moments)) is not None:
+        due_ms = int(moment.timestamp()) * 1000
+        if due_ms > after_ms:  # in the hour that clocks repeat, the first one found may have passed
+            yield due_ms
+            after_ms = due_ms
+
+
+def _simulated(timing: Timing, from_ms: int, *, reverse: bool = False) -> Iterator[datetime]:
     from cronsim import CronSim, CronSimError  # few programs have schedules
 
     expression = _NAMED.get(timing.cron.strip().lower(), timing.cron)
     try:
         if len(expression.split()) != _FIELDS:
             raise CronSimError("wrong number of fields")
-        moments = CronSim(expression, _moment(after_ms, zone_of(timing.timezone)))
+        return CronSim(expression, _moment(from_ms, zone_of(timing.timezone)), reverse=reverse)
     except CronSimError as error:
         reason = str(error)
         raise InvalidRequest(
             f"cron={timing.cron!r} cannot be used: {reason[:1].lower() + reason[1:]}. Give five fields (minute, hour, "
             "day, month, weekday) such as '0 3 * * *', or a name such as '@daily'"
         ) from None
-    for moment in moments:
-        due_ms = int(moment.timestamp()) * 1000
-        if due_ms > after_ms:  # in the hour that clocks repeat, the first one found may have passed
-            yield due_ms
-            after_ms = due_ms
+
+
+def _next_of(moments: Iterator[datetime]) -> datetime | None:
+    try:
+        return next(moments, None)
+    except (OverflowError, ValueError):  # after the last datetime
+        return None
 
 
 def zone_of(name: str) -> tzinfo:
@@ -254,9 +274,9 @@ def _ripe(name: str, state: ScheduleState, first_ms: int, now_ms: int) -> tuple[
 
 def _newest(timing: Timing, after_ms: int, until_ms: int) -> list[int]:
     """Return the last dues up to `until_ms`, without going through all of them."""
-    span_ms = _FIRST_LOOK_MS
+    around_ms, margin_ms = _about_so_many_before(timing, after_ms, until_ms), _FIRST_MARGIN_MS
     while True:
-        start_ms = max(after_ms, until_ms - span_ms)
+        start_ms = max(after_ms, around_ms - margin_ms)
         found: deque[int] = deque(maxlen=MOST_CAUGHT_UP + 1)
         for due_ms in dues(timing, start_ms):
             if due_ms > until_ms:
@@ -264,7 +284,23 @@ def _newest(timing: Timing, after_ms: int, until_ms: int) -> list[int]:
             found.append(due_ms)
         if len(found) > MOST_CAUGHT_UP or start_ms == after_ms:
             return list(found)
-        span_ms *= _WIDER
+        margin_ms *= _WIDER
+
+
+def _about_so_many_before(timing: Timing, after_ms: int, until_ms: int) -> int:
+    """Return about when the last hundred dues began. Backwards, changes of daylight saving make it inexact."""
+    if timing.every_ms:
+        return until_ms - MOST_CAUGHT_UP * timing.every_ms
+    moments = _simulated(timing, until_ms, reverse=True)
+    found_ms = until_ms
+    for _ in range(MOST_CAUGHT_UP + 1):
+        moment = _next_of(moments)
+        if moment is None:
+            return after_ms
+        found_ms = int(moment.timestamp()) * 1000
+        if found_ms <= after_ms:
+            break
+    return found_ms
 
 
 def after(state: ScheduleState, firings: list[SettledDue], next_ms: int | None, now_ms: int) -> ScheduleState:

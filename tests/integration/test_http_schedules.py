@@ -182,6 +182,9 @@ def test_a_token_schedules_only_for_its_topics_and_under_its_names(guarded: Serv
         assert guarded.post(f"/v1/schedules/a.job/{verb}", token="b").status == 403
         assert guarded.post(f"/v1/schedules/a.job/{verb}", token="a").status == 200
     assert guarded.request("DELETE", "/v1/schedules/a.of-the-boss", token="a").status == 403
+    refused = guarded.post("/v1/schedules/a.of-the-boss/run", token="a").body["error"]["message"]
+    assert "b.jobs" not in refused
+    assert "schedule a.of-the-boss" in refused
     assert guarded.get("/v1/schedules/a.of-the-boss", token="a").status == 403
     names = {
         token: [each["name"] for each in guarded.get("/v1/schedules", token=token).body["schedules"]]

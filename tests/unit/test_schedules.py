@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import threading
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,6 +18,7 @@ from holdfast.broker.messages import DEDUP_ID, mark
 from holdfast.broker.schedules import stored_schedules
 from holdfast.storage.keeper import Keeper
 from tests.unit.brokers import FOLDER, Place
+from tests.unit.workers import eventually
 
 NOON = 1_764_590_400  # 2025-12-01 12:00 UTC, a Monday
 
@@ -153,6 +155,7 @@ def test_the_next_times_are_told(place):
         ({"at": datetime(2026, 1, 1)}, "no time zone"),
         ({"at": at("2025-12-01T11:59:59")}, "has passed"),
         ({"at": at("1960-01-01")}, "has passed"),
+        ({"at": datetime.max.replace(tzinfo=UTC), "jitter": 1}, "year 9999"),
         ({"every": 5, "misfire": "later"}, "misfire='later'"),
         ({"every": 5, "jitter": -1}, "jitter=-1"),
         ({"every": 5, "jitter": 100_000}, "jitter=100000"),
@@ -206,6 +209,38 @@ def test_a_changed_schedule_keeps_its_history_and_its_pause(place):
     assert changed.created_at == made.created_at
     assert changed.changed_at > made.changed_at
     assert schedules.resume("job").next_due == at("2025-12-01T12:01:10")
+
+
+def test_another_message_does_not_put_off_the_next_due(alone):
+    schedules = alone.schedules
+    made = schedules.put("job", "jobs", b"one", every=60)
+    alone.clock.advance(seconds=50)
+    assert schedules.put("job", "jobs", b"two", every=60).next_due == made.next_due
+    alone.clock.advance(seconds=20)  # it is due, and nothing has fired it yet
+    assert schedules.put("job", "jobs", b"three", every=60).next_due == made.next_due
+    alone.after()
+    assert alone.fired_ids() == ["job@2025-12-01T12:01:00Z"]
+    assert [message.body for message in alone.broker.read("jobs")] == [b"three"]
+    assert schedules.get("job").next_due == at("2025-12-01T12:02:00")
+
+
+def test_another_topic_is_not_sent_what_the_first_one_has(alone, monkeypatch):
+    alone.broker.create_topic("others")
+    alone.schedules.put("job", "jobs", b"go", every=60)
+    locks = alone.engine.locks()
+    monkeypatch.setattr(locks, "change", lambda *_, **__: (_ for _ in ()).throw(holdfast.DiskFull("no room")))
+    alone.after(seconds=60)
+    monkeypatch.undo()
+    alone.schedules.put("job", "others", b"go", every=60)
+    alone.run(seconds=50)
+    assert (len(alone.fired_ids()), alone.fired_ids("others")) == (1, [])
+
+
+def test_two_runs_in_the_same_moment_are_two_messages(alone):
+    alone.schedules.put("job", "jobs", b"go", every=60)
+    first, second = alone.schedules.run_now("job"), alone.schedules.run_now("job")
+    assert first.message_id != second.message_id
+    assert len(alone.broker.read("jobs")) == 2
 
 
 def test_every_due_fires_once_over_restarts(alone):
@@ -342,6 +377,70 @@ def test_jitter_moves_the_firing_and_not_the_due(alone):
     assert alone.engine.schedules().lateness_seconds.snapshot().max < 2
 
 
+# Many
+
+
+def test_schedules_that_are_due_together_share_a_sync(alone):
+    for number in range(250):
+        alone.schedules.put(f"job-{number}", "jobs", b"go", every=60)
+    before = alone.disk.calls["sync"]
+    alone.after(seconds=60)
+    assert len(alone.fired_ids()) == len(set(alone.fired_ids())) == 250
+    assert alone.disk.calls["sync"] - before < 25
+
+
+def test_a_tick_that_takes_long_to_see_what_is_due_lets_callers_go(alone, monkeypatch):
+    for number in range(20):
+        alone.schedules.put(f"job-{number}", "jobs", b"go", every=60)
+    schedules, some = alone.engine.schedules(), []
+    plan, fire = engine_schedules.plan, schedules._fire_some
+
+    def slow(*given: Any) -> Any:
+        alone.clock.advance(seconds=0.02)
+        return plan(*given)
+
+    monkeypatch.setattr(engine_schedules, "plan", slow)
+    monkeypatch.setattr(schedules, "_fire_some", lambda names: (some.append(len(names)), fire(names)))
+    alone.after(seconds=60)
+    assert len(some) > 5
+    assert len(alone.fired_ids()) == 20
+
+
+def test_what_many_schedules_missed_is_one_line_in_the_log(alone, caplog):
+    for number in range(5):
+        alone.schedules.put(f"job-{number}", "jobs", b"go", every=60)
+    with caplog.at_level(logging.WARNING):
+        alone.after(seconds=600)
+    (line,) = [each for each in caplog.records if each.message == "firings missed"]
+    assert (line.schedule, line.other_schedules, line.count) == ("job-0", 4, 45)
+
+
+def test_a_caller_need_not_wait_until_all_schedules_have_fired(alone, monkeypatch):
+    for number in range(300):
+        alone.schedules.put(f"job-{number}", "jobs", b"go", every=60)
+    schedules, done = alone.engine.schedules(), []
+    asking = threading.Thread(target=schedules.get, args=("job-1",))
+    fire, loaded = schedules._fire_some, schedules._loaded
+
+    def fire_some(names: Any) -> None:
+        if not done:
+            asking.start()
+            eventually(schedules._turn.locked)
+        fire(names)
+        done.append("some fired")
+
+    def look() -> Any:
+        if threading.current_thread() is asking:
+            done.append("asked")
+        return loaded()
+
+    monkeypatch.setattr(schedules, "_fire_some", fire_some)
+    monkeypatch.setattr(schedules, "_loaded", look)
+    alone.after(seconds=60)
+    asking.join()
+    assert done[:3] == ["some fired", "asked", "some fired"]
+
+
 # What goes wrong
 
 
@@ -370,6 +469,29 @@ def test_a_full_disk_delays_firings_and_loses_none(alone):
     assert alone.fired_ids() == ["job@2025-12-01T12:01:00Z", "job@2025-12-01T12:02:00Z"]
 
 
+def test_documents_that_leave_no_room_do_not_stop_schedules(alone, monkeypatch):
+    alone.schedules.put("job", "jobs", b"go", every=60)
+    monkeypatch.setattr("holdfast.broker.locks._MOST_BYTES", alone.engine.locks().table.document_bytes)
+    with pytest.raises(InvalidRequest, match="room"):
+        alone.broker.documents.update("mine", 1)
+    alone.run(seconds=180, step=60)
+    assert (alone.schedules.get("job").fired, alone.schedules.get("job").error) == (3, "")
+    with pytest.raises(InvalidRequest, match="schedule job was not written"):
+        alone.schedules.put("job", "jobs", b"go" * 1000, every=60)
+
+
+def test_an_error_that_cannot_be_stored_is_shown_all_the_same(alone, monkeypatch):
+    alone.schedules.put("job", "jobs", b"go", every=60)
+    locks = alone.engine.locks()
+    monkeypatch.setattr(locks, "change", lambda *_, **__: (_ for _ in ()).throw(holdfast.DiskFull("no room")))
+    alone.after(seconds=60)
+    assert alone.schedules.get("job").error == "no room"
+    monkeypatch.undo()
+    alone.run(seconds=20)
+    found = alone.schedules.get("job")
+    assert (found.error, found.fired, len(alone.fired_ids())) == ("", 1, 1)
+
+
 def test_a_schedule_that_is_changed_is_tried_again_at_once(alone):
     alone.broker.create_topic("gone")
     alone.schedules.put("job", "gone", b"go", every=2)
@@ -384,7 +506,7 @@ def test_a_schedule_that_is_changed_is_tried_again_at_once(alone):
 def test_a_schedule_that_could_not_be_deleted_is_still_there(alone, monkeypatch):
     alone.schedules.put("job", "jobs", b"go", every=60)
     locks = alone.engine.locks()
-    monkeypatch.setattr(locks, "change", lambda command: (_ for _ in ()).throw(holdfast.DiskFull("no room")))
+    monkeypatch.setattr(locks, "change", lambda *_, **__: (_ for _ in ()).throw(holdfast.DiskFull("no room")))
     with pytest.raises(holdfast.DiskFull):
         alone.schedules.delete("job")
     monkeypatch.undo()

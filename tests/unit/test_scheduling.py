@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 
-from holdfast import InvalidRequest
+from holdfast import InvalidRequest, scheduling
 from holdfast.scheduling import (
     MOST_CAUGHT_UP,
     MOST_COUNTED,
@@ -122,6 +122,14 @@ def test_the_leap_day():
     assert years == [2028, 2032, 2036]
 
 
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+def test_dues_end_with_the_last_datetime(zone):
+    ahead = list(dues(Timing(cron="0 0 * 2 mon#5", timezone=zone), ms("2026-01-01T00:00")))
+    assert 100 < len(ahead) < 1_000
+    assert ahead[-1] < ms("9999-12-31T23:00")
+    assert list(dues(Timing(every_ms=3_600_000), ms("9999-12-31T22:30"))) == [ms("9999-12-31T23:00")]
+
+
 def test_the_end_of_the_month():
     last = found("0 0 L * *", "UTC", "2028-01-01T00:00", 4)
     assert [day[:5] for day in last] == ["01-31", "02-29", "03-31", "04-30"]
@@ -227,6 +235,18 @@ def test_a_year_of_missed_minutes_is_settled_at_once(timing, misfire):
     assert len(planned.fire) == (MOST_CAUGHT_UP if misfire == "all" else 1)
     assert planned.missed == MOST_COUNTED - len(planned.fire)
     assert planned.next_ms == now + MINUTE
+
+
+def test_an_outage_is_settled_at_once_though_the_last_dues_are_many_and_long_ago(monkeypatch):
+    looked = []
+    next_of = scheduling._next_of
+    monkeypatch.setattr(scheduling, "_next_of", lambda moments: (looked.append(1), next_of(moments))[1])
+    january = Timing(cron="* * * 1 *", timezone=BERLIN)
+    planned = plan("job", state_of(january, ms("2024-01-01T00:00", BERLIN), misfire="all"), ms("2026-11-01T00:00"))
+    last = ms("2026-01-31T23:59", BERLIN)
+    assert planned.fire == tuple(last - i * MINUTE for i in reversed(range(100)))
+    assert planned.next_ms == ms("2027-01-01T00:00", BERLIN)
+    assert len(looked) < 2_000
 
 
 def test_a_one_time_schedule_fires_late_rather_than_never_but_not_with_skip():

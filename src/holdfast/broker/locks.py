@@ -334,15 +334,19 @@ class FolderLocks:
         held = self.table.held.get(proof.name)
         return held is not None and held.fence == proof.fence and held.until_ms > self.moment().mono_ms
 
-    def change(self, command: ReplaceDocument | Remove) -> Decided:
-        """Write or remove a document. Do not report the outcome, not even a refusal, before it is on disk."""
+    def change(self, command: ReplaceDocument | Remove, *, bounded: bool = True) -> Decided:
+        """Write or remove a document. Do not report the outcome, not even a refusal, before it is on disk.
+
+        Unless it is `bounded`, it is written even if there is no room: what grows a little must not be stopped by
+        those who have used up the room.
+        """
         with self._lock:
             self._check_open()
             try:
                 events = decide(self.table, command, self.moment())
             except Conflict as error:
                 return Decided(self._written, refused=error)
-            if isinstance(command, ReplaceDocument):
+            if bounded and isinstance(command, ReplaceDocument):
                 self._check_room(command)
             before = self.table.documents.get(command.name)
             if events:
@@ -452,7 +456,7 @@ class FolderLocks:
         total = self.table.document_bytes + len(command.content) - (0 if known is None else len(known.content))
         if total > _MOST_BYTES:
             raise InvalidRequest(
-                f"document {command.name} was not written: all documents together have {self.table.document_bytes} "
+                f"{_what(command.name)} was not written: all documents together have {self.table.document_bytes} "
                 f"bytes, and there is room for {_MOST_BYTES}. Remove some, or publish large ones as messages"
             )
 
@@ -561,6 +565,11 @@ class ReplayedLocks(NamedTuple):
 def users_documents(table: LockTable) -> dict[str, Content]:
     """The documents without the schedules, which are stored among them."""
     return {name: each for name, each in sorted(table.documents.items()) if not name.startswith(SCHEDULE_PREFIX)}
+
+
+def _what(document: str) -> str:
+    name = document.removeprefix(SCHEDULE_PREFIX)
+    return f"document {name}" if name == document else f"schedule {name}"
 
 
 def schedules_in(table: LockTable) -> dict[str, bytes]:

@@ -23,10 +23,11 @@ a folder is opened (`recover`), and what was fired is noted then.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from itertools import islice
-from typing import TYPE_CHECKING, Final
+from itertools import count, islice
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -44,6 +45,7 @@ from holdfast.scheduling import (
     FiringPlan,
     ScheduleState,
     SettledDue,
+    Template,
     after,
     check_timing,
     dues,
@@ -58,7 +60,10 @@ from holdfast.storage.keeper import Keeper, soonest
 
 if TYPE_CHECKING:
     from holdfast.broker.engine import BrokerEngine
+    from holdfast.broker.messages import Publication
+    from holdfast.broker.partition import Partition
     from holdfast.broker.topic import Topic
+    from holdfast.broker.upkeep import Using
 
 logger = get_logger(__name__)
 
@@ -66,10 +71,39 @@ MOST_SCHEDULES: Final = 10_000
 _LOOK_AGAIN_MS: Final = 10_000  # the clock may be set at any time
 _SET_BACK_MS: Final = 1_000  # a clock that is corrected by less was not set back
 _AFTER_ERROR_MS: Final = 10_000
+_MOST_PLANNING_MS: Final = 50  # after a long outage it takes a while to see what is due
+_AT_ONCE: Final = 100  # schedules and messages that share a sync
 _FOREVER_MS: Final = 1 << 62
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(ScheduleState).decode
+
+
+class _Sent(NamedTuple):
+    """A message that is written, or was before; without a publication it is to be synced with its topic."""
+
+    using: Using
+    topic: Topic
+    message_id: str
+    partition: Partition | None = None
+    publication: Publication | None = None
+
+    def let_go(self) -> None:
+        self.using.__exit__()
+
+
+class _Firing(NamedTuple):
+    """A schedule that is being fired, with its messages so far."""
+
+    name: str
+    state: ScheduleState
+    plan: FiringPlan
+    now_ms: int
+    sent: list[_Sent]
+
+    def let_go(self) -> None:
+        for sent in self.sent:
+            sent.let_go()
 
 
 class FolderSchedules:
@@ -79,10 +113,12 @@ class FolderSchedules:
         self._engine = engine
         self._clock = engine.world.clock
         self._lock = threading.Lock()
+        self._turn = threading.Lock()  # held by callers while they wait for the other: a tick lets them go first
         self._states: dict[str, ScheduleState] | None = None  # read at first use
         self._noted: Appended | None = None  # the last note of a firing; one sync serves all of a tick
         self._retry_ms: dict[str, int] = {}  # schedules that failed -> monotonic time of the next attempt
         self._logged_error = ""
+        self._missed_now: dict[str, int] = {}  # since the last line about it in the log
         self.folder = engine.folder
         self.on_attention: Callable[[], None] = lambda: None
         self.before_close: Callable[[], None] = lambda: None
@@ -94,12 +130,14 @@ class FolderSchedules:
 
     def put(self, name: str, wanted: ScheduleState) -> ScheduleState:
         """Create or change a schedule. One that is the same already goes on as it is, with its next due."""
-        with self._lock:
+        with self._turn, self._lock:
             states, now_ms = self._loaded(), self._now_ms()
             known = states.get(name)
             if known is not None and known.is_same(wanted):
                 return known
-            check_timing(wanted.timing, now_ms)
+            goes_on = known is not None and known.goes_on_with(wanted)
+            if not goes_on:
+                check_timing(wanted.timing, now_ms)
             if known is None and len(states) >= MOST_SCHEDULES:
                 raise InvalidRequest(
                     f"schedule {name} was not created: there are {MOST_SCHEDULES} already, which is the limit. Delete "
@@ -111,30 +149,31 @@ class FolderSchedules:
                 paused=base.paused,
                 created_ms=base.created_ms or now_ms,
                 changed_ms=now_ms,
-                next_ms=next_due(wanted.timing, now_ms),
-                seen_ms=now_ms,
+                timing=base.timing if base.has_timing_of(wanted) else wanted.timing,
+                next_ms=base.next_ms if goes_on else next_due(wanted.timing, now_ms),
+                seen_ms=base.seen_ms if goes_on else now_ms,
                 fired=base.fired,
                 missed=base.missed,
                 firings=base.firings,
             )
             self._retry_ms.pop(name, None)  # the change may be the cure
-            self._settle(self._write(name, state))
+            self._settle(self._write(name, state, bounded=True))
         self.on_attention()
         return state
 
     def get(self, name: str) -> ScheduleState | None:
         """Return a schedule, or None."""
-        with self._lock:
+        with self._turn, self._lock:
             return self._loaded().get(name)
 
     def all(self) -> dict[str, ScheduleState]:
         """Return all schedules by name."""
-        with self._lock:
+        with self._turn, self._lock:
             return dict(sorted(self._loaded().items()))
 
     def delete(self, name: str) -> bool:
         """Delete a schedule; False if there is none."""
-        with self._lock:
+        with self._turn, self._lock:
             states = self._loaded()
             if name not in states:
                 return False
@@ -146,7 +185,7 @@ class FolderSchedules:
 
     def pause(self, name: str, *, paused: bool) -> ScheduleState:
         """Pause a schedule, or resume it: dues that pass meanwhile are neither fired nor missed. Raises NotFound."""
-        with self._lock:
+        with self._turn, self._lock:
             state = self._known(name)
             if state.paused == paused:
                 return state
@@ -161,13 +200,19 @@ class FolderSchedules:
 
     def run(self, name: str) -> ScheduleState:
         """Publish the message now, besides what is due. Raises NotFound."""
-        with self._lock:
+        with self._turn, self._lock:
             state, now_ms = self._known(name), self._now_ms()
-            published = self._publish(state, f"{firing_id(name, now_ms)}+run")
+            published = self._publish(state, self._run_id(name, state, now_ms))
             self.fired.add()
             state = after(state, [SettledDue(now_ms, now_ms, published, by_hand=True)], state.next_ms, state.seen_ms)
             self._settle(self._write(name, state))
             return state
+
+    def _run_id(self, name: str, state: ScheduleState, now_ms: int) -> str:
+        """Return a dedup id that no run has had: there may be several in a millisecond."""
+        with self._engine.using(state.template.topic) as topic:
+            ids = (f"{firing_id(name, ms)}+run" for ms in count(now_ms))
+            return next(each for each in ids if topic.duplicates.find(each.encode()) is None)
 
     def tick(self) -> int | None:
         """Fire what is due; returns in how many ms to call again."""
@@ -175,12 +220,15 @@ class FolderSchedules:
         try:
             if not self._has_any():
                 return None
-            names = list(self.all())
+            names = deque(self.all())
         except (HoldfastError, OSError) as error:
             return self._give_up(error)
-        for name in names:
+        while names:
+            with self._turn:
+                pass
             with self._lock:
-                self._fire_due(name)
+                self._fire_some(names)
+        self._log_missed()
         noted, self._noted = self._noted, None
         with suppress(HoldfastError):  # without the notes, the next owner finds the messages
             self._settle(noted)
@@ -249,28 +297,62 @@ class FolderSchedules:
             raise NotFound(f"there is no schedule {name}: list the schedules with `holdfast schedule ls`")
         return state
 
-    def _fire_due(self, name: str) -> None:
-        """Fire the dues of a schedule that have come. The caller holds the lock."""
+    def _fire_some(self, names: deque[str]) -> None:
+        """Take schedules from the left and fire those that are due, with one sync for the messages of all of them.
+
+        The caller holds the lock: meanwhile nobody may change what is being fired. So they are not too many.
+        """
+        begun: list[_Firing] = []
+        room, until_ms = _AT_ONCE, self._mono_ms() + _MOST_PLANNING_MS
+        try:
+            while names and room > 0 and self._mono_ms() <= until_ms:
+                firing = self._begin(names.popleft())
+                room -= 1
+                if firing is not None:
+                    begun.append(firing)
+                    room -= len(firing.plan.fire)
+            for firing in begun:
+                self._complete(firing)
+        finally:
+            for firing in begun:
+                firing.let_go()
+
+    def _begin(self, name: str) -> _Firing | None:
+        """Write the messages of a schedule that is due; None if it is not."""
         state, now_ms = self._loaded().get(name), self._now_ms()
         if state is None or self._retry_ms.get(name, 0) > self._mono_ms():
-            return
+            return None
+        firing = None
         try:
             state = self._after_clock_change(name, state, now_ms)
             planned = plan(name, state, now_ms)
-            if planned is not None:
-                self._fire(name, state, planned, now_ms)
+            if planned is None:
+                return None
+            firing = _Firing(name, state, planned, now_ms, [])
+            for due_ms in planned.fire:
+                firing.sent.append(self._send(state, firing_id(name, due_ms)))
+        except (HoldfastError, OSError) as error:
+            if firing is not None:
+                firing.let_go()
+            self._engine.check_open()
+            self._fail(name, state, str(error))
+            return None
+        return firing
+
+    def _complete(self, firing: _Firing) -> None:
+        """Wait until the messages are on disk, then note them."""
+        name, state, planned = firing.name, firing.state, firing.plan
+        outcomes = []
+        try:
+            if planned.missed:
+                outcomes.append(SettledDue(planned.last_missed_ms, firing.now_ms, missed=planned.missed))
+            for due_ms, sent in zip(planned.fire, firing.sent, strict=True):
+                outcomes.append(SettledDue(due_ms, self._now_ms(), self._sent(sent, state.template)))
+            self._noted = self._write(name, after(state, outcomes, planned.next_ms, firing.now_ms))
         except (HoldfastError, OSError) as error:
             self._engine.check_open()
             self._fail(name, state, str(error))
-
-    def _fire(self, name: str, state: ScheduleState, planned: FiringPlan, now_ms: int) -> None:
-        outcomes = []
-        if planned.missed:
-            outcomes.append(SettledDue(planned.last_missed_ms, now_ms, missed=planned.missed))
-        for due_ms in planned.fire:
-            published = self._publish(state, firing_id(name, due_ms))
-            outcomes.append(SettledDue(due_ms, self._now_ms(), published))
-        self._noted = self._write(name, after(state, outcomes, planned.next_ms, now_ms))
+            return
         self._retry_ms.pop(name, None)
         self._count(name, state, outcomes)
 
@@ -286,11 +368,18 @@ class FolderSchedules:
         for outcome in outcomes:
             if outcome.missed:
                 self.missed.add(outcome.missed)
-                logger.warning("firings missed", extra={"schedule": name, "count": outcome.missed})
+                self._missed_now[name] = outcome.missed
             else:
                 self.fired.add()
                 late_ms = outcome.at_ms - outcome.due_ms - jitter_of(name, outcome.due_ms, state.jitter_ms)
                 self.lateness_seconds.observe_ns(max(late_ms, 0) * 1_000_000)
+
+    def _log_missed(self) -> None:
+        """Say what was missed in one line, however many schedules missed something."""
+        missed, self._missed_now = self._missed_now, {}
+        if missed:
+            extra = {"schedule": next(iter(missed)), "other_schedules": len(missed) - 1, "count": sum(missed.values())}
+            logger.warning("firings missed", extra=extra)
 
     def _fail(self, name: str, state: ScheduleState, reason: str) -> None:
         """Keep the due for another attempt, and remember why."""
@@ -298,17 +387,28 @@ class FolderSchedules:
         self._retry_ms[name] = self._mono_ms() + _AFTER_ERROR_MS
         if state.error != reason:
             logger.warning("a schedule could not fire", extra={"schedule": name, "error": reason})
+            failed = msgspec.structs.replace(state, error=reason)
+            self._loaded()[name] = failed
             with suppress(HoldfastError, OSError):  # the disk may be what failed
-                self._noted = self._write(name, msgspec.structs.replace(state, error=reason))
+                self._noted = self._write(name, failed)
 
     def _publish(self, state: ScheduleState, dedup_id: str) -> str:
         """Publish the message unless it was before; returns its id when it is on disk."""
+        sent = self._send(state, dedup_id)
+        try:
+            return self._sent(sent, state.template)
+        finally:
+            sent.let_go()
+
+    def _send(self, state: ScheduleState, dedup_id: str) -> _Sent:
+        """Write the message unless it was before. Its topic is kept open until `let_go`."""
         template, sent = state.template, dedup_id.encode()
-        with self._engine.using(template.topic) as topic:
+        using = self._engine.using(template.topic)
+        topic = using.__enter__()
+        try:
             place = topic.duplicates.find(sent)
             if place is not None:
-                topic.sync()
-                return _id_at(topic.name, place)
+                return _Sent(using, topic, _id_at(topic.name, place))
             number = self._partition(topic, template.key, sent)
             ttl_ms = topic.settings.ttl_ms
             draft = Draft(
@@ -322,10 +422,21 @@ class FolderSchedules:
             )
             partition = topic.partitions[number]
             publication = partition.publish([draft], durability="fsync")
-            partition.wait(publication)
-            topic.metrics.published.add()
-            topic.metrics.published_bytes.add(len(template.body))
-            return _id_at(topic.name, publication.places[0], number)
+            return _Sent(using, topic, _id_at(topic.name, publication.places[0], number), partition, publication)
+        except BaseException:
+            using.__exit__()
+            raise
+
+    @staticmethod
+    def _sent(sent: _Sent, template: Template) -> str:
+        """Return the id of a message when it is on disk."""
+        if sent.publication is None or sent.partition is None:
+            sent.topic.sync()
+            return sent.message_id
+        sent.partition.wait(sent.publication)
+        sent.topic.metrics.published.add()
+        sent.topic.metrics.published_bytes.add(len(template.body))
+        return sent.message_id
 
     @staticmethod
     def _partition(topic: Topic, key: bytes | None, dedup_id: bytes) -> int:
@@ -335,9 +446,11 @@ class FolderSchedules:
         numbers = topic.usable_numbers() or [topic.usable(0)]
         return numbers[partition_for(dedup_id, len(numbers))]
 
-    def _write(self, name: str, state: ScheduleState) -> Appended | None:
+    def _write(self, name: str, state: ScheduleState, *, bounded: bool = False) -> Appended | None:
+        """Write the document. A note is written even if users' documents have left no room: it must not fail."""
         states = self._loaded()
-        decided = self._engine.locks().change(ReplaceDocument(SCHEDULE_PREFIX + name, _encode(state)))
+        command = ReplaceDocument(SCHEDULE_PREFIX + name, _encode(state))
+        decided = self._engine.locks().change(command, bounded=bounded)
         states[name] = state
         return decided.appended
 

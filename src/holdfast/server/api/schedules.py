@@ -12,9 +12,9 @@ from msgspec import UNSET
 from holdfast.api.drafts import NewMessage
 from holdfast.api.schedules import Firing, Schedule, ScheduleOptions, schedule_request
 from holdfast.broker.folder.layout import check_name
-from holdfast.errors import InvalidRequest, NotFound
+from holdfast.errors import Forbidden, InvalidRequest, NotFound
 from holdfast.protocol.messages import NextDues, NextDuesQuery, PutSchedule, ScheduleDeleted, ScheduleList
-from holdfast.server.routing import Routes
+from holdfast.server.routing import Action, Routes
 from holdfast.server.service import Call
 
 routes = Routes("schedules")
@@ -27,15 +27,21 @@ async def _may_put(call: Call) -> None:
 
 
 async def _may_change(call: Call) -> None:
-    found = await call.service.schedules.get(_name(call))
-    if found is not None:
-        call.principal.check("publish", found.topic)
+    await _check_topic(call, "publish")
 
 
 async def _may_see(call: Call) -> None:
+    await _check_topic(call, "read")
+
+
+async def _check_topic(call: Call, action: Action) -> None:
+    """Raise Forbidden unless the caller has the right to the schedule's topic, whose name stays untold."""
     found = await call.service.schedules.get(_name(call))
-    if found is not None:
-        call.principal.check("read", found.topic)
+    if found is not None and not call.principal.may(action, found.topic):
+        raise Forbidden(
+            f"{call.principal.name} does not have the right {action!r} on the topic of the schedule {found.name}; the "
+            f"token allows {call.principal.allowed()}"
+        )
 
 
 def sees(call: Call, schedule: Schedule) -> bool:
