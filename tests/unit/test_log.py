@@ -23,8 +23,10 @@ from holdfast.errors import (
 from holdfast.model import Appended, Batch, LogPosition, Producer
 from holdfast.settings import LogSettings, load
 from holdfast.storage import Log, LogReader, open_log
+from holdfast.storage.frames import SegmentIndex
 from holdfast.storage.recovery import SegmentLimits
 from holdfast.storage.retention import truncate_tail
+from holdfast.storage.segment import ActiveSegment
 from tests.crash.histories import FOLDER, small_settings
 
 
@@ -241,6 +243,42 @@ def test_segments_roll_by_bytes_by_count_and_by_age(world):
         log.append_one(b"x")
         world.clock.advance(seconds=1)
     assert [s.base_offset for s in log.segments()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("ending", ["close", "kill", "reboot"])
+@pytest.mark.parametrize(
+    ("where", "name"), [(ActiveSegment, "__init__"), (ActiveSegment, "sealed"), (SegmentIndex, "encode")]
+)
+def test_a_segment_whose_start_a_signal_ended_is_not_taken_for_the_end_of_the_log(
+    log, world, monkeypatch, where, name, ending
+):
+    log.append([b"one"])
+    with monkeypatch.context() as during:
+        during.setattr(where, name, _raise_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            log.roll()
+    log.append([b"two"])
+    log.append_one(b"three")
+    log.roll()
+    log.append_one(b"four")
+    log.sync()
+    expected = [b"one", b"two", b"three", b"four"]
+    assert values(log) == expected
+    assert [facts.base_offset for facts in log.segments()] == [0, 3]
+    disk, ids = world.disk, SeededIds(1)
+    if ending == "close":
+        log.close()
+    else:
+        disk = disk.kill()
+    if ending == "reboot":
+        ids.reboot()
+    with Log.open(FOLDER, small_settings(), World(ManualClock(), disk, ids)) as again:
+        assert (again.report.cut, again.report.damage, again.report.lost_tail) == (None, (), None)
+        assert values(again) == expected
+
+
+def _raise_interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_segment_names_are_base_offsets_of_twenty_digits(log, world):

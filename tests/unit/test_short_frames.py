@@ -216,6 +216,45 @@ def test_the_first_frame_of_a_segment_and_the_first_after_a_sync_an_opening_or_a
     assert layouts(log) == "LssLssLLsLsLs"
 
 
+def interrupt_once(monkeypatch: pytest.MonkeyPatch, where: object, name: str) -> None:
+    """Have the next call of this function end like one during which a signal arrives, at its very beginning."""
+    original = getattr(where, name)
+
+    def interrupted(*_: object) -> None:
+        monkeypatch.setattr(where, name, original)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(where, name, interrupted)
+
+
+@pytest.mark.parametrize("step", ["_use", "_expect_long"])
+def test_the_first_frame_of_a_segment_is_long_if_a_signal_came_when_it_was_started(
+    monkeypatch: pytest.MonkeyPatch, step: str
+):
+    log = opened()
+    for _ in range(3):
+        log.append_one(b"x")
+    interrupt_once(monkeypatch, log._writer, step)
+    with pytest.raises(KeyboardInterrupt):
+        log.roll()
+    for _ in range(3):
+        log.append_one(b"x")
+    assert layouts(log) == "LssLss"
+    assert [facts.base_offset for facts in log.segments()] == [0, 3]
+
+
+def test_no_short_frame_follows_a_sync_that_a_signal_ended(monkeypatch: pytest.MonkeyPatch):
+    log = opened()
+    log.append_one(b"x")
+    log.append_one(b"x")
+    interrupt_once(monkeypatch, log._writer, "_expect_long")
+    with pytest.raises(KeyboardInterrupt):
+        log._writer.sync()
+    log.append_one(b"x")
+    *_, last = [frame.header for frame in log.read(0)]
+    assert not last.is_short or log._writer.synced_end == 0
+
+
 def test_one_frame_in_64_kib_is_long():
     log = opened()
     for _ in range(2000):

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Final
 
 from holdfast.codec.frame import FrameHeader
@@ -465,6 +465,12 @@ class ActiveSegment(Segment):
             return
         write_zeros(self.file, self._dirty_from, self.file.size())
         self._dirty_from = None
+
+
+def drop_segment(disk: Disk, folder: str, base_offset: int) -> None:
+    """Remove the file of a segment that was not begun to the end, if it exists and can be removed."""
+    with suppress(OSError):
+        disk.remove(join(folder, segment_name(base_offset)))
 
 
 def blocks(length: int) -> int:

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Final
 
 from holdfast.checksum import crc32c
@@ -56,10 +55,10 @@ from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, Message
 from holdfast.model import NO_PRODUCER, Producer
 from holdfast.settings import LogSettings
 from holdfast.storage.batches import LaidOut, lay_out
-from holdfast.storage.files import FULL_DISK, join, no_room, ran_out, room, segment_name, shortage, sync_all
+from holdfast.storage.files import FULL_DISK, no_room, ran_out, room, shortage, sync_all
 from holdfast.storage.frames import SegmentIndex
 from holdfast.storage.recovery import Recovered, SegmentLimits, open_segment
-from holdfast.storage.segment import MOST_RESERVE, ActiveSegment, Segment, blocks
+from holdfast.storage.segment import MOST_RESERVE, ActiveSegment, Segment, blocks, drop_segment
 from holdfast.storage.state import ASKED, READABLE, Epochs, LogState
 
 logger = get_logger(__name__)
@@ -96,11 +95,8 @@ class Writer:
         self.epoch = recovered.epoch
         self.epochs = recovered.epochs
         self.state = recovered.state
-        self.segments: tuple[Segment, ...] = (
-            *recovered.sealed,
-            *([recovered.active] if recovered.active else []),
-        )
         self.active = recovered.active
+        self.segments: tuple[Segment, ...] = (*recovered.sealed, *([self.active] if self.active else []))
         self.end = recovered.end
         self.readable_end = recovered.end
         self.synced_end = recovered.end
@@ -126,7 +122,6 @@ class Writer:
         self._ones = one_with(kind)
         self._log_prefix, self._short_prefix = log_prefixes(self.log_id)
         self._origin = origin_field(self.epoch)
-        self._small = self._short_until = 0
         self._expect_long()
         if self.active is not None:
             self._use(self.active)
@@ -275,14 +270,12 @@ class Writer:
         laid_out.write(0, [header_for(body, place, batch_remaining=0, producer=producer)])
         index = SegmentIndex(offset, self._limits.index_bytes)
         index.add(0, body.frame_bytes, offset, offset + 1, body.max_time_ns)
-        path = join(self._folder, segment_name(offset))
         try:
             self._begin_segment(index, laid_out)
             self.end = offset + 1
         except BaseException:  # a signal, too: the name must not be taken when the next message needs it
             if self.end == offset and (self.active is None or self.active.base_offset < offset):
-                with suppress(OSError):
-                    self._world.disk.remove(path)
+                drop_segment(self._world.disk, self._folder, offset)
             raise
         self._hold(offset, hold=hold)
         return offset, offset + 1
@@ -443,16 +436,16 @@ class Writer:
 
     def begin_epoch(self, epoch: int, epochs: Epochs) -> None:
         """Write frames with the new epoch from now on. The caller holds the lock."""
+        self._small = 0
         self.epoch, self.epochs = epoch, epochs
         self._origin = origin_field(epoch)
         self._expect_long()
 
     def _expect_long(self) -> None:
         """Make the next frame a long one. Short ones follow it unless epoch, segment or kind of log forbid that."""
-        segment = self.active
         self._short_until = 0  # position below which the next frame may be a short one
         # A segment that an older release has begun says that it holds none.
-        may_hold = segment is None or segment.index.flags & MAY_HOLD_SHORT
+        may_hold = self.active is None or self.active.index.flags & MAY_HOLD_SHORT
         is_short = self._kind is Kind.DATA and self.epoch <= SHORT_MOST and may_hold
         self._small = SMALL if is_short else 0  # length of a value from which on it gets a long frame
 
@@ -461,16 +454,16 @@ class Writer:
         self.segments = segments
         self._unsynced_sealed = [pair for pair in self._unsynced_sealed if pair[0] in segments]
         if active is not self.active:
+            self._fast_until = self._small = self._short_until = 0
             self.active = active
-            self._fast_until = 0
             self._expect_long()
 
     def cut_to(self, end: int) -> None:
         """Forget the messages from `end` on, for readers first. Everything is synced. The caller holds the lock."""
         self._held_from = self._held_since_sync = None
         self._publish(min(self.readable_end, end))
-        self.end = self.synced_end = end
         self._expect_long()
+        self.end = self.synced_end = end
         self.state.set_synced(end)
 
     def _note_changed(self, folder: OpenFolder | None) -> None:
@@ -483,8 +476,8 @@ class Writer:
             segment.close_files()
         # Readers in other processes may act on a message as soon as it is published, so first it is on record as
         # synced.
+        self._expect_long()  # before the end moves: a signal in between must not leave short frames that say less
         self.synced_end = end
-        self._expect_long()
         self.state.set_synced(end)
         self._held_from = self._held_since_sync
         self._publish(self.end if self._held_from is None else self._held_from)
@@ -575,9 +568,7 @@ class Writer:
         return segment
 
     def _must_roll(self, segment: ActiveSegment, total: int, now_ns: int) -> bool:
-        if segment.position == 0:
-            return False
-        return (
+        return segment.position > 0 and (
             segment.position + total > self._settings.segment_bytes
             or self.end - segment.base_offset >= (self._settings.segment_messages or _NO_LIMIT)
             or now_ns - segment.created_ns >= (self._settings.segment_ms or _NO_LIMIT) * 1_000_000
@@ -585,24 +576,34 @@ class Writer:
 
     def _begin_segment(self, index: SegmentIndex | None = None, laid_out: LaidOut | None = None) -> ActiveSegment:
         index = SegmentIndex(self.end, self._limits.index_bytes) if index is None else index
-        folder = self._changed_folder or self._world.disk.open_folder(self._folder)
+        folder, before = self._changed_folder or self._world.disk.open_folder(self._folder), self.active
         try:
             segment = open_segment(self._world, self._folder, self._limits, self.log_id, index, laid_out)
-        except BaseException:
+            self._follow(before, segment, folder)
+        except BaseException:  # a signal, too: others would take an empty file of this name for the end of the log
             if folder is not self._changed_folder:
                 folder.close()
+            if self.active is before and (before is None or before.base_offset < index.base_offset):
+                drop_segment(self._world.disk, self._folder, index.base_offset)
             raise
-        if self.active is None:
+        if before is not None:
+            before.release()  # callers may still hold it, and a file that is removed takes room until it is closed
+        self._use(segment)
+        self._expect_long()
+        self.on_segment()
+        return segment
+
+    def _follow(self, before: ActiveSegment | None, segment: ActiveSegment, folder: OpenFolder) -> None:
+        segments = self.segments
+        if before is None:
             # Nothing else says where a log begins: if this name were lost, a later segment would seem to be the first.
             folder.sync()
             folder.close()
-            self.segments = (*self.segments, segment)
         else:
             self._changed_folder = folder
             # The old segment stays listed as unsynced: its last messages may still wait for a sync.
-            sealed = self.active.sealed()
-            self._unsynced_sealed.append((sealed, self.active.file))
-            self.active.release()  # callers may still hold it, and a file that is removed takes room until it is closed
+            sealed = before.sealed()
+            self._unsynced_sealed.append((sealed, before.file))
             if len(self._unsynced_sealed) > _MOST_UNSYNCED:
                 # If nobody ticks this log, syncing falls to the one who fills segments; otherwise files would pile up.
                 try:
@@ -610,12 +611,10 @@ class Writer:
                 except OSError as error:
                     raise self.fail("a sync failed", error) from error
                 self._unsynced_sealed.pop(0)[0].close_files()
-            self.segments = (*self.segments[:-1], sealed, segment)
-        self.active = segment
-        self._use(segment)
-        self._expect_long()
-        self.on_segment()
-        return segment
+            segments = (*segments[:-1], sealed)
+        # All at once: no signal handler can run from here on.
+        self._fast_until = self._short_until = 0
+        self.segments, self.active = (*segments, segment), segment
 
     def _use(self, segment: ActiveSegment) -> None:
         """Compute how far single messages may go before a limit has to be checked again."""
@@ -668,10 +667,7 @@ class Writer:
         return self._world.disk.free_bytes(self._folder)
 
     def _check_free(self, shortage: int) -> None:
-        if not shortage:
-            return
-        free = self._free()
-        if free - shortage < self._settings.min_free_bytes:
+        if shortage and (free := self._free()) - shortage < self._settings.min_free_bytes:
             raise self._disk_full(room(free, shortage, self._settings.min_free_bytes))
 
     def _find_free(self, total: int) -> None:
