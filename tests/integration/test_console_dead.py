@@ -213,7 +213,8 @@ def test_a_page_that_is_not_there_keeps_the_navigation(tmp_path: Path, path: str
     with serving(tmp_path / "data", whole=True) as server:
         links = links_of(server, path, 404)
         assert links == links_of(server, "/ui")
-        assert links == ["/ui", "/ui/groups", "/ui/workers", "/ui/locks", "/ui/health", "/ui/audit"]
+        pages = ["groups", "workers", "schedules", "locks", "health", "audit"]
+        assert links == ["/ui", *(f"/ui/{page}" for page in pages)]
 
 
 def test_a_redrive_of_a_few_is_followed_to_its_end(server: Serving):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -141,6 +142,19 @@ def test_many_may_make_the_same_shim_at_once(tmp_path: Path):
         assert all(pool.map(make, range(32)))
     [home] = (tmp_path / "cache").iterdir()
     assert [path.name for path in home.rglob("*")] == ["bin", "java"]
+
+
+def test_a_program_that_is_still_open_for_writing_is_waited_for(tmp_path: Path):
+    program = make_java(tmp_path / "small", version="21")
+    being_written = program.open("a")
+    ending = threading.Timer(0.2, being_written.close)
+    ending.start()
+    try:
+        found = run_java(program)
+    finally:
+        ending.join()
+    assert found is not None
+    assert found.complete
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import re
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,6 +38,8 @@ OPTIONAL_MODULE = "--add-modules=jdk.incubator.vector"
 
 # A check takes 0.2 s; a Java that hangs cannot be used.
 CHECK_TIMEOUT_S = 30
+_BUSY_WAIT_S: Final = 0.01
+_BUSY_TRIES: Final = 1_000
 
 _SHIM = """\
 #!/bin/sh
@@ -146,21 +150,34 @@ def _programs(environment: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _properties(command: list[str]) -> dict[str, str]:
-    try:
-        done = subprocess.run(
-            command,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=CHECK_TIMEOUT_S,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
-    if done.returncode != 0:
+    done = _done(command)
+    if done is None or done.returncode != 0:
         return {}
     return dict(re.findall(r"^ +([\w.]+) = (.*?)\s*$", done.stderr, re.MULTILINE))
+
+
+def _done(command: list[str]) -> subprocess.CompletedProcess[str] | None:
+    """Run a program; None if it cannot be started or does not end."""
+    for _ in range(_BUSY_TRIES):
+        try:
+            return subprocess.run(
+                command,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=CHECK_TIMEOUT_S,
+            )
+        except OSError as error:
+            # A program that another thread has just written is busy for as long as a process which was started
+            # meanwhile has not begun its own program: until then, that one has the file open, too.
+            if error.errno != errno.ETXTBSY:
+                return None
+            threading.Event().wait(_BUSY_WAIT_S)
+        except subprocess.TimeoutExpired:
+            return None
+    return None
 
 
 def _holds(path: Path, text: str) -> bool:
