@@ -188,7 +188,7 @@ def test_a_token_reads_and_writes_no_more_than_it_may(
     seen = spark.read.format("holdfast").options(path=guarded, table="topics", **reader).load()
     assert [row.name for row in seen.collect()] == ["orders"]
     for name, topic in (("reader", "orders"), ("writer", "secrets"), ("writer", "new")):
-        with pytest.raises(PySparkException, match="may not"):
+        with pytest.raises(PySparkException, match="does not have the right"):
             save(spark, guarded, 3, topic=topic, tokenFile=str(tokens / name), createTopics="true")
     save(spark, guarded, 3, topic="orders", tokenFile=str(tokens / "writer"))
     assert read(spark, guarded, **reader).count() == 4
@@ -204,7 +204,7 @@ def test_a_token_reads_and_writes_no_more_than_it_may(
             .start()
         )
         if count is None:
-            with pytest.raises(PySparkException, match="may not"):
+            with pytest.raises(PySparkException, match="does not have the right"):
                 query.awaitTermination()
         else:
             query.awaitTermination()

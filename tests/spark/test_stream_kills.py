@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import holdfast
-from holdfast.codec.frame import HEADER_BYTES
+from holdfast.codec.frame import HEADER_BYTES, VERSION
 from holdfast.settings import BrokerSettings, TopicSettings
 
 HERE = Path(__file__).resolve().parent
@@ -139,7 +139,7 @@ def test_a_folder_of_a_newer_format_is_refused_in_one_sentence(spark: SparkSessi
         broker.publish("orders", b"x", partition=0)
     [segment] = Path(shop.folder, "topics/orders/0/log").glob("*.log")
     content = bytearray(segment.read_bytes())
-    content[3] += 1
+    content[3] = VERSION + 1
     struct.pack_into("<I", content, HEADER_BYTES - 4, crc32c(bytes(content[: HEADER_BYTES - 4])))
     segment.write_bytes(content)
     rows = spark.read.format("holdfast").schema("offset long").options(path=shop.folder, topic="orders").load()
