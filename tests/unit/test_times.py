@@ -27,6 +27,7 @@ from holdfast.errors import InvalidRequest
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 NOW = datetime(2026, 11, 16, 10, tzinfo=UTC)
 NOW_MS = 1_794_823_200_000
+NOW_NS = NOW_MS * 1_000_000
 CENTURY_S = MAX_DURATION_MS // 1000
 
 
@@ -183,29 +184,35 @@ def test_any_64_bit_time_has_a_datetime_exact_to_the_microsecond(time_ns: int):
 
 
 def test_a_message_is_due_at_once_without_delay_or_when_its_time_has_passed():
-    assert due_at_ms(None, None, NOW_MS) == 0
-    assert due_at_ms(0, None, NOW_MS) == 0
-    assert due_at_ms(None, NOW - timedelta(days=1), NOW_MS) == 0
-    assert due_at_ms(None, NOW, NOW_MS) == 0
-    assert due_at_ms(None, EPOCH - timedelta(days=1), NOW_MS) == 0
+    assert due_at_ms(None, None, NOW_NS) == 0
+    assert due_at_ms(0, None, NOW_NS) == 0
+    assert due_at_ms(None, NOW - timedelta(days=1), NOW_NS) == 0
+    assert due_at_ms(None, NOW, NOW_NS) == 0
+    assert due_at_ms(None, EPOCH - timedelta(days=1), NOW_NS) == 0
 
 
 def test_a_delay_counts_from_now_and_an_instant_from_itself():
-    assert due_at_ms(2.5, None, NOW_MS) == NOW_MS + 2_500
-    assert due_at_ms(timedelta(microseconds=1), None, NOW_MS) == NOW_MS + 1
-    assert due_at_ms(None, NOW + timedelta(microseconds=1), NOW_MS) == NOW_MS + 1
-    assert due_at_ms(None, NOW + timedelta(days=400), NOW_MS) == NOW_MS + 400 * 86_400_000
+    assert due_at_ms(2.5, None, NOW_NS) == NOW_MS + 2_500
+    assert due_at_ms(timedelta(microseconds=1), None, NOW_NS) == NOW_MS + 1
+    assert due_at_ms(None, NOW + timedelta(microseconds=1), NOW_NS) == NOW_MS + 1
+    assert due_at_ms(None, NOW + timedelta(days=400), NOW_NS) == NOW_MS + 400 * 86_400_000
+
+
+def test_a_message_is_due_not_even_part_of_a_millisecond_early():
+    assert due_at_ms(2.5, None, NOW_NS + 1) == NOW_MS + 2_501
+    assert due_at_ms(2.5, None, NOW_NS + 999_999) == NOW_MS + 2_501
+    assert due_at_ms(None, NOW + timedelta(microseconds=2), NOW_NS + 1_999) == NOW_MS + 1
 
 
 def test_delay_and_at_together_are_refused():
     with pytest.raises(InvalidRequest, match=r"delay=0 and at=.* both given: choose one"):
-        due_at_ms(0, NOW, NOW_MS)
+        due_at_ms(0, NOW, NOW_NS)
 
 
 @pytest.mark.parametrize(("delay", "at", "name"), [(-1, None, "delay"), (None, datetime(2026, 1, 1), "at")])
 def test_a_bad_delay_or_at_is_named(delay: Any, at: Any, name: str):
     with pytest.raises(InvalidRequest, match=f"^{name}="):
-        due_at_ms(delay, at, NOW_MS)
+        due_at_ms(delay, at, NOW_NS)
 
 
 @pytest.mark.parametrize(

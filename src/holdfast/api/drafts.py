@@ -320,15 +320,15 @@ class Drafter:
         self._compacted = settings.cleanup != "delete"
         self.plain = bodies.plain and not self._ttl_ms and not settings.trace_sample
 
-    def draft(self, message: NewMessage, now_ms: int, stored: Value | None = None) -> Draft:
+    def draft(self, message: NewMessage, now_ns: int, stored: Value | None = None) -> Draft:
         """Return the message as it will be stored. Raises InvalidRequest if something is wrong with it.
 
         `stored` is the body if it is encoded already, no matter what the queue's type is.
         """
         body, *options = structs.astuple(message)
-        return Draft(*self.fields(body, tuple(options), now_ms, stored))
+        return Draft(*self.fields(body, tuple(options), now_ns, stored))
 
-    def fields(self, body: Any, options: MessageOptions, now_ms: int, stored: Value | None = None) -> DraftFields:
+    def fields(self, body: Any, options: MessageOptions, now_ns: int, stored: Value | None = None) -> DraftFields:
         """Return the fields of `draft`: for one message that is written at once, an object for them costs too much."""
         key, given, priority, delay, at, ttl, given_id, correlation_id = options
         flags = 0
@@ -353,7 +353,7 @@ class Drafter:
             raise InvalidRequest(
                 f"priority={priority!r} cannot be used: give a whole number from 0 to 9; 9 is the most urgent"
             )
-        due_ms = 0 if delay is None and at is None else due_at_ms(delay, at, now_ms)
+        due_ms = 0 if delay is None and at is None else due_at_ms(delay, at, now_ns)
         ttl_ms = self._ttl_ms if ttl is None else duration_ms(ttl, "ttl", minimum_ms=1)
         dedup_id = None
         if given_id is not None:
@@ -364,7 +364,7 @@ class Drafter:
                 raise InvalidRequest(f"correlation_id must be str, not {type(correlation_id).__name__}")
             headers += ((CORRELATION_ID, _id(correlation_id, "correlation_id")),)
         # The time to live begins when the message becomes ready, not while it is delayed.
-        expires_ms = (due_ms or now_ms) + ttl_ms if ttl_ms else 0
+        expires_ms = (due_ms or now_ns // 1_000_000) + ttl_ms if ttl_ms else 0
         return value, stored_key, headers, priority, expires_ms, due_ms, dedup_id, flags
 
 
@@ -510,17 +510,20 @@ def moment_at(ms: int | None) -> datetime | None:
     return to_datetime(ms * 1_000_000) if ms else None
 
 
-def due_at_ms(delay: float | timedelta | None, at: datetime | None, now_ms: int) -> int:
-    """Return when a message is due, in milliseconds since 1970; 0 if it is not delayed or the time has passed."""
+def due_at_ms(delay: float | timedelta | None, at: datetime | None, now_ns: int) -> int:
+    """Return when a message is due, in milliseconds since 1970; 0 if it is not delayed or the time has passed.
+
+    Rounded up: a message must not come early, not even by less than a millisecond.
+    """
     if delay is not None and at is not None:
         raise InvalidRequest(f"delay={_shown(delay)} and at={_shown(at)} are both given: choose one of them")
     if delay is not None:
         delay_ms = duration_ms(delay, "delay")
-        return now_ms + delay_ms if delay_ms else 0
+        return -(-now_ns // 1_000_000) + delay_ms if delay_ms else 0
     if at is None:
         return 0
     due_ms = instant_ms(at, "at")
-    return due_ms if due_ms > now_ms else 0
+    return due_ms if due_ms * 1_000_000 > now_ns else 0
 
 
 def parse_duration(text: str, name: str = "duration") -> float:

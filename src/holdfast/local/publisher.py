@@ -184,7 +184,7 @@ class Publisher:
         if self._most_single < 0 or (options[1] is not None and is_read_once(options[1])):
             return None
         now_ns = self._now_ns()
-        fields = self._drafter.fields(body, options, now_ns // 1_000_000)
+        fields = self._drafter.fields(body, options, now_ns)
         number = 0 if chosen is None and len(self.partitions) == 1 else self._route(fields[1], fields[6], chosen)
         partition, due_at_ms = self.partitions[number], fields[5]
         if due_at_ms and not partition.delays_at_once(due_at_ms, now_ns // 1_000_000):
@@ -368,7 +368,7 @@ class Publisher:
         """Return one message as it will be stored; `stored` is its body if that is encoded already."""
         self._is_current()
         new = message if isinstance(message, NewMessage) else NewMessage(body=message)
-        return self._drafter.draft(new, self._now_ns() // 1_000_000, stored)
+        return self._drafter.draft(new, self._now_ns(), stored)
 
     def route(self, draft: Draft, partition: object) -> int:
         """Return the partition that a message goes to."""
@@ -475,7 +475,7 @@ class LocalDrafting:
         self.most_bytes = topic.settings.max_message_bytes
 
     def draft(self, message: NewMessage) -> tuple[Draft, Draft, bool]:
-        draft = self._drafter.draft(message, self._clock.now_ns() // 1_000_000)
+        draft = self._drafter.draft(message, self._clock.now_ns())
         return draft, draft, bool(draft.due_at_ms) or draft.dedup_id is not None
 
 

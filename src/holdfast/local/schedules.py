@@ -17,20 +17,20 @@ MOST_BYTES: Final = 64 * 1024  # of the message: it is written again at each fir
 
 def put_schedule(engine: BrokerEngine, bodies: Bodies, request: ScheduleRequest) -> Schedule:
     """Create or change a schedule, with a message that its topic accepts."""
-    now_ms = engine.world.clock.now_ns() // 1_000_000
+    now_ns = engine.world.clock.now_ns()
     timing = request.timing
     state = ScheduleState(
-        timing if not timing.every_ms else timing.starting(now_ms),
-        _template(engine, bodies, request, now_ms),
+        timing if not timing.every_ms else timing.starting(now_ns // 1_000_000),
+        _template(engine, bodies, request, now_ns),
         request.misfire,
         request.jitter_ms,
     )
     return schedule_of(request.name, engine.schedules().put(request.name, state))
 
 
-def _template(engine: BrokerEngine, bodies: Bodies, request: ScheduleRequest, now_ms: int) -> Template:
+def _template(engine: BrokerEngine, bodies: Bodies, request: ScheduleRequest, now_ns: int) -> Template:
     with engine.using(request.topic) as topic:
-        draft = Drafter(bodies, topic.settings).draft(request.message, now_ms)
+        draft = Drafter(bodies, topic.settings).draft(request.message, now_ns)
         most_bytes = min(MOST_BYTES, topic.settings.max_message_bytes)
     template = Template(request.topic, bytes(draft.value), draft.key, tuple(draft.headers), draft.priority, draft.flags)
     if template.size > most_bytes:

@@ -189,7 +189,7 @@ class RemoteDrafting:
         self.plain = bodies.plain
 
     def draft(self, message: NewMessage) -> tuple[Draft, wire.NewMessage, bool]:
-        sent, draft = self._drafter.draft(message, self._clock.now_ns() // 1_000_000)
+        sent, draft = self._drafter.draft(message, self._clock.now_ns())
         return draft, sent, is_loose(sent)
 
 

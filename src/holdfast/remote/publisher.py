@@ -243,11 +243,11 @@ class RemotePublisher:
         """Return messages as they are sent and as they will be stored. Raises InvalidRequest if one is wrong."""
         if isinstance(given, (bytes, bytearray, str, Mapping)) or not isinstance(given, Iterable):
             raise InvalidRequest(f"{verb} takes a list of bodies or NewMessages, not {type(given).__name__}")
-        now_ms = self._clock.now_ns() // 1_000_000
+        now_ns = self._clock.now_ns()
         drafter = WireDrafter(bodies)
         messages, drafts = [], []
         for each in given:
-            message, draft = drafter.draft(each if isinstance(each, NewMessage) else NewMessage(body=each), now_ms)
+            message, draft = drafter.draft(each if isinstance(each, NewMessage) else NewMessage(body=each), now_ns)
             messages.append(message)
             drafts.append(draft)
         return messages, drafts
@@ -312,13 +312,13 @@ class WireDrafter:
         self._plain = Drafter(bodies, _USUAL)
         self._keyed = Drafter(bodies, _COMPACTED)
 
-    def draft(self, new: NewMessage, now_ms: int) -> tuple[wire.NewMessage, Draft]:
+    def draft(self, new: NewMessage, now_ns: int) -> tuple[wire.NewMessage, Draft]:
         """Return the message as it is sent and as it will be stored. Raises InvalidRequest if it is wrong."""
         if has_only_a_body(new):
             value = self._encode(new.body)
             return wire.NewMessage(body=value), Draft(value)
         # The server decides whether the topic accepts tombstones.
-        draft = (self._keyed if new.body is None else self._plain).draft(new, now_ms)
+        draft = (self._keyed if new.body is None else self._plain).draft(new, now_ns)
         return _message(new, draft), draft
 
 
