@@ -131,6 +131,12 @@ def check_count(count: object) -> None:
         raise InvalidRequest(f"count={count!r} cannot be used: give a whole number from 1 to {MOST_AT_ONCE}")
 
 
+def check_shard(shard: object, *, needed: bool = False) -> None:
+    """Refuse what cannot be the number of a shard."""
+    if (shard is not None or needed) and (type(shard) is not int or shard < 0):
+        raise InvalidRequest(f"{shard!r} cannot be the number of a shard: they count from 0")
+
+
 def switch(value: object, name: str) -> bool:
     """Return the argument if it is True or False; otherwise raise InvalidRequest."""
     if not isinstance(value, bool):

@@ -57,6 +57,7 @@ from holdfast.storage.keeper import Keeper, soonest
 
 if TYPE_CHECKING:
     from holdfast.broker.locks import FolderLocks
+    from holdfast.broker.moving import TopicMoves
     from holdfast.broker.schedules import FolderSchedules
     from holdfast.env.chain.chain import Chain
     from holdfast.env.chain.ownership import Turn
@@ -74,6 +75,7 @@ class BrokerEngine:
     stand_in: Callable[[Any], Any] | None = None
     client_in_child: Any = None
     store: Chain | None = None  # what the folder lives in, if it does not live here
+    moves: TopicMoves | None = None  # the topics that are leaving or coming, if there are other folders
 
     def __init__(self, world: World, folder: str, settings: BrokerSettings, observer: Observer | None = None) -> None:
         self.space = space = Space(self)
@@ -248,7 +250,8 @@ class BrokerEngine:
         """The names of all topics."""
         self.check_open()
         with self._translated(""):
-            return self.catalog.names()
+            found = self.catalog.names()
+        return found if self.moves is None else [name for name in found if not self.moves.is_elsewhere(name)]
 
     def producers(self) -> Producers:
         """The named producers; opened on first use."""
@@ -474,9 +477,31 @@ class BrokerEngine:
 
     @contextmanager
     def alone(self, name: str) -> Iterator[None]:
-        """Keep other threads from opening, changing or deleting the topic; other topics are not blocked."""
+        """Keep other threads from opening, changing or deleting the topic; other topics are not blocked.
+
+        Raises Unavailable if the topic is in another folder, or on its way.
+        """
+        with self.alone_here(name):
+            self.check_here(name)
+            yield
+
+    def check_here(self, name: str) -> None:
+        """Raise Unavailable if the topic is in another folder, or on its way."""
+        refusal = None if self.moves is None else self.moves.refusal(name)
+        if refusal is not None:
+            raise refusal
+
+    @contextmanager
+    def alone_here(self, name: str) -> Iterator[None]:
+        """Like `alone`, for whoever moves the topic."""
         with self._locks_of.of(name), self._translated(name):
             yield
+
+    def let_go(self, topic: Topic) -> None:
+        """Close a topic in use, because it is about to leave the folder. Called with its name's lock held."""
+        with self._lock:
+            self._topics.pop(topic.name, None)
+        topic.close()
 
     def filed(self, name: str) -> Mapping[str, Any]:
         """The settings of this topic in the settings file."""

@@ -165,6 +165,10 @@ class FolderKey:
                     self._key = self._read() or self._make()
         return self._key
 
+    def existing(self) -> bytes | None:
+        """Return the content of the key's file; None if there is none yet."""
+        return read_file(self._world.disk, join(self._root, KEY_FILE))
+
     def _read(self) -> bytes | None:
         path = join(self._root, KEY_FILE)
         content = read_file(self._world.disk, path)

@@ -42,6 +42,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     number: int  # counts its records up
     shards: dict[int, int] = {}  # those that it owns, and in which epoch of each
     leaving: bool = False  # it is about to end, and hands its shards over
+    placement: int = 0  # the version of the table of placements that it knows
     version: str = ""
     written_at_ms: int = 0  # by the node's wall clock, for people
     process: dict[str, Any] = {}  # so that others on its machine can see whether it has ended

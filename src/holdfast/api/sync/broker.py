@@ -3,12 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from holdfast.api import Face
-from holdfast.api.arguments import Question, When, check_id, check_search, check_search_request, span_of, switch
+from holdfast.api.arguments import (
+    Question,
+    When,
+    check_id,
+    check_search,
+    check_search_request,
+    check_shard,
+    span_of,
+    switch,
+)
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import (
     NO_OPTIONS,
@@ -115,7 +124,13 @@ class Broker(Face):
         return Queue(self._port.queue(request))
 
     def create_topic(
-        self, name: str, *, partitions: int | None = None, exist_ok: bool = False, **changes: Any
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        exist_ok: bool = False,
+        shard: int | None = None,
+        **changes: Any,
     ) -> TopicInfo:
         """Create a topic.
 
@@ -123,21 +138,45 @@ class Broker(Face):
             name: The name: letters, digits, dots, dashes and underscores.
             partitions: How many; 1 by default.
             exist_ok: Accept that it already exists.
+            shard: The shard of a cluster where it is to live; by default, its name decides.
             **changes: Its settings by name, such as retention_hours=168.
 
         Returns:
             The topic's partitions, groups and settings.
 
         Raises:
-            TopicExists: It already exists, and `exist_ok` is False.
+            TopicExists: It already exists, and `exist_ok` is False; or it exists in another shard.
             BadSettings: A setting is unknown or outside its limits.
+            InvalidRequest: There is no such shard, or no cluster.
         """
         check_topic_name(name)
         switch(exist_ok, "exist_ok")
+        check_shard(shard)
         wanted = changes_of(changes)
         if self._port.body_type is not None:
             wanted.setdefault("bodies", kind_of(self._port.body_type))
-        return self._port.create_topic(name, partitions, wanted, exist_ok=exist_ok)
+        return self._port.create_topic(name, partitions, wanted, exist_ok=exist_ok, shard=shard)
+
+    def move_topic(self, name: str, shard: int, *, progress: Callable[[int, int], None] | None = None) -> TopicInfo:
+        """Move a topic to another shard of a cluster, with all that belongs to it.
+
+        It stays in use meanwhile: for a moment, calls are refused in a way that clients retry. If this is interrupted,
+        the topic is in one shard or in the other; call it again to continue.
+
+        Args:
+            name: The topic.
+            shard: The number of the shard.
+            progress: Called with the bytes copied so far, and those to copy as far as known.
+
+        Returns:
+            The topic's partitions, groups and settings.
+
+        Raises:
+            UnknownTopic: The topic does not exist.
+            InvalidRequest: There is no such shard, or no cluster.
+        """
+        check_shard(shard, needed=True)
+        return self._port.move_topic(check_topic_name(name), shard, progress)
 
     def alter_topic(self, name: str, **changes: Any) -> TopicInfo:
         """Change settings of a topic. They take effect at once and are stored.

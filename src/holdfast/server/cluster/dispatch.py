@@ -21,18 +21,18 @@ import msgspec
 
 from holdfast.broker.folder.layout import parse_lease, topic_of_id
 from holdfast.broker.producers import ProducerId
-from holdfast.cluster.placement import shard_of_key, shard_of_topic
+from holdfast.cluster.placement import shard_of_key
 from holdfast.errors import Forbidden, HoldfastError, InvalidRequest, NotInCluster, Unauthenticated, Unavailable
 from holdfast.protocol.media import JSON, MSGPACK, ErrorAnswer, decode, encode, error_of, fault_of
 from holdfast.protocol.topics import Joined, ProducerBegun
 from holdfast.server.callers import challenges_for, check_fetch
 from holdfast.server.cluster.merging import MERGED, MergedCall, ShardAnswer
 from holdfast.server.cluster.passing import (
-    MOVED,
-    MOVED_STATUS,
     NODE,
     SHARD,
+    TOPIC,
     Broken,
+    Moved,
     NotPassed,
     break_off,
     copied,
@@ -54,6 +54,7 @@ from holdfast.server.routing import Route, RouteTable, retry_after_of, status_of
 from holdfast.server.service import check_right
 
 if TYPE_CHECKING:
+    from holdfast.cluster.registry import NodeRecord
     from holdfast.server.cluster.node import ClusterNode
     from holdfast.server.http.connection import Answer
 
@@ -65,6 +66,7 @@ _SAFE: Final = frozenset({"GET", "HEAD"})
 _INSIDE: Final = "/v1/cluster/"
 _MOST_BODY: Final = 1024 * 1024  # of a call whose body says where it belongs
 _BY_KEY: Final = ("/v1/locks/{name}", "/v1/state/{name}")
+_MOVE: Final = "/v1/topics/{topic}/move"
 _REDRIVE: Final = "/v1/queues/{queue}/dead/redrive"
 _MEMBER: Final = "/v1/groups/{group}/members/{member}"
 
@@ -87,11 +89,12 @@ class Dispatcher:
         self._node = node
         self._routes = routes
         self._shards = node.description.shards
+        self._places = node.places
         self._secret = node.description.secret.encode()
         self._meter = node.shared.meter
         self._mono_ns = node.world.clock.monotonic_ns
         self._ways: dict[tuple[str, str], Way] = {
-            ("POST", "/v1/topics"): partial(self._by_body, "name"),
+            ("POST", "/v1/topics"): self._create,
             ("POST", "/v1/groups/{group}/reset"): partial(self._by_body, "topic"),
             ("POST", "/v1/groups/{group}/members"): self._join,
             ("POST", "/v1/producers"): self._begin_producer,
@@ -116,8 +119,8 @@ class Dispatcher:
         self, head: KnownHead, sequence: int | None, content: bytes, peer: str, certificate: Any
     ) -> RenderedAnswer | DeferredAnswer | Exception | None:
         """Answer a request with a known head in one step, if this node still owns the shard that it is for."""
-        served = self._node.serving(shard_of_topic(head.topic, self._shards))
-        if served is None or head.service is not served.service:
+        served = self._node.serving(self._places.shard_of(head.topic))
+        if served is None or head.service is not served.service or served.mover.moves.is_refused(head.topic):
             return None
         answer = served.app.answer_known(head, sequence, content, peer, certificate)
         if isinstance(answer, DeferredAnswer):
@@ -138,11 +141,11 @@ class Dispatcher:
         if is_passed:
             if not hmac.compare_digest(request.headers[NODE].encode("utf-8", "replace"), self._secret):
                 raise Forbidden(f"the header {NODE} is for the nodes of this cluster: leave it out")
-            shard = int(request.headers.get(SHARD, "-1"))
+            shard, topic = int(request.headers.get(SHARD, "-1")), request.headers.get(TOPIC, "")
             read_caller(request)
             if request.path.startswith(_INSIDE):
                 return await self._node.answer(request, shard)
-            return await self._owned(request, shard)
+            return await self._owned(request, shard, topic)
         if request.path == "/v1/cluster" or request.path in self._node.pages:
             return await self._node.page(request)
         for start, instead in _NOT_YET:
@@ -154,10 +157,12 @@ class Dispatcher:
     async def _routed(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
         pattern, name = route.pattern, path.get("queue") or path.get("topic")
         if name is not None:
-            shard = shard_of_topic(name, self._shards)
+            shard = self._places.shard_of(name)
+            if pattern == _MOVE:
+                return await self._move(request, route, path)
             if pattern == _REDRIVE:
                 await self._check_target(request, shard)
-            return await self.to_shard(request, shard, route, path)
+            return await self.to_shard(request, shard, route, path, topic=name)
         if pattern.startswith(_BY_KEY):
             shard = shard_of_key(path["name"], self._shards)
             self._check_lease(request, shard)
@@ -178,7 +183,24 @@ class Dispatcher:
     async def _by_topic(self, request: Request, topic: object, route: Route, path: dict[str, str]) -> Answer:
         """By a topic that the query or the body names; if it is no name at all, any shard can say so."""
         name = topic if isinstance(topic, str) else ""
-        return await self.to_shard(request, shard_of_topic(name, self._shards), route, path)
+        return await self.to_shard(request, self._places.shard_of(name), route, path, topic=name)
+
+    async def _create(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
+        """Where the body says, or else by its name."""
+        body = await self._body(request)
+        if body.get("shard") is None:
+            return await self._by_topic(request, body.get("name"), route, path)
+        return await self.to_shard(request, self._shard_in(body["shard"]), route, path)
+
+    async def _move(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
+        """The owner of the shard to which a topic is to go sees to that."""
+        return await self.to_shard(request, self._shard_in((await self._body(request)).get("to")), route, path)
+
+    def _shard_in(self, given: object) -> int:
+        """A shard that a body names; what is none of ours is refused, and what is no number by whoever decodes it."""
+        if type(given) is int and not 0 <= given < self._shards:
+            raise InvalidRequest(f"there is no shard {given}: this cluster has {self._shards}, from 0")
+        return given if type(given) is int else self._node.some_shard()
 
     async def _by_body(self, field: str, request: Request, route: Route, path: dict[str, str]) -> Answer:
         return await self._by_topic(request, (await self._body(request)).get(field), route, path)
@@ -203,7 +225,7 @@ class Dispatcher:
     async def _check_target(self, request: Request, shard: int) -> None:
         """Dead letters can be redriven into another topic only if one shard has both."""
         to = (await self._body(request)).get("to")
-        if isinstance(to, str) and shard_of_topic(to, self._shards) != shard:
+        if isinstance(to, str) and self._places.shard_of(to) != shard:
             raise NotInCluster(
                 f"a cluster cannot redrive into {to!r} yet, because that topic is in another shard: redrive into the "
                 "topic itself, or receive the dead letters and publish them there"
@@ -230,57 +252,82 @@ class Dispatcher:
     # One shard
 
     async def to_shard(
-        self, request: Request, shard: int, route: Route, path: Mapping[str, str], target: bytes = b""
+        self,
+        request: Request,
+        shard: int,
+        route: Route,
+        path: Mapping[str, str],
+        target: bytes = b"",
+        *,
+        topic: str = "",
     ) -> Answer:
-        """The answer of the shard's owner. Waits a little if there is none."""
-        served = self._node.serving(shard)
-        if served is not None:
-            answer = await self._here(request, served)
-            if answer is not None:
-                return answer
+        """The answer of the shard's owner. Waits a little if there is none, or while the topic is moving."""
+        answer = await self._at_once(request, shard, topic)
+        if answer is not None:
+            return answer
         if HOP in request.headers:
-            return _moved()
+            return self._node.moved()
         self._check_caller(request, route, path)
         loop = asyncio.get_running_loop()
         until = loop.time() + WAIT_S
-        began_ns = self._mono_ns()
         while True:
-            served = self._node.serving(shard)
-            if served is not None:
-                answer = await self._here(request, served)
+            if topic:
+                shard = self._places.shard_of(topic)
+            answer = await self._at_once(request, shard, topic)
+            if answer is not None:
+                return answer
+            owner = self._node.owner_of(shard)
+            if owner is not None and self._node.serving(shard) is None:
+                answer = await self._passed(request, owner, shard, route, target or target_of(request), topic)
                 if answer is not None:
                     return answer
-            owner = self._node.owner_of(shard)
-            if owner is not None:
-                try:
-                    answer = await self._node.passing.pass_on(request, owner, shard, target or target_of(request))
-                    self._meter.request_done(
-                        route.pattern, request.method, answer.status, self._mono_ns() - began_ns, request.received,
-                        len(answer.body) if isinstance(answer, Response) else 0,
-                    )  # fmt: skip
-                    return answer
-                except NotPassed as error:
-                    self._node.not_reached(owner, error)
-                except Broken as error:
-                    self._node.not_reached(owner, None)
-                    if request.method not in _SAFE:
-                        logger.warning(
-                            "a call was cut off", extra={"path": request.path, "node": owner.node, "why": str(error)}
-                        )
-                        break_off(request)
-                        raise ConnectionResetError(str(error)) from error
             if loop.time() >= until:
-                raise Unavailable(
-                    f"shard {shard} of the cluster, where this belongs, has no owner that this node can reach; nothing "
-                    "was done. Try again: another node takes over within seconds"
-                )
+                raise self._not_answered(shard, topic)
             await self._node.wait_for_change(_AGAIN_S)
 
-    async def _owned(self, request: Request, shard: int) -> Answer:
-        """The answer to a call that another node has passed on."""
+    async def _at_once(self, request: Request, shard: int, topic: str) -> Answer | None:
+        """The answer of this node, if it owns the shard and the topic is there."""
         served = self._node.serving(shard)
-        answer = None if served is None else await self._here(request, served)
-        return _moved() if answer is None else answer
+        if served is None or (topic and not served.has(topic)):
+            return None
+        return await self._here(request, served)
+
+    async def _passed(
+        self, request: Request, owner: NodeRecord, shard: int, route: Route, target: bytes, topic: str
+    ) -> Answer | None:
+        """The answer of another node; None if the call can be made again."""
+        began_ns = self._mono_ns()
+        try:
+            answer = await self._node.passing.pass_on(request, owner, shard, target, topic)
+        except NotPassed as error:
+            self._node.not_reached(owner, error)
+            if isinstance(error, Moved):
+                await self._places.refresh(error.version)
+            return None
+        except Broken as error:
+            self._node.not_reached(owner, None)
+            if request.method in _SAFE:
+                return None
+            logger.warning("a call was cut off", extra={"path": request.path, "node": owner.node, "why": str(error)})
+            break_off(request)
+            raise ConnectionResetError(str(error)) from error
+        self._meter.request_done(
+            route.pattern, request.method, answer.status, self._mono_ns() - began_ns, request.received,
+            len(answer.body) if isinstance(answer, Response) else 0,
+        )  # fmt: skip
+        return answer
+
+    def _not_answered(self, shard: int, topic: str) -> HoldfastError:
+        served = self._node.serving(shard)
+        refusal = None if served is None or not topic else served.mover.moves.refusal(topic)
+        return refusal or Unavailable(
+            f"shard {shard} of the cluster, where this belongs, has no owner that this node can reach; nothing "
+            "was done. Try again: another node takes over within seconds"
+        )
+
+    async def _owned(self, request: Request, shard: int, topic: str) -> Answer:
+        """The answer to a call that another node has passed on."""
+        return await self._at_once(request, shard, topic) or self._node.moved()
 
     async def _here(self, request: Request, served: ServedShard) -> Answer | None:
         """The answer of a shard of this node; None if it was lost, and the call can be made again."""
@@ -347,14 +394,14 @@ class Dispatcher:
     async def _join(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
         topics = (await self._body(request)).get("topics")
         names = [name for name in topics if isinstance(name, str)] if isinstance(topics, list) else []
-        shards = {shard_of_topic(name, self._shards) for name in names} or {0}
+        shards = {self._places.shard_of(name) for name in names} or {0}
         if len(shards) > 1:
             raise NotInCluster(
                 f"a cluster cannot have one member read {', '.join(sorted(names))} yet, because these topics are in "
                 "different shards: join with one member for each topic; they may use the same group"
             )
         (shard,) = shards
-        answer = await self.to_shard(request, shard, route, path)
+        answer = await self.to_shard(request, shard, route, path, topic=names[0] if len(names) == 1 else "")
         if not isinstance(answer, Response) or answer.status != route.status:
             return answer
         media = MSGPACK if answer.media == MSGPACK else JSON
@@ -434,10 +481,6 @@ async def adopt(served: ServedShard, body: bytes) -> None:
     """Make a producer known in a shard."""
     name, producer = msgspec.msgpack.decode(body, type=tuple[str, ProducerId])
     await asyncio.to_thread(lambda: served.engine.producers().adopt(name, producer))
-
-
-def _moved() -> Response:
-    return Response(MOVED_STATUS, headers=[(MOVED, "1")])
 
 
 def _faulty(error: HoldfastError, media: str) -> Response:

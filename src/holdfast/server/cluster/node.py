@@ -30,8 +30,10 @@ from holdfast.env.chain.engines import Store, StoreRefused, StoreUnreachable, op
 from holdfast.errors import BadSettings, HoldfastError
 from holdfast.server.callers import Access, check_listening, tls_context
 from holdfast.server.cluster.dispatch import Dispatcher, adopt
+from holdfast.server.cluster.moving import answered
 from holdfast.server.cluster.pages import NodePages
-from holdfast.server.cluster.passing import Broken, Moved, NotPassed, Passing
+from holdfast.server.cluster.passing import MOVED, MOVED_STATUS, Broken, Moved, NotPassed, Passing
+from holdfast.server.cluster.places import Places
 from holdfast.server.cluster.shards import RELEASE_S, NodeCommons, ServedShard, ShardSlot
 from holdfast.server.http.connection import Answer
 from holdfast.server.http.heads import KnownHeads
@@ -82,6 +84,11 @@ class ClusterNode:
             world, broker, settings, Access(settings, world), self.pages.metrics, Pool(),
             Scans(settings.scan_workers, settings.scan_messages), KnownHeads(),
         )  # fmt: skip
+        self.shared.node = self
+        store, root = open_store(parse_place(url))
+        self._store: Store = store
+        self._registry = Registry(store, root, world.clock)
+        self.places = Places(store, root, description.shards, world.ids)
         self.slots = [
             ShardSlot(number, shard_url(url, number), self.shared, 2 * lease_s, self._own_changed)
             for number in range(description.shards)
@@ -93,9 +100,6 @@ class ClusterNode:
             self.dispatcher.handle, self.dispatcher.refuse, limits_of(settings), self.pages.metrics,
             self.dispatcher.answer_known, self.shared.heads,
         )  # fmt: skip
-        store, root = open_store(parse_place(url))
-        self._store: Store = store
-        self._registry = Registry(store, root, world.clock)
         self._number = 0
         self._process = process_facts(world)
         self._changes: asyncio.Event = asyncio.Event()
@@ -166,8 +170,22 @@ class ClusterNode:
                     return Response(503)
                 await adopt(served, body)
                 return Response(204)
+            case step if step.startswith("moves/"):
+                served = self.serving(shard)
+                if served is None:
+                    return self.moved()
+                return await answered(served.mover.answer(step.removeprefix("moves/"), body))
             case _:
                 return Response(404)
+
+    def moved(self) -> Response:
+        """The answer that something is not here."""
+        return Response(MOVED_STATUS, headers=[(MOVED, str(self.places.table.version))])
+
+    def placement_changed(self) -> None:
+        """A topic is elsewhere now: tell everybody."""
+        self._changed()
+        self._to_tell.set()
 
     # Starting and stopping
 
@@ -189,6 +207,7 @@ class ClusterNode:
     async def start(self) -> None:
         """Join the cluster. Raises BadSettings if others could not reach this node, or another one has its name."""
         await self._check_advertised()
+        await asyncio.to_thread(self.places.read)
         self._number = await asyncio.to_thread(self._adopt)
         await self._look()
         self._background(self._keep_telling())
@@ -246,7 +265,7 @@ class ClusterNode:
             node=self.me, url=self.advertised, instance=self.instance, number=self._number, leaving=self.leaving,
             shards={slot.number: slot.served.epoch for slot in self.slots if slot.serving and slot.served},
             version=holdfast.__version__, process=self._process,
-            written_at_ms=self.world.clock.now_ns() // 1_000_000,
+            written_at_ms=self.world.clock.now_ns() // 1_000_000, placement=self.places.table.version,
         )  # fmt: skip
 
     def _own_changed(self) -> None:
@@ -266,6 +285,8 @@ class ClusterNode:
         if not self.table.hear(record, self._mono_ns()):
             return
         self._refused.pop(record.instance, None)
+        if record.placement > self.places.table.version:
+            self._background(self._surely(self.places.refresh(record.placement)))
         shards = {} if before is None else before.record.shards
         for shard in record.shards.keys() - shards.keys():
             owner = self.table.owner_of(shard)

@@ -23,6 +23,8 @@ from holdfast.env.process import environment
 from holdfast.errors import Busy, HoldfastError
 from holdfast.local.aio.broker import AsyncLocalBrokerPort
 from holdfast.server.audit import Audit, CallAuditor, open_audit
+from holdfast.server.cluster.moving import ShardMover
+from holdfast.server.cluster.places import settle_moves
 from holdfast.server.http.heads import KnownHeads
 from holdfast.server.http.messages import Meter, Request, Response, StreamResponse, close_chunks
 from holdfast.server.metrics import start_export
@@ -33,6 +35,7 @@ from holdfast.server.service import Service
 if TYPE_CHECKING:
     from holdfast.env import World
     from holdfast.server.callers import Access
+    from holdfast.server.cluster.node import ClusterNode
     from holdfast.server.http.connection import Answer
     from holdfast.server.turns import Pool, Scans
     from holdfast.settings import BrokerSettings, ServerSettings
@@ -61,6 +64,7 @@ class NodeCommons:
         self.scans = scans
         self.heads = heads
         self.first: Service | None = None  # whose limits the others share
+        self.node: ClusterNode = None  # type: ignore[assignment]  # set by itself
 
 
 class ServedShard:
@@ -76,6 +80,8 @@ class ServedShard:
         self.service = Service(shared.world, self.port, shared.settings)
         self.service.is_shard = True
         self._share(shared)
+        assert engine.moves is not None
+        self.mover = self.service.mover = ShardMover(shared.node, self, engine.moves)
         self.app = ServerApp(self.service, shared.access, [*API, audit_routes(audit)], shared.meter, CallAuditor(audit))
         self.export = start_export(engine, shared.settings.otlp_endpoint, environment())
         self._heads = self.app.heads = shared.heads
@@ -135,6 +141,11 @@ class ServedShard:
             self._done(task)
             await close_chunks(chunks)
 
+    def has(self, topic: str) -> bool:
+        """Whether a topic can be used here; False if it is elsewhere, or on its way."""
+        moves = self.mover.moves
+        return not moves.is_refused(topic) and not moves.is_elsewhere(topic)
+
     def began(self) -> None:
         """Count a call that is answered without a task."""
         self.calls += 1
@@ -153,6 +164,7 @@ class ServedShard:
             await asyncio.sleep(_POLL_S)
         for task in list(self._tasks):
             task.cancel()
+        await self.mover.close()
         await self.service.publishing.settle()
         with suppress(HoldfastError):  # a shard that was lost says so once more
             await self.port.close()
@@ -294,7 +306,12 @@ class ShardSlot:
         def wait() -> None:
             try:
                 engine = BrokerEngine.open(self._url, settings=self._shared.broker, turn=self)
-                engine.keep()
+                try:
+                    settle_moves(engine, self.number, self._shared.node.places)
+                    engine.keep()
+                except BaseException:
+                    engine.close()
+                    raise
                 result: BrokerEngine | Exception = engine
             except Exception as error:
                 result = error

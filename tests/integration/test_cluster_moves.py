@@ -1,0 +1,226 @@
+"""Topics that are put into a shard, and moved to another one while they are in use, whoever dies meanwhile."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+import holdfast
+from holdfast.cluster.placement import shard_of_topic
+from holdfast.errors import HoldfastError, InvalidRequest, TopicExists, UnknownTopic
+from tests.integration.cluster_gear import Cluster, Node, cluster, until
+from tests.integration.process_gear import COMMAND, plain_environment
+from tests.integration.test_cluster import Load
+
+pytestmark = [pytest.mark.slow, pytest.mark.serial]
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory):
+    """A cluster in which nobody dies."""
+    with cluster(tmp_path_factory.mktemp("moves")) as made:
+        yield made
+
+
+def shard_on(made: Cluster, node: Node, *, but: int = -1) -> int:
+    """A shard that a node owns."""
+    return next(shard for shard, name in node.shards().items() if name == node.name and shard != but)
+
+
+def home(made: Cluster, topic: str) -> int:
+    return shard_of_topic(topic, made.shards)
+
+
+def shard_told(node: Node, topic: str) -> int:
+    found: int = node.get(f"/v1/topics/{topic}").body["shard"]
+    return found
+
+
+def test_a_topic_lives_in_the_shard_where_it_was_put(quiet: Cluster):
+    owner, other, third = quiet.nodes
+    topic = quiet.topic_on(owner, "put")
+    shard = shard_on(quiet, other)
+    with quiet.connect(third) as broker:
+        assert broker.create_topic(topic, shard=shard).shard == shard
+        broker.publish(topic, b"x")
+        assert broker.create_topic(topic, shard=shard, exist_ok=True).shard == shard
+        with pytest.raises(TopicExists):
+            broker.create_topic(topic, shard=home(quiet, topic))
+        with pytest.raises(TopicExists):
+            broker.create_topic(topic)
+        with pytest.raises(InvalidRequest, match="there is no shard 8"):
+            broker.create_topic("put-nowhere", shard=8)
+    for node in quiet.nodes:
+        assert shard_told(node, topic) == shard
+        with holdfast.open(f"{node.url}/{topic}") as queue:
+            assert queue.qsize() == 1
+    # A topic that was deleted and is created again, without a shard, is where it was put.
+    with quiet.connect(owner) as broker:
+        broker.delete_topic(topic)
+        assert broker.create_topic(topic).shard == shard
+
+
+def test_what_clients_hold_stays_right_when_a_topic_moves(quiet: Cluster):
+    owner, other, third = quiet.nodes
+    topic, target = quiet.topic_on(owner, "held"), shard_on(quiet, other)
+    with quiet.connect(third) as broker:
+        broker.create_topic(topic, partitions=2, max_attempts=1, trace_sample=1.0)
+        named = broker.producer(name="one")
+        for number in range(10):
+            named.send(topic, b"%d" % number)
+        named.flush()
+        broker.publish(topic, b"once", dedup_id="only")
+        later = broker.publish(topic, b"later", delay=3600)
+        reader = broker.consumer(topic, group="readers", start="earliest")
+        seen = []
+        while len(seen) < 11:
+            seen += reader.poll(timeout=10)
+        reader.commit()
+        with broker.queue(topic) as queue:
+            queue.get(timeout=10).reject("bad")
+            taken = third.post(f"/v1/queues/{topic}/dequeue", {"count": 2, "wait": 5, "lease": 60}).body["messages"]
+            held = queue.get(timeout=10, lease=60)
+            told = broker.move_topic(topic, target)
+            assert told.shard == target
+            assert all(shard_told(node, topic) == target for node in quiet.nodes)
+            held.extend(30)
+            held.ack()
+            settled = owner.post(f"/v1/queues/{topic}/ack", {"receipts": [each["receipt"] for each in taken]})
+            assert settled.status == 200, settled
+            assert [letter.error for letter in queue.dead.list()] == ["bad"]
+            assert queue.cancel(later.id)
+        assert broker.publish(topic, b"once", dedup_id="only").duplicate
+        for number in range(10, 20):
+            named.send(topic, b"%d" % number)
+        named.flush()
+        named.close()
+        more = []
+        while len(more) < 10:
+            more += reader.poll(timeout=10)
+        assert sorted(int(each.body) for each in more) == list(range(10, 20)), "the consumer goes on where it was"
+        reader.commit()
+        reader.close()
+        assert {each.id for each in seen}.isdisjoint(each.id for each in more)
+        assert [step.step for step in broker.trace(taken[0]["id"])][:2] == ["published", "leased"]
+        broker.move_topic(topic, home(quiet, topic))  # and back
+        assert shard_told(third, topic) == home(quiet, topic)
+        with broker.queue(topic) as queue:
+            assert len(queue.dead.list()) == 1
+
+
+def test_a_topic_moves_while_it_is_in_use(quiet: Cluster):
+    owner, other, _ = quiet.nodes
+    topic, still = quiet.topic_on(owner, "busy"), quiet.topic_on(owner, "beside")
+    first, second = shard_on(quiet, other), shard_on(quiet, owner, but=home(quiet, topic))
+    with Load(quiet, [topic, still]) as load, quiet.connect() as broker:
+        for shard in (first, second, first, home(quiet, topic)):
+            time.sleep(0.5)
+            broker.move_topic(topic, shard)
+    load.check()
+    assert max(load.got.values()) == 1, "a message was delivered twice although nobody died"
+    assert not load.leases_lost
+    assert load.longest_s < 10, load.longest_s
+
+
+def test_mistakes_are_explained_and_change_nothing(quiet: Cluster):
+    topic = quiet.topic_on(quiet.nodes[0], "wrong")
+    with quiet.connect() as broker:
+        with pytest.raises(UnknownTopic):
+            broker.move_topic(topic, shard_on(quiet, quiet.nodes[1]))
+        broker.create_topic(topic)
+        with pytest.raises(InvalidRequest, match="there is no shard 8"):
+            broker.move_topic(topic, 8)
+        with pytest.raises(InvalidRequest):
+            broker.move_topic(topic, -1)
+        assert broker.move_topic(topic, home(quiet, topic)).shard == home(quiet, topic)  # it is there
+        broker.publish(topic, b"x")
+    node = quiet.nodes[0]
+    assert node.post(f"/v1/topics/{topic}/move", {"to": "x"}).status == 400
+    assert node.post(f"/v1/topics/{topic}/move", {}).status == 400
+    for step in ("depart", "read"):
+        assert node.post(f"/v1/cluster/moves/{step}", {}).status in (403, 404)
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_move_is_finished_or_undone_when_an_owner_is_killed(tmp_path, side):
+    with cluster(tmp_path, shards=6) as three:
+        owner, other = three.nodes[0], three.nodes[1]
+        victim = owner if side == "source" else other
+        asked = next(node for node in three.nodes if node not in (owner, other))
+        topic, target = three.topic_on(owner, "killed"), shard_on(three, other)
+        with three.connect(asked) as broker:
+            broker.create_topic(topic)
+            for _ in range(24):
+                broker.publish(topic, bytes(1024 * 1024), durability="fsync")
+        before = stored(three, topic, asked)
+        with Load(three, [topic]) as load:
+            killed = threading.Event()
+
+            def progress(copied: int, total: int) -> None:
+                if not killed.is_set():
+                    killed.set()
+                    victim.kill()
+
+            with three.connect(asked, timeout=60) as broker:
+                broker.move_topic(topic, target, progress=progress)
+            assert killed.is_set()
+            victim.start()
+            three.wait_until_whole()
+        load.check()
+        until(lambda: all(shard_told(node, topic) == target for node in three.nodes), "all nodes know where it is")
+        after = stored(three, topic, asked)
+        assert not before - after, "a message is gone"
+        # Nothing is left at the source: the topic can go back.
+        with three.connect(asked) as broker:
+            broker.move_topic(topic, home(three, topic))
+        assert stored(three, topic, asked) == after
+
+
+def test_kills_at_any_time_leave_one_copy(tmp_path, scale):
+    with cluster(tmp_path, shards=6, lease="1s") as three:
+        owner, other, asked = three.nodes
+        topic = three.topic_on(owner, "any")
+        with three.connect(asked) as broker:
+            broker.create_topic(topic)
+            broker.publish_many(topic, [b"%d" % number for number in range(500)], durability="fsync")
+        expected = stored(three, topic, asked)
+        for number in range(scale(4, 60)):
+            victim = (owner, other)[number % 2]
+            target = shard_on(three, (other, owner)[number // 2 % 2], but=shard_told(asked, topic))
+            moving = threading.Thread(target=moved_or_not, args=(three, asked, topic, target))
+            moving.start()
+            time.sleep(0.02 + number * 0.037 % 0.3)
+            victim.kill()
+            moving.join()
+            victim.start()
+            three.wait_until_whole()
+            assert stored(three, topic, asked) == expected, number
+            listed = Counter(each["name"] for each in asked.get("/v1/topics").body["topics"])
+            assert listed[topic] == 1
+
+
+def moved_or_not(made: Cluster, node: Node, topic: str, target: int) -> None:
+    with made.connect(node) as broker:
+        try:
+            broker.move_topic(topic, target)
+        except HoldfastError as error:
+            assert error.retryable, error
+
+
+def stored(made: Cluster, topic: str, node: Node) -> Counter[bytes]:
+    """What is in a topic, and how often."""
+    found: Counter[bytes] = Counter()
+    with made.connect(node, timeout=60) as broker:
+        offset = 0
+        while records := broker.read(topic, offset=offset, limit=100):
+            found.update(bytes(each.body) for each in records)
+            offset = records[-1].offset + 1
+    return found
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, env=plain_environment(), timeout=60)
