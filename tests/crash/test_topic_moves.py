@@ -1,4 +1,4 @@
-"""Power cuts and kills at every disk call of a move between two folders: one living copy, whole, where the table says."""
+"""Power cuts and kills at every disk call of a move between two folders: one whole copy, where the table says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.broker.moving import PIECE_BYTES, MovedFile, MoveNote, TopicMoves
+from holdfast.broker.moving import PIECE_BYTES, MovedFile, MoveNote
 from holdfast.cluster.placement import shard_of_topic
 from holdfast.cluster.table import Placed, PlacedOtherwise
 from holdfast.env import ManualClock, SeededIds, World

@@ -11,6 +11,7 @@ from holdfast.client.opening import joined, parse_address
 from holdfast.cluster.description import DESCRIPTION, create_cluster, read_cluster
 from holdfast.cluster.placement import Role, ranked, role_of, shard_of_topic
 from holdfast.cluster.registry import NodeRecord, NodeTable, Registry
+from holdfast.cluster.table import Placed, PlacedOtherwise, PlacementStore, PlacementTable
 from holdfast.env import real_world
 from holdfast.env.chain.engines import MemoryStore, open_store, parse_place
 from holdfast.errors import BadSettings, Conflict, CorruptData, InvalidRequest, NotFound, UnknownFormat
@@ -309,3 +310,64 @@ def test_several_addresses_that_do_not_fit_are_refused(text):
 def test_the_queue_may_be_named_behind_any_of_the_addresses():
     address = parse_address("http://a:1,http://b:2/jobs")
     assert (address.queue, address.text, address.others[0].port) == ("jobs", "http://a:1", 2)
+
+
+# The table of placements
+
+
+def test_of_two_changes_that_expect_the_same_move_one_is_made():
+    placements = PlacementStore(MemoryStore(), "")
+    placements.change("orders", "", Placed(1, "a"))
+    with pytest.raises(PlacedOtherwise) as refused:
+        placements.change("orders", "", Placed(2, "b"))
+    assert refused.value.table.topics == {"orders": Placed(1, "a")}
+    placements.change("orders", "", Placed(1, "a"))  # repeated: it has been made
+    assert placements.change("orders", "a", Placed(2, "b")).version == 2
+
+
+def test_a_change_that_lost_the_race_for_a_number_is_made_with_the_next():
+    class Rival(MemoryStore):
+        """Another node comes first, once."""
+
+        is_first = True
+
+        def create(self, key: str, content: bytes) -> bool:
+            if self.is_first:
+                self.is_first = False
+                PlacementStore(self, "").change("mails", "", Placed(0, "m"))
+            return super().create(key, content)
+
+    placements = PlacementStore(Rival(), "")
+    table = placements.change("orders", "", Placed(1, "a"))
+    assert (table.version, table.topics) == (2, {"mails": Placed(0, "m"), "orders": Placed(1, "a")})
+
+
+def test_a_number_that_was_removed_and_is_created_again_changes_nothing():
+    store = MemoryStore()
+    placements = PlacementStore(store, "")
+    for number in range(100):
+        placements.change("orders", str(number - 1) if number else "", Placed(number % 7, str(number)))
+    kept = list(store.keys("cluster/placement/"))
+    assert len(kept) == 64
+    first = PlacementTable(version=1, topics={"orders": Placed(5, "late")})
+    assert store.create(f"cluster/placement/{1:020}", msgspec.json.encode(first))
+    assert placements.read().topics == {"orders": Placed(99 % 7, "99")}
+    with pytest.raises(PlacedOtherwise):
+        placements.change("orders", "", Placed(5, "late"))
+
+
+def test_dead_letters_are_where_their_topic_was_put():
+    table = PlacementTable(version=1, topics={"orders": Placed(5, "a")})
+    assert table.shard_of("orders", 16) == table.shard_of("orders.dlq", 16) == 5
+    assert table.shard_of("payments", 16) == shard_of_topic("payments", 16)
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [(b'{"format":2}', UnknownFormat), (b"{", CorruptData), (b'{"format":1,"topics":7}', CorruptData)],
+)
+def test_a_table_that_cannot_be_read_is_refused(content, error):
+    store = MemoryStore()
+    store.create(f"cluster/placement/{1:020}", content)
+    with pytest.raises(error):
+        PlacementStore(store, "").read()

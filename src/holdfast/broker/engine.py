@@ -35,6 +35,7 @@ from holdfast.broker.folder.layout import (
     topic_for,
 )
 from holdfast.broker.folder.layout import LOCKS as LOCKS_FOLDER
+from holdfast.broker.growing import change_topic, grow_topic
 from holdfast.broker.leases import FolderKey
 from holdfast.broker.metrics import Observer
 from holdfast.broker.producers import Producers
@@ -49,7 +50,7 @@ from holdfast.broker.upkeep import LOCKS, PRODUCERS, Cleaner, Space, Sweep, Tier
 from holdfast.broker.workers import WorkerRegistry
 from holdfast.env import OpenFiles, World, close_in_children, real_world
 from holdfast.env.process import descriptor_limit, get_logger
-from holdfast.env.world import checkpoint, still_world
+from holdfast.env.world import still_world
 from holdfast.errors import BadSettings, Closed, HoldfastError, InvalidRequest, NotAQueue, UnknownTopic
 from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.files import join, require_own, take_lock
@@ -664,58 +665,3 @@ class BrokerEngine:
             yield
         except OSError as error:
             raise opening_error(f"{self.folder}/{TOPICS}/{name}".rstrip("/"), error) from error
-
-
-# Changing a topic in use: settings at once, new partitions step by step.
-
-
-# Partitions added per step, during which the topic is locked against other changes.
-_GROW_AT_ONCE: Final = 4
-
-
-def change_topic(engine: BrokerEngine, name: str, changes: Mapping[str, Any]) -> int:
-    """Change settings at once and durably; returns the number of partitions wanted, for `grow_topic`."""
-    name = check_topic_name(name)
-    with engine.alone(name), engine.using(name) as topic:
-        changes = dict(changes)
-        count = len(topic.partitions)
-        wanted = changes.pop("partitions", count)
-        if type(wanted) is not int or wanted < count:
-            raise BadSettings(
-                f"partitions={wanted!r} cannot be used: {name} has {count}, and partitions cannot be removed; "
-                "create another topic"
-            )
-        world, folder, base = engine.world, topic_folder(engine.folder, name), engine.settings.topic
-        changes["partitions"] = wanted
-        kept = settings_for(world, folder, None, changes, base)
-        settings = settings_for(world, folder, None, {**engine.filed(name), **changes}, base)
-        engine.tiering.check(settings)
-        keep_settings(world, folder, kept, base)
-        topic.list_parts()
-        topic.alter(msgspec.structs.replace(settings, partitions=count))
-        engine.tell(topic)
-        return wanted
-
-
-def grow_topic(engine: BrokerEngine, name: str, wanted: int) -> bool:
-    """Add a few partitions towards the number wanted; returns whether to call again.
-
-    The topic is complete between calls, so a caller may stop at any point.
-    """
-    checkpoint()
-    with engine.alone(name), engine.using(name) as topic:
-        count = len(topic.partitions)
-        if count >= wanted:
-            return False
-        # Written to the catalog first: messages in a partition unknown to it after a crash would be lost.
-        grown = min(count + _GROW_AT_ONCE, wanted)
-        engine.catalog.grow(name, grown)
-        try:
-            topic.grow(grown)
-        except BaseException:
-            with suppress(HoldfastError, OSError):  # then the next opening creates them
-                engine.catalog.grow(name, len(topic.partitions))
-            raise
-        finally:
-            engine.tell(topic)
-        return grown < wanted

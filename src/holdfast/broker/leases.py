@@ -192,6 +192,11 @@ class FolderKey:
         return key
 
 
+def topic_key(world: World, folder: str) -> FolderKey | None:
+    """Return the key that a topic has brought from the folder where it was before; None if it was always here."""
+    return FolderKey(world, folder) if world.disk.exists(join(folder, KEY_FILE)) else None
+
+
 def key_is_whole(world: World, root: str) -> bool:
     """Whether the folder's key file is intact or was never created."""
     content = read_file(world.disk, join(root, KEY_FILE))

@@ -42,7 +42,7 @@ from holdfast.broker.folder.layout import (
 )
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.journal import newest_snapshot
-from holdfast.broker.leases import KEY_FILE, FolderKey, Prover
+from holdfast.broker.leases import FolderKey, Prover, topic_key
 from holdfast.broker.messages import ONLY_FOR, check_partition
 from holdfast.broker.metrics import Metrics, Observer
 from holdfast.broker.partition import LostPartition, Partition, Site
@@ -95,9 +95,7 @@ class Topic:
         self.settings = settings
         self._observer = observer
         self._queries = queries or Queries(world, root)
-        own = topic_folder(root, name)  # a topic that came from another folder has brought that folder's key
-        has_own = world.disk.exists(f"{own}/{KEY_FILE}")
-        self.key = FolderKey(world, own) if has_own else key or FolderKey(world, root)
+        self.key = topic_key(world, topic_folder(root, name)) or key or FolderKey(world, root)
         self.metrics = self._new_metrics()
         self.holder = holder
         self._check_owner = check_owner

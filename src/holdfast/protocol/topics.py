@@ -1,7 +1,4 @@
-"""Topics, partitions and groups on the wire: how they are described, created, changed and committed to.
-
-Also locks and state documents, and the server itself: how it does, who waits, and the traces it keeps.
-"""
+"""Topics, groups, locks and documents on the wire; and the server itself: how it does, and the traces it keeps."""
 
 from __future__ import annotations
 
@@ -197,7 +194,6 @@ class ResetDone(ServerValue, kw_only=True):
 
 
 Partitions = Annotated[int, Meta(ge=1, le=10_000)]
-Shard = Annotated[int, Meta(ge=0, le=1_023)]
 ProducerNumber = Annotated[str, Meta(pattern=r"^[0-9]{1,19}$")]  # has 63 bits, which not every JSON can hold
 Epoch = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Sequence = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -224,24 +220,7 @@ class CreateTopic(Wire, kw_only=True):
     partitions: Partitions | None = None
     settings: Settings = msgspec.field(default_factory=dict)
     exist_ok: bool = False
-    shard: Shard | None = None  # of a cluster; by default, the name decides
-
-
-class MoveTopic(Wire, kw_only=True):
-    """The shard of the cluster to which a topic is to go, and how many seconds to wait for that."""
-
-    to: Shard
-    wait: Annotated[float, Meta(ge=0, le=20)] = 0.0
-
-
-class TopicMoved(ServerValue, kw_only=True):
-    """How far a move is: bytes copied, of those known so far; `moved` is true once the topic is in the shard."""
-
-    topic: str
-    shard: int
-    moved: bool = False
-    copied: int = 0
-    total: int = 0
+    shard: Annotated[int, Meta(ge=0, le=1_023)] | None = None  # of a cluster; by default, the name decides
 
 
 class AlterTopic(Wire, kw_only=True):

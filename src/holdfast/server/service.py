@@ -33,7 +33,7 @@ from holdfast.settings import ServerSettings
 if TYPE_CHECKING:
     from holdfast.broker.tracing import TraceContext
     from holdfast.env.chain.chain import Chain
-    from holdfast.protocol.topics import TopicMoved
+    from holdfast.protocol.cluster import TopicMoved
     from holdfast.server.audit import Act
 
 

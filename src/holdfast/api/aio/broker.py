@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from holdfast.api import AsyncOpening, Face
+from holdfast.api.aio.cluster import AsyncCluster
 from holdfast.api.aio.group import AsyncGroup, AsyncQueue
 from holdfast.api.aio.message import AsyncDocuments, AsyncLocks
 from holdfast.api.arguments import (
@@ -16,7 +17,7 @@ from holdfast.api.arguments import (
     check_search,
     check_search_request,
     check_shard,
-    span_of,
+    sampled_ms,
     switch,
 )
 from holdfast.api.contents import Contents
@@ -123,14 +124,9 @@ class AsyncBroker(Face):
         return AsyncQueue(await self._port.queue(request))
 
     async def create_topic(
-        self,
-        name: str,
-        *,
-        partitions: int | None = None,
-        exist_ok: bool = False,
-        shard: int | None = None,
+        self, name: str, *, partitions: int | None = None, exist_ok: bool = False, shard: int | None = None,
         **changes: Any,
-    ) -> TopicInfo:
+    ) -> TopicInfo:  # fmt: skip
         """Create a topic.
 
         Args:
@@ -146,7 +142,6 @@ class AsyncBroker(Face):
         Raises:
             TopicExists: It already exists, and `exist_ok` is False; or it exists in another shard.
             BadSettings: A setting is unknown or outside its limits.
-            InvalidRequest: There is no such shard, or no cluster.
         """
         check_topic_name(name)
         switch(exist_ok, "exist_ok")
@@ -155,29 +150,6 @@ class AsyncBroker(Face):
         if self._port.body_type is not None:
             wanted.setdefault("bodies", kind_of(self._port.body_type))
         return await self._port.create_topic(name, partitions, wanted, exist_ok=exist_ok, shard=shard)
-
-    async def move_topic(
-        self, name: str, shard: int, *, progress: Callable[[int, int], None] | None = None
-    ) -> TopicInfo:
-        """Move a topic to another shard of a cluster, with all that belongs to it.
-
-        It stays in use meanwhile: for a moment, calls are refused in a way that clients retry. If this is interrupted,
-        the topic is in one shard or in the other; call it again to continue.
-
-        Args:
-            name: The topic.
-            shard: The number of the shard.
-            progress: Called with the bytes copied so far, and those to copy as far as known.
-
-        Returns:
-            The topic's partitions, groups and settings.
-
-        Raises:
-            UnknownTopic: The topic does not exist.
-            InvalidRequest: There is no such shard, or no cluster.
-        """
-        check_shard(shard, needed=True)
-        return await self._port.move_topic(check_topic_name(name), shard, progress)
 
     async def alter_topic(self, name: str, **changes: Any) -> TopicInfo:
         """Change settings of a topic. They take effect at once and are stored.
@@ -231,9 +203,6 @@ class AsyncBroker(Face):
 
         Returns:
             The names of all topics.
-
-        Raises:
-            Closed: The broker is closed.
         """
         return await self._port.topics()
 
@@ -599,12 +568,7 @@ class AsyncBroker(Face):
         """Search the messages of all queues, in every phase, for what you would type into the console's search box.
 
             page = broker.search("key=customer-7 age<1h")
-            while True:
-                for message, group in page.messages:
-                    print(message.topic, message.id, message.phase)
-                if not page.next:
-                    break
-                page = broker.search("key=customer-7 age<1h", after=page.next)
+            more = broker.search("key=customer-7 age<1h", after=page.next)  # if page.next is not empty
 
         Args:
             text: Terms that must all match: an id, key=VALUE, a header as NAME=VALUE, a field of a JSON body such as
@@ -623,18 +587,10 @@ class AsyncBroker(Face):
         return await self._port.search(text, limit, after)
 
     async def search_traces(
-        self,
-        *,
-        topic: str | None = None,
-        group: str | None = None,
-        event: str | None = None,
-        holder: str | None = None,
-        error: str | None = None,
-        since: When | None = None,
-        until: When | None = None,
-        limit: int = 100,
-        last: bool = False,
-    ) -> list[TraceStep]:
+        self, *, topic: str | None = None, group: str | None = None, event: str | None = None,
+        holder: str | None = None, error: str | None = None, since: When | None = None, until: When | None = None,
+        limit: int = 100, last: bool = False,
+    ) -> list[TraceStep]:  # fmt: skip
         """Search the traced steps of all messages.
 
         Args:
@@ -692,11 +648,7 @@ class AsyncBroker(Face):
         Raises:
             InvalidRequest: One of the arguments cannot be used.
         """
-        if topic is not None:
-            check_topic_name(topic)
-        elif group is not None:
-            raise InvalidRequest(f"group={group!r} cannot be used without a topic: pass the topic that it reads")
-        return await self._port.samples(topic, group, span_of(last))
+        return await self._port.samples(topic, group, sampled_ms(topic, group, last))
 
     @property
     def locks(self) -> AsyncLocks:
@@ -714,6 +666,11 @@ class AsyncBroker(Face):
         from holdfast.api.aio.schedules import AsyncSchedules  # few programs have any
 
         return AsyncSchedules(self._port.schedules())
+
+    @property
+    def cluster(self) -> AsyncCluster:
+        """What only a cluster can do."""
+        return AsyncCluster(self._port)
 
     async def sync(self) -> None:
         """Wait until everything done so far, including acks, is on disk.

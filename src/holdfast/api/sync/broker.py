@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -15,7 +15,7 @@ from holdfast.api.arguments import (
     check_search,
     check_search_request,
     check_shard,
-    span_of,
+    sampled_ms,
     switch,
 )
 from holdfast.api.contents import Contents
@@ -34,6 +34,7 @@ from holdfast.api.drafts import (
     message_of,
     stream_options,
 )
+from holdfast.api.sync.cluster import Cluster
 from holdfast.api.sync.group import Group, Queue
 from holdfast.api.sync.message import Documents, Locks
 from holdfast.api.topics import (
@@ -124,14 +125,9 @@ class Broker(Face):
         return Queue(self._port.queue(request))
 
     def create_topic(
-        self,
-        name: str,
-        *,
-        partitions: int | None = None,
-        exist_ok: bool = False,
-        shard: int | None = None,
+        self, name: str, *, partitions: int | None = None, exist_ok: bool = False, shard: int | None = None,
         **changes: Any,
-    ) -> TopicInfo:
+    ) -> TopicInfo:  # fmt: skip
         """Create a topic.
 
         Args:
@@ -147,7 +143,6 @@ class Broker(Face):
         Raises:
             TopicExists: It already exists, and `exist_ok` is False; or it exists in another shard.
             BadSettings: A setting is unknown or outside its limits.
-            InvalidRequest: There is no such shard, or no cluster.
         """
         check_topic_name(name)
         switch(exist_ok, "exist_ok")
@@ -156,27 +151,6 @@ class Broker(Face):
         if self._port.body_type is not None:
             wanted.setdefault("bodies", kind_of(self._port.body_type))
         return self._port.create_topic(name, partitions, wanted, exist_ok=exist_ok, shard=shard)
-
-    def move_topic(self, name: str, shard: int, *, progress: Callable[[int, int], None] | None = None) -> TopicInfo:
-        """Move a topic to another shard of a cluster, with all that belongs to it.
-
-        It stays in use meanwhile: for a moment, calls are refused in a way that clients retry. If this is interrupted,
-        the topic is in one shard or in the other; call it again to continue.
-
-        Args:
-            name: The topic.
-            shard: The number of the shard.
-            progress: Called with the bytes copied so far, and those to copy as far as known.
-
-        Returns:
-            The topic's partitions, groups and settings.
-
-        Raises:
-            UnknownTopic: The topic does not exist.
-            InvalidRequest: There is no such shard, or no cluster.
-        """
-        check_shard(shard, needed=True)
-        return self._port.move_topic(check_topic_name(name), shard, progress)
 
     def alter_topic(self, name: str, **changes: Any) -> TopicInfo:
         """Change settings of a topic. They take effect at once and are stored.
@@ -230,9 +204,6 @@ class Broker(Face):
 
         Returns:
             The names of all topics.
-
-        Raises:
-            Closed: The broker is closed.
         """
         return self._port.topics()
 
@@ -596,12 +567,7 @@ class Broker(Face):
         """Search the messages of all queues, in every phase, for what you would type into the console's search box.
 
             page = broker.search("key=customer-7 age<1h")
-            while True:
-                for message, group in page.messages:
-                    print(message.topic, message.id, message.phase)
-                if not page.next:
-                    break
-                page = broker.search("key=customer-7 age<1h", after=page.next)
+            more = broker.search("key=customer-7 age<1h", after=page.next)  # if page.next is not empty
 
         Args:
             text: Terms that must all match: an id, key=VALUE, a header as NAME=VALUE, a field of a JSON body such as
@@ -620,18 +586,10 @@ class Broker(Face):
         return self._port.search(text, limit, after)
 
     def search_traces(
-        self,
-        *,
-        topic: str | None = None,
-        group: str | None = None,
-        event: str | None = None,
-        holder: str | None = None,
-        error: str | None = None,
-        since: When | None = None,
-        until: When | None = None,
-        limit: int = 100,
-        last: bool = False,
-    ) -> list[TraceStep]:
+        self, *, topic: str | None = None, group: str | None = None, event: str | None = None,
+        holder: str | None = None, error: str | None = None, since: When | None = None, until: When | None = None,
+        limit: int = 100, last: bool = False,
+    ) -> list[TraceStep]:  # fmt: skip
         """Search the traced steps of all messages.
 
         Args:
@@ -689,11 +647,7 @@ class Broker(Face):
         Raises:
             InvalidRequest: One of the arguments cannot be used.
         """
-        if topic is not None:
-            check_topic_name(topic)
-        elif group is not None:
-            raise InvalidRequest(f"group={group!r} cannot be used without a topic: pass the topic that it reads")
-        return self._port.samples(topic, group, span_of(last))
+        return self._port.samples(topic, group, sampled_ms(topic, group, last))
 
     @property
     def locks(self) -> Locks:
@@ -711,6 +665,11 @@ class Broker(Face):
         from holdfast.api.sync.schedules import Schedules  # few programs have any
 
         return Schedules(self._port.schedules())
+
+    @property
+    def cluster(self) -> Cluster:
+        """What only a cluster can do."""
+        return Cluster(self._port)
 
     def sync(self) -> None:
         """Wait until everything done so far, including acks, is on disk.

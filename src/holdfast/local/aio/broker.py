@@ -18,9 +18,10 @@ from holdfast.api.contents import Contents
 from holdfast.api.drafts import Bodies, NewMessage, PublishRequest, Stored, StreamRequest
 from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
 from holdfast.api.topics import GroupInfo, MemberRequest, QueueRequest, SeekTarget, StreamMessage, TopicInfo
-from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
+from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import DEAD_SUFFIX, check_topic_name
 from holdfast.broker.group import QueueGroup
+from holdfast.broker.growing import change_topic, grow_topic
 from holdfast.broker.metrics import Compacted
 from holdfast.broker.samples import Samples
 from holdfast.broker.streams import PartitionLag, Reset, ResetEffect, To

@@ -17,8 +17,9 @@ from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
 from holdfast.api.sync.broker import Broker
 from holdfast.api.sync.group import Queue
 from holdfast.api.topics import GroupInfo, MemberRequest, QueueRequest, SeekTarget, StreamMessage, TopicInfo
-from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
+from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.group import QueueGroup
+from holdfast.broker.growing import change_topic, grow_topic
 from holdfast.broker.metrics import Compacted
 from holdfast.broker.samples import Samples
 from holdfast.broker.streams import PartitionLag, Reset, ResetEffect, To

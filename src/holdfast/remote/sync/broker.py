@@ -49,6 +49,7 @@ from holdfast.errors import (
 from holdfast.model import BodyKind, Durability, Retained
 from holdfast.producing.core import producer_settings
 from holdfast.protocol import topics as wire
+from holdfast.protocol.cluster import MoveTopic, TopicMoved
 from holdfast.protocol.media import JSON
 from holdfast.protocol.messages import CreateQueue, NextDues, ScheduleDeleted, ScheduleList, SearchAnswer
 from holdfast.protocol.topics import Steps, WorkersOrdered, WorkersTold
@@ -212,9 +213,9 @@ class RemoteBrokerPort(RemoteBroker):
         """Move a topic to another shard of a cluster; each call continues what the one before it began."""
         moved = False
         while not moved:
-            body = wire.MoveTopic(to=shard, wait=_MOVE_WAIT_S)
+            body = MoveTopic(to=shard, wait=_MOVE_WAIT_S)
             path = path_of("topics", name, "move")
-            told: wire.TopicMoved = self._ask("POST", path, wire.TopicMoved, body, wait_s=_MOVE_WAIT_S)
+            told: TopicMoved = self._ask("POST", path, TopicMoved, body, wait_s=_MOVE_WAIT_S)
             if progress is not None:
                 progress(told.copied, told.total)
             moved = told.moved

@@ -25,6 +25,7 @@ from holdfast.errors import DamagedRange, InvalidRequest, Unavailable, UnknownTo
 from holdfast.large import CHUNK_BYTES
 from holdfast.local.aio.group import AsyncLocalGroupPort
 from holdfast.model import Retained, extra_bytes
+from holdfast.protocol.cluster import MoveTopic, TopicMoved
 from holdfast.protocol.media import RAW
 from holdfast.protocol.messages import Said
 from holdfast.protocol.topics import (
@@ -34,12 +35,10 @@ from holdfast.protocol.topics import (
     CreateTopic,
     FramesQuery,
     GroupSettings,
-    MoveTopic,
     ReadMessages,
     ReadQuery,
     StandingQuery,
     Standings,
-    TopicMoved,
     Topics,
     TopicsQuery,
 )

@@ -26,9 +26,9 @@ import msgspec
 
 from holdfast.broker.moving import PIECE_BYTES, MovedFile, MoveNote, TopicMoves
 from holdfast.cluster.table import Placed, PlacedOtherwise, PlacementTable
-from holdfast.errors import Conflict, HoldfastError, InvalidRequest, Unavailable
+from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
+from holdfast.protocol.cluster import TopicMoved
 from holdfast.protocol.media import JSON, MSGPACK, ErrorAnswer, decode, error_of
-from holdfast.protocol.topics import TopicMoved
 from holdfast.server.cluster.passing import Broken, NotPassed
 from holdfast.server.cluster.places import settle_coming, settle_leaving
 from holdfast.server.http.messages import Response
@@ -278,7 +278,7 @@ class ShardMover:
         note = asked.note
         table = await asyncio.to_thread(self._places.read)
         if note.source != self.shard or table.move_of(note.topic) != note.before:
-            raise Conflict(f"the topic {note.topic} was moved meanwhile; look where it is, and try again")
+            raise Unavailable(f"the topic {note.topic} was moved meanwhile; try again")
         known = self.moves.leaving.get(note.topic)
         try:
             files = await asyncio.to_thread(self.moves.depart, note, only_new=asked.only_new)
