@@ -70,6 +70,7 @@ class Pair:
             assert consumer.poll(0)
             consumer.commit(durability="fsync")
         broker.publish_many(TOPIC, BODIES[20:], durability="fsync")
+        broker.schedules.put("nightly", TOPIC, b"tick", every=86_400)
         self.source.engine.sync()
 
     def close(self) -> None:
@@ -134,6 +135,7 @@ def check(shards: list[Shard]) -> int:
     assert len(queue.dead.list()) == 1
     assert queue.qsize() == len(BODIES) + 1 - 3 - 1
     assert here.broker.publish(TOPIC, b"once", dedup_id="only").duplicate
+    assert [shard.number for shard in shards if "nightly" in shard.engine.schedules().all()] == [place]
     lag = {each.topic: each.lag for each in here.broker.groups() if each.name == "readers"}
     assert lag == {TOPIC: 20}
     return place

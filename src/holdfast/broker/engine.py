@@ -295,6 +295,11 @@ class BrokerEngine:
                 self._schedules = FolderSchedules(self, kept=self._kept)
             return self._schedules
 
+    def schedules_changed(self) -> None:
+        """Notice schedules that came or went with a topic; before `keep`, nobody has read them yet."""
+        if self._kept or self._schedules is not None:
+            self.schedules().reread()
+
     @property
     def has_locks(self) -> bool:
         """Whether the locks can be used without disk access."""

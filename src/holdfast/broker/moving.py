@@ -2,7 +2,7 @@
 
 A topic moves with all that belongs to it, file by file: its logs, the journals of its groups, its delayed messages and
 dedup ids, its dead letters. What the folder keeps for all topics together goes along as *luggage*: the offsets that
-stream groups committed, the traced steps, and the key that signs receipts.
+stream groups committed, schedules, traced steps, and the key that signs receipts.
 
     moves/out/<topic>/note        this topic is about to leave: nobody may use it here
     moves/out/<topic>/...         its luggage
@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from holdfast.broker.folder.layout import DEAD_SUFFIX, TOPICS, names_in, sealed, topic_folder, unsealed
+from holdfast.broker.folder.layout import DEAD_SUFFIX, LOCKS, TOPICS, names_in, sealed, topic_folder, unsealed
 from holdfast.broker.leases import KEY_FILE
+from holdfast.broker.schedules import drop_schedules, schedules_for, take_schedules
 from holdfast.broker.tracing import TraceStep
 from holdfast.broker.tracing.log import Search, extent, search
 from holdfast.env.disk import file_facts, write_fully
@@ -54,6 +55,7 @@ _DEAD: Final = "dead"
 _LUGGAGE: Final = "luggage"
 _GROUPS: Final = "groups"
 _TRACES: Final = "traces"
+_SCHEDULES: Final = "schedules"
 _ROLL_BYTES: Final = 4 * PIECE_BYTES  # an active segment of this size is sealed, so that it can be copied early
 _STEPS_AT_ONCE: Final = 1_000
 
@@ -183,6 +185,10 @@ class TopicMoves:
             for group in engine.streams.all():
                 if any(entry.topic == name for entry in group.offsets.entries()):
                     group.offsets.forget(name)
+            schedules = schedules_for(engine.locks(), name) if self._may_have_schedules() else {}
+            if schedules:
+                drop_schedules(engine.locks(), schedules)
+                engine.schedules_changed()
         self._forget(OUT, name)
 
     def read(self, at: str, position: int, length: int) -> bytes:
@@ -250,6 +256,10 @@ class TopicMoves:
             if key is not None and disk.exists(join(root, _TOPIC)):
                 durable_replace(disk, join(root, _TOPIC), KEY_FILE, key)
             self._unpack_groups(luggage)
+            content = read_file(disk, join(luggage, _SCHEDULES))
+            schedules = {} if content is None else msgspec.msgpack.decode(content, type=dict[str, bytes])
+            if schedules:
+                take_schedules(engine.locks(), schedules)
             for part, place in ((_DEAD, here + DEAD_SUFFIX), (_TOPIC, here)):  # by the latter, it is a topic
                 if disk.exists(join(root, part)):
                     disk.make_folder(join(engine.folder, TOPICS))
@@ -257,8 +267,9 @@ class TopicMoves:
                     disk.sync_folder(join(engine.folder, TOPICS))
             self._unpack_traces(luggage)
             self._forget(IN, name)
-        if not engine.closed:
-            engine.list_parts()
+        engine.list_parts()
+        if schedules:
+            engine.schedules_changed()
 
     def give_up(self, name: str) -> None:
         """The move was undone: remove what has come."""
@@ -356,7 +367,13 @@ class TopicMoves:
             if entries:
                 groups[group.name] = entries
         durable_replace(self._disk, folder, _GROUPS, msgspec.msgpack.encode(groups))
+        if self._may_have_schedules():
+            schedules = schedules_for(engine.locks(), topic.name)
+            durable_replace(self._disk, folder, _SCHEDULES, msgspec.msgpack.encode(schedules))
         self._pack_traces(topic.name, f"{_TRACES}-1")
+
+    def _may_have_schedules(self) -> bool:
+        return self._engine.has_locks or self._disk.exists(join(self._engine.folder, LOCKS))
 
     def _pack_traces(self, name: str, file_name: str) -> None:
         log = self._engine.traces.log.readable()
