@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -12,6 +13,7 @@ import holdfast
 from holdfast.cluster.placement import shard_of_topic
 from holdfast.errors import HoldfastError, InvalidRequest, TopicExists, UnknownTopic
 from tests.integration.cluster_gear import Cluster, Node, cluster, until
+from tests.integration.process_gear import COMMAND, plain_environment
 from tests.integration.test_cluster import Load
 
 pytestmark = [pytest.mark.slow, pytest.mark.serial]
@@ -127,6 +129,33 @@ def test_a_topic_moves_while_it_is_in_use(quiet: Cluster):
     assert max(load.got.values()) == 1, "a message was delivered twice although nobody died"
     assert not load.leases_lost
     assert load.longest_s < 10, load.longest_s
+
+
+def test_the_command_line_puts_shows_and_moves_topics(quiet: Cluster, tmp_path):
+    url, topic = quiet.url, quiet.topic_on(quiet.nodes[0], "typed")
+    first, second = shard_on(quiet.nodes[1]), shard_on(quiet.nodes[2])
+    for words, said in (
+        (("topic", "create", url, topic, "--shard", str(first)), f"created {topic}, 1 partition"),
+        (("topic", "move", url, topic, "--to", str(second)), f"{topic} is in shard {second}"),
+        (("topic", "show", url, topic, "--json"), f'"shard": {second}'),
+    ):
+        got = run(*words)
+        assert got.returncode == 0, got
+        assert said.replace(" ", "") in got.stdout.replace(" ", ""), got
+    for words, said in (
+        (("topic", "move", url, topic, "--to", "99"), "there is no shard 99"),
+        (("topic", "move", url, "nowhere", "--to", str(first)), "there is no topic nowhere"),
+        (("topic", "create", str(tmp_path / "data"), "x", "--shard", "0"), "this is not a cluster"),
+        (("topic", "move", str(tmp_path / "none"), "x", "--to", "0"), "none"),
+    ):
+        got = run(*words)
+        assert got.returncode != 0, got
+        assert said in got.stderr, got
+        assert "Traceback" not in got.stderr
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, env=plain_environment(), timeout=60)
 
 
 def test_mistakes_are_explained_and_change_nothing(quiet: Cluster):

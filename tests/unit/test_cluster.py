@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import combinations
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 
 from holdfast.client.opening import joined, parse_address
 from holdfast.cluster.description import DESCRIPTION, create_cluster, read_cluster
-from holdfast.cluster.placement import Role, ranked, role_of, shard_of_topic
+from holdfast.cluster.placement import NodeTraits, Role, assignments, ranked, shard_of_topic
 from holdfast.cluster.registry import NodeRecord, NodeTable, Registry
 from holdfast.cluster.table import Placed, PlacedOtherwise, PlacementStore, PlacementTable
 from holdfast.env import real_world
@@ -51,23 +52,53 @@ def test_the_order_of_nodes_does_not_matter():
     assert all(ranked(shard, NODES) == ranked(shard, NODES[::-1]) for shard in SHARDS)
 
 
+ALIKE = dict.fromkeys(NODES, NodeTraits())
+MOST = len(SHARDS)
+
+
 def test_each_shard_has_one_owner_and_one_standby():
-    for shard in SHARDS:
-        roles = [role_of(node, shard, NODES) for node in NODES]
+    for each in assignments(MOST, ALIKE):
+        roles = [each.role_of(node) for node in NODES]
         assert (roles.count(Role.OWN), roles.count(Role.STAND_BY)) == (1, 1)
 
 
 def test_who_stands_by_is_who_owns_it_when_the_owner_is_gone():
-    for shard in SHARDS:
-        owner = next(node for node in NODES if role_of(node, shard, NODES) is Role.OWN)
-        standby = next(node for node in NODES if role_of(node, shard, NODES) is Role.STAND_BY)
-        assert role_of(standby, shard, [node for node in NODES if node != owner]) is Role.OWN
+    for shard, each in enumerate(assignments(MOST, ALIKE)):
+        rest = {node: traits for node, traits in ALIKE.items() if node != each.owner}
+        assert assignments(MOST, rest)[shard].owner == each.standby
 
 
 def test_a_node_that_leaves_keeps_nothing_but_what_nobody_else_can_have():
-    for shard in SHARDS:
-        assert role_of("node-0", shard, NODES, ["node-0"]) is Role.NOTHING
-    assert role_of("node-0", 0, ["node-0"], ["node-0"]) is Role.OWN
+    assert all(each.role_of("node-0") is Role.NOTHING for each in assignments(MOST, ALIKE, ["node-0"]))
+    assert assignments(1, {"node-0": NodeTraits()}, ["node-0"]) == [("node-0", "")]
+
+
+def test_a_node_of_twice_the_weight_owns_twice_as_many_shards():
+    heavy = {**ALIKE, "node-0": NodeTraits(weight=2)}
+    counts = Counter(each.owner for each in assignments(1024, heavy))
+    assert 1.6 < counts["node-0"] / (sum(counts.values()) - counts["node-0"]) * 4 < 2.4, counts
+    for before, after in zip(assignments(1024, ALIKE), assignments(1024, heavy), strict=True):
+        assert after.owner in (before.owner, "node-0"), "only shards that it wins move"
+
+
+def test_the_standby_is_in_another_zone_if_there_is_one():
+    zones = {node: NodeTraits(zone="ab"[number % 2]) for number, node in enumerate(NODES)}
+    for shard, each in enumerate(assignments(MOST, zones)):
+        assert zones[each.owner].zone != zones[each.standby].zone
+        rest = {node: traits for node, traits in zones.items() if traits.zone != zones[each.owner].zone}
+        assert assignments(MOST, rest)[shard].owner == each.standby, "it takes over when the whole zone is gone"
+    alone = dict.fromkeys(NODES, NodeTraits(zone="a"))
+    assert assignments(MOST, alone) == assignments(MOST, ALIKE)
+
+
+def test_no_node_is_given_more_shards_than_it_may_own():
+    limited = {**ALIKE, "node-1": NodeTraits(max_shards=3)}
+    counts = Counter(each.owner for each in assignments(MOST, limited))
+    assert counts["node-1"] == 3
+    assert sum(counts.values()) == MOST
+    full = assignments(10, dict.fromkeys(NODES[:2], NodeTraits(max_shards=2)))
+    assert Counter(each.owner for each in full) == {"node-0": 2, "node-1": 2, "": 6}
+    assert all(each.standby == "" for each in full if not each.owner)
 
 
 def test_topics_spread_over_all_shards():

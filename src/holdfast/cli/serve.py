@@ -73,6 +73,13 @@ Advertise: TypeAlias = Annotated[
 NodeId: TypeAlias = Annotated[
     str | None, option("--node-id NAME", "The node's name in the cluster; its host and port by default.")
 ]
+Zone: TypeAlias = Annotated[
+    str | None, option("--zone NAME", "The node's zone: standbys are in another one, if there is one.")
+]
+Weight: TypeAlias = Annotated[
+    str | None, option("--weight N", "The node's share of the shards, compared with 1 of the others.")
+]
+MaxShards: TypeAlias = Annotated[int | None, option("--max-shards N", "The most shards the node may own.", least=1)]
 TokensFile: TypeAlias = Annotated[
     str | None, option("--tokens FILE", "The file with the tokens of callers; see `holdfast token new`.")
 ]
@@ -91,6 +98,9 @@ def serve_command(
     cluster: ClusterUrl = None,
     advertise: Advertise = None,
     node_id: NodeId = None,
+    zone: Zone = None,
+    weight: Weight = None,
+    max_shards: MaxShards = None,
     config: Annotated[str | None, option("--config FILE", "A settings file; $HOLDFAST_CONFIG by default.")] = None,
     host: Annotated[str | None, option("--host HOST", "The address to listen on; 127.0.0.1 by default.")] = None,
     port: Port = None,
@@ -139,11 +149,15 @@ def serve_command(
     given = {name: value for name, value in changes.items() if value is not None}
     settings = msgspec.structs.replace(effective.server, **given)
     if cluster is not None:
-        from holdfast.cli.operate.cluster import serve_cluster
+        from holdfast.cli.operate.cluster import serve_cluster, traits_of
 
-        return serve_cluster(cluster, folder or store, effective, settings, advertise, node_id)
-    if advertise is not None or node_id is not None:
-        raise InvalidRequest("--advertise and --node-id are for a node of a cluster: give --cluster URL, too")
+        traits = traits_of(zone, weight, max_shards)
+        return serve_cluster(cluster, folder or store, effective, settings, advertise, node_id, traits)
+    if any(given is not None for given in (advertise, node_id, zone, weight, max_shards)):
+        raise InvalidRequest(
+            "--advertise, --node-id, --zone, --weight and --max-shards are for a node of a cluster: give --cluster "
+            "URL, too"
+        )
     return run(_served(folder, store) or effective.data_dir, effective, settings)
 
 

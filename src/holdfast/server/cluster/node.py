@@ -22,7 +22,7 @@ import msgspec
 import holdfast
 from holdfast.broker.folder.stored import cache_above, has_ended, process_facts, shown_place
 from holdfast.cluster.description import ClusterDescription, shard_url
-from holdfast.cluster.placement import Role, ranked, role_of
+from holdfast.cluster.placement import Assignment, NodeTraits, Role, assignments
 from holdfast.cluster.registry import NodeRecord, NodeTable, Registry
 from holdfast.config.settings_file import Effective
 from holdfast.env import World
@@ -63,9 +63,11 @@ class ClusterNode:
     def __init__(
         self, world: World, url: str, description: ClusterDescription, broker: BrokerSettings,
         settings: ServerSettings, node_id: str, effective: Effective | None = None,
+        traits: NodeTraits | None = None,
     ) -> None:  # fmt: skip
         self.world = world
         self.me = node_id
+        self.traits = traits or NodeTraits()
         self.description = description
         self.settings = settings
         self.shown = shown_place(url)
@@ -107,7 +109,8 @@ class ClusterNode:
         self._refused: dict[str, int] = {}
         self._asked: dict[int, float] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._view: tuple[frozenset[str], frozenset[str]] | None = None
+        self._view: tuple[dict[str, NodeTraits], frozenset[str]] | None = None
+        self._assigned: list[Assignment] = []
         self._clash: BadSettings | None = None
         self.moves = 0  # shards that this node has given to another one
 
@@ -123,6 +126,12 @@ class ClusterNode:
         if record is None or self._mono_ns() - self._refused.get(record.instance, -_REFUSED_NS) < _REFUSED_NS:
             return None
         return record
+
+    def has_room(self) -> bool:
+        """Whether this node may own one more shard than it does."""
+        return (
+            not self.traits.max_shards or sum(slot.served is not None for slot in self.slots) < self.traits.max_shards
+        )
 
     def some_shard(self) -> int:
         """A shard for a call that any of them can answer: one of this node, if it has any."""
@@ -266,6 +275,7 @@ class ClusterNode:
             shards={slot.number: slot.served.epoch for slot in self.slots if slot.serving and slot.served},
             version=holdfast.__version__, process=self._process,
             written_at_ms=self.world.clock.now_ns() // 1_000_000, placement=self.places.table.version,
+            traits=self.traits,
         )  # fmt: skip
 
     def _own_changed(self) -> None:
@@ -304,12 +314,9 @@ class ClusterNode:
 
     def _gives(self, shard: int, node: str) -> bool:
         """Give a shard to a node that asks for it, if that should have it."""
-        live = self.table.live(self._mono_ns())
-        staying = {name for name, record in live.items() if not record.leaving}
-        if not self.leaving:
-            staying.add(self.me)
+        nodes, leaving = self._nodes()
         slot = self.slots[shard]
-        if node not in staying or ranked(shard, staying)[0] != node or slot.serving is None:
+        if node in leaving or self._assignments(nodes, leaving)[shard].owner != node or slot.serving is None:
             return False
         self.moves += 1
         self._background(slot.release())
@@ -423,20 +430,28 @@ class ClusterNode:
         except Exception:
             logger.exception("the cluster was not looked after")
 
-    async def _reconcile(self) -> None:
-        """Do about each shard what this node should, given the nodes that live."""
+    def _nodes(self) -> tuple[dict[str, NodeTraits], frozenset[str]]:
+        """The nodes that seem to live, with this one, and those of them that are about to end."""
         live = self.table.live(self._mono_ns())
-        nodes = frozenset({self.me, *live})
-        leaving = frozenset(name for name, record in live.items() if record.leaving)
-        leaving |= {self.me} if self.leaving else frozenset()
+        nodes = {self.me: self.traits, **{name: record.traits for name, record in live.items()}}
+        leaving = {name for name, record in live.items() if record.leaving} | ({self.me} if self.leaving else set())
+        return nodes, frozenset(leaving)
+
+    def _assignments(self, nodes: dict[str, NodeTraits], leaving: frozenset[str]) -> list[Assignment]:
         if (nodes, leaving) != self._view:
             if self._view is not None:
                 logger.info("nodes changed", extra={"nodes": sorted(nodes), "leaving": sorted(leaving)})
             self._view = (nodes, leaving)
-            for slot in self.slots:
-                slot.role = role_of(self.me, slot.number, nodes, leaving)
+            self._assigned = assignments(len(self.slots), nodes, leaving)
+        return self._assigned
+
+    async def _reconcile(self) -> None:
+        """Do about each shard what this node should, given the nodes that live."""
+        live = self.table.live(self._mono_ns())
+        nodes, leaving = self._nodes()
+        wanted = self._assignments(nodes, leaving)
         for slot in self.slots:
-            slot.take_role(slot.role)
+            slot.take_role(wanted[slot.number].role_of(self.me))
             if slot.role is Role.OWN and slot.is_waiting and slot.is_warm:
                 owner = self.table.owner_of(slot.number)
                 if owner is not None and owner.node in live:
@@ -501,6 +516,7 @@ async def serve_node(
     *,
     node_id: str | None,
     advertised: str | None,
+    traits: NodeTraits | None = None,
     ready: Callable[[Sequence[str]], None],
     stop_asked: Awaitable[object],
     effective: Effective | None = None,
@@ -510,7 +526,7 @@ async def serve_node(
         logger.warning(warning)
     asyncio.get_running_loop().set_default_executor(FairThreads())
     name = checked_name(node_id, advertised, settings)
-    node = ClusterNode(world, url, description, broker, settings, name, effective)
+    node = ClusterNode(world, url, description, broker, settings, name, effective, traits)
     try:
         addresses = await node.listen(advertised)
         await node.start()

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 import holdfast
 from holdfast.cluster.placement import Role
 from holdfast.config.settings_file import Effective
@@ -49,6 +51,9 @@ class NodeTold(ServerValue, kw_only=True):
     leaving: bool = False
     live: bool = True
     version: str = ""
+    zone: str = ""
+    weight: float = 1.0
+    max_shards: int = 0
 
 
 class ClusterTold(ServerValue, kw_only=True):
@@ -164,12 +169,12 @@ class NodePages:
         nodes = [
             NodeTold(
                 node=node.me, url=node.advertised, shards=sum(slot.serving is not None for slot in node.slots),
-                leaving=node.leaving, version=holdfast.__version__,
+                leaving=node.leaving, version=holdfast.__version__, **msgspec.structs.asdict(node.traits),
             ),
             *(
                 NodeTold(
                     node=name, url=known.record.url, shards=len(known.record.shards), leaving=known.record.leaving,
-                    live=name in live, version=known.record.version,
+                    live=name in live, version=known.record.version, **msgspec.structs.asdict(known.record.traits),
                 )
                 for name, known in node.table.known.items()
             ),

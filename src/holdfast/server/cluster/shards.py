@@ -239,13 +239,14 @@ class ShardSlot:
             return False
         if not closed:
             self._closed_since_ns = None
-            return not self.is_over()
+            return not self.is_over() and (self.role is Role.OWN or self._shared.node.has_room())
         now_ns = self._clock.monotonic_ns()
         if self._closed_since_ns is None:
             self._closed_since_ns = now_ns
         if self.role is Role.OWN:
             return not self._ending
-        return self.role is Role.STAND_BY and now_ns - self._closed_since_ns >= self._grace_ns
+        is_late = now_ns - self._closed_since_ns >= self._grace_ns
+        return self.role is Role.STAND_BY and is_late and self._shared.node.has_room()
 
     # Within
 
