@@ -276,20 +276,15 @@ class FolderTransactions:
             self._report("transactions cannot be read", error)
             return 1
         for name in names:
-            with self._lock:
-                if name in self._busy:
-                    continue
-                self._busy.add(name)
             try:
-                state = self._loaded()[name]
-                if state.pending is not None:
-                    self._finish(name, state, again=True)
+                with self._alone(name):  # whoever is busy with it may be finishing it
+                    state = self._loaded().get(name)
+                    if state is not None and state.pending is not None:
+                        self._finish(name, state, again=True)
             except (HoldfastError, OSError) as error:
                 self._engine.check_open()
                 self._report(f"transaction {name} is decided, but cannot be finished yet", error)
                 left += 1
-            finally:
-                self._let_go(name)
         return left
 
     def _report(self, what: str, error: Exception) -> None:
