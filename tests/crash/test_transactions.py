@@ -226,7 +226,9 @@ def test_workers_that_are_killed_turn_each_order_into_one_invoice(tmp_path, scal
         with holdfast.open_broker(folder) as broker:
             stats = broker.queue("orders").stats()
             left = stats.ready + stats.leased + stats.delayed
-            stored = [message.body for part in range(3) for message in broker.read("invoices", partition=part, limit=count)]
+            stored = [
+                message.body for part in range(3) for message in broker.read("invoices", partition=part, limit=count)
+            ]
             assert len(stored) == len(set(stored)) == count - left
             document = broker.documents.get("count")
             assert (document.value if document else 0) == count - left

@@ -594,6 +594,11 @@ class ReplayedLocks(NamedTuple):
         """The content of the schedules by name."""
         return schedules_in(self.table)
 
+    @property
+    def transactions(self) -> dict[str, bytes]:
+        """The state of the transactions by name."""
+        return transactions_in(self.table)
+
 
 def users_documents(table: LockTable) -> dict[str, Content]:
     """The documents without the schedules and transactions, which are stored among them."""

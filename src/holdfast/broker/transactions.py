@@ -36,10 +36,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from holdfast.broker.folder.layout import LOCKS, TRANSACTION_PREFIX, check_name
+from holdfast.broker.locks import replayed_locks
 from holdfast.broker.messages import Draft, Place
 from holdfast.broker.metrics import Counter
 from holdfast.broker.streams.offsets import CommittedOffset
 from holdfast.delivery.events import Extend, Finish, Receipt
+from holdfast.env import World
 from holdfast.env.process import get_logger
 from holdfast.errors import Conflict, Fenced, HoldfastError, InvalidRequest, LeaseLost, MessageTooLarge, UnknownTopic
 from holdfast.locking import Remove, ReplaceDocument
@@ -512,6 +514,13 @@ def states_in(contents: Mapping[str, bytes]) -> dict[str, TransactionState]:
         except msgspec.MsgspecError as error:
             logger.error("a transaction cannot be read", extra={"transaction": name, "error": str(error)})
     return found
+
+
+def stored_transactions(world: World, root: str) -> dict[str, TransactionState]:
+    """Return the transactions of a data folder by name, without owning it, while its owner may be running."""
+    if not world.disk.exists(join(root, LOCKS)):
+        return {}
+    return states_in(replayed_locks(world, root).transactions)
 
 
 def _by_partition(messages: Sequence[StoredMessage]) -> dict[tuple[str, int, int], list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import msgspec
 from holdfast.api.drafts import Stored, to_datetime
 from holdfast.api.transactions import UNNAMED, ChangedDocument, TransactionInfo, TransactionRequest
 from holdfast.broker.engine import BrokerEngine
-from holdfast.broker.transactions import Commit, StoredMessage, dedup_id
+from holdfast.broker.transactions import Commit, StoredMessage, TransactionState, dedup_id
 from holdfast.delivery.events import Receipt
 from holdfast.errors import InvalidRequest, LeaseLost
 from holdfast.locking import Remove, ReplaceDocument
@@ -52,6 +53,11 @@ def commit(port: LocalBroker, request: TransactionRequest) -> list[Stored]:
 
 def all_transactions(engine: BrokerEngine) -> list[TransactionInfo]:
     """Return all transactions that have a name."""
+    return infos_of(engine.transactions().all())
+
+
+def infos_of(states: Mapping[str, TransactionState]) -> list[TransactionInfo]:
+    """Return stored transactions as users see them, without those that have no name."""
     return [
         TransactionInfo(
             name=name,
@@ -60,7 +66,7 @@ def all_transactions(engine: BrokerEngine) -> list[TransactionInfo]:
             committed=state.decided == state.epoch,
             unfinished=state.pending is not None,
         )
-        for name, state in engine.transactions().all().items()
+        for name, state in sorted(states.items())
         if not name.startswith(UNNAMED)  # whoever knows such a name could ask what it did
     ]
 

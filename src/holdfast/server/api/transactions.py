@@ -34,6 +34,7 @@ from holdfast.protocol.transactions import (
     TransactionDocument,
     TransactionList,
     TransactionMessage,
+    TransactionOffsets,
 )
 from holdfast.server.api.enqueue import published, stored_told
 from holdfast.server.members import ServedMember
@@ -135,8 +136,24 @@ def _members(call: Call, given: CommitTransaction) -> dict[tuple[str, str], tupl
         member = call.service.members.find(each.group, each.member)
         for topic in member.topics:
             call.principal.check("consume", topic)
-        found[each.group, each.member] = member, {(at.topic, at.partition): at.offset for at in each.offsets}
+        found[each.group, each.member] = member, _positions(each)
     return found
+
+
+def request_of(given: CommitTransaction, name: str, epoch: int) -> TransactionRequest:
+    """Return what a transaction does, as a port does it."""
+    return TransactionRequest(
+        name,
+        epoch,
+        list(map(_message, given.messages)),
+        [AckedReceipts(each.topic, each.group, each.receipts) for each in given.acks],
+        [MemberOffsets(each.group, each.member, _positions(each)) for each in given.offsets],
+        list(map(_document, given.documents)),
+    )
+
+
+def _positions(given: TransactionOffsets) -> StreamOffsets:
+    return {(at.topic, at.partition): at.offset for at in given.offsets}
 
 
 def _message(given: TransactionMessage) -> PublishedMessage:
