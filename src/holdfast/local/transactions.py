@@ -123,7 +123,7 @@ def _claims(topics: dict[str, Topic], request: TransactionRequest) -> list[tuple
             delivery, receipt = group.claim(text)
             place = (each.topic, each.group, delivery.number)
             own = found.setdefault(place, (topic, each.group, delivery, []))[3]
-            if any(other.offset == receipt.offset for other in own):
+            if receipt in own:
                 raise InvalidRequest(f"{text} is given twice: ack each message once. Nothing was done")
             own.append(receipt)
     return list(found.values())
