@@ -13,7 +13,17 @@ from tests.unit.brokers import Place
 
 ORDERS = 12
 STEPS = st.sampled_from(
-    ["commit", "commit", "commit", "abort", "stale document", "stale name", "lost lease", "kill", "cut", "close", "wait"]
+    [
+        *["commit"] * 3,
+        "abort",
+        "stale document",
+        "stale name",
+        "lost lease",
+        "kill",
+        "cut",
+        "close",
+        "wait",
+    ]  # fmt: skip
 )
 
 
