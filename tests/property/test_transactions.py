@@ -13,17 +13,7 @@ from tests.unit.brokers import Place
 
 ORDERS = 12
 STEPS = st.sampled_from(
-    [
-        *["commit"] * 3,
-        "abort",
-        "stale document",
-        "stale name",
-        "lost lease",
-        "kill",
-        "cut",
-        "close",
-        "wait",
-    ]  # fmt: skip
+    "commit|commit|commit|abort|stale document|stale name|lost lease|kill|cut|close|wait".split("|")
 )
 
 
