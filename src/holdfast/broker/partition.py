@@ -20,6 +20,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeVar
 
 import msgspec
@@ -45,6 +46,7 @@ from holdfast.broker.waiters import Waiters
 from holdfast.codec.columns import PRIORITIES
 from holdfast.codec.encode import Body, same_body, single_head
 from holdfast.codec.frame import Frame, FrameHeader
+from holdfast.delivery.group import LEVELS
 from holdfast.env import World
 from holdfast.env.process import asyncio, stand_back
 from holdfast.errors import Closed, CorruptData
@@ -75,6 +77,7 @@ _RELEASE_MOST_EVER: Final = 8_000
 _RELEASE_WORK_NS: Final = 40_000_000
 # If releases are this late, callers that publish delayed messages help to release those that are due.
 _HELP_FROM_MS: Final = 10
+_ALONE: Final = [bytes([level]) for level in range(LEVELS)]  # the priorities of a batch of one
 _SOON_MS: Final = 1_000  # a message due sooner may be due by the time it is written
 STREAM_PIN: Final = "stream:"  # prefix of the pins of groups in stream mode
 
@@ -106,7 +109,8 @@ class Partition:
         self.log.on_readable = self.wake
         self.log.done_before = self._done_before
         self.deliveries: list[Delivery] = []
-        self.lines: list[Waiters] = []  # waiting consumers, one line for each group
+        self.lines: tuple[Waiters, ...] = ()  # waiting consumers, one line for each group
+        self._lines_lock = threading.Lock()
         self.on_attention: Callable[[], None] = lambda: None
         self.on_new_part: Callable[[], None] = lambda: None  # called when `delayed/` is created
         self.on_pause: Callable[[], object] = self.release_late  # called at intervals during long work
@@ -198,9 +202,9 @@ class Partition:
         if due_at_ms:
             place = self._open_delayed().write_one(fields, head, columns, chosen, time_ns)
         elif priority:
-            place = self.telling_groups(
-                lambda: self.log.write_alone(value, chosen, head, columns, time_ns), bytes([priority])
-            )
+            # Not a lambda: it would slow down all uses of its variables here.
+            write = partial(self.log.write_alone, value, chosen, head, columns, time_ns)
+            place = self.telling_groups(write, _ALONE[priority])
         else:
             place = self.log.write_alone(value, chosen, head, columns, time_ns)
         if tracer is not None and place >= 0:
@@ -278,9 +282,19 @@ class Partition:
 
     def wake(self, messages: int = 1) -> None:
         """Wake consumers of each group for this many new messages."""
-        for line in reversed(self.lines):  # reversed, so that removing a line meanwhile skips no other
+        for line in self.lines:
             if line:
                 line.wake(messages)
+
+    def join(self, line: Waiters) -> None:
+        """Wake this line for new messages from now on."""
+        with self._lines_lock:
+            self.lines = (*self.lines, line)
+
+    def leave(self, line: Waiters) -> None:
+        """Stop waking this line."""
+        with self._lines_lock:
+            self.lines = tuple([each for each in self.lines if each is not line])
 
     def release(self) -> int:
         """Move the delayed messages that are due now into the log; returns how many.
@@ -556,14 +570,15 @@ class Partition:
         if self._urgent_lock.locked():
             stand_back(self._urgent_lock)
         with self._urgent_lock:
-            if len(self.deliveries) == 1:
-                lock = self.deliveries[0].lock
+            deliveries = self.deliveries
+            if len(deliveries) == 1:
+                lock = deliveries[0].lock
                 if lock.locked():
                     stand_back(lock)
                 with lock:
                     return self._write_and_tell(write, priorities)
             with ExitStack() as locks:
-                for delivery in self.deliveries:
+                for delivery in deliveries:
                     locks.enter_context(delivery.lock)
                 return self._write_and_tell(write, priorities)
 
@@ -571,9 +586,10 @@ class Partition:
         written = write()
         first = written.offset if isinstance(written, Appended) else written
         if first >= 0:
+            level = priorities[0] if len(priorities) == 1 else 0
             for delivery in self.deliveries:
-                if len(priorities) == 1 and priorities[0]:
-                    delivery.group.arrive_one(first, priorities[0])
+                if level:
+                    delivery.group.arrive_one(first, level)
                 else:
                     delivery.group.arrive(first, priorities)
         return written

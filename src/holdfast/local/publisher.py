@@ -151,7 +151,7 @@ class Publisher:
         topic, partitions, published = self.topic, self.partitions, self._published
         if self._settings is not topic.settings:
             self._look()
-        if topic.closed or (durability != "os" and (durability is not None or not self._never_waits)):
+        if topic.closed or not (self._never_waits if durability is None else durability == "os"):
             return None
         began_ns = 0 if published.value & _TIMED else self.mono_ns()
         if options is None and len(body) <= self._most_plain:
@@ -166,7 +166,7 @@ class Publisher:
         if began_ns:
             self._put_seconds.observe_ns(self.mono_ns() - began_ns)
         if delayed_id is None:
-            for line in [*partition.lines]:  # as in `Partition.wake`
+            for line in partition.lines:  # as in `Partition.wake`
                 if line.standing:
                     line.wake()
         if published.relay is None:
@@ -192,11 +192,8 @@ class Publisher:
         at = partition.publish_one(fields, "os", now_ns)
         if at < 0:
             return None
-        return (
-            (number, partition, None, at, len(fields[0]))
-            if due_at_ms
-            else (number, partition, at, None, len(fields[0]))
-        )
+        size = len(fields[0])
+        return (number, partition, None, at, size) if due_at_ms else (number, partition, at, None, size)
 
     def plain_since(self) -> int:
         """Return the monotonic time at which a plain put begins; 0 if plain bytes cannot take the fast path."""
