@@ -180,7 +180,7 @@ class Supply:
     """Chooses and reads messages for one group, without leasing them. Callers hold the group's lock."""
 
     def __init__(self, log: Log, group: Group, settings: TopicSettings, name: str = DEFAULT_GROUP) -> None:
-        self._log = log
+        self._log, self._writer = log, log.writer
         self._group = group
         self._name = name.encode()
         self.keyed: Keyed | None = None  # set if messages are chosen by key
@@ -205,11 +205,11 @@ class Supply:
         """The fused form of `choose` for one message: (offset, cursor), or (-1, 0) if only `choose` can tell."""
         if self.keyed is not None or self._turns is not None:
             return -1, 0
-        return choose_one(self._group, self._log.end, self._aged(now_ms))
+        return choose_one(self._group, self._writer.readable_end, self._aged(now_ms))
 
     def record_or_none(self, offset: int) -> Record | None:
         """Read one message; None if there is none, or it cannot be read."""
-        end = self._log.end
+        end = self._writer.readable_end
         if not 0 <= offset < end:
             return None
         try:

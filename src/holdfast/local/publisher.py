@@ -157,7 +157,8 @@ class Publisher:
         if options is None and len(body) <= self._most_plain:
             number = 0 if chosen is None and len(partitions) == 1 else self.turn(chosen)
             partition, delayed_id, size = partitions[number], None, len(body)
-            offset: int | None = partition.log.write_one(body, self._now_ns(), False)
+            clock, write = self._now_ns, partition.log.write_one  # called as methods, they take longer
+            offset: int | None = write(body, clock(), False)
         else:
             written = self._write_now(body, NO_OPTIONS if options is None else options, chosen)
             if written is None:
@@ -181,7 +182,8 @@ class Publisher:
         self, body: Any, options: MessageOptions, chosen: object
     ) -> tuple[int, Partition, int | None, int | None, int] | None:
         """Write a message for `put_now`; returns where it is, and its size. None if it may wait, or be read once."""
-        if self._most_single < 0 or (options[1] is not None and is_read_once(options[1])):
+        headers = options[1]
+        if self._most_single < 0 or (headers is not None and type(headers) is not dict and is_read_once(headers)):
             return None
         now_ns = self._now_ns()
         fields = self._drafter.fields(body, options, now_ns)

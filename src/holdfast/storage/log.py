@@ -163,6 +163,11 @@ class Log:
         return self._writer.log_id
 
     @property
+    def writer(self) -> Writer:
+        """What appends, for those who need its state with every message."""
+        return self._writer
+
+    @property
     def usable(self) -> bool:
         """Whether it still accepts messages: not after it was closed or the disk failed."""
         return self._writer.failure is None

@@ -80,7 +80,7 @@ class Writer:
     # What every append needs: a slot takes half the time of an entry in a dict.
     __slots__ = (
         "__dict__", "__weakref__", "_fast_until", "_held_from", "_log_prefix", "_ones", "_origin", "_short_prefix",
-        "_short_until", "_small", "_words", "active", "end", "epoch", "lock", "readable_end", "synced_end",
+        "_short_until", "_small", "_words", "active", "end", "epoch", "failure", "lock", "readable_end", "synced_end",
     )  # fmt: skip
 
     def __init__(
