@@ -209,7 +209,7 @@ class Sequences:
     def __init__(self, world: World, folder: str, log: Log, *, idle_ms: int, most: int) -> None:
         self._world = world
         self._folder = folder
-        self._log = log
+        self._log, self._writer = log, log.writer
         self._idle_ms = idle_ms
         self._most = most
         self._entries: dict[int, ProducerEntry] = {}  # by id; the one that wrote last comes last
@@ -254,7 +254,8 @@ class Sequences:
         """
         if not 0 < producer.id < 2**64 or not 0 <= producer.epoch < _NUMBERS or not 0 < count <= _MOST_BEHIND:
             raise InvalidRequest(f"{count} messages of {producer} cannot be checked: the numbers are out of range")
-        self._settle()
+        if self._unsure_from is not None or self._writer.epoch != self._epoch:
+            self._catch_up()
         first = producer.first_sequence
         entry = self._entries.get(producer.id)
         if entry is None or producer.epoch > entry.epoch:
@@ -268,7 +269,7 @@ class Sequences:
             )
         elif first != entry.next_sequence:
             return _known(entry, producer, count)
-        self._unsure_from = self._log.written_end
+        self._unsure_from = self._writer.end
         return None
 
     def record(self, producer: Producer, count: int, offset: int) -> None:
@@ -282,7 +283,7 @@ class Sequences:
         Messages from before the epoch `since` do not count, because its sequences started at 0 again.
         """
         with self.lock:
-            self._settle()
+            self._catch_up()
             entry = self._entries.get(producer_id)
             return 0 if entry is None or entry.epoch < since else entry.next_sequence
 
@@ -308,7 +309,7 @@ class Sequences:
         """Write a snapshot, and let the log be trimmed up to it."""
         with self._save_lock:
             with self.lock:
-                self._settle()
+                self._catch_up()
                 self._forget_idle()
                 position = LogPosition(self._log.epoch, self._log.written_end)
                 entries = {producer: entry.copy() for producer, entry in self._entries.items()}
@@ -362,10 +363,6 @@ class Sequences:
         except TailLost as lost:
             return lost.epoch_end
         return min(position.offset, self._log.written_end)
-
-    def _settle(self) -> None:
-        if self._unsure_from is not None or self._log.epoch != self._epoch:
-            self._catch_up()
 
     def _catch_up(self) -> None:
         """Read from the log what an interrupted write has stored, or what a truncation has left."""
@@ -513,13 +510,15 @@ class ProducerEntry:
             runs.append((first, count, offset))
         if len(runs) > most_runs:
             del runs[0]
-        # Because sequences wrap around, those too far back could be mistaken for new ones.
-        while (over := sum([run[1] for run in runs]) - most_behind) > 0:
-            oldest, oldest_count, oldest_offset = runs.pop(0)
-            if oldest_count > over:
-                runs.insert(0, ((oldest + over) % _NUMBERS, oldest_count - over, oldest_offset + over))
         self.next_sequence = (first + count) % _NUMBERS
-        self.written = min(self.written + count, most_behind)
+        self.written += count  # never less than what the runs have together
+        if self.written > most_behind:
+            self.written = most_behind
+            # Because sequences wrap around, those too far back could be mistaken for new ones.
+            while (over := sum([run[1] for run in runs]) - most_behind) > 0:
+                oldest, oldest_count, oldest_offset = runs.pop(0)
+                if oldest_count > over:
+                    runs.insert(0, ((oldest + over) % _NUMBERS, oldest_count - over, oldest_offset + over))
 
     def copy(self) -> ProducerEntry:
         """A copy, for a snapshot."""
