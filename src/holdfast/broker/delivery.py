@@ -257,10 +257,9 @@ class Delivery:
         if until_ms < self._due_mono_ms:
             self.expect_tick(until_ms)
         delivered = self._delivered
-        if delivered.relay is None:  # as `Counter.add` does it
-            delivered.value += 1
-        else:
-            delivered.add()
+        delivered.value += 1  # as `add` does it
+        if delivered.relay is not None:
+            delivered.relay.count(delivered.name, 1)
         observe_wait = self._observe_wait
         observe_wait(now_ns - record.timestamp_ns)
         attempt = group.attempts(offset) + 1 if group.histories else 1
@@ -403,10 +402,9 @@ class Delivery:
                 self._mend(error)
                 raise
             acked = self._acked
-            if acked.relay is None:
-                acked.value += 1
-            else:
-                acked.add()
+            acked.value += 1
+            if acked.relay is not None:
+                acked.relay.count(acked.name, 1)
             if tracer is not None and step is not None:
                 tracer.written_one(step, offset)
         self._observe_handle(now_ns - lease.at_ms * 1_000_000)

@@ -43,9 +43,7 @@ from holdfast.broker.metrics import Metrics
 from holdfast.broker.producers import KnownBatch, Sequences
 from holdfast.broker.tracing.log import PartitionTracer
 from holdfast.broker.waiters import Waiters
-from holdfast.codec.columns import PRIORITIES
-from holdfast.codec.encode import Body, same_body, single_head
-from holdfast.codec.frame import Frame, FrameHeader
+from holdfast.codec.encode import single_head
 from holdfast.delivery.group import LEVELS
 from holdfast.env import World
 from holdfast.env.process import asyncio, stand_back
@@ -242,6 +240,19 @@ class Partition:
         if appended.durability != "fsync":  # otherwise the sync wakes them
             self.wake(appended.next_offset - appended.offset)
         return appended, known
+
+    def append_one(self, value: bytes, producer: Producer, chosen: Durability) -> int:
+        """Fused form of `append` for one plain value of a producer: its offset, or -1 if only that can write it.
+
+        That is so for what it has written before, and for what has to be synced or traced.
+        """
+        sequences = self.sequences
+        if sequences is None or chosen == "fsync" or self.tracer is not None or self.lost is not None:
+            return -1
+        offset = sequences.append_one(value, producer, chosen)
+        if offset >= 0:
+            self.wake()
+        return offset
 
     def wait(self, publication: Publication) -> None:
         """Wait until the messages are as durable as requested, then wake consumers."""
@@ -683,32 +694,3 @@ class LostPartition(Partition):
 
     def _open_delayed(self) -> NoReturn:
         raise self.lost
-
-
-# Bulk writes: whole frames whose messages were checked and encoded elsewhere.
-
-
-class BulkFrame(msgspec.Struct, frozen=True):
-    """A frame from elsewhere: its header, its padded bytes, and its priorities if it has any."""
-
-    header: FrameHeader
-    stored: memoryview
-    priorities: bytes | None = None
-
-    @staticmethod
-    def of(frame: Frame, stored: memoryview) -> BulkFrame:
-        found = frame.columns().priorities() if frame.header.columns & PRIORITIES else None
-        return BulkFrame(frame.header, stored, None if found is None else bytes(found))
-
-    def body(self, now_ns: int) -> Body:
-        """The body to append; retention counts the messages' age from `now_ns`."""
-        return msgspec.structs.replace(same_body(self.header, self.stored), max_time_ns=now_ns)
-
-
-def append_frames(partition: Partition, frames: Sequence[BulkFrame], producer: Producer, now_ns: int) -> Appended:
-    """Append the frames as one batch, all or none; the messages are not visible before the log is synced."""
-    bodies = [frame.body(now_ns) for frame in frames]
-    if all(frame.priorities is None for frame in frames):
-        return partition.log.write_bodies(bodies, producer)
-    priorities = b"".join(frame.priorities or bytes(frame.header.count) for frame in frames)
-    return partition.telling_groups(lambda: partition.log.write_bodies(bodies, producer), priorities)

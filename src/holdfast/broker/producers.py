@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.broker.folder.layout import check_name
 from holdfast.checksum import crc32c
+from holdfast.codec.encode import producer_field
 from holdfast.env import World
 from holdfast.env.disk import Disk
 from holdfast.env.process import get_logger
@@ -24,7 +25,7 @@ from holdfast.errors import (
     TailLost,
     UnknownFormat,
 )
-from holdfast.model import LogPosition, Producer
+from holdfast.model import Durability, LogPosition, Producer
 from holdfast.storage.files import durable_replace, join, open_error, read_file
 
 if TYPE_CHECKING:
@@ -276,6 +277,16 @@ class Sequences:
         """Record messages that were written to the log from this offset on."""
         self._note(producer, count, offset, self._world.clock.now_ns() // 1_000_000)
         self._unsure_from = None
+
+    def append_one(self, value: bytes, producer: Producer, chosen: Durability) -> int:
+        """Write and record one plain value; returns its offset, or -1 if it is known or only a batch can hold it."""
+        with self.lock:
+            if self.check(producer, 1) is not None:
+                return -1
+            offset = self._log.write_alone(value, chosen, producer=producer_field(producer))
+            if offset >= 0:
+                self.record(producer, 1, offset)
+            return offset
 
     def next_sequence(self, producer_id: int, since: int = 0) -> int:
         """The sequence of the producer's next message: the number of messages written so far, modulo 2**32.

@@ -74,6 +74,7 @@ class Log:
         # Every message below this offset is handled, and kept only for replay; None if that is not known.
         self.done_before: Callable[[], int | None] = lambda: None
         self._writer = Writer(world, folder, settings, recovered, kind)
+        self.writer = self._writer  # for those who need its state with every message
         self._writer.on_segment = self._call_attention
         self._writer.on_readable = self._call_readable
         self._writer.on_synced = self._call_synced
@@ -161,11 +162,6 @@ class Log:
     @property
     def log_id(self) -> int:
         return self._writer.log_id
-
-    @property
-    def writer(self) -> Writer:
-        """What appends, for those who need its state with every message."""
-        return self._writer
 
     @property
     def usable(self) -> bool:
