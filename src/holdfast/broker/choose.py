@@ -156,6 +156,18 @@ def follow_keys(delivery: Delivery, keyed: Keyed, events: Sequence[Event] = ()) 
         delivery.expect_within(keyed.next_anywhere_ms(mono_ms), mono_ms)
 
 
+def next_due_ms(delivery: Delivery, now: Moment) -> int | None:
+    """Return in how many milliseconds something is due; None if nothing is."""
+    deadline, timer = delivery.group.deadlines.next_ms(), delivery.group.timers.next_ms()
+    keyed = delivery.supply.keyed
+    return soonest(
+        delivery.renewals.next_ms(),
+        None if deadline is None else max(deadline - now.mono_ms, 0),
+        None if timer is None else max(timer - now.wall_ms, 0),
+        None if keyed is None else keyed.next_ms(now.mono_ms),
+    )
+
+
 # Reading the log for one group.
 
 

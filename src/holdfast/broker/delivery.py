@@ -28,7 +28,7 @@ from itertools import repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Self
 
-from holdfast.broker.choose import Keyed, KeyedGroup, Supply, follow_keys, give_way, load, look_ahead
+from holdfast.broker.choose import Keyed, KeyedGroup, Supply, follow_keys, give_way, load, look_ahead, next_due_ms
 from holdfast.broker.dead_letters import GroupDeadLetters
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.journal import Floor, Journal, Snapshot
@@ -231,8 +231,7 @@ class Delivery:
         if self.paused or self._dropped.receipts:
             return None
         group, supply = self.group, self.supply
-        clock, mono_clock = self._now_ns, self._mono_ns  # called like this, and not as methods, they take less time
-        now_ns, until_ms = clock(), mono_clock() // 1_000_000 + lease_ms
+        now_ns, until_ms = self._now_ns(), self._mono_ns() // 1_000_000 + lease_ms
         at_ms, keyed, record = now_ns // 1_000_000, supply.keyed, None
         if keyed is not None:
             offset, cursor = keyed.choose_one(until_ms - lease_ms), group.cursor
@@ -260,8 +259,7 @@ class Delivery:
         delivered.value += 1  # as `add` does it
         if delivered.relay is not None:
             delivered.relay.count(delivered.name, 1)
-        observe_wait = self._observe_wait
-        observe_wait(now_ns - record.timestamp_ns)
+        self._observe_wait(now_ns - record.timestamp_ns)
         attempt = group.attempts(offset) + 1 if group.histories else 1
         return Delivered(record, lease, attempt, self)
 
@@ -401,10 +399,7 @@ class Delivery:
             except BaseException as error:
                 self._mend(error)
                 raise
-            acked = self._acked
-            acked.value += 1
-            if acked.relay is not None:
-                acked.relay.count(acked.name, 1)
+            self._acked.add()
             if tracer is not None and step is not None:
                 tracer.written_one(step, offset)
         self._observe_handle(now_ns - lease.at_ms * 1_000_000)
@@ -576,14 +571,14 @@ class Delivery:
             self.commit_events(skipped)
         self.group.deadlines.forget(now.mono_ms)
         self.group.timers.forget(now.wall_ms)
-        due_ms = self._next_due_ms(now)
+        due_ms = next_due_ms(self, now)
         self._due_mono_ms = FAR if due_ms is None else now.mono_ms + due_ms
         return due_ms, self._floor.snapshot_if_due(self.settings.snapshot_events)
 
     def due_ms(self) -> int | None:
         """Ms until the next lease or delay ends; None if there is none."""
         with self.lock:
-            return self._next_due_ms(self.moment())
+            return next_due_ms(self, self.moment())
 
     def pin(self) -> None:
         """Let the log be trimmed up to the floor, as far as the events that raised it are on disk."""
@@ -640,16 +635,6 @@ class Delivery:
             finally:
                 self.journal.close()
 
-    def _next_due_ms(self, now: Moment) -> int | None:
-        deadline, timer = self.group.deadlines.next_ms(), self.group.timers.next_ms()
-        keyed = self.supply.keyed
-        return soonest(
-            self.renewals.next_ms(),
-            None if deadline is None else max(deadline - now.mono_ms, 0),
-            None if timer is None else max(timer - now.wall_ms, 0),
-            None if keyed is None else keyed.next_ms(now.mono_ms),
-        )
-
     def _take_back_dropped(self) -> None:
         for receipt in self._dropped.take(self.group):
             self._carry_out(Nack(receipt, self.settings.dropped_delay_ms, why=DROPPED), self.moment())
@@ -703,7 +688,7 @@ class Delivery:
         self.metrics.count_returned(events)
         if Pending(events).buried:
             self.expect_tick(now.mono_ms)
-        self.expect_within(self._next_due_ms(now), now.mono_ms)
+        self.expect_within(next_due_ms(self, now), now.mono_ms)
 
     def expect_tick(self, mono_ms: int) -> None:
         if mono_ms < self._due_mono_ms:
