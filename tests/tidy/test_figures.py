@@ -10,7 +10,7 @@ from tools.figures import FIGURES, Package, figure
 # The most that is allowed: what there was when a figure last went down. A change that lowers a figure lowers its
 # ceiling, too; none is raised without a reason in the commit. Where there is a goal, it stands behind the ceiling.
 CEILINGS = {
-    "modules": 345,  # goal: 280, reached before backups, tiers, task frameworks, schedules, lakes, clusters
+    "modules": 346,  # goal: 280, reached before backups, tiers, task frameworks, schedules, lakes, clusters, keys
     "face_classes": 28,  # goal: 28, half of them generated
     "priority": 18,  # goal: 12, before schedules: their messages have one, as an argument, stored, shown and sent
     "equal_pairs": 5,
