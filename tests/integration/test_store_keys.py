@@ -132,6 +132,23 @@ def test_a_variable_wins_over_the_file_and_the_file_over_the_maker(server, monke
     assert server.last == ("file variable-1", None)
 
 
+def test_the_file_that_the_environment_names_counts_for_whoever_opens_a_store(server, monkeypatch, tmp_path):
+    """Backups, clusters and tasks of Spark ask for no other settings."""
+    file = tmp_path / "holdfast.toml"
+    file.write_text(
+        f'[store]\ns3_endpoint = "{address(server)}"\ns3_region = "file-1"\n'
+        's3_access_key_id = "file"\ns3_secret_access_key = "hush"\n'
+    )
+    monkeypatch.setenv("HOLDFAST_CONFIG", str(file))
+    with opened() as store:
+        store.create("a", b"1")
+    assert server.last == ("file file-1", None)
+    monkeypatch.setattr(keys, "_from_file", ("", {}))
+    file.write_text('[store]\ns3_regoin = "hush"\n')
+    with pytest.raises(holdfast.errors.BadSettings, match="s3_region"):
+        open_store(parse_place("s3://bucket/jobs"))
+
+
 def test_a_second_file_that_says_otherwise_is_refused_and_the_same_one_may_change(tmp_path):
     one, other = tmp_path / "one.toml", tmp_path / "other.toml"
     one.write_text('[store]\ns3_region = "here-1"\n')

@@ -33,7 +33,7 @@ from holdfast.config import (
 )
 from holdfast.env import World
 from holdfast.env.chain.engines import parse_place
-from holdfast.env.chain.keys import use_file
+from holdfast.env.chain.keys import FILE_VARIABLE, use_file
 from holdfast.errors import BadSettings, InvalidRequest
 from holdfast.later import difflib, pattern, tomllib
 from holdfast.settings import (
@@ -46,8 +46,6 @@ from holdfast.settings import (
     TopicSettings,
 )
 from holdfast.storage.files import read_file
-
-FILE_VARIABLE: Final = "HOLDFAST_CONFIG"
 
 _PREFIX: Final = "HOLDFAST_"
 

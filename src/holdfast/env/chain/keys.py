@@ -24,6 +24,7 @@ from holdfast.errors import BadSettings
 from holdfast.settings import SECRETS, StoreSettings, load
 
 PREFIX: Final = "HOLDFAST_STORE_"
+FILE_VARIABLE: Final = "HOLDFAST_CONFIG"
 _MOST_BYTES: Final = 64 * 1024
 _TRIES: Final = 4
 
@@ -68,13 +69,18 @@ def use_file(path: str, values: Mapping[str, str]) -> None:
                 f"[store] in {path} differs from {other}, which this process uses already: "
                 "all stores of a process are opened alike, so use one file, or a process for each"
             )
-        if values or path == other:
+        if values or path == other or not other:
             _from_file = (path, dict(values))
 
 
 def store_settings() -> StoreSettings:
     """Return our settings in force: of the file that was read, and of the environment. Raises BadSettings."""
     found = environment()
+    if not _from_file[0] and found.get(FILE_VARIABLE):
+        from holdfast.config.settings_file import read_settings
+        from holdfast.env import real_world
+
+        read_settings(real_world(), found)  # nobody needed the others of its settings so far
     own = {name.removeprefix(PREFIX).lower(): value for name, value in found.items() if name.startswith(PREFIX)}
     try:
         return load(StoreSettings, {**_from_file[1], **{name: value for name, value in own.items() if value}})
