@@ -122,12 +122,23 @@ def weed_with_keys(folder: Path, secrets: dict[str, str]) -> Iterator[str]:
         yield address
 
 
+_MOTO = """
+import sys
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import run_simple
+run_simple("127.0.0.1", int(sys.argv[1]), DomainDispatcherApplication(create_backend_app), threaded=False)
+"""
+
+
 @contextmanager
 def moto(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """S3 as moto has it, in a process of its own, with a bucket."""
+    """S3 as moto has it, in a process of its own, with a bucket.
+
+    It answers one call at a time: with several, on a busy machine, it sometimes lets two create the same object.
+    """
     [port] = free_port()
     address = f"http://127.0.0.1:{port}"
-    command = [str(Path(sys.executable).parent / "moto_server"), "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, "-c", _MOTO, str(port)]
     with running(command, folder / "moto.log") as process:
         wait_for(lambda: get(address), process)
         get(f"{address}/holdfast", "PUT")

@@ -14,11 +14,11 @@ import holdfast
 from holdfast.config.settings_file import read_settings
 from holdfast.env import real_world
 from holdfast.env.chain import keys
-from holdfast.env.chain.engines import StoreUnreachable, open_store, parse_place
+from holdfast.env.chain.engines import StoreRefused, StoreUnreachable, open_store, parse_place
 from holdfast.errors import DiskFailed, InvalidRequest
 from holdfast.settings import BrokerSettings
 from holdfast.spark.pipelines.stores import store_options
-from tests.integration.store_servers import postgres, postgres_program, weed_with_keys
+from tests.integration.store_servers import azurite, azurite_program, postgres, postgres_program, weed_with_keys
 from tests.integration.test_s3_errors import S3Handler, S3Stub
 from tests.unit.certificates import Issuer
 
@@ -356,3 +356,21 @@ def test_postgresql_takes_the_password_and_the_url_wins(monkeypatch, tmp_path):
         with pytest.raises(DiskFailed, match="password authentication failed") as told:
             open_store(parse_place(url.replace("holdfast@", "holdfast:hush-2@")))
         assert "hush-2" not in str(told.value)
+
+
+@pytest.mark.slow
+@pytest.mark.serial
+@pytest.mark.skipif(azurite_program() is None, reason="there is no Azurite here: npm install -g azurite")
+def test_azure_takes_the_account_and_a_key_in_a_file(monkeypatch, tmp_path):
+    with azurite(tmp_path) as (url, environ):
+        (tmp_path / "key").write_text(environ["AZURE_STORAGE_ACCOUNT_KEY"])
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "aHVzaA==")  # it is not used, or nothing would work
+        ours(
+            monkeypatch, azure_endpoint=environ["AZURE_ENDPOINT"], azure_account_key_file=tmp_path / "key",
+            azure_account_name=environ["AZURE_STORAGE_ACCOUNT_NAME"],
+        )  # fmt: skip
+        with opened(url) as store:
+            assert store.create("a", b"1")
+            (tmp_path / "key").write_text("aHVzaA==")
+            with pytest.raises(StoreRefused, match="403"):
+                store.create("b", b"1")
