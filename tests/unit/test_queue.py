@@ -349,6 +349,19 @@ def test_that_a_message_is_done_is_told_only_once_that_is_on_disk(place, verb):
     assert log.synced_end < log.written_end
 
 
+def test_a_conflict_is_told_only_once_it_is_on_disk(place):
+    """The same for a state: the client compares it with what it sent."""
+    place.q.put(b"a")
+    message = place.q.get()
+    message.state.save({"step": 1}, durability="os")
+    (delivery,) = place.q._port.queue_group.deliveries
+    assert delivery.journal.log.synced_end < delivery.journal.log.written_end
+    message.state.version = 0
+    with pytest.raises(Conflict):
+        message.state.save({"step": 1}, durability="fsync")
+    assert delivery.journal.log.synced_end == delivery.journal.log.written_end
+
+
 # Leases
 
 

@@ -25,7 +25,7 @@ from holdfast.broker.waiters import Waiter
 from holdfast.codec.samples import SeriesKey
 from holdfast.delivery.events import DEFERRED, DROPPED, NO_SESSION, Command, Extend, Nack, Phase, Receipt, Reject, Save
 from holdfast.delivery.group import HolderState, Lease
-from holdfast.errors import Closed, DiskFailed, HoldfastError, InvalidRequest, LeaseLost, OffsetOutOfRange
+from holdfast.errors import Closed, Conflict, DiskFailed, HoldfastError, InvalidRequest, LeaseLost, OffsetOutOfRange
 from holdfast.local.publisher import Publisher
 from holdfast.model import BodyKind, Durability, Pause, Retained
 from holdfast.settings import TopicSettings
@@ -238,7 +238,11 @@ class LocalGroup:
     def _save_state(
         self, taken: Delivered, version: int, content: bytes | None, durability: Durability | None
     ) -> Pending:
-        pending: Pending = taken.home.settle(Save(taken.receipt, version, content), durability)
+        try:
+            pending: Pending = taken.home.settle(Save(taken.receipt, version, content), durability)
+        except Conflict as error:  # it may tell of a call whose answer was lost: that must be on disk first
+            written = taken.home.journal.append((), durability or self.settings.ack_durability)
+            return Pending(appended=written, refused=error)
         return pending
 
     def _ack_all(self, taken: Sequence[Delivered], durability: Durability | None) -> list[tuple[Delivery, Pending]]:

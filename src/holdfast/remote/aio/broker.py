@@ -42,6 +42,7 @@ from holdfast.errors import (
     LockHeld,
     NotAQueue,
     NotFound,
+    Unavailable,
     UnknownGroup,
     UnknownTopic,
 )
@@ -466,9 +467,13 @@ class AsyncRemoteLocksPort:
         except Conflict as error:
             if not getattr(error, "repeated", False) or version is None:
                 raise
-            found = await self.document(name)  # the attempt before, whose answer was lost, may have done it
-            if found is None or found.version != version + 1 or found.value != msgspec.json.decode(content):
-                raise error from None
+            # The attempt before, whose answer was lost, may have done it; and others may have written since.
+            found = await self.document(name)
+            if found is None or found.version <= version or found.value != msgspec.json.decode(content):
+                raise Unavailable(
+                    f"document {name} was written, and then changed by another caller; or that caller came first and "
+                    "nothing was written: the connection broke before the server said which. Get it again, then decide"
+                ) from error
             document = found
         return document
 
