@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from tests.nemesis.history import BUG, Event, Result
+from tests.nemesis.history import BUG, NEVER, Event, Result
 from tests.nemesis.linear import Timed, by_key, linearize
 from tests.nemesis.models import Held, step, tells
 
@@ -251,7 +251,7 @@ def check_linearizable(events: Sequence[Event], left: Left) -> list[str]:
     mine = [Timed(event, event.began, event.until) for event in events
             if event.op in ops and event.key.startswith(("nemesis-lock", "nemesis-document")) and tells(event)]  # fmt: skip
     found = []
-    for name, calls in by_key(mine, lambda event: event.key).items():
+    for name, calls in by_key([*mine, *_written_twice(mine)], lambda event: event.key).items():
         outcome = linearize(calls, Held(), step)
         if outcome.gave_up:
             found.append(f"{name}: whether {len(calls)} calls have an order was not found in {outcome.steps} steps")
@@ -259,6 +259,23 @@ def check_linearizable(events: Sequence[Event], left: Left) -> list[str]:
             stuck = "; ".join(f"{each.client} {each.op} {each.given} -> {each.out}" for each in outcome.stuck[:6])
             found.append(f"{name}: after {len(outcome.longest)} of {len(calls)} calls there is no next one: {stuck}")
     return found
+
+
+def _written_twice(calls: Sequence[Timed[Event]]) -> list[Timed[Event]]:
+    """Writes without a version that were seen with another one than they got in the end.
+
+    A client that gets no answer repeats such a write, as is documented; then it may happen twice.
+    """
+    seen: dict[str, set[int]] = defaultdict(set)
+    for each in calls:
+        if each.call.op == "get":
+            seen[each.call.out["value"]].add(each.call.out["version"])
+    return [
+        Timed(replace(each.call, out=None, result=Result.UNKNOWN), each.began, NEVER)
+        for each in calls
+        if each.call.op == "update" and each.call.ok and "version" not in each.call.given
+        and seen[each.call.given["value"]] - {each.call.out["version"]}
+    ]  # fmt: skip
 
 
 CHECKS: dict[str, Callable[[Sequence[Event], Left], list[str]]] = {
