@@ -42,7 +42,8 @@ def settled(op: str, fence: int, began: float, ended: float = 0) -> Event:
         ([], [(QUEUE, "m")], "never put"),
         ([put(0), got(1, 2), settled("ack", 1, 4)], [(QUEUE, "m")], "is still there"),
         ([put(0), got(1, 2), settled("ack", 1, 4), got(2, 6)], [], "after it was acked"),
-        ([put(0), got(1, 2), got(2, 4), settled("ack", 1, 6), settled("ack", 2, 6)], [], "acked by the holders"),
+        ([put(0), got(1, 2), got(2, 4), settled("ack", 1, 6), settled("ack", 2, 8)], [], "acked by the holders"),
+        ([put(0), got(1, 2), got(2, 4), settled("ack", 1, 6, 9), settled("ack", 2, 8)], [], ""),  # it was repeated
         ([put(0), got(2, 2), got(1, 4), settled("ack", 2, 6)], [], "came after 2"),
         ([put(0), got(2, 2), got(2, 4), settled("ack", 2, 6)], [], "was given 2 times"),
         ([put(0), got(1, 2), settled("pin", 1, 3), got(2, 5)], [(QUEUE, "m")], "was held by 1"),

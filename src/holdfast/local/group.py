@@ -238,12 +238,15 @@ class LocalGroup:
     def _save_state(
         self, taken: Delivered, version: int, content: bytes | None, durability: Durability | None
     ) -> Pending:
+        return self.save(taken.home, Save(taken.receipt, version, content), durability)
+
+    def save(self, delivery: Delivery, command: Save, durability: Durability | None) -> Pending:
+        """Save the state of a message; waiting for it raises Conflict if it has another version."""
         try:
-            pending: Pending = taken.home.settle(Save(taken.receipt, version, content), durability)
+            return delivery.settle(command, durability)
         except Conflict as error:  # it may tell of a call whose answer was lost: that must be on disk first
-            written = taken.home.journal.append((), durability or self.settings.ack_durability)
+            written = delivery.journal.append((), durability or self.settings.ack_durability)
             return Pending(appended=written, refused=error)
-        return pending
 
     def _ack_all(self, taken: Sequence[Delivered], durability: Durability | None) -> list[tuple[Delivery, Pending]]:
         return [(delivery, delivery.ack_taken(own, durability)) for delivery, own in self._by_delivery(taken)]
