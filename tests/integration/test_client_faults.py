@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast import Unavailable, aio
+from holdfast import LeaseLost, Unavailable, aio
 from holdfast.client.calling import MOST_PAUSE_MS, SOON_PAUSE_MS, SOON_S, Reconnecting
 from holdfast.client.opening import Address
 from holdfast.env import ManualClock, RealDisk, SeededIds, World
@@ -400,3 +400,14 @@ def test_a_document_that_another_has_changed_after_an_answer_was_lost_is_not_sai
             broker.documents.update("mine", "new", version=first.version)
         following.join()
         assert broker.documents.get("mine").value == "theirs"
+
+
+def test_a_document_that_was_written_before_its_lock_was_lost_is_known_to_be(proxy: Proxy):
+    with holdfast.connect(proxy.url, timeout=20) as broker, holdfast.connect(proxy.url, timeout=20) as other:
+        lock = broker.locks.acquire("mine", lease=1)
+        proxy.hold_after_cut = lambda: other.locks.acquire("mine", wait=20)
+        proxy.cut_answers_once = b"PUT /v1/state/mine"
+        done = broker.documents.update("mine", "new", lock=lock)
+        assert broker.documents.get("mine") == done
+        with pytest.raises(LeaseLost):
+            broker.documents.update("mine", "newer", lock=lock)

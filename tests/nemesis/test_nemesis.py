@@ -63,7 +63,7 @@ def test_a_machine_without_namespaces_is_tormented_through_proxies(tmp_path):
 # What each mistake breaks, and the harm that shows it.
 HARM = {
     "condition": ("stop,alone,store_unreachable", "put,put,take,take,swap,swap,stream,look"),
-    "lease": ("stop", "lock,lock,look,look,swap,swap"),
+    "lease": ("stop", "lock,lock,look,look,look,look,look,look,swap,swap,swap,swap"),
     "fence": ("kill", "lock,lock,lock,look"),
 }
 

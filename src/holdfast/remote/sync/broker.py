@@ -461,15 +461,15 @@ class RemoteLocksPort:
         ask = Ask(method="PUT", path=path, body=b'{"value":%b}' % content, media=JSON, answers=Document)
         try:
             document: Document = self._calls.call(ask)
-        except Conflict as error:
-            if not getattr(error, "repeated", False) or version is None:
+        except (Conflict, LeaseLost) as error:
+            if not getattr(error, "repeated", False):
                 raise
             # The attempt before, whose answer was lost, may have done it; and others may have written since.
             found = self.document(name)
-            if found is None or found.version <= version or found.value != msgspec.json.decode(content):
+            if found is None or found.version <= (version or 0) or found.value != msgspec.json.decode(content):
                 raise Unavailable(
-                    f"document {name} was written, and then changed by another caller; or that caller came first and "
-                    "nothing was written: the connection broke before the server said which. Get it again, then decide"
+                    f"whether document {name} was written is not known: the connection broke before the server said "
+                    "so, and now it has another value. Get it again, then decide"
                 ) from error
             document = found
         return document
