@@ -204,8 +204,8 @@ def test_a_node_whose_description_is_another_one_is_refused(tmp_path: Path):
             third.communicate()
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.3, 0.6, 1.0, 1.5])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("after_s", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_node_that_is_stopped_while_it_starts_leaves_no_trace(pair: Cluster, tmp_path: Path, number: int, after_s: float):
     process = started(pair.place, tmp_path, "--port", "0", "--node-id", "brief")
     time.sleep(after_s)
@@ -213,7 +213,7 @@ def test_a_node_that_is_stopped_while_it_starts_leaves_no_trace(pair: Cluster, t
     _, said = process.communicate(timeout=60)
     assert "Traceback" not in said, said
     node = pair.nodes[0]
-    assert set(node.shards().values()) <= set(NAMES)
+    until(lambda: set(node.shards().values()) <= set(NAMES), "every shard has an owner, and it is not this one")
     answers(node, pair.topic_on(pair.nodes[1], "brief"))
 
 

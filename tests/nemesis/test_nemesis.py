@@ -63,18 +63,20 @@ def test_a_machine_without_namespaces_is_tormented_through_proxies(tmp_path):
 # What each mistake breaks, and the harm that shows it.
 HARM = {
     "condition": ("stop,alone,store_unreachable", "put,put,take,take,swap,swap,stream,look"),
-    "lease": ("stop", "lock,lock,look,look,look,look,look,look,swap,swap,swap,swap"),
-    "fence": ("kill", "lock,lock,lock,look"),
+    "lease": ("clock", "look,look,look,look,swap,swap,swap,put,take,take,take"),
+    "fence": ("clock", "lock,lock,lock,look"),
 }
 
 
 @needs_postgres
 @pytest.mark.parametrize("mistake", PLANTED)
-def test_a_planted_mistake_is_found(tmp_path, mistake: str):
+def test_a_planted_mistake_is_found(tmp_path, mistake: str, long: bool):
+    if not long and mistake != "condition":
+        pytest.skip("only in a long run: test_planted.py tells the same story with two owners in one process")
     faults, clients = HARM[mistake]
     for _ in range(TRIES):
         told = nemesis(
-            tmp_path, "--store", "postgres", "--seconds", "12", "--planted", mistake, "--faults", faults,
+            tmp_path, "--store", "postgres", "--seconds", "30" if long else "12", "--planted", mistake, "--faults", faults,
             "--clients", clients,
         )  # fmt: skip
         if told.get("found"):
