@@ -52,7 +52,8 @@ def pauses(folder: Path, rounds: int) -> None:
             found = sorted(pause_after(three, number) for _ in range(rounds))
             p99 = found[min(len(found) - 1, round(0.99 * len(found)))]
             print(
-                f"{name}: {rounds} rounds, median {statistics.median(found):.2f}, p99 {p99:.2f}, longest {found[-1]:.2f} s",
+                f"{name}: {rounds} rounds, median {statistics.median(found):.2f}, p99 {p99:.2f}, "
+                f"longest {found[-1]:.2f} s",
                 flush=True,
             )
 
@@ -89,7 +90,9 @@ def restart(folder: Path, rounds: int) -> None:
         ending.set()
         for each in working:
             each.join()
-        print(f"{3 * rounds} restarts: {calls[0]} calls, {len(failed)} failed, the longest three took {longest[0]:.2f} s")
+        print(
+            f"{3 * rounds} restarts: {calls[0]} calls, {len(failed)} failed, the longest three took {longest[0]:.2f} s"
+        )
         print(*failed[:5], sep="\n")
 
 
@@ -147,7 +150,10 @@ def work(folder: Path, rounds: int) -> None:
                 each.join()
             took_s = time.monotonic() - began
             spent = sum(map(cpu_s, made.nodes)) - before - idle * took_s
-            print(f"{nodes} nodes: {spent / (count * nodes) * 1e6:.0f} us of CPU a message, {idle * 100:.1f} % idle", flush=True)
+            print(
+                f"{nodes} nodes: {spent / (count * nodes) * 1e6:.0f} us of CPU a message, {idle * 100:.1f} % idle",
+                flush=True,
+            )
 
 
 def _put_and_take(url: str, count: int) -> None:

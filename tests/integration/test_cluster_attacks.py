@@ -20,7 +20,7 @@ import holdfast
 from tests.integration.cluster_gear import NAMES, Cluster, Node, cluster, until
 from tests.integration.process_gear import COMMAND, plain_environment
 from tests.integration.proxies import Proxy
-from tests.integration.store_servers import free_port, postgres, postgres_program
+from tests.integration.store_servers import postgres, postgres_program
 
 pytestmark = [pytest.mark.slow, pytest.mark.serial]
 
@@ -142,7 +142,8 @@ def test_a_caller_that_goes_in_the_middle_of_its_body_leaves_nothing(pair: Clust
         "POST /v1/groups/g/members/0-/poll HTTP/1.1", "GET /v1/topics/%00 HTTP/1.1", "GET /v1/topics/%2e%2e HTTP/1.1",
         "GET /v1/topics/..%2f..%2fetc HTTP/1.1", "GET /v1/traces/nonsense HTTP/1.1", "GET /v1/cluster/x HTTP/1.1",
         "GET /v1/queues/a%0d%0ax-holdfast-node:%20x/stats HTTP/1.1", "DELETE /v1/locks/%ff HTTP/1.1",
-        "GET /v1/topics?limit=-1 HTTP/1.1", "GET /v1/topics?limit=x&after=%00 HTTP/1.1", "PUT /v1/state/a?lease_id=x HTTP/1.1",
+        "GET /v1/topics?limit=-1 HTTP/1.1", "GET /v1/topics?limit=x&after=%00 HTTP/1.1",
+        "PUT /v1/state/a?lease_id=x HTTP/1.1",
         "GET http://elsewhere/v1/topics HTTP/1.1", "GET //v1/topics HTTP/1.1",
     ],
 )  # fmt: skip
@@ -198,7 +199,7 @@ def test_a_node_whose_description_is_another_one_is_refused(tmp_path: Path):
                 broker.create_topic("t", exist_ok=True)
                 for number in range(20):
                     broker.publish("t", b"%d" % number, durability="fsync")
-                    assert {name for name in node.shards().values()} == {node.name}
+                    assert set(node.shards().values()) == {node.name}
         finally:
             third.kill()
             third.communicate()
@@ -206,7 +207,9 @@ def test_a_node_whose_description_is_another_one_is_refused(tmp_path: Path):
 
 @pytest.mark.parametrize("after_s", [0.3, 1.0, 2.0])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_node_that_is_stopped_while_it_starts_leaves_no_trace(pair: Cluster, tmp_path: Path, number: int, after_s: float):
+def test_a_node_that_is_stopped_while_it_starts_leaves_no_trace(
+    pair: Cluster, tmp_path: Path, number: int, after_s: float
+):
     process = started(pair.place, tmp_path, "--port", "0", "--node-id", "brief")
     time.sleep(after_s)
     process.send_signal(number)
@@ -283,8 +286,8 @@ def test_a_node_that_runs_out_of_descriptors_answers_again_when_its_callers_are_
         command = [*COMMAND, "serve", "--cluster", two.place, "--port", str(small.port), *small.arguments]
         with small.log.open("a") as log:
             small.process = subprocess.Popen(
-                ["sh", "-c", 'ulimit -n "$0" && exec "$@"', "480", *command], stdout=subprocess.PIPE, stderr=log, text=True,
-                env=small._environ, stdin=subprocess.DEVNULL,
+                ["sh", "-c", 'ulimit -n "$0" && exec "$@"', "480", *command], stdout=subprocess.PIPE, stderr=log,
+                text=True, env=small._environ, stdin=subprocess.DEVNULL,
             )  # fmt: skip
         small.wait_for_start()
         two.wait_until_whole()

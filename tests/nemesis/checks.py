@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from tests.nemesis.history import BUG, NEVER, Event, Result
 from tests.nemesis.linear import Timed, by_key, linearize
@@ -156,8 +157,8 @@ def _stored(events: Sequence[Event], left: Left) -> list[str]:
 def _committed(topic: str, events: Sequence[Event], left: Left) -> list[str]:
     """Nothing before a commit is read again, nothing is skipped, and what was committed is what is stored."""
     found = []
-    stored = {(partition, offset): body
-              for (name, partition), records in left.stored.items() if name == topic for offset, body in records}  # fmt: skip
+    mine = [(partition, records) for (name, partition), records in left.stored.items() if name == topic]
+    stored = {(partition, offset): body for partition, records in mine for offset, body in records}
     commits = sorted((each for each in events if each.op == "commit" and each.ok), key=lambda each: each.ended)
     polls = [each for each in events if each.op == "poll" and each.ok]
     kept: dict[str, int] = {}
@@ -220,7 +221,7 @@ def check_locks(events: Sequence[Event], left: Left) -> list[str]:
             locks[event.key].append(event)
     for name, calls in locks.items():
         spans = sorted(_held(calls))
-        for (_, until, fence), (began, _, other) in zip(spans, spans[1:], strict=False):
+        for (_, until, fence), (began, _, other) in pairwise(spans):
             if began < until:
                 found.append(f"{name} was held by {fence} until {until:.3f}, and by {other} from {began:.3f}")
     return found
@@ -249,8 +250,9 @@ def _held(calls: Sequence[Event]) -> list[tuple[float, float, int]]:
 def check_linearizable(events: Sequence[Event], left: Left) -> list[str]:
     """There is an order of the calls of each lock and document in which each did what it said."""
     ops = ("acquire", "keepalive", "release", "get", "update")
-    mine = [Timed(event, event.began, event.until) for event in events
-            if event.op in ops and event.key.startswith(("nemesis-lock", "nemesis-document")) and tells(event)]  # fmt: skip
+    names = ("nemesis-lock", "nemesis-document")
+    chosen = [event for event in events if event.op in ops and event.key.startswith(names) and tells(event)]
+    mine = [Timed(event, event.began, event.until) for event in chosen]
     found = []
     for name, calls in by_key([*mine, *_written_twice(mine)], lambda event: event.key).items():
         outcome = linearize(calls, Held(), step)

@@ -95,7 +95,7 @@ def take(me: Client) -> None:
     else:
         with me.record.call("ack", topic, body=body, fence=message.fence):
             message.ack(durability="fsync")
-    message._settled = True  # noqa: SLF001  what was not settled is left to its lease, and not returned by a finalizer
+    message._settled = True
 
 
 def _queue(me: Client, topic: str) -> Any:
@@ -169,7 +169,9 @@ def produce(me: Client) -> None:
     topic = topic_of("produced", me.rng.randrange(TOPICS))
     producer = me.__dict__.get("producer")
     if producer is None or me.rng.random() < 0.02:
-        producer = me.__dict__["producer"] = me.broker.producer(name=me.name.partition(".")[0], retries=None, linger_ms=1)
+        producer = me.__dict__["producer"] = me.broker.producer(
+            name=me.name.partition(".")[0], retries=None, linger_ms=1
+        )
     sent: list[tuple[str, Event, Any]] = []
     for _ in range(me.rng.randrange(1, 4)):
         event = Event(me.name, "send", topic, {"body": me.next(), "number": me.count}, began=time.monotonic())

@@ -66,9 +66,7 @@ def _read(state: Held, found: Any) -> Iterator[Held]:
 def _written(state: Held, call: Event, maybe: bool) -> Iterator[Held]:
     expected, fence = call.given.get("version"), call.given.get("fence")
     if call.result is Result.FAIL:  # a conflict: it has another version than was expected
-        if state.known and expected != state.version:
-            yield state
-        elif not state.known:
+        if (state.known and expected != state.version) or not state.known:
             yield state
         return
     if fence is not None and state.holder != fence:

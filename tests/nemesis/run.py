@@ -32,22 +32,28 @@ from tests.nemesis import clients
 from tests.nemesis.checks import Left, check_all, tally
 from tests.nemesis.faults import FAULTS
 from tests.nemesis.history import read_history
+from tests.nemesis.network import INSIDE, STORE, Namespaces, Network, Proxies, can_have_namespaces, command_inside
 from tests.nemesis.node import CLOCK, MISTAKE, PLANTED, set_clock
-from tests.nemesis.network import (
-    INSIDE,
-    STORE,
-    Namespaces,
-    Network,
-    Proxies,
-    can_have_namespaces,
-    command_inside,
-)
 
 LEASE_S = 2
 SHARDS = 6
 PATIENCE_S = 90
 PLACES = 2  # from which clients call
-USUAL = ("put", "take", "take", "stream", "consume", "consume", "read", "produce", "lock", "lock", "look", "swap", "swap")
+USUAL = (
+    "put",
+    "take",
+    "take",
+    "stream",
+    "consume",
+    "consume",
+    "read",
+    "produce",
+    "lock",
+    "lock",
+    "look",
+    "swap",
+    "swap",
+)
 
 
 class NoNode(Exception):
@@ -316,7 +322,12 @@ def _stored(broker: holdfast.Broker, topic: str, partition: int) -> Iterator[tup
 def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """One run; returns what it did and found."""
     network: Network = Namespaces() if os.environ.get(INSIDE) else Proxies()
-    told: dict[str, Any] = {"seed": options.seed, "store": options.store, "network": network.name, "nodes": options.nodes}
+    told: dict[str, Any] = {
+        "seed": options.seed,
+        "store": options.store,
+        "network": network.name,
+        "nodes": options.nodes,
+    }
     with ExitStack() as closing:
         closing.callback(network.close)
         scene = Scene(folder, options, network, closing)

@@ -136,4 +136,4 @@ def test_a_history_is_read_as_it_was_recorded(tmp_path):
 
 
 def assert_found(lines: list[str], what: str) -> None:
-    assert (any(what in line for line in lines) if what else not lines), lines
+    assert any(what in line for line in lines) if what else not lines, lines

@@ -74,9 +74,10 @@ def test_a_planted_mistake_is_found(tmp_path, mistake: str, long: bool):
     if not long and mistake != "condition":
         pytest.skip("only in a long run: test_planted.py tells the same story with two owners in one process")
     faults, clients = HARM[mistake]
+    seconds = "30" if long else "12"
     for _ in range(TRIES):
         told = nemesis(
-            tmp_path, "--store", "postgres", "--seconds", "30" if long else "12", "--planted", mistake, "--faults", faults,
+            tmp_path, "--store", "postgres", "--seconds", seconds, "--planted", mistake, "--faults", faults,
             "--clients", clients,
         )  # fmt: skip
         if told.get("found"):

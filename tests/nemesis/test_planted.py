@@ -6,7 +6,7 @@ Each story is told twice: as it is, when no check finds anything, and with a mis
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,8 @@ class Machine:
         closing.callback(self.record.close)
 
     def _close(self) -> None:
-        try:
+        with suppress(HoldfastError):  # it is not the owner any more
             self.broker.close()
-        except HoldfastError:  # it is not the owner any more
-            pass
 
     def sleep(self) -> None:
         """Do no more to show that it lives."""
@@ -138,7 +136,9 @@ def ignore_condition(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def skip_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     allow = locking._allow
-    monkeypatch.setattr(locking, "_allow", lambda table, name, expected, _, now: allow(table, name, expected, None, now))
+    monkeypatch.setattr(
+        locking, "_allow", lambda table, name, expected, _, now: allow(table, name, expected, None, now)
+    )
 
 
 STORIES = [

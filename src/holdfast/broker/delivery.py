@@ -322,7 +322,7 @@ class Delivery:
         return out
 
     def ack(self, receipts: Sequence[Receipt], durability: Durability | None = None) -> Pending:
-        """Ack the messages whose leases are still valid; `wait` raises LeaseLost for others, once what it says is durable."""
+        """Ack the messages whose leases are still valid; `wait` raises LeaseLost for others, once that is durable."""
         self.check_open()
         durability = durability or self.settings.ack_durability
         if self.lock.locked():

@@ -111,7 +111,9 @@ class Dispatcher:
             raise
         except Exception:
             logger.exception("call failed", extra={"path": request.path})
-            fault = Fault(code="internal", message="this node failed to handle the call; its log says why", retryable=False)
+            fault = Fault(
+                code="internal", message="this node failed to handle the call; its log says why", retryable=False
+            )
             return Response(500, encode(ErrorAnswer(error=fault), JSON), JSON)
 
     def answer_known(
