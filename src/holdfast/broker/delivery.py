@@ -332,7 +332,7 @@ class Delivery:
         return out
 
     def ack(self, receipts: Sequence[Receipt], durability: Durability | None = None) -> Pending:
-        """Ack the messages whose leases are still valid; `wait` raises LeaseLost for the others."""
+        """Ack the messages whose leases are still valid; `wait` raises LeaseLost for others, once that is durable."""
         self.check_open()
         durability = durability or self.settings.ack_durability
         if self.lock.locked():
@@ -344,10 +344,10 @@ class Delivery:
             if None in held_by or list(map(_FENCE, held_by)) != list(map(_FENCE, receipts)):
                 good = [receipt for receipt in receipts if held(self.group, receipt)]
                 offsets = set(map(_OFFSET, good))
-            appended = self._ack(offsets, list(filter(None, held_by)), durability) if good else None
-            if len(good) == len(receipts):
-                return Pending(appended=appended)
-            refused = self._lost(sorted(set(receipts).difference(good), key=_OFFSET))
+            leases = list(filter(None, held_by))
+            appended = self._ack(offsets, leases, durability) if good else self.journal.append((), durability)
+            lost = () if len(good) == len(receipts) else set(receipts).difference(good)
+            refused = self._lost(sorted(lost, key=_OFFSET)) if lost else None
         return Pending(appended=appended, refused=refused)
 
     def ack_taken(self, taken: Sequence[Delivered], durability: Durability | None = None) -> Pending:
@@ -432,7 +432,7 @@ class Delivery:
                     self.metrics.lost_leases.add()
                     error.offsets = (*(() if refused is None else refused.offsets), *error.offsets)
                     refused = error
-            appended = self.commit_events(events, durability or self.settings.ack_durability) if events else None
+            appended = self.commit_events(events, durability or self.settings.ack_durability)
             self._after(events, now)
         return Pending(events, appended, refused)
 
