@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.broker.changes import change_topic, grow_topic
 from holdfast.broker.folder.contents import PRODUCERS as PRODUCERS_FILE
 from holdfast.broker.folder.contents import (
     Catalog,
@@ -35,7 +36,6 @@ from holdfast.broker.folder.layout import (
     topic_for,
 )
 from holdfast.broker.folder.layout import LOCKS as LOCKS_FOLDER
-from holdfast.broker.growing import change_topic, grow_topic
 from holdfast.broker.leases import FolderKey
 from holdfast.broker.metrics import Observer
 from holdfast.broker.producers import Producers
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from holdfast.broker.locks import FolderLocks
     from holdfast.broker.moving import TopicMoves
     from holdfast.broker.schedules import FolderSchedules
+    from holdfast.broker.transactions import FolderTransactions
     from holdfast.env.chain.chain import Chain
     from holdfast.env.chain.ownership import Turn
 
@@ -77,6 +78,8 @@ class BrokerEngine:
     client_in_child: Any = None
     store: Chain | None = None  # what the folder lives in, if it does not live here
     moves: TopicMoves | None = None  # the topics that are leaving or coming, if there are other folders
+    _schedules: FolderSchedules | None = None
+    _transactions: FolderTransactions | None = None
 
     def __init__(self, world: World, folder: str, settings: BrokerSettings, observer: Observer | None = None) -> None:
         self.space = space = Space(self)
@@ -105,7 +108,6 @@ class BrokerEngine:
         self._cleaner: Cleaner | None = None
         self._producers: Producers | None = None
         self._locks: FolderLocks | None = None
-        self._schedules: FolderSchedules | None = None
         self._all_at_ns = 0
         self._began_ns = world.clock.monotonic_ns()
         self.catalog = Catalog(world, folder)
@@ -220,7 +222,8 @@ class BrokerEngine:
             self._kept = True  # before the first tick, which otherwise does what other threads are for
             topics = list(self._topics.values())
         Keeper(self, at_most_ms=_LOOK_AT_ALL_NS // 1_000_000, tick=BrokerEngine.tick_due).start()
-        if self.world.disk.exists(join(self.folder, LOCKS_FOLDER)):  # schedules are stored there
+        if self.world.disk.exists(join(self.folder, LOCKS_FOLDER)):  # both are stored there
+            self.transactions().recover()
             self.schedules().recover()
         # On its own thread: opening a topic may take long, and leases in other topics must still end in time.
         Keeper(self._sweep).start()
@@ -299,6 +302,16 @@ class BrokerEngine:
         """Notice schedules that came or went with a topic; before `keep`, nobody has read them yet."""
         if self._kept or self._schedules is not None:
             self.schedules().reread()
+
+    def transactions(self) -> FolderTransactions:
+        """The transactions; nothing is read before their first use."""
+        with self._lock:
+            self.check_open()
+            if self._transactions is None:
+                from holdfast.broker.transactions import FolderTransactions  # few programs have any
+
+                self._transactions = FolderTransactions(self, kept=self._kept)
+            return self._transactions
 
     @property
     def has_locks(self) -> bool:
@@ -535,7 +548,7 @@ class BrokerEngine:
         self.space.tick(everything=everything)
         if not self._kept:
             due.append(self._sweep.tick())
-            due.append(self.schedules().tick())
+            due += [self.transactions().tick(), self.schedules().tick()]
         due.append(self.world.open_files.tick())
         return soonest(*due)
 

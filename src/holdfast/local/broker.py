@@ -15,12 +15,12 @@ from holdfast.api.arguments import Question, moment_ns
 from holdfast.api.contents import Contents, PartitionHome
 from holdfast.api.drafts import Bodies, MessageOptions, NewMessage, Stored, kind_of, moment_at
 from holdfast.api.topics import GroupInfo, PartitionInfo, QueueRequest, TopicInfo, changes_to
+from holdfast.broker.changes import change_topic, grow_topic
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.contents import differing_settings
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.group import QueueGroup
-from holdfast.broker.growing import change_topic, grow_topic
 from holdfast.broker.metrics import Compacted
 from holdfast.broker.partition import Partition
 from holdfast.broker.samples import TOTAL, Samples

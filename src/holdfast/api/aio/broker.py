@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from holdfast.api import AsyncOpening, Face
-from holdfast.api.aio.cluster import AsyncCluster
+from holdfast.api import AsyncOpening
 from holdfast.api.aio.group import AsyncGroup, AsyncQueue
-from holdfast.api.aio.message import AsyncDocuments, AsyncLocks
+from holdfast.api.aio.parts import AsyncBrokerParts
 from holdfast.api.arguments import (
     Question,
     When,
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
     from holdfast.api.aio.consumer import AsyncConsumer
     from holdfast.api.aio.ports import AsyncBrokerPort
     from holdfast.api.aio.producer import AsyncProducer
-    from holdfast.api.aio.schedules import AsyncSchedules
     from holdfast.api.listing import SearchPage
     from holdfast.broker.samples import Samples
     from holdfast.broker.streams import Reset
@@ -66,7 +64,7 @@ if TYPE_CHECKING:
     from holdfast.storage.compaction import KeysCompacted
 
 
-class AsyncBroker(Face):
+class AsyncBroker(AsyncBrokerParts):
     """The topics of a data folder or of a server, for the tasks of any event loop.
 
     Publish to topics, and receive from them as a queue, a group or a consumer. Once it is closed, its methods raise
@@ -142,6 +140,7 @@ class AsyncBroker(Face):
         Raises:
             TopicExists: It already exists, and `exist_ok` is False; or it exists in another shard.
             BadSettings: A setting is unknown or outside its limits.
+            InvalidRequest: There is no such shard, or no cluster.
         """
         check_topic_name(name)
         switch(exist_ok, "exist_ok")
@@ -203,6 +202,9 @@ class AsyncBroker(Face):
 
         Returns:
             The names of all topics.
+
+        Raises:
+            Closed: The broker is closed.
         """
         return await self._port.topics()
 
@@ -568,7 +570,12 @@ class AsyncBroker(Face):
         """Search the messages of all queues, in every phase, for what you would type into the console's search box.
 
             page = broker.search("key=customer-7 age<1h")
-            more = broker.search("key=customer-7 age<1h", after=page.next)  # if page.next is not empty
+            while True:
+                for message, group in page.messages:
+                    print(message.topic, message.id, message.phase)
+                if not page.next:
+                    break
+                page = broker.search("key=customer-7 age<1h", after=page.next)
 
         Args:
             text: Terms that must all match: an id, key=VALUE, a header as NAME=VALUE, a field of a JSON body such as
@@ -649,28 +656,6 @@ class AsyncBroker(Face):
             InvalidRequest: One of the arguments cannot be used.
         """
         return await self._port.samples(topic, group, sampled_ms(topic, group, last))
-
-    @property
-    def locks(self) -> AsyncLocks:
-        """Locks with leases and fencing numbers, shared by all who use the folder or the server."""
-        return AsyncLocks(self._port.locks())
-
-    @property
-    def documents(self) -> AsyncDocuments:
-        """State documents, each a JSON value with a version."""
-        return AsyncDocuments(self._port.locks())
-
-    @property
-    def schedules(self) -> AsyncSchedules:
-        """Messages that are published at certain times, once however many programs run."""
-        from holdfast.api.aio.schedules import AsyncSchedules  # few programs have any
-
-        return AsyncSchedules(self._port.schedules())
-
-    @property
-    def cluster(self) -> AsyncCluster:
-        """What only a cluster can do."""
-        return AsyncCluster(self._port)
 
     async def sync(self) -> None:
         """Wait until everything done so far, including acks, is on disk.

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from holdfast.api import Face
 from holdfast.api.arguments import (
     Question,
     When,
@@ -34,9 +33,8 @@ from holdfast.api.drafts import (
     message_of,
     stream_options,
 )
-from holdfast.api.sync.cluster import Cluster
 from holdfast.api.sync.group import Group, Queue
-from holdfast.api.sync.message import Documents, Locks
+from holdfast.api.sync.parts import BrokerParts
 from holdfast.api.topics import (
     GroupInfo,
     QueueRequest,
@@ -58,7 +56,6 @@ if TYPE_CHECKING:
     from holdfast.api.sync.consumer import Consumer
     from holdfast.api.sync.ports import BrokerPort
     from holdfast.api.sync.producer import Producer
-    from holdfast.api.sync.schedules import Schedules
     from holdfast.broker.samples import Samples
     from holdfast.broker.streams import Reset
     from holdfast.broker.tracing import TraceStep
@@ -67,7 +64,7 @@ if TYPE_CHECKING:
     from holdfast.storage.compaction import KeysCompacted
 
 
-class Broker(Face):
+class Broker(BrokerParts):
     """The topics of a data folder or of a server. Safe to use from any thread.
 
     Publish to topics, and receive from them as a queue, a group or a consumer. Once it is closed, its methods raise
@@ -143,6 +140,7 @@ class Broker(Face):
         Raises:
             TopicExists: It already exists, and `exist_ok` is False; or it exists in another shard.
             BadSettings: A setting is unknown or outside its limits.
+            InvalidRequest: There is no such shard, or no cluster.
         """
         check_topic_name(name)
         switch(exist_ok, "exist_ok")
@@ -204,6 +202,9 @@ class Broker(Face):
 
         Returns:
             The names of all topics.
+
+        Raises:
+            Closed: The broker is closed.
         """
         return self._port.topics()
 
@@ -567,7 +568,12 @@ class Broker(Face):
         """Search the messages of all queues, in every phase, for what you would type into the console's search box.
 
             page = broker.search("key=customer-7 age<1h")
-            more = broker.search("key=customer-7 age<1h", after=page.next)  # if page.next is not empty
+            while True:
+                for message, group in page.messages:
+                    print(message.topic, message.id, message.phase)
+                if not page.next:
+                    break
+                page = broker.search("key=customer-7 age<1h", after=page.next)
 
         Args:
             text: Terms that must all match: an id, key=VALUE, a header as NAME=VALUE, a field of a JSON body such as
@@ -648,28 +654,6 @@ class Broker(Face):
             InvalidRequest: One of the arguments cannot be used.
         """
         return self._port.samples(topic, group, sampled_ms(topic, group, last))
-
-    @property
-    def locks(self) -> Locks:
-        """Locks with leases and fencing numbers, shared by all who use the folder or the server."""
-        return Locks(self._port.locks())
-
-    @property
-    def documents(self) -> Documents:
-        """State documents, each a JSON value with a version."""
-        return Documents(self._port.locks())
-
-    @property
-    def schedules(self) -> Schedules:
-        """Messages that are published at certain times, once however many programs run."""
-        from holdfast.api.sync.schedules import Schedules  # few programs have any
-
-        return Schedules(self._port.schedules())
-
-    @property
-    def cluster(self) -> Cluster:
-        """What only a cluster can do."""
-        return Cluster(self._port)
 
     def sync(self) -> None:
         """Wait until everything done so far, including acks, is on disk.
