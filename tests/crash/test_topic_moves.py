@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 import holdfast
@@ -15,7 +16,7 @@ from holdfast.cluster.table import Placed, PlacedOtherwise
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.chain.engines import MemoryStore
 from holdfast.env.sim.disk import SimulatedDisk
-from holdfast.errors import HoldfastError, TopicExists, Unavailable, UnknownTopic
+from holdfast.errors import Conflict, HoldfastError, TopicExists, Unavailable, UnknownTopic
 from holdfast.server.cluster.places import Places, settle_coming, settle_leaving, settle_moves
 from tests.unit.brokers import SETTINGS
 
@@ -221,6 +222,23 @@ def test_an_old_owner_that_goes_on_cannot_finish_a_move_that_was_undone(change: 
         for each in list(shard.moves.coming.values()):
             assert not settle_coming(shard.moves, each, shard.places.read())
     assert check(pair.shards) == HOME
+    pair.close()
+
+
+def test_a_late_call_does_not_take_away_the_note_of_a_topic_that_is_leaving():
+    pair = Pair()
+    pair.fill()
+    source, target = pair.source, pair.target
+    note = note_of(pair, source, target)
+    target.moves.expect(note)
+    files = source.moves.depart(note)
+    source.moves.packed_early(TOPIC)
+    assert source.moves.depart(note) == files
+    with pytest.raises(Conflict, match="already moving"):
+        source.moves.depart(msgspec.structs.replace(note, move="other"))
+    again = Shard(HOME, source.disk.kill(), MemoryStore(), pair.clock, seed=9)  # where nothing is decided
+    assert again.places.table.move_of(TOPIC), "its next owner has found the note, and decided"
+    again.close()
     pair.close()
 
 

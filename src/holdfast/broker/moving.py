@@ -145,6 +145,8 @@ class TopicMoves:
         with engine.alone_here(name):
             if self.leaving.get(name) == note:  # asked for once more
                 return list(self._files(name))
+            if name in self.leaving:
+                raise Conflict(f"the topic {name} is already moving to shard {self.leaving[name].target}")
             engine.check_here(name)
             exists = name in engine.catalog
             if not exists and not only_new:
@@ -167,7 +169,9 @@ class TopicMoves:
 
     def packed_early(self, name: str) -> None:
         """Write the traced steps until now to the luggage, so that few are left for the pause."""
-        with translated(self._engine.folder):
+        with self._engine.alone_here(name):
+            if name in self.leaving:  # a call that comes late: what is there now is needed
+                return
             remove_tree(self._disk, join(self._engine.folder, f"{OUT}/{name}"))  # of an attempt that was undone
             self._traced[name] = 0
             self._pack_traces(name, f"{_TRACES}-0")

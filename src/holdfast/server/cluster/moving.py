@@ -158,13 +158,15 @@ class ShardMover:
         except asyncio.CancelledError:
             raise
         except (HoldfastError, PlacedOtherwise, Broken, NotPassed, OSError, TimeoutError) as error:
-            self._background(self._undo(note))
+            # A refusal of the source leaves nothing to be decided. In all other cases it may be waiting for that.
+            self._background(self._give_up(note) if isinstance(error, InvalidRequest) else self._undo(note))
             logger.warning("a topic was not moved", extra={"topic": topic, "to": self.shard, "why": str(error)})
             if isinstance(error, HoldfastError):
                 raise
             raise Unavailable(f"the move of {topic} was undone: {error}; try again") from error
         await self._settle(note, table)
         told.moved = True
+        self._node.moved_topics += 1
         took_ms = (self._node.world.clock.monotonic_ns() - began_ns) // 1_000_000
         logger.info(
             "topic moved",
@@ -210,6 +212,10 @@ class ShardMover:
         finally:
             if writing is not None:
                 await writing
+
+    async def _give_up(self, note: MoveNote) -> None:
+        """End a move that the source has not begun, and that nobody else can finish."""
+        await asyncio.to_thread(self.moves.give_up, note.topic)
 
     async def _undo(self, note: MoveNote) -> None:
         """Find out what became of a move that failed here; most probably, that it was undone by this very call."""

@@ -113,6 +113,7 @@ class ClusterNode:
         self._assigned: list[Assignment] = []
         self._clash: BadSettings | None = None
         self.moves = 0  # shards that this node has given to another one
+        self.moved_topics = 0  # that were moved to shards of this node
 
     # What the dispatcher asks
 

@@ -274,6 +274,7 @@ class ClusterMetrics(ServerMetrics):
             yield family
         for name, text, value in (
             ("cluster_passed_calls", "Calls passed on to other nodes.", node.passing.count),
+            ("cluster_moved_topics", "Topics moved to shards of this node.", node.moved_topics),
             ("cluster_given_shards", "Shards that this node has handed over to another one.", node.moves),
         ):
             counted = counter(name, text)
