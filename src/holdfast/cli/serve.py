@@ -80,6 +80,10 @@ Weight: TypeAlias = Annotated[
     str | None, option("--weight N", "The node's share of the shards, compared with 1 of the others.")
 ]
 MaxShards: TypeAlias = Annotated[int | None, option("--max-shards N", "The most shards the node may own.", least=1)]
+Host: TypeAlias = Annotated[str | None, option("--host HOST", "The address to listen on; 127.0.0.1 by default.")]
+Drain: TypeAlias = Annotated[
+    str | None, option("--drain TIME", "How long calls may take after SIGTERM; 30s by default.")
+]
 TokensFile: TypeAlias = Annotated[
     str | None, option("--tokens FILE", "The file with the tokens of callers; see `holdfast token new`.")
 ]
@@ -102,7 +106,7 @@ def serve_command(
     weight: Weight = None,
     max_shards: MaxShards = None,
     config: Annotated[str | None, option("--config FILE", "A settings file; $HOLDFAST_CONFIG by default.")] = None,
-    host: Annotated[str | None, option("--host HOST", "The address to listen on; 127.0.0.1 by default.")] = None,
+    host: Host = None,
     port: Port = None,
     socket: Annotated[str | None, option("--socket PATH", "Also listen on this Unix socket.")] = None,
     tokens: TokensFile = None,
@@ -114,9 +118,7 @@ def serve_command(
     allowed_hosts: AllowedHosts = None,
     read_only: Annotated[bool, option("--read-only", "Refuse all changes.")] = False,
     no_console: Annotated[bool, option("--no-console", "Do not serve the console.")] = False,
-    drain: Annotated[
-        str | None, option("--drain TIME", "How long calls may take after SIGTERM; 30s by default.")
-    ] = None,
+    drain: Drain = None,
     log_format: Annotated[str | None, option("--log-format text|json", "The format of the log on stderr.")] = None,
 ) -> int:
     """Serve a data folder over HTTP, with the console at /ui. On SIGTERM it finishes the calls in progress.
@@ -124,7 +126,6 @@ def serve_command(
     Options take precedence over the settings file; other settings of the server are in its [server] section.
 
     Examples:
-        holdfast serve ./data
         holdfast serve --store s3://bucket/jobs
         holdfast serve --cluster s3://bucket/jobs --host 0.0.0.0 --advertise http://10.0.0.5:7700 --tokens tokens.toml
         holdfast serve ./data --host 0.0.0.0 --tokens tokens.toml --tls-cert cert.pem --tls-key key.pem
@@ -148,17 +149,21 @@ def serve_command(
     }
     given = {name: value for name, value in changes.items() if value is not None}
     settings = msgspec.structs.replace(effective.server, **given)
-    if cluster is not None:
-        from holdfast.cli.operate.cluster import serve_cluster, traits_of
+    if cluster is None:
+        _refuse_any(advertise, node_id, zone, weight, max_shards)
+        return run(_served(folder, store) or effective.data_dir, effective, settings)
+    from holdfast.cli.operate.cluster import serve_cluster, traits_of
 
-        traits = traits_of(zone, weight, max_shards)
-        return serve_cluster(cluster, folder or store, effective, settings, advertise, node_id, traits)
-    if any(given is not None for given in (advertise, node_id, zone, weight, max_shards)):
+    share = traits_of(zone, weight, max_shards)
+    return serve_cluster(cluster, folder or store, effective, settings, advertise, node_id, share)
+
+
+def _refuse_any(*of_nodes: object) -> None:
+    if any(given is not None for given in of_nodes):
         raise InvalidRequest(
             "--advertise, --node-id, --zone, --weight and --max-shards are for a node of a cluster: give --cluster "
             "URL, too"
         )
-    return run(_served(folder, store) or effective.data_dir, effective, settings)
 
 
 def _served(folder: str | None, store: str | None) -> str | None:
