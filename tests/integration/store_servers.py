@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hmac
+import json
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from pathlib import Path
+from urllib.parse import quote
 
 PATIENCE_S = 120
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test-secret", "AWS_REGION": "us-east-1"}
@@ -113,8 +115,8 @@ def seaweedfs(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 @contextmanager
-def _weed(data: Path) -> Iterator[str]:
-    server, address = weed_server(data)
+def _weed(data: Path, *options: str) -> Iterator[str]:
+    server, address = weed_server(data, *options)
     try:
         server.start()
         yield address
@@ -122,7 +124,9 @@ def _weed(data: Path) -> Iterator[str]:
         server.end()
 
 
-def weed_server(data: Path, host: str = "127.0.0.1", before: Sequence[str] = ()) -> tuple[StoreServer, str]:
+def weed_server(
+    data: Path, *options: str, host: str = "127.0.0.1", before: Sequence[str] = ()
+) -> tuple[StoreServer, str]:
     """SeaweedFS, not started yet, and its address. `before` stands before the command."""
     master, volume, filer, s3 = free_port(4)
     weed = str(Path(sys.executable).parent / "weed")
@@ -130,7 +134,7 @@ def weed_server(data: Path, host: str = "127.0.0.1", before: Sequence[str] = ())
     command = [
         *before, weed, "server", f"-dir={data}", f"-ip={host}", f"-ip.bind={host}", "-filer", "-s3",
         f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}", f"-s3.port={s3}",
-        "-master.volumeSizeLimitMB=64", "-volume.max=20", "-s3.port.iceberg=0", "-s3.port.lance=0",
+        "-master.volumeSizeLimitMB=64", "-volume.max=20", "-s3.port.iceberg=0", "-s3.port.lance=0", *options,
     ]  # fmt: skip
     address = f"http://{host}:{s3}"
     shell = [weed, "shell", f"-master={host}:{master}", f"-filer={host}:{filer}"]
@@ -146,11 +150,36 @@ def weed_server(data: Path, host: str = "127.0.0.1", before: Sequence[str] = ())
 
 
 @contextmanager
+def weed_with_keys(folder: Path, secrets: dict[str, str]) -> Iterator[str]:
+    """The address of SeaweedFS that answers only to these keys, and checks what they sign."""
+    allowed = ["Read", "Write", "List", "Tagging", "Admin"]
+    identities = [
+        {"name": key, "credentials": [{"accessKey": key, "secretKey": secret}], "actions": allowed}
+        for key, secret in secrets.items()
+    ]
+    config = folder / "identities.json"
+    config.write_text(json.dumps({"identities": identities}))
+    with _weed(folder / "weed", f"-s3.config={config}") as address:
+        yield address
+
+
+_MOTO = """
+import sys
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import run_simple
+run_simple("127.0.0.1", int(sys.argv[1]), DomainDispatcherApplication(create_backend_app), threaded=False)
+"""
+
+
+@contextmanager
 def moto(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """S3 as moto has it, in a process of its own, with a bucket."""
+    """S3 as moto has it, in a process of its own, with a bucket.
+
+    It answers one call at a time: with several, on a busy machine, it sometimes lets two create the same object.
+    """
     [port] = free_port()
     address = f"http://127.0.0.1:{port}"
-    command = [str(Path(sys.executable).parent / "moto_server"), "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, "-c", _MOTO, str(port)]
     with running(command, folder / "moto.log") as process:
         wait_for(lambda: get(address), process)
         get(f"{address}/holdfast", "PUT")
@@ -210,28 +239,33 @@ def postgres_program(name: str) -> str | None:
 
 
 @contextmanager
-def postgres(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+def postgres(folder: Path, auth: str = "trust", password: str = "") -> Iterator[tuple[str, dict[str, str]]]:
     user = {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else {}
     home = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))  # that other user must be able to come to it
     [port] = free_port()
     try:
         if user:
             shutil.chown(home, "nobody", "nogroup")
-        command = make_postgres(home, port, user=user)
+        command = make_postgres(home, port, user=user, auth=auth, password=password)
         url = f"postgresql://holdfast@127.0.0.1:{port}/postgres"
         with running(command, folder / "postgres.log", cwd=home, **user) as process:
-            wait_for(lambda: _connect(url), process)
+            wait_for(lambda: _connect(f"{url}?password={quote(password)}"), process)
             yield f"{url}/jobs", {}
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def make_postgres(home: Path, port: int, host: str = "127.0.0.1", *, user: dict) -> list[str]:
+def make_postgres(
+    home: Path, port: int, host: str = "127.0.0.1", *, user: dict, auth: str = "trust", password: str = ""
+) -> list[str]:
     """Make a cluster of databases in a folder; returns the command that serves it."""
     initdb, server = postgres_program("initdb"), postgres_program("postgres")
     assert initdb is not None
     assert server is not None
-    make = [initdb, "-D", f"{home}/data", "-U", "holdfast", "--auth=trust", "-N"]
+    secret = home / "password"
+    secret.write_text(password or "none")
+    secret.chmod(0o644)
+    make = [initdb, "-D", f"{home}/data", "-U", "holdfast", f"--auth={auth}", f"--pwfile={secret}", "-N"]
     subprocess.run(make, check=True, capture_output=True, cwd=home, **user)
     if host != "127.0.0.1":
         with Path(home, "data", "pg_hba.conf").open("a") as allowed:

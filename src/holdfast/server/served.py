@@ -558,6 +558,12 @@ def append_to(
     codec: CodecName | None,
 ) -> tuple[Appended, KnownBatch | None]:
     """Append a producer's messages. Returns the known batch if they were stored before."""
+    if len(messages) == 1 and publisher.all_plain(messages, codec):  # nearly all calls
+        chosen = partition.log.chosen(durability)
+        offset = partition.append_one(messages[0], producer, chosen)
+        if offset >= 0:
+            publisher.count(messages)
+            return Appended(offset, offset + 1, chosen), None
     batch = publisher.batch(messages, codec)
     appended, known = partition.append(batch, producer, durability=durability, codec=codec)
     if known is None:

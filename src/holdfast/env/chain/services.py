@@ -11,10 +11,11 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from holdfast.env.chain.engines import StoreRefused, StoreUnreachable
-from holdfast.env.process import environment
+from holdfast.env.chain.keys import makers_variables, secret_of, store_options, store_settings
+from holdfast.settings import HIDDEN
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -38,21 +39,24 @@ _ENDPOINTS: Final = (
 
 
 class ObjectStoreEngine:
-    """A bucket or container. Its settings come from the environment, as the makers of each store name them."""
+    """A bucket or container, opened as our own settings say, and else as its maker's variables do."""
 
     def __init__(self, url: str, name: str) -> None:
         import obstore.store
 
         self.name = name
-        options: dict[str, Any] = {}
+        given = store_options(urlsplit(url).scheme)
+        client = given.client
         if any(endpoint.startswith("http://") for endpoint in _endpoints()):
-            options["allow_http"] = True  # whoever names such an endpoint means it
+            client["allow_http"] = True  # whoever names such an endpoint means it
 
         def opened(timeout_s: int) -> ObjectStore:
             return obstore.store.from_url(  # type: ignore[call-overload,no-any-return,unused-ignore]
                 url,
-                client_options={"timeout": f"{timeout_s}s", **options},
+                config=given.options,
+                client_options={"timeout": f"{timeout_s}s", **client},
                 retry_config=_NO_RETRIES,
+                **({} if given.credentials is None else {"credential_provider": given.credentials}),
             )
 
         try:
@@ -145,7 +149,8 @@ def _is_bulk(key: str) -> bool:
 
 def _endpoints() -> list[str]:
     """Return the endpoints that the environment names. The library panics at a bad one, and does not say which."""
-    found = {name: environment().get(name, "") for name in _ENDPOINTS}
+    known = makers_variables(secrets=False)
+    found = {name: known.get(name, "") for name in _ENDPOINTS}
     for name, endpoint in found.items():
         try:
             parts = urlsplit(endpoint)
@@ -249,6 +254,7 @@ class PostgresStore:
     def __init__(self, url: str, name: str) -> None:
         self.name = name
         self._url = url
+        self._password: str | None = None
         self._shared = _connections(url)
         self._is_closed = False
         try:
@@ -320,6 +326,7 @@ class PostgresStore:
             try:
                 connection = self._shared.take() or _bounded_connection().connect(
                     self._url,
+                    **self._keys(),
                     autocommit=True,
                     connect_timeout=_TIMEOUT_S,
                     options=f"-c statement_timeout={_TIMEOUT_S}s -c synchronous_commit=on",
@@ -340,11 +347,23 @@ class PostgresStore:
             closing.pop_all()
             self._shared.give_back(connection)
 
+    def _keys(self) -> dict[str, Any]:
+        """Return what our settings add for a new connection; what the URL says wins."""
+        parts, settings = urlsplit(self._url), store_settings()
+        found: dict[str, Any] = {}
+        if not parts.password and "password" not in dict(parse_qsl(parts.query)):
+            self._password = secret_of(settings, "postgres_password")
+            found["password"] = self._password
+        if settings.ca_file is not None and "sslrootcert" not in dict(parse_qsl(parts.query)):
+            found["sslrootcert"] = settings.ca_file
+        return {name: value for name, value in found.items() if value is not None}
+
     def _said(self, error: Exception) -> str:
         """Return what went wrong, without the password, which is part of some messages about a bad URL."""
-        password = urlsplit(self._url).password
         said = _first_line(error)
-        return said.replace(password, "***") if password else said
+        for password in (urlsplit(self._url).password, self._password):
+            said = said.replace(password, HIDDEN) if password else said
+        return said
 
 
 @cache

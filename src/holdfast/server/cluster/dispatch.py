@@ -74,6 +74,7 @@ Way: TypeAlias = "Callable[[Request, Route, dict[str, str]], Awaitable[Answer]]"
 _NOT_YET: Final = (
     ("/v1/search", "list the messages of one queue instead: GET /v1/queues/QUEUE/messages"),
     ("/v1/samples", "ask for those of one queue: GET /v1/queues/QUEUE/samples"),
+    ("/v1/transactions", "use single calls with dedup ids, or a folder of its own"),
     ("/v1/schedules", "publish with a delay or a time, or have another program publish"),
     ("/v1/spark", "read the shards straight from the store: one is at URL/shards/0000"),
     ("/v1/staged", "publish from Spark with a producer for each partition"),

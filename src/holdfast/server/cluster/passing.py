@@ -269,15 +269,15 @@ class Passing:
                 is_kept = connection.reset()
                 raise Moved(node.node)
             if connection.done or (connection.length is not None and connection.length <= _WHOLE_BYTES):
-                body = await connection.whole()
-                answer = Response(status, body, connection.media, headers=connection.headers)
+                content = await connection.whole()
+                answer = Response(status, content, connection.media, headers=connection.headers)
                 is_kept = connection.reset()
                 return answer
             is_kept = True  # by the stream
+            body = _PassedBody(self, connection, node.url, request)
             return StreamResponse(
-                _PassedBody(self, connection, node.url, request), connection.media, status=status, headers=connection.headers,
-                length=connection.length,
-            )  # fmt: skip
+                body, connection.media, status=status, headers=connection.headers, length=connection.length
+            )
         finally:
             if not is_kept:
                 self.over(connection)
