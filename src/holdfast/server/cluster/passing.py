@@ -243,20 +243,8 @@ class Passing:
         To the other node all connections of this one come from one address, which has a share of its connections. So
         that one caller cannot use that up, for instance by waiting for messages, each has a share of it.
         """
-        caller = "" if request.source is _NOWHERE else request.headers.get("authorization") or request.peer
-        if caller and self._by_caller[caller] >= self._most_each:
-            raise TooManyWaiters(
-                f"{self._most_each} calls of this caller are being passed on to other nodes, which is the limit for "
-                "one caller; nothing was done. Try again in a second, or call the node that owns the topic"
-            )
         content, is_whole = self._head(request, node, shard, target)
-        self._by_caller[caller] += 1  # from here on, also while it connects
-        try:
-            connection = await self._connection(node.url)
-        except BaseException:
-            self._forget_caller(caller)
-            raise
-        self._active[connection] = node.instance, shard, caller
+        connection = await self._connection_for(request, node, shard)
         is_kept = False
         try:
             connection.begin(content)
@@ -285,6 +273,23 @@ class Passing:
             elif not connection.status and not connection.done:
                 self.over(connection)
                 self.give_back(connection, node.url)
+
+    async def _connection_for(self, request: Request, node: NodeRecord, shard: int) -> NodeConnection:
+        """A connection that counts as its caller's until the call is over. Raises TooManyWaiters, and NotPassed."""
+        caller = "" if request.source is _NOWHERE else request.headers.get("authorization") or request.peer
+        if caller and self._by_caller[caller] >= self._most_each:
+            raise TooManyWaiters(
+                f"{self._most_each} calls of this caller are being passed on to other nodes, which is the limit for "
+                "one caller; nothing was done. Try again in a second, or call the node that owns the topic"
+            )
+        self._by_caller[caller] += 1  # from here on, also while it connects
+        try:
+            connection = await self._connection(node.url)
+        except BaseException:
+            self._forget_caller(caller)
+            raise
+        self._active[connection] = node.instance, shard, caller
+        return connection
 
     async def call(
         self, node: NodeRecord, method: str, path: str, body: bytes = b"", *, timeout_s: float, shard: int = -1
