@@ -116,7 +116,7 @@ def seaweedfs(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 @contextmanager
 def _weed(data: Path, *options: str) -> Iterator[str]:
-    server, address = weed_server(data, *options)
+    server, address = weed_server(data, options=options)
     try:
         server.start()
         yield address
@@ -125,9 +125,9 @@ def _weed(data: Path, *options: str) -> Iterator[str]:
 
 
 def weed_server(
-    data: Path, *options: str, host: str = "127.0.0.1", before: Sequence[str] = ()
+    data: Path, host: str = "127.0.0.1", before: Sequence[str] = (), options: Sequence[str] = ()
 ) -> tuple[StoreServer, str]:
-    """SeaweedFS, not started yet, and its address. `before` stands before the command."""
+    """SeaweedFS, not started yet, and its address. `before` stands before the command, `options` behind it."""
     master, volume, filer, s3 = free_port(4)
     weed = str(Path(sys.executable).parent / "weed")
     data.mkdir()
