@@ -482,10 +482,10 @@ async def serve_node(
     *,
     node_id: str | None,
     advertised: str | None,
+    more: Sequence[Routes] = (),
     ready: Callable[[Sequence[str]], None],
     stop_asked: Awaitable[object],
     effective: Effective | None = None,
-    more: Sequence[Routes] = (),
 ) -> bool:
     """Be a node of the cluster until `stop_asked` is done. Returns whether all calls in progress were finished."""
     for warning in check_listening(settings):
