@@ -13,6 +13,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 import holdfast
 from holdfast.cluster.placement import shard_of_topic
+from holdfast.spark import Pipeline, table
 from tests.integration.cluster_gear import Cluster, cluster, until
 
 TOPICS = ("orders", "mails", "visits", "refunds")
@@ -135,3 +136,17 @@ def test_an_older_client_is_told_what_to_do(three: Cluster) -> None:
     assert "upgrade" in answer.body["error"]["message"]
     with holdfast.connect(three.url) as broker:
         assert broker.topics()
+
+
+def test_a_pipeline_lands_a_topic_of_a_cluster(spark: SparkSession, three: Cluster, tmp_path: Path) -> None:
+    with three.connect() as broker:
+        broker.create_topic("landed", partitions=2)
+        broker.publish_many("landed", [f"landed {number}".encode() for number in range(EACH)])
+    lake = tmp_path / "lake"
+    [done] = Pipeline.land("landed", folder=three.url, lake=lake, max_rows_per_batch=200).run(spark=spark)
+    assert done.rows_out == EACH
+    rows = table("landed", three.url, str(lake), spark=spark).selectExpr("CAST(value AS STRING) AS value")
+    assert {row.value for row in rows.collect()} == all_values(("landed",))
+    with three.connect() as broker:
+        broker.publish("landed", b"one more")
+    assert table("landed", three.url, str(lake), spark=spark).count() == EACH + 1
