@@ -38,6 +38,7 @@ from holdfast.server.http.heads import KnownHeads
 from holdfast.server.http.listening import HttpServer, not_there, socket_at
 from holdfast.server.http.messages import Request, Response
 from holdfast.server.limits import limits_of
+from holdfast.server.routing import Routes
 from holdfast.server.turns import FairThreads, Pool, Scans
 from holdfast.settings import BrokerSettings, ServerSettings
 
@@ -60,9 +61,10 @@ class ClusterNode:
 
     def __init__(
         self, world: World, url: str, description: ClusterDescription, broker: BrokerSettings,
-        settings: ServerSettings, node_id: str, effective: Effective | None = None,
+        settings: ServerSettings, node_id: str, effective: Effective | None = None, more: Sequence[Routes] = (),
     ) -> None:  # fmt: skip
         self.world = world
+        self.more = more  # routes that only programs bring, beside those of every server
         self.me = node_id
         self.description = description
         self.settings = settings
@@ -80,7 +82,7 @@ class ClusterNode:
         self.pages = NodePages(self, effective)
         self.shared = NodeCommons(
             world, broker, settings, Access(settings, world), self.pages.metrics, Pool(),
-            Scans(settings.scan_workers, settings.scan_messages), KnownHeads(),
+            Scans(settings.scan_workers, settings.scan_messages), KnownHeads(), more,
         )  # fmt: skip
         self.slots = [
             ShardSlot(number, shard_url(url, number), self.shared, 2 * lease_s, self._own_changed)
@@ -488,6 +490,7 @@ async def serve_node(
     *,
     node_id: str | None,
     advertised: str | None,
+    more: Sequence[Routes] = (),
     ready: Callable[[Sequence[str]], None],
     stop_asked: Awaitable[object],
     effective: Effective | None = None,
@@ -497,7 +500,7 @@ async def serve_node(
         logger.warning(warning)
     asyncio.get_running_loop().set_default_executor(FairThreads())
     name = checked_name(node_id, advertised, settings)
-    node = ClusterNode(world, url, description, broker, settings, name, effective)
+    node = ClusterNode(world, url, description, broker, settings, name, effective, more)
     try:
         addresses = await node.listen(advertised)
         await node.start()
