@@ -7,6 +7,7 @@ import hmac
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -14,8 +15,9 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from pathlib import Path
 from urllib.parse import quote
@@ -52,17 +54,46 @@ def wait_for(what, process: subprocess.Popen) -> None:
 
 @contextmanager
 def running(command: list[str], log: Path, **options) -> Iterator[subprocess.Popen]:
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, **options)
+    server = StoreServer(command, log, lambda: None, options)
+    server.begin()
     try:
-        yield process
+        yield server.process
     finally:
-        process.terminate()
+        server.end()
+
+
+@dataclass
+class StoreServer:
+    """A store's server, which can be crashed and started again with the same data and ports."""
+
+    command: Sequence[str]
+    log: Path
+    ready: Callable[[], object]
+    options: dict = field(default_factory=dict)
+    crash_signal: int = signal.SIGKILL
+
+    def begin(self) -> None:
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                self.command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, **self.options
+            )
+
+    def start(self) -> None:
+        """Start it, and return when it answers."""
+        self.begin()
+        wait_for(self.ready, self.process)
+
+    def crash(self) -> None:
+        self.process.send_signal(self.crash_signal)
+        self.process.wait()
+
+    def end(self) -> None:
+        self.process.terminate()
         try:
-            process.wait(30)
+            self.process.wait(30)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            self.process.kill()
+            self.process.wait()
 
 
 def get(url: str, method: str = "GET") -> None:
@@ -85,16 +116,28 @@ def seaweedfs(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 @contextmanager
 def _weed(data: Path, *options: str) -> Iterator[str]:
+    server, address = weed_server(data, options=options)
+    try:
+        server.start()
+        yield address
+    finally:
+        server.end()
+
+
+def weed_server(
+    data: Path, host: str = "127.0.0.1", before: Sequence[str] = (), options: Sequence[str] = ()
+) -> tuple[StoreServer, str]:
+    """SeaweedFS, not started yet, and its address. `before` stands before the command, `options` behind it."""
     master, volume, filer, s3 = free_port(4)
     weed = str(Path(sys.executable).parent / "weed")
     data.mkdir()
     command = [
-        weed, "server", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3",
+        *before, weed, "server", f"-dir={data}", f"-ip={host}", f"-ip.bind={host}", "-filer", "-s3",
         f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}", f"-s3.port={s3}",
         "-master.volumeSizeLimitMB=64", "-volume.max=20", "-s3.port.iceberg=0", "-s3.port.lance=0", *options,
     ]  # fmt: skip
-    address = f"http://127.0.0.1:{s3}"
-    shell = [weed, "shell", f"-master=127.0.0.1:{master}", f"-filer=127.0.0.1:{filer}"]
+    address = f"http://{host}:{s3}"
+    shell = [weed, "shell", f"-master={host}:{master}", f"-filer={host}:{filer}"]
     orders = b"fs.configure -locationPrefix=/buckets/ -fsync -apply\ns3.bucket.create -name holdfast\n"
 
     def ready() -> None:
@@ -103,9 +146,7 @@ def _weed(data: Path, *options: str) -> Iterator[str]:
         if b"error" in done.stderr.lower():
             raise OSError(done.stderr)
 
-    with running(command, data.with_suffix(".log")) as process:
-        wait_for(ready, process)
-        yield address
+    return StoreServer(command, data.with_suffix(".log"), ready), address
 
 
 @contextmanager
@@ -205,21 +246,44 @@ def postgres(folder: Path, auth: str = "trust", password: str = "") -> Iterator[
     try:
         if user:
             shutil.chown(home, "nobody", "nogroup")
-        initdb, server = postgres_program("initdb"), postgres_program("postgres")
-        assert initdb is not None
-        assert server is not None
-        secret = home / "password"
-        secret.write_text(password or "none")
-        secret.chmod(0o644)
-        make = [initdb, "-D", f"{home}/data", "-U", "holdfast", f"--auth={auth}", f"--pwfile={secret}", "-N"]
-        subprocess.run(make, check=True, capture_output=True, cwd=home, **user)
-        command = [server, "-D", f"{home}/data", "-p", str(port), "-h", "127.0.0.1", "-k", str(home)]
+        command = make_postgres(home, port, user=user, auth=auth, password=password)
         url = f"postgresql://holdfast@127.0.0.1:{port}/postgres"
         with running(command, folder / "postgres.log", cwd=home, **user) as process:
             wait_for(lambda: _connect(f"{url}?password={quote(password)}"), process)
             yield f"{url}/jobs", {}
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+def make_postgres(
+    home: Path, port: int, host: str = "127.0.0.1", *, user: dict, auth: str = "trust", password: str = ""
+) -> list[str]:
+    """Make a cluster of databases in a folder; returns the command that serves it."""
+    initdb, server = postgres_program("initdb"), postgres_program("postgres")
+    assert initdb is not None
+    assert server is not None
+    secret = home / "password"
+    secret.write_text(password or "none")
+    secret.chmod(0o644)
+    make = [initdb, "-D", f"{home}/data", "-U", "holdfast", f"--auth={auth}", f"--pwfile={secret}", "-N"]
+    subprocess.run(make, check=True, capture_output=True, cwd=home, **user)
+    if host != "127.0.0.1":
+        with Path(home, "data", "pg_hba.conf").open("a") as allowed:
+            allowed.write("host all all samenet trust\nhost all all 10.0.0.0/8 trust\n")
+    return [server, "-D", f"{home}/data", "-p", str(port), "-h", host, "-k", str(home)]
+
+
+def postgres_server(folder: Path, home: Path, host: str, before: Sequence[str]) -> tuple[StoreServer, str]:
+    """PostgreSQL, not started yet, and its address. `before` stands before the command, and changes to `nobody`."""
+    [port] = free_port()
+    user = {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else {}
+    if user:
+        shutil.chown(home, "nobody", "nogroup")
+    command = [*before, *make_postgres(home, port, host, user=user)]
+    url = f"postgresql://holdfast@{host}:{port}/postgres"
+    options = {"cwd": home, **({} if before else user)}
+    # An immediate shutdown is a crash that waits for its children, which hold on to the memory that they share.
+    return StoreServer(command, folder / "postgres.log", lambda: _connect(url), options, signal.SIGQUIT), url
 
 
 def _connect(url: str) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import threading
 import time
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlsplit
@@ -196,23 +197,74 @@ def _first_line(error: BaseException) -> str:
 _TABLE: Final = "holdfast_objects"
 _PAGE: Final = 10_000
 _MARGIN_S: Final = 1  # the server's own limit comes first, if it works
-_CONNECTIONS: Final = 16  # others wait for their turn: a server has a hundred for everyone
+_CONNECTIONS: Final = 16  # of a process, whatever it opens there: a server has a hundred for everyone
+_BULK_CONNECTIONS: Final = 4  # of those, for what takes long: nobody who shows that he lives may wait for that
+
+
+class _Connections:
+    """The connections of this process to one database: as many as there are calls at once, kept for the next.
+
+    All stores in that database share them, such as the shards of a cluster.
+    """
+
+    def __init__(self) -> None:
+        self.turns = threading.BoundedSemaphore(_CONNECTIONS)
+        self.bulk_turns = threading.BoundedSemaphore(_BULK_CONNECTIONS)
+        self.users = 0
+        self._lock = threading.Lock()
+        self._idle: list[Any] = []
+
+    def take(self) -> Any:
+        """Return one that nobody uses, or None."""
+        with self._lock:
+            return self._idle.pop() if self._idle else None
+
+    def give_back(self, connection: Any) -> None:
+        with self._lock:
+            if self.users:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def leave(self) -> None:
+        """One store fewer uses them; after the last one they are closed."""
+        with self._lock:
+            self.users -= 1
+            idle: list[Any] = []
+            if not self.users:
+                idle, self._idle = self._idle, idle
+        for connection in idle:
+            connection.close()
+
+
+_shared: Final[dict[tuple[int, str], _Connections]] = {}  # by process, since a child must not use its parent's, and URL
+_sharing: Final = threading.Lock()
+
+
+def _connections(url: str) -> _Connections:
+    with _sharing:
+        found = _shared.setdefault((os.getpid(), url), _Connections())
+        found.users += 1
+        return found
 
 
 class PostgresStore:
-    """One row for each object. As many connections as there are calls at once; they are kept for the next."""
+    """One row for each object."""
 
     def __init__(self, url: str, name: str) -> None:
         self.name = name
         self._url = url
         self._password: str | None = None
-        self._lock = threading.Lock()
-        self._turns = threading.BoundedSemaphore(_CONNECTIONS)
-        self._idle: list[Any] = []
-        with self._connection() as connection:
-            connection.execute(
-                f'CREATE TABLE IF NOT EXISTS {_TABLE} (key text COLLATE "C" PRIMARY KEY, content bytea NOT NULL)'
-            )
+        self._shared = _connections(url)
+        self._is_closed = False
+        try:
+            with self._connection() as connection:
+                connection.execute(
+                    f'CREATE TABLE IF NOT EXISTS {_TABLE} (key text COLLATE "C" PRIMARY KEY, content bytea NOT NULL)'
+                )
+        except BaseException:
+            self.close()
+            raise
 
     def create(self, key: str, content: bytes) -> bool:
         with self._connection(key) as connection:
@@ -255,10 +307,9 @@ class PostgresStore:
             connection.execute(f"DELETE FROM {_TABLE} WHERE key = %s", (key,))
 
     def close(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        if not self._is_closed:
+            self._is_closed = True
+            self._shared.leave()
 
     @contextmanager
     def _connection(self, key: str = "") -> Iterator[Connection[Any]]:
@@ -269,10 +320,11 @@ class PostgresStore:
         """
         import psycopg
 
-        limit_s = _BULK_TIMEOUT_S if _is_bulk(key) else _TIMEOUT_S
-        with self._turns, ExitStack() as closing:
+        is_bulk = _is_bulk(key)
+        limit_s = _BULK_TIMEOUT_S if is_bulk else _TIMEOUT_S
+        with self._shared.bulk_turns if is_bulk else nullcontext(), self._shared.turns, ExitStack() as closing:
             try:
-                connection = self._idle_one() or _bounded_connection().connect(
+                connection = self._shared.take() or _bounded_connection().connect(
                     self._url,
                     **self._keys(),
                     autocommit=True,
@@ -293,8 +345,7 @@ class PostgresStore:
             except psycopg.Error as error:
                 raise StoreRefused(f"{self.name}: {self._said(error)}") from None
             closing.pop_all()
-            with self._lock:
-                self._idle.append(connection)
+            self._shared.give_back(connection)
 
     def _keys(self) -> dict[str, Any]:
         """Return what our settings add for a new connection; what the URL says wins."""
@@ -313,10 +364,6 @@ class PostgresStore:
         for password in (urlsplit(self._url).password, self._password):
             said = said.replace(password, HIDDEN) if password else said
         return said
-
-    def _idle_one(self) -> Any:
-        with self._lock:
-            return self._idle.pop() if self._idle else None
 
 
 @cache
