@@ -13,6 +13,9 @@ from holdfast.errors import BadSettings
 from holdfast.later import difflib
 from holdfast.model import BodyKind, CodecName, Durability
 
+# The variable that names the settings file.
+FILE_VARIABLE: Final = "HOLDFAST_CONFIG"
+
 _KIB = 1024
 _MIB = 1024 * 1024
 
