@@ -58,6 +58,7 @@ from holdfast.storage.keeper import Keeper, soonest
 if TYPE_CHECKING:
     from holdfast.broker.locks import FolderLocks
     from holdfast.broker.schedules import FolderSchedules
+    from holdfast.broker.schemas import FolderSchemas
     from holdfast.env.chain.chain import Chain
     from holdfast.env.chain.ownership import Turn
 
@@ -103,6 +104,7 @@ class BrokerEngine:
         self._producers: Producers | None = None
         self._locks: FolderLocks | None = None
         self._schedules: FolderSchedules | None = None
+        self._schemas: FolderSchemas | None = None
         self._all_at_ns = 0
         self._began_ns = world.clock.monotonic_ns()
         self.catalog = Catalog(world, folder)
@@ -290,6 +292,16 @@ class BrokerEngine:
 
                 self._schedules = FolderSchedules(self, kept=self._kept)
             return self._schedules
+
+    def schemas(self) -> FolderSchemas:
+        """The registry of schemas; nothing is read before its first use."""
+        with self._lock:
+            self.check_open()
+            if self._schemas is None:
+                from holdfast.broker.schemas import FolderSchemas  # few programs have any
+
+                self._schemas = FolderSchemas(self)
+            return self._schemas
 
     @property
     def has_locks(self) -> bool:

@@ -100,9 +100,7 @@ class AvroSchema:
         return problems(self.type, written.type)
 
 
-def _parse(
-    text: str, names: dict[str, AvroType], known: dict[str, Any], what: str
-) -> tuple[AvroType, Any, Any]:
+def _parse(text: str, names: dict[str, AvroType], known: dict[str, Any], what: str) -> tuple[AvroType, Any, Any]:
     value = parsed_json(text if text.lstrip()[:1] in ('"', "{", "[") else f'"{text.strip()}"', what)
     try:
         parsed = fastavro.parse_schema(value, known)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-
 if TYPE_CHECKING:
     from holdfast.schemas.json_schema import JsonSchema
     from holdfast.schemas.json_work import Resources
@@ -100,7 +99,11 @@ class _Comparison:
             target = {key: new[key] for key in new if key in _SUMS} if sum_new is not None else new
             self._made.append(target)
             for index, branch in enumerate(sum_old):
-                reasons = self._into_sum(target, branch, place) if sum_new is not None else self.compare(target, branch, place)
+                reasons = (
+                    self._into_sum(target, branch, place)
+                    if sum_new is not None
+                    else self.compare(target, branch, place)
+                )
                 found = [*found, *(f"branch {index} of the earlier {_word(old)}: {reason}" for reason in reasons)]
             return found
         rest = self._rest(new, _SUMS)
@@ -245,9 +248,11 @@ class _Comparison:
             else:
                 found += self.compare(now, before, where)
         if first or first_old or not _is_open(rest):
-            found += self._others({"items": rest}, {"items": rest_old}, place, "items", "other items") if (
-                _is_open(rest) or _is_open(rest_old) or rest is False
-            ) else self.compare(rest, rest_old, f"{place}[]")
+            found += (
+                self._others({"items": rest}, {"items": rest_old}, place, "items", "other items")
+                if (_is_open(rest) or _is_open(rest_old) or rest is False)
+                else self.compare(rest, rest_old, f"{place}[]")
+            )
         return [*found, *self._only_both(new, old, place, "contains")]
 
 

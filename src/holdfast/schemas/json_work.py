@@ -160,7 +160,9 @@ class Work:
                 break
             self.steps.append(max(steps[start], 1))
             steps = {
-                part: min(max((sum(steps[each] * times for each, times in of.items()) for of in below), default=0), _FAR)
+                part: min(
+                    max((sum(steps[each] * times for each, times in of.items()) for of in below), default=0), _FAR
+                )
                 for part, below in edges.items()
             }
         self.patterns = sum(

@@ -77,7 +77,9 @@ class _Parser:
 
     def _wrong(self, what: str, at: int | None = None) -> InvalidSchema:
         at = self._peek().at if at is None else at
-        return InvalidSchema(f"the schema is not a Protobuf schema: line {self._text.count(chr(10), 0, at) + 1}: {what}")
+        return InvalidSchema(
+            f"the schema is not a Protobuf schema: line {self._text.count(chr(10), 0, at) + 1}: {what}"
+        )
 
     # Tokens
 

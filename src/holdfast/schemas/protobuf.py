@@ -61,7 +61,9 @@ class ProtobufSchema:
         for name in file.dependency:
             needed = self.files.get(name) or _known_file(name)
             if needed is None:
-                raise InvalidSchema(f"the schema imports {name!r}, which is not among its references: register it first")
+                raise InvalidSchema(
+                    f"the schema imports {name!r}, which is not among its references: register it first"
+                )
             self._add(needed, level + 1)
         self.pool.Add(file) if hasattr(self.pool, "Add") else self.pool.AddSerializedFile(file.SerializeToString())
 

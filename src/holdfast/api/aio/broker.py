@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from holdfast.api.aio.ports import AsyncBrokerPort
     from holdfast.api.aio.producer import AsyncProducer
     from holdfast.api.aio.schedules import AsyncSchedules
+    from holdfast.api.aio.schemas import AsyncSchemas
     from holdfast.api.listing import SearchPage
     from holdfast.broker.samples import Samples
     from holdfast.broker.streams import Reset
@@ -673,6 +674,13 @@ class AsyncBroker(Face):
         from holdfast.api.aio.schedules import AsyncSchedules  # few programs have any
 
         return AsyncSchedules(self._port.schedules())
+
+    @property
+    def schemas(self) -> AsyncSchemas:
+        """The registry of schemas: what message bodies look like, and how that may change."""
+        from holdfast.api.aio.schemas import AsyncSchemas  # few programs have any
+
+        return AsyncSchemas(self._port.schemas())
 
     async def sync(self) -> None:
         """Wait until everything done so far, including acks, is on disk.

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from holdfast.api.sync.ports import BrokerPort
     from holdfast.api.sync.producer import Producer
     from holdfast.api.sync.schedules import Schedules
+    from holdfast.api.sync.schemas import Schemas
     from holdfast.broker.samples import Samples
     from holdfast.broker.streams import Reset
     from holdfast.broker.tracing import TraceStep
@@ -672,6 +673,13 @@ class Broker(Face):
         from holdfast.api.sync.schedules import Schedules  # few programs have any
 
         return Schedules(self._port.schedules())
+
+    @property
+    def schemas(self) -> Schemas:
+        """The registry of schemas: what message bodies look like, and how that may change."""
+        from holdfast.api.sync.schemas import Schemas  # few programs have any
+
+        return Schemas(self._port.schemas())
 
     def sync(self) -> None:
         """Wait until everything done so far, including acks, is on disk.
