@@ -74,6 +74,7 @@ class BrokerEngine:
     # What replaces an API object of this folder in a forked child, and with which client; None if not shared.
     stand_in: Callable[[Any], Any] | None = None
     client_in_child: Any = None
+    _schemas: FolderSchemas | None = None
     store: Chain | None = None  # what the folder lives in, if it does not live here
 
     def __init__(self, world: World, folder: str, settings: BrokerSettings, observer: Observer | None = None) -> None:
@@ -104,7 +105,6 @@ class BrokerEngine:
         self._producers: Producers | None = None
         self._locks: FolderLocks | None = None
         self._schedules: FolderSchedules | None = None
-        self._schemas: FolderSchemas | None = None
         self._all_at_ns = 0
         self._began_ns = world.clock.monotonic_ns()
         self.catalog = Catalog(world, folder)

@@ -4,8 +4,8 @@ fastavro reads values in C, without bounds: a value that is nested deeply enough
 trillion nulls takes ten bytes. So what has no end is found before:
 
 - A record that contains itself without a choice has no values; its schema is refused.
-- Items of arrays without bytes of their own (null, records of nulls) are refused, and so are records that unfold to many
-  such fields. Then a value has at most as many parts as it has bytes, times a constant.
+- Items of arrays without bytes of their own (null, records of nulls) are refused, and so are records that unfold to
+  many such fields. Then a value has at most as many parts as it has bytes, times a constant.
 - The values of a schema that refers to itself are walked first, to see how deep they are.
 """
 
@@ -227,8 +227,8 @@ class _Bounds:
             self._choices -= 1
             if each.kind == "array" and parts[0][0] == 0:
                 raise InvalidSchema(
-                    "an array of values without bytes (null, or records of nothing else) cannot be checked, since a few "
-                    "bytes could hold any number of them: give its items another type"
+                    "an array of values without bytes (null, or records of nothing else) cannot be checked: a few bytes "
+                    "could hold any number of them. Give its items another type"
                 )
             return 1, 0
         least = each.size if each.kind == "fixed" else 0 if each.kind == "null" else 1
@@ -246,20 +246,14 @@ class _Walk:
         if level > _MOST_LEVELS:
             raise mismatch(f"it is nested deeper than {_MOST_LEVELS} levels")
         match each.kind:
-            case "null":
-                pass
             case "int" | "long" | "enum":
                 self._number()
             case "boolean":
                 self._skip(1)
-            case "float":
-                self._skip(4)
-            case "double":
-                self._skip(8)
+            case "float" | "double" | "fixed":
+                self._skip({"float": 4, "double": 8}.get(each.kind, each.size))
             case "bytes" | "string":
                 self._skip(self._number())
-            case "fixed":
-                self._skip(each.size)
             case "record":
                 for field in each.fields:
                     self.over(field.type, level + 1)
@@ -268,7 +262,7 @@ class _Walk:
                 if not 0 <= branch < len(each.of):
                     raise mismatch(f"a union has no branch {branch}")
                 self.over(each.of[branch], level + 1)
-            case _:
+            case "array" | "map":
                 self._blocks(each, level)
 
     def _blocks(self, each: AvroType, level: int) -> None:

@@ -124,7 +124,7 @@ class _Comparison:
         for part in parts_new:
             each = [self.compare(part, earlier, place) for earlier in parts_old]
             if all(each):
-                found += min(each, key=len)
+                found += sorted(each, key=len)[0]
         return found
 
     def _factors(self, part: Any) -> list[Any]:
@@ -191,10 +191,11 @@ class _Comparison:
         if _is_open(fitting):
             if _is_open(wanted):
                 return []
-            return [
+            reason = (
                 f"field {where} was added where any property was allowed, so an earlier value may have it with another "
                 'content: add "additionalProperties": false first, or do not limit it'
-            ]
+            )
+            return [reason]
         return self.compare(wanted, fitting, where)
 
     def _others(self, new: Any, old: Any, place: str, key: str, what: str) -> list[str]:

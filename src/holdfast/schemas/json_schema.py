@@ -118,9 +118,7 @@ def _root_of(text: str, what: str) -> Any:
 
 
 def _refuse(uri: str) -> Any:
-    raise ValueError(
-        f"{uri} is not among the references of the schema, and nothing is fetched: register it, and name it"
-    )
+    raise ValueError(f"{uri} is not among the schema's references, and nothing is fetched: register it, and name it")
 
 
 def _said(error: jsonschema_rs.ValidationError) -> str:

@@ -82,8 +82,8 @@ class Resources:
             found = self._pointed(self._by_uri.get(uri), fragment)
         if found is None:
             raise InvalidSchema(
-                f"{reference!r} is neither in the schema nor among its references, and nothing is fetched: register it, "
-                "and name it in the references"
+                f"{reference!r} is neither in the schema nor among its references, and nothing is fetched: register it "
+                "and name it there"
             )
         return found
 
@@ -191,7 +191,7 @@ class Work:
             cost += again * self._cost(self._known(each))  # what is not evaluated is found by looking again
             if cost > _MOST_COST:
                 raise InvalidSchema(
-                    f"more than {_MOST_COST} parts of the schema apply to the same value: its references or combinations "
+                    f"more than {_MOST_COST} parts of the schema apply to the same value: its references or choices "
                     "multiply. Simplify them"
                 )
         self._counting.discard(number)

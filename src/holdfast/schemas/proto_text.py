@@ -1,8 +1,8 @@
 """Protobuf schemas as text (.proto files), parsed into descriptors.
 
 Only what a registry needs is kept: messages, enums, fields, oneofs and maps, and the options `packed`, `default`,
-`deprecated`, `allow_alias` and `json_name`. Other options, services and reserved names are passed over. That types exist and numbers
-fit is checked by protobuf's descriptor pool.
+`deprecated`, `allow_alias` and `json_name`. Other options, services and reserved names are passed over. That types
+exist and numbers fit is checked by protobuf's descriptor pool.
 """
 
 from __future__ import annotations

@@ -185,8 +185,9 @@ class RegistryState:
         for each in found:
             if each.version == number:
                 return each
+        numbers = [str(each.version) for each in found[-20:]]
         raise SchemaNotFound(
-            f"the subject {subject} has no version {number}; it has {', '.join(str(each.version) for each in found[-20:])}",
+            f"the subject {subject} has no version {number}; its last ones are {', '.join(numbers)}",
             reason="version",
         )
 
@@ -228,7 +229,7 @@ class RegistryState:
             found = self.subjects.get(each.subject, {}).get(each.version)
             if found is None:
                 raise InvalidSchema(
-                    f"the schema refers to version {each.version} of {each.subject}, which is not there: register it first"
+                    f"the schema refers to version {each.version} of {each.subject}, which is not there: register it"
                 )
             uses.append((each.name, self._resolved(found.kind, found.text, found.references, level + 1, count)))
         return Schema(kind, text, tuple(uses))
@@ -332,7 +333,7 @@ def check_subject(subject: object) -> str:
     """Return the name of a subject; raises InvalidRequest."""
     if not isinstance(subject, str) or not 0 < len(subject) <= _MOST_SUBJECT_CHARS or not subject.isprintable():
         raise InvalidRequest(
-            f"subject {subject!r} cannot be used: give 1 to {_MOST_SUBJECT_CHARS} printable characters, such as orders-value"
+            f"subject {subject!r} cannot be used: give 1 to {_MOST_SUBJECT_CHARS} printable characters"
         )
     return subject
 

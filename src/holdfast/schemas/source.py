@@ -34,15 +34,15 @@ class Schema(msgspec.Struct, frozen=True):
 
     def with_uses(self) -> Iterator[tuple[str, Schema]]:
         """Return all schemas that it refers to, with theirs, those that others need first, each once."""
-        seen: set[str] = set()
-        yield from self._collect(seen)
+        yield from _used(self, set())
 
-    def _collect(self, seen: set[str]) -> Iterator[tuple[str, Schema]]:
-        for name, schema in self.uses:
-            if name not in seen:
-                seen.add(name)
-                yield from schema._collect(seen)
-                yield name, schema
+
+def _used(schema: Schema, seen: set[str]) -> Iterator[tuple[str, Schema]]:
+    for name, each in schema.uses:
+        if name not in seen:
+            seen.add(name)
+            yield from _used(each, seen)
+            yield name, each
 
 
 class CompiledSchema(Protocol):

@@ -6,6 +6,10 @@ topic may see its schemas, whoever may publish to it may register them, and admi
 
 from __future__ import annotations
 
+import asyncio
+
+import msgspec
+
 from holdfast.api.schemas import SchemaRequest, schema_request
 from holdfast.errors import Forbidden, InvalidRequest, SchemaNotFound
 from holdfast.protocol.schemas import (
@@ -114,7 +118,7 @@ async def list_versions(call: Call) -> list[int]:
 async def get_version(call: Call) -> VersionAnswer:
     """Return a version of a subject, by its number or as `latest`."""
     found = await call.service.schemas.version(_subject(call), _number(call), deleted=call.query.deleted)
-    return version_answer(found)
+    return version_answer(await _as_asked(call, found))
 
 
 @routes.add(
@@ -216,7 +220,7 @@ async def delete_version(call: Call) -> int:
 @routes.add("GET", _ID, action="read", scope="any", instead=True, query=DeletedQuery, errors=("schema_not_found",))
 async def get_schema(call: Call) -> VersionAnswer:
     """Return the schema with an id: what a message carries."""
-    return version_answer(await _by_id(call))
+    return version_answer(await _as_asked(call, await _by_id(call)))
 
 
 @routes.add(
@@ -360,6 +364,14 @@ async def _unset_level(call: Call, subject: str | None) -> LevelAnswer:
 
 def _compatible(call: Call, problems: list[str]) -> Compatible:
     return Compatible(is_compatible=not problems, messages=tuple(problems) if call.query.verbose else ())
+
+
+async def _as_asked(call: Call, version: SchemaVersion) -> SchemaVersion:
+    """Return a version whose text has the format that the query asks for: `serialized` is for Protobuf."""
+    if call.query.format != "serialized" or version.kind != "PROTOBUF":
+        return version
+    compiled = await asyncio.to_thread(call.service.engine.schemas().compiled, version)
+    return msgspec.structs.replace(version, text=compiled.canonical)
 
 
 async def _by_id(call: Call) -> SchemaVersion:
