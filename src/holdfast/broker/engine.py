@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.broker.body_checks import BodyChecks, check_not_kept
 from holdfast.broker.folder.contents import PRODUCERS as PRODUCERS_FILE
 from holdfast.broker.folder.contents import (
     Catalog,
@@ -58,7 +59,6 @@ from holdfast.storage.keeper import Keeper, soonest
 if TYPE_CHECKING:
     from holdfast.broker.locks import FolderLocks
     from holdfast.broker.schedules import FolderSchedules
-    from holdfast.broker.schemas import FolderSchemas
     from holdfast.env.chain.chain import Chain
     from holdfast.env.chain.ownership import Turn
 
@@ -74,7 +74,6 @@ class BrokerEngine:
     # What replaces an API object of this folder in a forked child, and with which client; None if not shared.
     stand_in: Callable[[Any], Any] | None = None
     client_in_child: Any = None
-    _schemas: FolderSchemas | None = None
     store: Chain | None = None  # what the folder lives in, if it does not live here
 
     def __init__(self, world: World, folder: str, settings: BrokerSettings, observer: Observer | None = None) -> None:
@@ -83,7 +82,7 @@ class BrokerEngine:
         files = OpenFiles(min(settings.open_files, descriptor_limit() * 3 // 5))
         self.world = world = still_world(world, open_files=files, make_space=space.make, put_aside=space.put_aside)
         world.open_files.on_too_many = self._attention
-        self.folder, self.settings = folder, settings
+        self.folder, self.settings, self.body_checks = folder, settings, BodyChecks(self)
         self.tiering = Tiering(self)
         self.closed = self._forked = self.closed_before_fork = False
         self._observer = observer
@@ -293,16 +292,6 @@ class BrokerEngine:
                 self._schedules = FolderSchedules(self, kept=self._kept)
             return self._schedules
 
-    def schemas(self) -> FolderSchemas:
-        """The registry of schemas; nothing is read before its first use."""
-        with self._lock:
-            self.check_open()
-            if self._schemas is None:
-                from holdfast.broker.schemas import FolderSchemas  # few programs have any
-
-                self._schemas = FolderSchemas(self)
-            return self._schemas
-
     @property
     def has_locks(self) -> bool:
         """Whether the locks can be used without disk access."""
@@ -409,7 +398,7 @@ class BrokerEngine:
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic with all its messages, groups and dead letters. Raises UnknownTopic."""
-        name = check_topic_name(name)
+        name = check_not_kept(check_topic_name(name))
         with self.alone(name):
             self.check_open()
             self.catalog.facts(name)
@@ -461,7 +450,7 @@ class BrokerEngine:
                 queries=self.queries,
                 key=self.key,
             )
-            topic.on_pause = self._release_late
+            topic.on_pause, topic.body_checks = self._release_late, self.body_checks
             try:
                 with suppress(OSError):  # no space: the next opening does it
                     if self._listed:  # otherwise the folder's own list would count as lost
@@ -662,7 +651,7 @@ _GROW_AT_ONCE: Final = 4
 
 def change_topic(engine: BrokerEngine, name: str, changes: Mapping[str, Any]) -> int:
     """Change settings at once and durably; returns the number of partitions wanted, for `grow_topic`."""
-    name = check_topic_name(name)
+    name = check_not_kept(check_topic_name(name))
     with engine.alone(name), engine.using(name) as topic:
         changes = dict(changes)
         count = len(topic.partitions)

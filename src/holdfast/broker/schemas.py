@@ -1,7 +1,7 @@
 """The schemas of a data folder: kept in its topic `_schemas`, compacted by key, and in memory while it is open.
 
 The topic is the one place where they are: it is read when the schemas are first used, and a change is in it, on disk,
-before it counts. Only the owner of the folder writes to it, and nobody else may (see `check_not_reserved`), so what is
+before it counts. Only the owner of the folder writes to it, and nobody else may (see `body_checks`), so what is
 in memory is what is there. Records have the form of Confluent's topic of the same name.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from holdfast.broker.folder.layout import SCHEMAS_TOPIC
 from holdfast.broker.messages import TOMBSTONE
 from holdfast.env.process import get_logger
-from holdfast.errors import SchemaNotFound, TopicExists
+from holdfast.errors import SchemaMismatch, SchemaNotFound, TopicExists
 from holdfast.model import Batch
 from holdfast.schemas.decoding import compile_schema
 from holdfast.schemas.registry import (
@@ -31,6 +31,7 @@ from holdfast.schemas.registry import (
     level_entry,
 )
 from holdfast.schemas.source import CompiledSchema, Kind, Reference, Schema
+from holdfast.schemas.wire import split_header
 
 if TYPE_CHECKING:
     from holdfast.broker.engine import BrokerEngine
@@ -48,13 +49,9 @@ class FolderSchemas:
         self._lock = threading.RLock()
         self._state: RegistryState | None = None  # read at first use
         self._compiled: OrderedDict[int, CompiledSchema] = OrderedDict()
+        self._by_subject: dict[str, dict[int, SchemaVersion]] = {}  # versions that count, by id; the newest last
 
     # Questions
-
-    def state(self) -> RegistryState:
-        """Return what is registered. The caller only reads it, with the lock that `using` takes."""
-        with self._lock:
-            return self._loaded()
 
     def subjects(self, *, deleted: bool = False) -> list[str]:
         """Return the subjects, in order."""
@@ -111,6 +108,31 @@ class FolderSchemas:
                 self._compiled[version.id] = found
                 while len(self._compiled) > _KEPT:
                     self._compiled.popitem(last=False)
+        return found
+
+    def newest(self, subject: str) -> CompiledSchema:
+        """Return the newest schema of a subject, ready for use. Raises SchemaNotFound."""
+        versions = self._of_subject(subject)
+        return self._ready(next(reversed(versions.values())))
+
+    def carried(self, subject: str, value: bytes) -> None:
+        """Check a value that carries the id of its schema. Raises SchemaMismatch and SchemaNotFound."""
+        versions = self._of_subject(subject)
+        schema_id, payload = split_header(value)
+        version = versions.get(schema_id)
+        if version is None:
+            raise SchemaMismatch(f"the value carries the schema id {schema_id}, which is no version of {subject}")
+        self._ready(version).check(payload)
+
+    def _ready(self, version: SchemaVersion) -> CompiledSchema:
+        return self._compiled.get(version.id) or self.compiled(version)
+
+    def _of_subject(self, subject: str) -> dict[int, SchemaVersion]:
+        found = self._by_subject.get(subject)
+        if found is None:
+            with self._lock:
+                found = {each.id: each for each in self._loaded().versions(subject)}
+                self._by_subject[subject] = found
         return found
 
     def find(
@@ -242,7 +264,7 @@ class FolderSchemas:
         with suppress(TopicExists):
             if SCHEMAS_TOPIC not in self._engine.topics():
                 self._engine.create_topic(
-                    SCHEMAS_TOPIC, None, {"partitions": 1, "cleanup": "compact", "durability": "fsync", "codec": "zstd"}
+                    SCHEMAS_TOPIC, None, {"partitions": 1, "cleanup": "compact", "retention_ms": None, "ttl_ms": None}
                 )
         batch = Batch(
             values=[entry.value or b"" for entry in entries],
@@ -255,8 +277,9 @@ class FolderSchemas:
                 appended, _ = partition.append(batch, durability="fsync")
                 partition.log.wait(appended)
             except BaseException:
-                self._state = None  # whether it is there is seen when the topic is read again
+                self._state, self._by_subject = None, {}  # whether it is there is seen when the topic is read again
                 raise
             partition.wake(len(entries))
         for entry in entries:
             state.apply(entry)
+        self._by_subject = {}

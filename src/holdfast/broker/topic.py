@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 import msgspec
 
+from holdfast.broker.body_checks import BodyChecks
 from holdfast.broker.dead_letters import DeadPartition
 from holdfast.broker.dedup.window import Duplicates
 from holdfast.broker.delivery import Delivery
@@ -89,13 +90,12 @@ class Topic:
         key: FolderKey | None = None,
     ) -> None:
         self._world = world
-        self.root = root
-        self.name = name
+        self.root, self.name = root, name
         self.id, self.created_ms = facts.id, facts.created_ms
         self.settings = settings
         self._observer = observer
         self._queries = queries or Queries(world, root)
-        self._key = key or FolderKey(world, root)
+        self._key, self.body_checks = key or FolderKey(world, root), None
         self.metrics = self._new_metrics()
         self.holder = holder
         self._check_owner = check_owner

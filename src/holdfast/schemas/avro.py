@@ -227,8 +227,8 @@ class _Bounds:
             self._choices -= 1
             if each.kind == "array" and parts[0][0] == 0:
                 raise InvalidSchema(
-                    "an array of values without bytes (null, or records of nothing else) cannot be checked: a few bytes "
-                    "could hold any number of them. Give its items another type"
+                    "an array of values without bytes (null, or records of nothing else) cannot be checked: a few "
+                    "bytes could hold any number of them. Give its items another type"
                 )
             return 1, 0
         least = each.size if each.kind == "fixed" else 0 if each.kind == "null" else 1

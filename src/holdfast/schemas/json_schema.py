@@ -101,8 +101,8 @@ class JsonSchema:
             raise mismatch(f"it is nested deeper than {work.levels} levels, as far as its schema can be checked")
         if steps > _MOST_STEPS:
             raise mismatch(
-                f"it would take {steps} steps to check it, the limit is {_MOST_STEPS}: parts of its schema apply to the "
-                "same parts of the value again and again"
+                f"it would take {steps} steps to check it, the limit is {_MOST_STEPS}: parts of its schema apply to "
+                "the same parts of the value again and again"
             )
 
     def problems_reading(self, written: JsonSchema) -> list[str]:

@@ -533,42 +533,42 @@ class AsyncLocalSchemasPort:
         self.engine = engine
 
     async def register(self, request: SchemaRequest) -> SchemaVersion:
-        return await aside(self.engine.schemas().register, *request)
+        return await aside(self.engine.body_checks.schemas().register, *request)
 
     async def problems(self, request: SchemaRequest, version: VersionNumber | None) -> list[str]:
         await require_current_async(self.engine)
-        return await aside(self.engine.schemas().problems, *request, version)
+        return await aside(self.engine.body_checks.schemas().problems, *request, version)
 
     async def find(self, request: SchemaRequest) -> SchemaVersion:
         await require_current_async(self.engine)
-        return await aside(self.engine.schemas().find, *request)
+        return await aside(self.engine.body_checks.schemas().find, *request)
 
     async def version(self, subject: str, version: VersionNumber, *, deleted: bool) -> SchemaVersion:
         await require_current_async(self.engine)
-        return await aside(self.engine.schemas().version, subject, version, deleted=deleted)
+        return await aside(self.engine.body_checks.schemas().version, subject, version, deleted=deleted)
 
     async def by_id(self, number: int) -> SchemaVersion:
         await require_current_async(self.engine)
-        return await aside(self.engine.schemas().by_id, number)
+        return await aside(self.engine.body_checks.schemas().by_id, number)
 
     async def subjects(self, *, deleted: bool) -> list[str]:
         await require_current_async(self.engine)
-        return await aside(self.engine.schemas().subjects, deleted=deleted)
+        return await aside(self.engine.body_checks.schemas().subjects, deleted=deleted)
 
     async def versions(self, subject: str, *, deleted: bool) -> list[int]:
         await require_current_async(self.engine)
-        found = await aside(self.engine.schemas().versions, subject, deleted=deleted)
+        found = await aside(self.engine.body_checks.schemas().versions, subject, deleted=deleted)
         return [each.version for each in found]
 
     async def delete(self, subject: str, version: VersionNumber | None, *, permanent: bool) -> list[int]:
-        return await aside(self.engine.schemas().delete, subject, version, permanent=permanent)
+        return await aside(self.engine.body_checks.schemas().delete, subject, version, permanent=permanent)
 
     async def level(self, subject: str | None) -> Level:
         await require_current_async(self.engine)
-        return await aside(self.engine.schemas().level, subject)
+        return await aside(self.engine.body_checks.schemas().level, subject)
 
     async def set_level(self, level: Level | None, subject: str | None) -> None:
-        await aside(self.engine.schemas().set_level, subject, level)
+        await aside(self.engine.body_checks.schemas().set_level, subject, level)
 
 
 # What is in a folder, opened here, for tasks.

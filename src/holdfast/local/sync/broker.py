@@ -474,42 +474,42 @@ class LocalSchemasPort:
         self.engine = engine
 
     def register(self, request: SchemaRequest) -> SchemaVersion:
-        return self.engine.schemas().register(*request)
+        return self.engine.body_checks.schemas().register(*request)
 
     def problems(self, request: SchemaRequest, version: VersionNumber | None) -> list[str]:
         require_current(self.engine)
-        return self.engine.schemas().problems(*request, version)
+        return self.engine.body_checks.schemas().problems(*request, version)
 
     def find(self, request: SchemaRequest) -> SchemaVersion:
         require_current(self.engine)
-        return self.engine.schemas().find(*request)
+        return self.engine.body_checks.schemas().find(*request)
 
     def version(self, subject: str, version: VersionNumber, *, deleted: bool) -> SchemaVersion:
         require_current(self.engine)
-        return self.engine.schemas().version(subject, version, deleted=deleted)
+        return self.engine.body_checks.schemas().version(subject, version, deleted=deleted)
 
     def by_id(self, number: int) -> SchemaVersion:
         require_current(self.engine)
-        return self.engine.schemas().by_id(number)
+        return self.engine.body_checks.schemas().by_id(number)
 
     def subjects(self, *, deleted: bool) -> list[str]:
         require_current(self.engine)
-        return self.engine.schemas().subjects(deleted=deleted)
+        return self.engine.body_checks.schemas().subjects(deleted=deleted)
 
     def versions(self, subject: str, *, deleted: bool) -> list[int]:
         require_current(self.engine)
-        found = self.engine.schemas().versions(subject, deleted=deleted)
+        found = self.engine.body_checks.schemas().versions(subject, deleted=deleted)
         return [each.version for each in found]
 
     def delete(self, subject: str, version: VersionNumber | None, *, permanent: bool) -> list[int]:
-        return self.engine.schemas().delete(subject, version, permanent=permanent)
+        return self.engine.body_checks.schemas().delete(subject, version, permanent=permanent)
 
     def level(self, subject: str | None) -> Level:
         require_current(self.engine)
-        return self.engine.schemas().level(subject)
+        return self.engine.body_checks.schemas().level(subject)
 
     def set_level(self, level: Level | None, subject: str | None) -> None:
-        self.engine.schemas().set_level(subject, level)
+        self.engine.body_checks.schemas().set_level(subject, level)
 
 
 # What is in a folder, opened here, for threads.

@@ -150,7 +150,7 @@ async def get_users(call: Call) -> list[int]:
     """List the ids of the schemas that refer to a version."""
     subject = _subject(call)
     found = await call.service.schemas.version(subject, _number(call), deleted=True)
-    users = call.service.engine.schemas().users_of(subject, found.version)
+    users = call.service.engine.body_checks.schemas().users_of(subject, found.version)
     return sorted({each.id for each in users if not each.deleted and sees(call, each.subject)})
 
 
@@ -237,7 +237,7 @@ async def get_schema_text(call: Call) -> Response:
 async def get_schema_versions(call: Call) -> list[SubjectVersion]:
     """List the subjects and versions where the schema with an id is registered."""
     await _by_id(call)
-    found = call.service.engine.schemas().uses_of_id(_id(call), deleted=call.query.deleted)
+    found = call.service.engine.body_checks.schemas().uses_of_id(_id(call), deleted=call.query.deleted)
     return [SubjectVersion(subject=each.subject, version=each.version) for each in found if sees(call, each.subject)]
 
 
@@ -247,7 +247,7 @@ async def get_schema_versions(call: Call) -> list[SubjectVersion]:
 async def get_schema_subjects(call: Call) -> list[str]:
     """List the subjects where the schema with an id is registered."""
     await _by_id(call)
-    found = call.service.engine.schemas().uses_of_id(_id(call), deleted=call.query.deleted)
+    found = call.service.engine.body_checks.schemas().uses_of_id(_id(call), deleted=call.query.deleted)
     return sorted({each.subject for each in found if sees(call, each.subject)})
 
 
@@ -320,7 +320,7 @@ async def unset_level(call: Call) -> LevelAnswer:
 async def get_subject_level(call: Call) -> LevelAnswer:
     """Return the compatibility level of a subject."""
     own = not call.query.default_to_global
-    return LevelAnswer(compatibility_level=call.service.engine.schemas().level(_subject(call), own=own))
+    return LevelAnswer(compatibility_level=call.service.engine.body_checks.schemas().level(_subject(call), own=own))
 
 
 @routes.add("PUT", f"{_CONFIG}/{{subject}}", action="admin", scope="any", body=LevelSet, allowed=_may_change, act=True)
@@ -370,14 +370,17 @@ async def _as_asked(call: Call, version: SchemaVersion) -> SchemaVersion:
     """Return a version whose text has the format that the query asks for: `serialized` is for Protobuf."""
     if call.query.format != "serialized" or version.kind != "PROTOBUF":
         return version
-    compiled = await asyncio.to_thread(call.service.engine.schemas().compiled, version)
+    compiled = await asyncio.to_thread(call.service.engine.body_checks.schemas().compiled, version)
     return msgspec.structs.replace(version, text=compiled.canonical)
 
 
 async def _by_id(call: Call) -> SchemaVersion:
     """Return the schema with an id, if the caller may see a subject where it is, or was, registered."""
     found = await call.service.schemas.by_id(_id(call))
-    if not any(sees(call, each.subject) for each in call.service.engine.schemas().uses_of_id(found.id, deleted=True)):
+    if not any(
+        sees(call, each.subject)
+        for each in call.service.engine.body_checks.schemas().uses_of_id(found.id, deleted=True)
+    ):
         raise SchemaNotFound(f"there is no schema with the id {found.id}", reason="schema")
     return found
 
