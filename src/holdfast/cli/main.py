@@ -43,6 +43,7 @@ COMMANDS: Final[dict[str, dict[str, Entry]]] = {
         "lock": Entry("use.locks:lock_app", "Locks with leases and fencing numbers."),
         "state": Entry("use.locks:state_app", "JSON documents with versions."),
         "schedule": Entry("use.schedules:app", "Messages that are published at certain times."),
+        "schema": Entry("use.schemas:app", "Schemas of message bodies: versions, compatibility."),
     },
     "Look": {
         "ls": Entry("look.messages:ls_command", "List messages: ready, leased, delayed, dead or done."),
