@@ -106,7 +106,7 @@ RULES: list[tuple[Kind, Any, Any, str]] = [
     ("JSON", {"allOf": [INT, {"minimum": 1}]}, {"allOf": [INT]}, "minimum is 1 now"),
     ("JSON", {"type": "array", "items": {"type": "number"}}, {"type": "array", "items": INT}, ""),
     ("JSON", {"type": "array", "items": INT}, {"type": "array"}, "other items are limited now"),
-    ("JSON", {"type": "array", "prefixItems": [INT], "items": False}, {"type": "array", "prefixItems": [INT, TEXT], "items": False}, "item [1] was removed"),
+    ("JSON", {"prefixItems": [INT], "items": False}, {"prefixItems": [INT, TEXT], "items": False}, "item [1] was removed"),
     ("JSON", True, INT, ""),
     ("JSON", False, INT, "nothing is allowed any more"),
     ("JSON", {"$ref": "#/$defs/a", "$defs": {"a": INT}}, INT, ""),
@@ -174,7 +174,7 @@ ENDLESS: list[tuple[Kind, Any, str]] = [
 
 @pytest.mark.parametrize(("kind", "schema", "why"), ENDLESS)
 def test_a_schema_that_is_none_or_could_take_forever_is_refused(kind: Kind, schema: Any, why: str):
-    with pytest.raises(InvalidSchema, match=".*") as caught:
+    with pytest.raises(InvalidSchema) as caught:
         made(kind, schema)
     assert why in str(caught.value)
 
@@ -277,10 +277,11 @@ PROTOS = [
     proto(
         'message M { repeated int32 a = 1 [packed = false, deprecated = true]; int32 some_name = 2 [json_name = "n"]; }'
     ),
-    'syntax = "proto2"; message M { required int32 a = 1; optional string s = 2 [default = "q\\n\\x41"]; extensions 100 to max; }'
-    " extend M { optional int32 more = 100; }",
+    """syntax = "proto2"; message M { required int32 a = 1; optional string s = 2 [default = "q\\n\\x41"];
+    extensions 100 to max; } extend M { optional int32 more = 100; }""",
     proto(
-        'import "google/protobuf/timestamp.proto"; message message { google.protobuf.Timestamp at = 1; string option = 2; }'
+        'import "google/protobuf/timestamp.proto"; message message { google.protobuf.Timestamp at = 1; '
+        "string option = 2; }"
     ),
 ]
 
@@ -292,7 +293,7 @@ def test_protobuf_text_means_what_protoc_says(text: str, tmp_path: Any):
 
     (tmp_path / "schema.proto").write_text(text, "utf-8")
     out = tmp_path / "out"
-    known = f"{list(grpc_tools.__path__)[0]}/_proto"
+    known = f"{next(iter(grpc_tools.__path__))}/_proto"
     assert protoc.main(["protoc", f"-I{tmp_path}", f"-I{known}", f"--descriptor_set_out={out}", "schema.proto"]) == 0
     (expected,) = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes()).file
     found = descriptor_pb2.FileDescriptorProto.FromString(

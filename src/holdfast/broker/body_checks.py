@@ -106,6 +106,5 @@ def check_not_kept(topic: str) -> str:
 
 def _refuse(_value: Value, _flags: int) -> None:
     raise InvalidRequest(
-        f"{SCHEMAS_TOPIC}, where the registry keeps its schemas, cannot be written to or changed: use `holdfast schema` "
-        "or broker.schemas"
+        f"{SCHEMAS_TOPIC}, where the registry keeps its schemas, cannot be written to or changed: use `holdfast schema`"
     )

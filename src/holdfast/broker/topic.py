@@ -73,29 +73,21 @@ _AFTER_ERROR_MS: Final = 1_000
 class Topic:
     """An open topic. Thread-safe. Long-term users register in `holders`, which keeps it from being closed as idle."""
 
+    body_checks: BodyChecks | None = None
+
     def __init__(
-        self,
-        world: World,
-        root: str,
-        name: str,
-        facts: TopicFacts,
-        settings: TopicSettings,
-        *,
-        observer: Observer | None = None,
-        holder: str = "",
-        check_owner: Callable[[], None] = lambda: None,
-        on_attention: Callable[[], None] = lambda: None,
-        traces: TraceLog | None = None,
-        queries: Queries | None = None,
-        key: FolderKey | None = None,
-    ) -> None:
+        self, world: World, root: str, name: str, facts: TopicFacts, settings: TopicSettings, *,
+        observer: Observer | None = None, holder: str = "", check_owner: Callable[[], None] = lambda: None,
+        on_attention: Callable[[], None] = lambda: None, traces: TraceLog | None = None,
+        queries: Queries | None = None, key: FolderKey | None = None,
+    ) -> None:  # fmt: skip
         self._world = world
         self.root, self.name = root, name
         self.id, self.created_ms = facts.id, facts.created_ms
         self.settings = settings
         self._observer = observer
         self._queries = queries or Queries(world, root)
-        self._key, self.body_checks = key or FolderKey(world, root), None
+        self._key = key or FolderKey(world, root)
         self.metrics = self._new_metrics()
         self.holder = holder
         self._check_owner = check_owner
