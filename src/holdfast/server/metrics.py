@@ -232,6 +232,8 @@ class EngineMetrics:
             ("tier_moved_bytes", "Bytes of segments moved to the store.", engine.tiering.moved_bytes),
             ("tier_fetched_bytes", "Bytes of segments fetched from it.", fetched),
             ("trace_steps_lost", "Trace steps that could not be written.", engine.traces.log.lost),
+            ("schemas_refused", "Messages refused by a schema.", engine.body_checks.refused.value),
+            ("schemas_passed", "Messages stored in spite of a schema.", engine.body_checks.passed.value),
             ("schedules_fired", "Firings of schedules.", schedules.fired.value),
             ("schedules_missed", "Dues of schedules that were missed.", schedules.missed.value),
             ("schedules_failed", "Firings of schedules that failed and are tried again.", schedules.failed.value),
