@@ -89,7 +89,7 @@ class RegistryState:
         self.skipped = 0  # records that are no records of a registry
         self._digests: dict[str, int] = {}
         self._digest_of: dict[int, str] = {}
-        self._by_id: dict[int, SchemaVersion] = {}
+        self._places: dict[int, set[tuple[str, int]]] = {}  # subjects and versions, by id
         self._users: dict[tuple[str, int], set[tuple[str, int]]] = {}
         self._last_id = 0
         self._bytes = 0
@@ -123,39 +123,32 @@ class RegistryState:
         if before is not None:
             self._versions -= 1
             self._bytes -= len(before.text)
+            self._places[before.id].discard((subject, number))
             for each in before.references:
                 self._users.get((each.subject, each.version), set()).discard((subject, number))
         if made is not None:
-            version = SchemaVersion(
+            versions[number] = SchemaVersion(
                 subject, number, made.id, made.schemaType, made.schema, made.references, made.deleted
             )
-            versions[number] = version
             self._versions += 1
             self._bytes += len(made.schema)
             self._last_id = max(self._last_id, made.id)
-            if made.id not in self._by_id or self._by_id[made.id].deleted:
-                self._by_id[made.id] = version
+            self._places.setdefault(made.id, set()).add((subject, number))
             digest = made.digest or digest_of(made.schemaType, made.schema, made.references)
             self._digests.setdefault(digest, made.id)
             self._digest_of[made.id] = digest
             for each in made.references:
                 self._users.setdefault((each.subject, each.version), set()).add((subject, number))
-        elif before is not None:
-            self._forget(before)
         if not versions:
             del self.subjects[subject]
+        if before is not None and not self._places[before.id]:
+            self._forget(before.id)
 
-    def _forget(self, gone: SchemaVersion) -> None:
+    def _forget(self, gone: int) -> None:
         """Forget an id whose last version is gone; it is not given again."""
-        left = next(
-            (each for versions in self.subjects.values() for each in versions.values() if each.id == gone.id), None
-        )
-        if left is not None:
-            self._by_id[gone.id] = left
-            return
-        self._by_id.pop(gone.id, None)
-        digest = self._digest_of.pop(gone.id, "")
-        if self._digests.get(digest) == gone.id:
+        del self._places[gone]
+        digest = self._digest_of.pop(gone, "")
+        if self._digests.get(digest) == gone:
             del self._digests[digest]
 
     # Questions
@@ -193,20 +186,16 @@ class RegistryState:
 
     def by_id(self, schema_id: int) -> SchemaVersion:
         """Return a version with this id, a deleted one if there is no other. Raises SchemaNotFound."""
-        found = self._by_id.get(schema_id)
-        if found is None:
-            raise SchemaNotFound(f"there is no schema with the id {schema_id}", reason="schema")
-        return found
+        found = self.uses_of_id(schema_id, deleted=True)
+        return next((each for each in found if not each.deleted), found[0])
 
     def uses_of_id(self, schema_id: int, *, deleted: bool = False) -> list[SchemaVersion]:
-        """Return all versions with this id."""
-        self.by_id(schema_id)
-        return [
-            each
-            for subject in sorted(self.subjects)
-            for _, each in sorted(self.subjects[subject].items())
-            if each.id == schema_id and (deleted or not each.deleted)
-        ]
+        """Return all versions with this id. Raises SchemaNotFound."""
+        places = self._places.get(schema_id)
+        if not places:
+            raise SchemaNotFound(f"there is no schema with the id {schema_id}", reason="schema")
+        found = [self.subjects[subject][number] for subject, number in sorted(places)]
+        return [each for each in found if deleted or not each.deleted]
 
     def users_of(self, subject: str, number: int) -> list[SchemaVersion]:
         """Return the versions that refer to a version."""
