@@ -10,17 +10,17 @@ from tools.figures import FIGURES, Package, figure
 # The most that is allowed: what there was when a figure last went down. A change that lowers a figure lowers its
 # ceiling, too; none is raised without a reason in the commit. Where there is a goal, it stands behind the ceiling.
 CEILINGS = {
-    "modules": 345,  # goal: 280, reached before backups, tiers, task frameworks, schedules, lakes, clusters
-    "face_classes": 28,  # goal: 28, half of them generated
+    "modules": 366,  # goal: 280, reached before backups, tiers, task frameworks, schedules, lakes, clusters, schemas
+    "face_classes": 30,  # goal: 28, half of them generated; the last ones are of schemas
     "priority": 18,  # goal: 12, before schedules: their messages have one, as an argument, stored, shown and sent
-    "equal_pairs": 5,
+    "equal_pairs": 7,  # two are of schemas: signatures of routes and commands that take the same
     "equal_face_pairs": 0,
-    "shape_pairs": 176,  # goal: 150, which was reached before backups, schedules and clusters; most are plain tables
+    "shape_pairs": 195,  # goal: 150, reached before backups, schedules, clusters and schemas; most are plain tables
     "private_names": 0,
     "private_exceptions": 9,  # goal: at most 24, each of which says why
     "class_names": 28,  # goal: 25
     "short_modules": 23,  # goal: fewer than 30
-    "one_sibling": 26,  # two of them are parts of a node, each with an idea of its own
+    "one_sibling": 34,  # rules and parsers of the three types of schemas are apart, so that each loads one library;  # two of them are parts of a node, each with an idea of its own
     "unnamed_modules": 1,  # a folder of Django's with nothing but another folder
     "imports_percent": 6.2,  # goal: 6
     "setattr_calls": 1,  # goal: none on a live object

@@ -12,7 +12,7 @@ import pytest
 import holdfast
 from holdfast.errors import Conflict, IncompatibleSchema, InvalidRequest, InvalidSchema, SchemaNotFound
 from holdfast.schemas import Reference
-from holdfast.schemas.registry import Entry, RegistryState, incompatibilities
+from holdfast.schemas.registry import RegistryRecord, RegistryState, incompatibilities
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "schemas-v1.jsonl"
 A = {"name": "a", "type": "int"}
@@ -157,7 +157,7 @@ def test_records_as_they_were_stored_first_are_still_read():
     state = RegistryState()
     for line in GOLDEN.read_text("utf-8").splitlines():
         key, value = json.loads(line)
-        state.apply(Entry(json.dumps(key).encode(), None if value is None else json.dumps(value).encode()))
+        state.apply(RegistryRecord(json.dumps(key).encode(), None if value is None else json.dumps(value).encode()))
     assert state.skipped == 1  # NOOP, which Confluent's registry writes
     assert state.names() == ["orders-value", "part"]
     assert [(each.version, each.id, each.kind) for each in state.versions("orders-value")] == [

@@ -20,7 +20,7 @@ from holdfast.errors import SchemaMismatch, SchemaNotFound, TopicExists
 from holdfast.model import Batch
 from holdfast.schemas.decoding import compile_schema
 from holdfast.schemas.registry import (
-    Entry,
+    RegistryRecord,
     Level,
     RegistryState,
     SchemaVersion,
@@ -252,13 +252,13 @@ class FolderSchemas:
                     for frame in log.read(log.start):
                         for record in frame.records():
                             value = None if record.flags & TOMBSTONE else bytes(record.value)
-                            state.apply(Entry(bytes(record.key or b""), value))
+                            state.apply(RegistryRecord(bytes(record.key or b""), value))
             if state.skipped:
                 logger.warning("records of the topic of schemas were skipped", extra={"count": state.skipped})
             self._state = state
         return self._state
 
-    def _write(self, entries: Sequence[Entry]) -> None:
+    def _write(self, entries: Sequence[RegistryRecord]) -> None:
         """Write records, wait until they are on disk, and take them over. The caller holds the lock."""
         state = self._loaded()
         with suppress(TopicExists):

@@ -19,7 +19,7 @@ import msgspec
 from holdfast.errors import InvalidSchema, SchemaMismatch
 from holdfast.schemas.decoding import mismatch
 from holdfast.schemas.json_rules import problems
-from holdfast.schemas.json_work import Resources, Work
+from holdfast.schemas.json_work import Resources, JsonWork
 from holdfast.schemas.source import MOST_DEPTH, Schema, missing_package, parsed_json
 
 try:
@@ -43,7 +43,7 @@ class JsonSchema:
         self.canonical = msgspec.json.encode(self.root, order="sorted").decode()
         named = {name: _root_of(used.text, f"the schema {name}") for name, used in schema.with_uses()}
         self.resources = Resources(self.root, named, _BASE)
-        self._work = Work(self.resources)
+        self._work = JsonWork(self.resources)
         self._validator = self._compiled()
 
     def _compiled(self) -> jsonschema_rs.Validator:

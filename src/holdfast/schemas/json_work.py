@@ -104,7 +104,7 @@ class Resources:
         return found
 
 
-class Work:
+class JsonWork:
     """The steps that it takes to check values against a schema, for each level of nesting."""
 
     def __init__(self, resources: Resources) -> None:

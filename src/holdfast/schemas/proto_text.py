@@ -44,7 +44,7 @@ _LABELS: Final[dict[str, Any]] = {
 }
 
 
-class _Token(NamedTuple):
+class _ProtoToken(NamedTuple):
     kind: str
     text: str
     at: int
@@ -52,10 +52,10 @@ class _Token(NamedTuple):
 
 def parse_proto(text: str, name: str) -> pb.FileDescriptorProto:
     """Return the file that a text describes. Raises InvalidSchema, with the line."""
-    return _Parser(text, name).file()
+    return _ProtoParser(text, name).file()
 
 
-class _Parser:
+class _ProtoParser:
     def __init__(self, text: str, name: str) -> None:
         self._text = text
         self._tokens = list(self._split(text))
@@ -64,16 +64,16 @@ class _Parser:
         self._file = pb.FileDescriptorProto(name=name)
         self._proto3 = False
 
-    def _split(self, text: str) -> Iterator[_Token]:
+    def _split(self, text: str) -> Iterator[_ProtoToken]:
         at = 0
         while at < len(text):
             found = _TOKENS.match(text, at)
             if found is None:
                 raise self._wrong(f"{text[at]!r} is unexpected", at)
             if found.lastgroup != "space":
-                yield _Token(found.lastgroup or "", found.group(), at)
+                yield _ProtoToken(found.lastgroup or "", found.group(), at)
             at = found.end()
-        yield _Token("end", "", at)
+        yield _ProtoToken("end", "", at)
 
     def _wrong(self, what: str, at: int | None = None) -> InvalidSchema:
         at = self._peek().at if at is None else at
@@ -83,10 +83,10 @@ class _Parser:
 
     # Tokens
 
-    def _peek(self) -> _Token:
+    def _peek(self) -> _ProtoToken:
         return self._tokens[min(self._at, len(self._tokens) - 1)]
 
-    def _next(self) -> _Token:
+    def _next(self) -> _ProtoToken:
         token = self._peek()
         self._at += 1
         return token

@@ -44,14 +44,14 @@ class SchemaVersion(msgspec.Struct, frozen=True):
     deleted: bool = False
 
 
-class Entry(NamedTuple):
+class RegistryRecord(NamedTuple):
     """A record of the registry: a key, and a value or None if the key is deleted."""
 
     key: bytes
     value: bytes | None
 
 
-class _Key(msgspec.Struct, omit_defaults=True):
+class _RecordKey(msgspec.Struct, omit_defaults=True):
     keytype: str
     subject: str | None = None
     version: int = 0
@@ -97,10 +97,10 @@ class RegistryState:
 
     # Records
 
-    def apply(self, entry: Entry) -> None:
+    def apply(self, entry: RegistryRecord) -> None:
         """Take over a record. One that is none is counted and passed over."""
         try:
-            key = msgspec.json.decode(entry.key, type=_Key)
+            key = msgspec.json.decode(entry.key, type=_RecordKey)
             if key.keytype == "SCHEMA" and key.subject is not None:
                 self._take_version(key, entry.value)
             elif key.keytype == "CONFIG":
@@ -115,7 +115,7 @@ class RegistryState:
         except (msgspec.DecodeError, UnicodeError):
             self.skipped += 1
 
-    def _take_version(self, key: _Key, value: bytes | None) -> None:
+    def _take_version(self, key: _RecordKey, value: bytes | None) -> None:
         subject, number = key.subject or "", key.version
         made = None if value is None else msgspec.json.decode(value, type=_Value)
         versions = self.subjects.setdefault(subject, {})
@@ -240,7 +240,7 @@ class RegistryState:
 
     def registering(
         self, subject: str, kind: Kind, text: str, references: tuple[Reference, ...], digest: str
-    ) -> tuple[SchemaVersion, list[Entry]]:
+    ) -> tuple[SchemaVersion, list[RegistryRecord]]:
         """Return the version that a schema becomes, and the records to write for it."""
         if self._versions >= MOST_VERSIONS or self._bytes + len(text) > MOST_BYTES:
             raise QueueFull(
@@ -253,7 +253,7 @@ class RegistryState:
         made = SchemaVersion(subject, number, schema_id, kind, text, references)
         return made, [_entry(made, digest)]
 
-    def deleting(self, subject: str, numbers: Iterable[int], *, permanent: bool) -> list[Entry]:
+    def deleting(self, subject: str, numbers: Iterable[int], *, permanent: bool) -> list[RegistryRecord]:
         """Return the records that delete versions. Permanently, only versions that are deleted already."""
         entries = []
         versions = self.subjects[subject]
@@ -266,27 +266,29 @@ class RegistryState:
                     "that first"
                 )
             if permanent:
-                entries.append(Entry(_key_of(subject, number), None))
+                entries.append(RegistryRecord(_key_of(subject, number), None))
             else:
                 gone = msgspec.structs.replace(version, deleted=True)
                 entries.append(_entry(gone, self._digest_of.get(version.id, "")))
         if permanent:  # first, so that no id is ever given twice
-            entries.insert(0, Entry(_encode(_Key("LAST_ID")), _encode(_LastId(self._last_id))))
+            entries.insert(0, RegistryRecord(_encode(_RecordKey("LAST_ID")), _encode(_LastId(self._last_id))))
         return entries
 
 
-def level_entry(subject: str | None, level: Level | None) -> Entry:
+def level_entry(subject: str | None, level: Level | None) -> RegistryRecord:
     """Return the record that sets a level, or with None removes it."""
-    return Entry(_encode(_Key("CONFIG", subject, magic=0)), None if level is None else _encode(_LevelValue(level)))
+    return RegistryRecord(
+        _encode(_RecordKey("CONFIG", subject, magic=0)), None if level is None else _encode(_LevelValue(level))
+    )
 
 
-def _entry(made: SchemaVersion, digest: str) -> Entry:
+def _entry(made: SchemaVersion, digest: str) -> RegistryRecord:
     value = _Value(made.subject, made.version, made.id, made.text, made.kind, made.references, made.deleted, digest)
-    return Entry(_key_of(made.subject, made.version), _encode(value))
+    return RegistryRecord(_key_of(made.subject, made.version), _encode(value))
 
 
 def _key_of(subject: str, version: int) -> bytes:
-    return _encode(_Key("SCHEMA", subject, version))
+    return _encode(_RecordKey("SCHEMA", subject, version))
 
 
 def digest_of(kind: Kind, canonical: str, references: Sequence[Reference]) -> str:

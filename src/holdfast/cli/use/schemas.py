@@ -252,11 +252,8 @@ def _compared(compiled: CompiledSchema, folder: Path, level: Level) -> list[str]
         raise InvalidRequest(f"{folder} has no {kind} schemas: its files must end in {_end_of(kind)}")
     files.sort(key=lambda each: [int(part) if part.isdigit() else part for part in re.split(r"([0-9]+)", each.name)])
     chosen = reversed(files) if level.endswith("_TRANSITIVE") else files[-1:]
-    return [
-        f"{each.name}: {problem}"
-        for each in chosen
-        for problem in incompatibilities(compiled, compile_schema(Schema(*reversed(_read(str(each), None)))), level)
-    ]
+    earlier = [(each.name, compile_schema(Schema(kind, _read(str(each), None)[0]))) for each in chosen]
+    return [f"{name}: {problem}" for name, each in earlier for problem in incompatibilities(compiled, each, level)]
 
 
 def _end_of(kind: Kind) -> str:
