@@ -20,8 +20,8 @@ CEILINGS = {
     "private_exceptions": 9,  # goal: at most 24, each of which says why
     "class_names": 28,  # goal: 25
     "short_modules": 23,  # goal: fewer than 30
-    "one_sibling": 34,  # rules and parsers of the three types of schemas are apart, so that each loads one library;  # two of them are parts of a node, each with an idea of its own
-    "unnamed_modules": 1,  # a folder of Django's with nothing but another folder
+    "one_sibling": 34,  # two are parts of a node, and six of the types of schemas, each with an idea of its own
+    "unnamed_modules": 2,  # a folder of Django's with nothing but another folder, and the front of holdfast.schemas
     "imports_percent": 6.2,  # goal: 6
     "setattr_calls": 1,  # goal: none on a live object
 }

@@ -20,8 +20,8 @@ from holdfast.errors import SchemaMismatch, SchemaNotFound, TopicExists
 from holdfast.model import Batch
 from holdfast.schemas.decoding import compile_schema
 from holdfast.schemas.registry import (
-    RegistryRecord,
     Level,
+    RegistryRecord,
     RegistryState,
     SchemaVersion,
     VersionNumber,

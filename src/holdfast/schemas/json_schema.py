@@ -19,7 +19,7 @@ import msgspec
 from holdfast.errors import InvalidSchema, SchemaMismatch
 from holdfast.schemas.decoding import mismatch
 from holdfast.schemas.json_rules import problems
-from holdfast.schemas.json_work import Resources, JsonWork
+from holdfast.schemas.json_work import JsonWork, Resources
 from holdfast.schemas.source import MOST_DEPTH, Schema, missing_package, parsed_json
 
 try:
