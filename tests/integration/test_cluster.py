@@ -190,6 +190,7 @@ def test_what_a_cluster_cannot_do_yet_says_so(quiet: Cluster):
     for method, path, body in (
         ("GET", "/v1/search?q=x", None),
         ("GET", "/v1/samples", None),
+        ("POST", "/v1/transactions/commit", {}),
         ("GET", "/v1/schedules", None),
         ("PUT", "/v1/schedules/nightly", {}),
         ("GET", "/v1/traces", None),

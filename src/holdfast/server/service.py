@@ -23,6 +23,7 @@ from holdfast.local.aio.broker import (
     AsyncLocalLocksPort,
     AsyncLocalSchedulesPort,
     AsyncLocalSchemasPort,
+    AsyncLocalTransactionsPort,
 )
 from holdfast.protocol.media import JSON, MSGPACK, SMALL_BYTES, UNSAID, check_values, decoder, encode
 from holdfast.protocol.schemas import REGISTRY, REGISTRY_JSON
@@ -60,6 +61,7 @@ class Service:
         self.locks: AsyncLocalLocksPort = self.port.locks()
         self.schedules: AsyncLocalSchedulesPort = self.port.schedules()
         self.schemas: AsyncLocalSchemasPort = self.port.schemas()
+        self.transactions: AsyncLocalTransactionsPort = self.port.transactions()
         self.members = ServedMembers(self.engine)
         self.pool = Pool()
         self.room = Room(BODIES_EACH * settings.max_request_bytes)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from holdfast.api.listing import SearchPage
     from holdfast.api.schedules import Firing, Schedule, ScheduleRequest
     from holdfast.api.schemas import SchemaRequest
+    from holdfast.api.transactions import TransactionInfo, TransactionRequest
     from holdfast.broker.metrics import Compacted, Observer, QueueStats
     from holdfast.broker.samples import Samples
     from holdfast.broker.streams import PartitionLag, Reset, ResetEffect, To
@@ -91,6 +92,9 @@ class AsyncBrokerPort(Protocol):
 
     def schemas(self) -> AsyncSchemasPort:
         """The registry of schemas."""
+
+    def transactions(self) -> AsyncTransactionsPort:
+        """The transactions."""
 
     async def create_topic(
         self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
@@ -574,3 +578,26 @@ class AsyncSchemasPort(Protocol):
 
     async def set_level(self, level: Level | None, subject: str | None) -> None:
         """Set a level, or remove it."""
+
+
+class AsyncTransactionsPort(Protocol):
+    """The transactions of a data folder."""
+
+    @property
+    def place(self) -> str:
+        """The data folder, or the address of the server."""
+
+    def mono_ns(self) -> int:
+        """Return the time by a clock that nobody sets."""
+
+    async def begin(self, name: str | None) -> tuple[str, int]:
+        """Begin a transaction; return its name and its epoch."""
+
+    async def commit(self, request: TransactionRequest) -> list[Stored]:
+        """Do all of it, or nothing; return where the messages are."""
+
+    async def all(self) -> list[TransactionInfo]:
+        """Return all transactions by name."""
+
+    async def forget(self, name: str) -> bool:
+        """Forget a name. Returns False if it is unknown."""

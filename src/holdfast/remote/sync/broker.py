@@ -26,6 +26,7 @@ from holdfast.api.topics import (
     check_partitions,
     topic_settings,
 )
+from holdfast.api.transactions import UNNAMED, TransactionInfo, TransactionRequest
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_topic_name, parse_lease
 from holdfast.broker.metrics import Compacted
 from holdfast.broker.samples import Samples
@@ -44,6 +45,7 @@ from holdfast.errors import (
     LockHeld,
     NotAQueue,
     NotFound,
+    Unavailable,
     UnknownGroup,
     UnknownTopic,
 )
@@ -62,10 +64,18 @@ from holdfast.protocol.schemas import (
     version_of,
 )
 from holdfast.protocol.topics import Steps, WorkersOrdered, WorkersTold
+from holdfast.protocol.transactions import (
+    BeginTransaction,
+    TransactionBegun,
+    TransactionCommitted,
+    TransactionDeleted,
+    TransactionList,
+)
 from holdfast.remote.broker import (
     MOST_READ,
     RemoteBroker,
     RemoteKeptLock,
+    commit_of,
     plain,
     put_schedule_of,
     reset_of,
@@ -209,6 +219,10 @@ class RemoteBrokerPort(RemoteBroker):
     def schemas(self) -> RemoteSchemasPort:
         """The registry of schemas."""
         return RemoteSchemasPort(self.client)
+
+    def transactions(self) -> RemoteTransactionsPort:
+        """The transactions."""
+        return RemoteTransactionsPort(self.client)
 
     def create_topic(
         self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
@@ -475,12 +489,16 @@ class RemoteLocksPort:
         ask = Ask(method="PUT", path=path, body=b'{"value":%b}' % content, media=JSON, answers=Document)
         try:
             document: Document = self._calls.call(ask)
-        except Conflict as error:
-            if not getattr(error, "repeated", False) or version is None:
+        except (Conflict, LeaseLost) as error:
+            if not getattr(error, "repeated", False):
                 raise
-            found = self.document(name)  # the attempt before, whose answer was lost, may have done it
-            if found is None or found.version != version + 1 or found.value != msgspec.json.decode(content):
-                raise error from None
+            # The attempt before, whose answer was lost, may have done it; and others may have written since.
+            found = self.document(name)
+            if found is None or found.version <= (version or 0) or found.value != msgspec.json.decode(content):
+                raise Unavailable(
+                    f"whether document {name} was written is not known: the connection broke before the server said "
+                    "so, and now it has another value. Get it again, then decide"
+                ) from error
             document = found
         return document
 
@@ -592,3 +610,40 @@ class RemoteSchemasPort:
             self._calls.ask("DELETE", path, LevelAnswer | str)
         else:
             self._calls.ask("PUT", path, LevelSet, LevelSet(compatibility=level))
+
+
+class RemoteTransactionsPort:
+    """The transactions of a server."""
+
+    def __init__(self, client: Client) -> None:
+        self._calls = Calls(client)
+        self._client = client
+        self.mono_ns = client.world.clock.monotonic_ns
+
+    @property
+    def place(self) -> str:
+        return self._client.caller.address.text
+
+    def begin(self, name: str | None) -> tuple[str, int]:
+        if name is None:
+            return UNNAMED + self._client.world.ids.random_bytes(16).hex(), 1
+        body = BeginTransaction(name=name)
+        begun: TransactionBegun = self._calls.ask("POST", path_of("transactions"), TransactionBegun, body)
+        return begun.name, begun.epoch
+
+    def commit(self, request: TransactionRequest) -> list[Stored]:
+        path, body = path_of("transactions", "commit"), commit_of(request)
+        done: TransactionCommitted = self._calls.ask("POST", path, TransactionCommitted, body)
+        return [
+            Stored(each.topic, each.offset, each.delayed_id, each.duplicate, each.durability, each.partition)
+            for each in done.stored
+        ]
+
+    def all(self) -> list[TransactionInfo]:
+        found: TransactionList = self._calls.ask("GET", path_of("transactions"), TransactionList)
+        return found.transactions
+
+    def forget(self, name: str) -> bool:
+        path = path_of("transactions", name)
+        done: TransactionDeleted = self._calls.ask("DELETE", path, TransactionDeleted)
+        return done.deleted

@@ -31,6 +31,7 @@ from holdfast.protocol.media import (
     check_batch,
     check_values,
     decode,
+    decoder,
     encoder,
 )
 from holdfast.protocol.messages import (
@@ -314,13 +315,13 @@ def _prepare_enqueue(service: Service, head: KnownHead) -> Prepared | None:
 
     async def synced(content: bytes, number: int) -> bytes | None:
         stored = await port.publish_plain(topic, content, number, durability)
-        return None if stored is None else encode(_stored(stored))
+        return None if stored is None else encode(stored_told(stored))
 
     def answer(_: Principal, content: bytes, __: int | None) -> bytes | DeferredAnswer | None:
         stored = store(topic, content, partition, durability)
         if isinstance(stored, int):
             return DeferredAnswer(synced(content, stored))
-        return None if stored is None else encode(_stored(stored))
+        return None if stored is None else encode(stored_told(stored))
 
     return Prepared(bytes, answer)
 
@@ -361,7 +362,7 @@ async def enqueue(call: Call) -> Response:
         stored = await _publish_stream(call, message, content)
     if message.correlation_id is not None:
         call.correlation_id = message.correlation_id
-    return call.answer(_stored(stored))
+    return call.answer(stored_told(stored))
 
 
 async def _form(request: Request, settings: ServerSettings) -> tuple[Options, AsyncIterator[bytes]]:
@@ -443,15 +444,21 @@ async def publish(call: Call, topic: str, messages: Drafts, query: Placing) -> l
 async def stored_batch(call: Call, written: list[StoredMessage]) -> Response:
     """The answer for the messages of a batch, in its order."""
     if len(written) <= _MANY:
-        return call.answer(StoredBatch(stored=list(map(_stored, written))))
+        return call.answer(StoredBatch(stored=list(map(stored_told, written))))
 
     def answer() -> Response:
-        return call.answer(StoredBatch(stored=[call.encoded(_stored(each)) for each in written]))
+        return call.answer(StoredBatch(stored=[call.encoded(stored_told(each)) for each in written]))
 
     return await call.service.pool.run(lambda _: answer())
 
 
-def _stored(stored: StoredMessage) -> Stored:
+def published(message: NewMessage) -> Draft:
+    """A message as it is published, with its body."""
+    return draft_of(message, _body(message))
+
+
+def stored_told(stored: StoredMessage) -> Stored:
+    """Where a message is, as the protocol says it."""
     return Stored(
         id=stored.id,
         topic=stored.topic,
@@ -590,9 +597,18 @@ def _prepare_append(service: Service, head: KnownHead) -> Prepared | None:
     producer_id, epoch = _number(query.producer), query.epoch
     form, mono_ns = _Form(head.takes, service.settings.max_batch_messages, []), service.world.clock.monotonic_ns
     job = Job()  # which nobody gives up: it is done in one step
+    decode_batch = decoder(head.takes, Batch)
 
     def decode(content: bytes) -> Drafts | None:
-        return None if len(content) > SMALL_BYTES else _read(job, form, [content])
+        if len(content) > SMALL_BYTES:
+            return None
+        try:
+            batch: Batch = decode_batch(content)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return _read(job, form, [content])  # which says what is wrong
+        if len(batch.bodies) == 1 and not batch.messages:  # nearly all calls
+            return batch.bodies
+        return _read(job, form, [content])
 
     def answer(caller: Principal, messages: Drafts | None, sequence: int | None) -> bytes | DeferredAnswer | None:
         if messages is None or sequence is None or sequence > _MOST_SEQUENCE:
