@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from holdfast.broker.folder.layout import SCHEMAS_TOPIC
@@ -46,6 +46,11 @@ class BodyChecks:
 
                 self._schemas = FolderSchemas(self._engine)
             return self._schemas
+
+    def counts(self) -> Iterator[tuple[str, str, int]]:
+        """Return what was counted since the folder was opened, each with its name and what it is."""
+        yield "schemas_refused", "Messages refused by a schema.", self.refused.value
+        yield "schemas_passed", "Messages stored in spite of a schema.", self.passed.value
 
     def of(self, topic: str, settings: TopicSettings) -> BodyCheck | None:
         """Return what checks the bodies of a topic; None if nothing does."""

@@ -231,8 +231,7 @@ class EngineMetrics:
             ("tier_moved_bytes", "Bytes of segments moved to the store.", engine.tiering.moved_bytes),
             ("tier_fetched_bytes", "Bytes of segments fetched from it.", 0 if tier is None else tier.fetched_bytes),
             ("trace_steps_lost", "Trace steps that could not be written.", engine.traces.log.lost),
-            ("schemas_refused", "Messages refused by a schema.", engine.body_checks.refused.value),
-            ("schemas_passed", "Messages stored in spite of a schema.", engine.body_checks.passed.value),
+            *engine.body_checks.counts(),
             ("transactions_committed", "Transactions that were committed.", transactions.committed.value),
             ("transactions_refused", "Transactions that were refused as a whole.", transactions.refused.value),
             ("schedules_fired", "Firings of schedules.", schedules.fired.value),
@@ -257,10 +256,8 @@ class EngineMetrics:
         return shown, left_out
 
     def _topic(self, families: _Families, topic: Topic) -> None:
-        labels, segments = (
-            [topic.name],
-            [segment for partition in topic.partitions for segment in partition.log.segments()],
-        )
+        labels = [topic.name]
+        segments = [segment for partition in topic.partitions for segment in partition.log.segments()]
         self._instruments(families.topic_counters, families.topic_times, topic.metrics, labels)
         queries = query_gauges(self._engine.queries, topic)
         families.set(
