@@ -87,7 +87,7 @@ class ClusterNode:
             for number in range(description.shards)
         ]
         self.table = NodeTable(node_id, stale_s=lease_s, has_ended=lambda process: has_ended(world, process))
-        self.passing = Passing(description.secret)
+        self.passing = Passing(description.secret, max(limits_of(settings).per_address // 2, 1))
         self.dispatcher = Dispatcher(self, self.pages.routes)
         self.http = HttpServer(
             self.dispatcher.handle, self.dispatcher.refuse, limits_of(settings), self.pages.metrics,
