@@ -123,6 +123,8 @@ class TopicSettings(QueueSettings, frozen=True, kw_only=True, forbid_unknown_fie
     producer_idle_ms: _Millis = 7 * _DAY_MS
     dead_letters: bool = True
     bodies: BodyKind | None = None
+    schema_check: Literal["off", "warn", "reject"] = "off"
+    schema_plain: bool = False
 
     key_order: bool = False
     key_group_separator: Annotated[str, Meta(min_length=1, max_length=20)] | None = None

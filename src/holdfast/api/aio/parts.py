@@ -11,6 +11,7 @@ from holdfast.api.drafts import Seconds
 if TYPE_CHECKING:
     from holdfast.api.aio.ports import AsyncBrokerPort
     from holdfast.api.aio.schedules import AsyncSchedules
+    from holdfast.api.aio.schemas import AsyncSchemas
     from holdfast.api.aio.transactions import AsyncTransaction, AsyncTransactions
 
 
@@ -35,6 +36,13 @@ class AsyncBrokerParts(Face):
         from holdfast.api.aio.schedules import AsyncSchedules
 
         return AsyncSchedules(self._port.schedules())
+
+    @property
+    def schemas(self) -> AsyncSchemas:
+        """The registry of schemas: what message bodies look like, and how that may change."""
+        from holdfast.api.aio.schemas import AsyncSchemas
+
+        return AsyncSchemas(self._port.schemas())
 
     def transaction(self, name: str | None = None, *, timeout: Seconds = 60) -> AsyncTransaction:
         """Open a transaction: what its block publishes, acks, commits and writes takes effect together, or not at all.

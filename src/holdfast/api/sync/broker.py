@@ -579,18 +579,10 @@ class Broker(BrokerParts):
         return self._port.search(text, limit, after)
 
     def search_traces(
-        self,
-        *,
-        topic: str | None = None,
-        group: str | None = None,
-        event: str | None = None,
-        holder: str | None = None,
-        error: str | None = None,
-        since: When | None = None,
-        until: When | None = None,
-        limit: int = 100,
-        last: bool = False,
-    ) -> list[TraceStep]:
+        self, *, topic: str | None = None, group: str | None = None, event: str | None = None,
+        holder: str | None = None, error: str | None = None, since: When | None = None,
+        until: When | None = None, limit: int = 100, last: bool = False,
+    ) -> list[TraceStep]:  # fmt: skip
         """Search the traced steps of all messages.
 
         Args:

@@ -12,6 +12,7 @@ from holdfast.api.sync.message import Documents, Locks
 if TYPE_CHECKING:
     from holdfast.api.sync.ports import BrokerPort
     from holdfast.api.sync.schedules import Schedules
+    from holdfast.api.sync.schemas import Schemas
     from holdfast.api.sync.transactions import Transaction, Transactions
 
 
@@ -36,6 +37,13 @@ class BrokerParts(Face):
         from holdfast.api.sync.schedules import Schedules
 
         return Schedules(self._port.schedules())
+
+    @property
+    def schemas(self) -> Schemas:
+        """The registry of schemas: what message bodies look like, and how that may change."""
+        from holdfast.api.sync.schemas import Schemas
+
+        return Schemas(self._port.schemas())
 
     def transaction(self, name: str | None = None, *, timeout: Seconds = 60) -> Transaction:
         """Open a transaction: what its block publishes, acks, commits and writes takes effect together, or not at all.

@@ -20,11 +20,12 @@ from urllib.parse import parse_qsl, quote
 
 import msgspec
 
-from holdfast.broker.folder.layout import parse_lease, topic_of_id
+from holdfast.broker.folder.layout import SCHEMAS_TOPIC, parse_lease, topic_of_id
 from holdfast.broker.producers import ProducerId
 from holdfast.cluster.placement import shard_of_key, shard_of_topic
 from holdfast.errors import Forbidden, HoldfastError, InvalidRequest, NotInCluster, Unauthenticated, Unavailable
 from holdfast.protocol.media import JSON, MSGPACK, ErrorAnswer, Fault, decode, encode, error_of, fault_of
+from holdfast.protocol.schemas import REGISTRY
 from holdfast.protocol.topics import Joined, ProducerBegun
 from holdfast.server.callers import challenges_for, check_fetch
 from holdfast.server.cluster.merging import MERGED, MergedCall, ShardAnswer
@@ -162,6 +163,8 @@ class Dispatcher:
             if pattern == _REDRIVE:
                 await self._check_target(request, shard)
             return await self.to_shard(request, shard, route, path)
+        if pattern.startswith(REGISTRY):
+            return await self.to_shard(request, shard_of_topic(SCHEMAS_TOPIC, self._shards), route, path)
         if pattern.startswith(_BY_KEY):
             shard = shard_of_key(path["name"], self._shards)
             self._check_lease(request, shard)
