@@ -360,6 +360,7 @@ def path_of(route: Route) -> str:
         "topic": TOPIC,
         "name": TOPIC,
         "schedule": TOPIC,
+        "transaction": TOPIC,
         "subject": f"{TOPIC}-value",
         "version": "latest",
         "id": MESSAGE,
