@@ -15,7 +15,7 @@ from bench.peers.base import KILL, POWER_CUT
 from bench.scale import Scale
 from bench.spark.data import LOADED, TOPIC
 from bench.spark.host import SparkHost
-from bench.targets import PARQUET, PARQUET_ZSTD, RATE
+from bench.targets import FLOOR, PARQUET, PARQUET_ZSTD, RATE
 
 READ = Operation(
     "Spark read",
@@ -94,10 +94,12 @@ def _reads(host: SparkHost) -> Iterator[Case]:
     yield _case(host, READ, f"{OURS}, zstd", "read", kind="zstd", rows=rows)
     for name, codec in _CODECS.items():
         yield _case(host, READ, name, "read_parquet", codec=codec, rows=rows)
+    yield _case(host, READ, FLOOR, "read_floor", rows=rows)
     yield _case(host, LOAD, OURS, "read_all", rows=rows, how="load()")
     for how in ("read()", "table()"):
         yield _case(host, LOAD, f"{OURS}, {how}", "read_all", rows=rows, how=how)
     yield _case(host, LOAD, PARQUET, "read_parquet", codec="none", rows=rows, columns=LOADED)
+    yield _case(host, LOAD, FLOOR, "read_floor", rows=rows, columns=LOADED)
     yield _case(host, VALUE, OURS, "read", kind="plain", rows=rows, columns="value binary")
     yield _case(host, VALUE, PARQUET, "read_parquet", codec="none", rows=rows, columns="value binary")
     yield _case(host, RANDOM, OURS, "read", kind="random", rows=rows)
@@ -123,6 +125,7 @@ def _streams(host: SparkHost) -> Iterator[Case]:
     yield _case(host, STREAM, OURS, "stream", source="holdfast")
     yield _case(host, STREAM, f"{OURS}, source and sink", "stream", POWER_CUT, source="holdfast", sink="holdfast")
     yield _case(host, STREAM, RATE, "stream", source="rate")
+    yield _case(host, STREAM, FLOOR, "stream", source="floor")
     yield _case(host, FIRST, OURS, "first_query", source="holdfast")
     yield _case(host, FIRST, PARQUET, "first_query", source="parquet")
 

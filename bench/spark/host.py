@@ -37,8 +37,13 @@ class SparkHost:
         self._address = str(place / "socket")
         command = [sys.executable, "-m", "bench.spark.service", self._address]
         # The package of this tree, not another that is installed.
-        path = os.pathsep.join([str(_ROOT / "src"), str(_ROOT)])
-        server = Server(command, place, lambda: self._connect().close(), env={"PYTHONPATH": path})
+        env = {
+            "PYTHONPATH": os.pathsep.join([str(_ROOT / "src"), str(_ROOT)]),
+            # Modules are compiled once, as pip does when it installs them.
+            "PYTHONDONTWRITEBYTECODE": "",
+            "PYTHONPYCACHEPREFIX": str(place / "bytecode"),
+        }
+        server = Server(command, place, lambda: self._connect().close(), env=env)
         try:
             yield
         finally:

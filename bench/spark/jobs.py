@@ -144,7 +144,12 @@ def read_all(lab: Lab, *, scale: Scale, rows: int, how: str, **_: Any) -> Sample
 
 
 def first_query(lab: Lab, *, scale: Scale, source: str, **_: Any) -> Sample:
-    """A new process that starts a session and counts some rows."""
+    """A new process that starts a session and counts some rows. The first one, which compiles modules, is not timed."""
+    lab.warmed_up(f"first query of {source}", lambda: _first_query(lab, scale, source))
+    return _first_query(lab, scale, source)
+
+
+def _first_query(lab: Lab, scale: Scale, source: str) -> Sample:
     rows = scale.spark_single_rows
     parquet = lab.parquet("none", rows, scale)
     folder = parquet if source == "parquet" else lab.topic("plain", scale)
@@ -171,6 +176,15 @@ def read_parquet(
         return lab.spark.read.schema(columns).parquet(str(folder))
 
     return _timed_read(lab, f"read Parquet {kind} {codec} {columns} {rows}", load, rows)
+
+
+def read_floor(lab: Lab, *, scale: Scale, rows: int, columns: str = COLUMNS, **_: Any) -> Sample:
+    """A Python source that has its rows ready."""
+
+    def load() -> Any:
+        return _floor(lab, lab.spark.read).schema(columns).option("rows", rows).load()
+
+    return _timed_read(lab, f"read the floor {columns} {rows}", load, rows)
 
 
 def write(lab: Lab, *, scale: Scale, kind: str, rows: int, **_: Any) -> Sample:
@@ -268,6 +282,7 @@ JOBS: dict[str, Callable[..., Any]] = {
         read,
         read_all,
         read_parquet,
+        read_floor,
         write,
         write_parquet,
         stream,
@@ -309,9 +324,18 @@ def _small_batches(lab: Lab, source: str, scale: Scale) -> Any:
     if source == "rate":
         rate = lab.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", _ROWS_A_BATCH).load()
         return rate.selectExpr("CAST(value AS STRING) AS value")
+    if source == "floor":
+        return _floor(lab, lab.spark.readStream).option("rowsPerBatch", _ROWS_A_BATCH).load()
     reader = lab.spark.readStream.format("holdfast").option("path", str(lab.topic("plain", scale)))
     places = reader.option("topic", TOPIC).option("startingOffsets", "earliest")
     return places.option("maxOffsetsPerTrigger", _ROWS_A_BATCH).load().select("value")
+
+
+def _floor(lab: Lab, reader: Any) -> Any:
+    from bench.spark.floor import FloorSource
+
+    lab.spark.dataSource.register(FloorSource)
+    return reader.format(FloorSource.name())
 
 
 def _batches_ms(query: Any) -> Sequence[float]:

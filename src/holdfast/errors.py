@@ -80,6 +80,28 @@ class BadBody(InvalidRequest):
     code = "bad_body"
 
 
+class SchemaMismatch(BadBody):
+    """A message is not a value of its schema, or does not name one that it may have."""
+
+    code = "schema_mismatch"
+
+
+class InvalidSchema(InvalidRequest):
+    """The text is not a schema of its type, refers to something that is missing, or cannot be checked in bounds."""
+
+    code = "invalid_schema"
+
+
+class IncompatibleSchema(InvalidRequest):
+    """The schema is not compatible with earlier versions of its subject; `problems` says why, one by one."""
+
+    code = "incompatible_schema"
+
+    def __init__(self, message: str, *, problems: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
+
+
 class OffsetOutOfRange(InvalidRequest):
     """The offset is before the first retained message or past the end."""
 
@@ -134,6 +156,16 @@ class NotFound(InvalidRequest):
     """Nothing exists at this address or under this name."""
 
     code = "not_found"
+
+
+class SchemaNotFound(NotFound):
+    """There is no such subject, version or schema in the registry; `reason` says which, in one word or two."""
+
+    code = "schema_not_found"
+
+    def __init__(self, message: str, *, reason: str = "schema") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class NotInCluster(InvalidRequest):

@@ -13,6 +13,9 @@ from holdfast.errors import BadSettings
 from holdfast.later import difflib
 from holdfast.model import BodyKind, CodecName, Durability
 
+# The variable that names the settings file.
+FILE_VARIABLE: Final = "HOLDFAST_CONFIG"
+
 _KIB = 1024
 _MIB = 1024 * 1024
 
@@ -120,6 +123,8 @@ class TopicSettings(QueueSettings, frozen=True, kw_only=True, forbid_unknown_fie
     producer_idle_ms: _Millis = 7 * _DAY_MS
     dead_letters: bool = True
     bodies: BodyKind | None = None
+    schema_check: Literal["off", "warn", "reject"] = "off"
+    schema_plain: bool = False
 
     key_order: bool = False
     key_group_separator: Annotated[str, Meta(min_length=1, max_length=20)] | None = None

@@ -114,6 +114,31 @@ def test_one_caller_with_many_long_polls_does_not_stop_others_from_waiting(pair:
     until(lambda: connections() < 100, "the connections of callers that are gone are closed at the owner, too")
 
 
+def test_one_caller_cannot_use_up_what_a_node_may_pass_on(tmp_path: Path):
+    """To the owner, all connections of a node come from one address, which has a share of them."""
+    few = {"HOLDFAST_SERVER_MAX_CONNECTIONS": "80"}
+    with cluster(tmp_path, nodes=2, shards=4, environ=few) as two:
+        owner, other = two.nodes
+        topic, quick = two.topic_on(owner, "polled"), two.topic_on(owner, "waited")
+        assert owner.request("PUT", f"/v1/queues/{topic}", {}).status < 300
+        body, refused = json.dumps({"wait": 60}).encode(), 0
+        parts = urlsplit(other.url)
+        with ExitStack() as closing:
+            polls = []
+            for _ in range(58):  # an address may have 60
+                polling = socket.create_connection((parts.hostname, parts.port), 60, ("127.0.0.2", 0))
+                polls.append(closing.enter_context(polling))
+                polling.sendall(head(topic, "dequeue", len(body)) + body)
+            answers(other, quick)
+            for polling in polls:
+                polling.settimeout(0.05)
+                with suppress(TimeoutError):
+                    refused += b" 429 " in polling.recv(4096).split(b"\r\n")[0]
+            answers(other, quick)
+        assert refused == 58 - 30
+        assert other.post(f"/v1/queues/{topic}/dequeue", {"wait": 0}).status == 200
+
+
 def test_a_body_that_is_too_large_is_refused_by_the_owner_before_it_is_sent(pair: Cluster):
     owner, other = pair.nodes
     topic = pair.topic_on(owner, "huge")

@@ -297,10 +297,12 @@ def test_a_server_with_a_certificate_of_ones_own_is_trusted_by_ca_file(server, m
         open_store(parse_place("s3://bucket/jobs"))
 
 
-def test_no_secret_is_shown_by_config_show_and_by_a_server(monkeypatch, tmp_path):
+def test_no_secret_is_shown_by_config_show_or_in_what_a_server_lists(monkeypatch, tmp_path):
     ours(monkeypatch, s3_access_key_id="us", s3_secret_access_key="hush-1", postgres_password="hush-2")
     file = tmp_path / "holdfast.toml"
     file.write_text('[store]\nazure_account_key = "hush-3"\n[broker]\ntier = "postgresql://me:hush-4@host/db/q"\n')
+    listed = read_settings(real_world(), keys.environment(), str(file))
+    assert "hush" not in repr([listed.store, list(listed.settings())])  # what a server and its console list, too
     for arguments in (["--json"], []):
         done = subprocess.run(
             [sys.executable, "-m", "holdfast", "config", "show", "--config", str(file), *arguments],

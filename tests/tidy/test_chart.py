@@ -203,6 +203,21 @@ def test_the_pod_has_time_to_drain():
     assert spec["terminationGracePeriodSeconds"] >= int(drain.removesuffix("s")) + pause + 30
 
 
+def test_a_shard_without_an_owner_holds_up_an_update_but_no_calls():
+    probes = {name: container("needed")[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "readiness")}
+    assert probes == {"startup": "/readyz", "readiness": "/healthz"}
+
+
+def test_the_values_on_the_page_can_be_used():
+    blocks = re.findall(r"```yaml\n# (\w+)\.yaml\n(.*?)```", PAGE, re.DOTALL)
+    found = {name: yaml.safe_load(text) for name, text in blocks}
+    assert set(found) == {"values", "tls", "monitoring"}
+    for extra in ("tls", "monitoring"):
+        done = helm("template", "queues", str(CHART), values={**found["values"], **found[extra]})
+        assert done.returncode == 0, done.stderr
+        assert "name: queues-holdfast\n" in done.stdout
+
+
 def test_only_the_port_of_the_server_can_be_reached():
     rules = rendered("everything")["NetworkPolicy", "demo-holdfast"]["spec"]
     [ingress] = rules["ingress"]

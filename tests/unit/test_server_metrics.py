@@ -22,7 +22,7 @@ from holdfast.broker.workers import WorkerReport
 from holdfast.env import SeededIds, World
 from holdfast.env.chain.chain import Chain, Position, Standby
 from holdfast.env.chain.engines import MemoryStore
-from holdfast.errors import LeaseLost, NotInstalled
+from holdfast.errors import Conflict, LeaseLost, NotInstalled, SchemaMismatch
 from holdfast.server.console.overview import sync_times
 from holdfast.server.metrics import (
     OF_GROUP,
@@ -279,6 +279,24 @@ ROUTE: Final = {"route": "/v1/queues/{queue}/ack"}
 
 
 # For each metric: what moves it, which of its values, and what that is afterwards (None: more than 0).
+def mismatch(stage: Stage) -> None:
+    stage.broker.alter_topic("orders", schema_check="warn")
+    stage.put()
+    stage.broker.alter_topic("orders", schema_check="reject")
+    with pytest.raises(SchemaMismatch):
+        stage.put()
+
+
+def commit(stage: Stage) -> None:
+    with stage.broker.transaction() as transaction:
+        transaction.publish("orders", b"x")
+
+
+def conflict(stage: Stage) -> None:
+    with pytest.raises(Conflict), stage.broker.transaction() as transaction:
+        transaction.documents.update("total", 1, version=9)
+
+
 def fire(stage: Stage) -> None:
     stage.broker.schedules.put("job", "orders", b"x", every=60)
     stage.after(seconds=300)
@@ -346,6 +364,10 @@ MOVES: Final[dict[str, tuple[Callable[[Stage], object], dict[str, str], float | 
     "tier_moved_bytes": (move, {}, None),
     "tier_fetched_bytes": (fetch, {}, None),
     "trace_steps_lost": (lose_a_step, {}, 1),
+    "transactions_committed": (commit, {}, 1),
+    "transactions_refused": (conflict, {}, 1),
+    "schemas_refused": (mismatch, {}, 1),
+    "schemas_passed": (mismatch, {}, 1),
     "schedules_fired": (fire, {}, 1),
     "schedules_missed": (fire, {}, 4),
     "schedules_failed": (fail_to_fire, {}, 1),

@@ -11,6 +11,7 @@ import pytest
 import holdfast
 from holdfast import HoldfastError, InvalidRequest
 from holdfast.broker.folder.stored import cache_folder
+from holdfast.env import SystemIds
 from holdfast.env.chain.engines import open_store, parse_place
 from holdfast.errors import UnknownFormat
 from holdfast.settings import BrokerSettings
@@ -159,3 +160,19 @@ def test_an_owner_that_lost_its_folder_is_not_told_to_look_at_its_disk(cache):
     assert "open the folder again to continue" in str(caught.value)
     with pytest.raises(holdfast.DiskFailed):
         queue.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("serve --store postgresql://me:hush@host/db/q", "serve --store postgresql://me:***@host/db/q"),
+        ("serve postgresql://me:hu/sh:@host/q --port 1", "serve postgresql://me:***@host/q --port 1"),
+        ("put postgresql://host/db/q?sslpassword=hush&x=1 a", "put postgresql://host/db/q?sslpassword=***&x=1 a"),
+        ("put postgresql://host/db/q?password=hush", "put postgresql://host/db/q?password=***"),
+        ("put http://host:7700/orders me:you@example", "put http://host:7700/orders me:you@example"),
+        ("worker app:handle --at ./jobs", "worker app:handle --at ./jobs"),
+    ],
+)
+def test_a_process_says_what_it_runs_without_passwords(command, shown, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/usr/bin/holdfast", *command.split()])
+    assert SystemIds().process_note()["command"] == f"holdfast {shown}"

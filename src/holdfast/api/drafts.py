@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, Final, SupportsIndex, TypeAlias, overload
 import msgspec
 from msgspec import structs
 
+from holdfast.broker.body_checks import BodyCheck
 from holdfast.broker.folder.layout import message_id
 from holdfast.broker.messages import (
     BYTES_HEADERS,
@@ -314,11 +315,12 @@ class StoredRun(Sequence[Stored]):  # noqa: PLW1641  as a list, it has no hash
 class Drafter:
     """Checks messages against a queue's settings and body type."""
 
-    def __init__(self, bodies: Bodies, settings: TopicSettings) -> None:
+    def __init__(self, bodies: Bodies, settings: TopicSettings, check: BodyCheck | None = None) -> None:
+        self._check = check
         self._encode, self._as_is = bodies.encode, bodies.plain
         self._ttl_ms = settings.ttl_ms or 0
         self._compacted = settings.cleanup != "delete"
-        self.plain = bodies.plain and not self._ttl_ms and not settings.trace_sample
+        self.plain = bodies.plain and not self._ttl_ms and not settings.trace_sample and check is None
 
     def draft(self, message: NewMessage, now_ns: int, stored: Value | None = None) -> Draft:
         """Return the message as it will be stored. Raises InvalidRequest if something is wrong with it.
@@ -345,6 +347,8 @@ class Drafter:
             value, flags = b"", flags | TOMBSTONE
         else:
             value = body if self._as_is and type(body) is bytes else self._encode(body)
+        if self._check is not None:
+            self._check(value, flags)
         headers: tuple[tuple[str, bytes], ...] = ()
         if given is not None:
             headers, text_headers = _headers(given)

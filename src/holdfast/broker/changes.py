@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.broker.body_checks import check_not_kept
 from holdfast.broker.folder.contents import keep_settings, settings_for
 from holdfast.broker.folder.layout import check_topic_name, topic_folder
 from holdfast.env.world import checkpoint
@@ -22,7 +23,7 @@ _GROW_AT_ONCE: Final = 4
 
 def change_topic(engine: BrokerEngine, name: str, changes: Mapping[str, Any]) -> int:
     """Change settings at once and durably; returns the number of partitions wanted, for `grow_topic`."""
-    name = check_topic_name(name)
+    name = check_not_kept(check_topic_name(name))
     with engine.alone(name), engine.using(name) as topic:
         changes = dict(changes)
         count = len(topic.partitions)

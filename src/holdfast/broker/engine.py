@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.broker.body_checks import BodyChecks, check_not_kept
 from holdfast.broker.changes import change_topic, grow_topic
 from holdfast.broker.folder.contents import PRODUCERS as PRODUCERS_FILE
 from holdfast.broker.folder.contents import (
@@ -87,7 +88,7 @@ class BrokerEngine:
         files = OpenFiles(min(settings.open_files, descriptor_limit() * 3 // 5))
         self.world = world = still_world(world, open_files=files, make_space=space.make, put_aside=space.put_aside)
         world.open_files.on_too_many = self._attention
-        self.folder, self.settings = folder, settings
+        self.folder, self.settings, self.body_checks = folder, settings, BodyChecks(self)
         self.tiering = Tiering(self)
         self.closed = self._forked = self.closed_before_fork = False
         self._observer = observer
@@ -419,7 +420,7 @@ class BrokerEngine:
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic with all its messages, groups and dead letters. Raises UnknownTopic."""
-        name = check_topic_name(name)
+        name = check_not_kept(check_topic_name(name))
         with self.alone(name):
             self.check_open()
             self.catalog.facts(name)
@@ -471,7 +472,7 @@ class BrokerEngine:
                 queries=self.queries,
                 key=self.key,
             )
-            topic.on_pause = self._release_late
+            topic.on_pause, topic.body_checks = self._release_late, self.body_checks
             try:
                 with suppress(OSError):  # no space: the next opening does it
                     if self._listed:  # otherwise the folder's own list would count as lost

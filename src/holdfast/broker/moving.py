@@ -27,7 +27,16 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from holdfast.broker.folder.layout import DEAD_SUFFIX, LOCKS, TOPICS, names_in, sealed, topic_folder, unsealed
+from holdfast.broker.folder.layout import (
+    DEAD_SUFFIX,
+    INTERNAL_PREFIX,
+    LOCKS,
+    TOPICS,
+    names_in,
+    sealed,
+    topic_folder,
+    unsealed,
+)
 from holdfast.broker.leases import KEY_FILE
 from holdfast.broker.schedules import drop_schedules, schedules_for, take_schedules
 from holdfast.broker.tracing import TraceStep
@@ -102,7 +111,7 @@ class TopicMoves:
         """Why a topic cannot be used here; None if it can."""
         if name in self.leaving or name in self.coming:
             return Unavailable(f"the topic {name} is moving to another shard; nothing was done. Try again")
-        if self.is_elsewhere(name):
+        if self.is_elsewhere(name) and not name.startswith(INTERNAL_PREFIX):
             return Unavailable(f"the topic {name} is in another shard; nothing was done. Try again")
         return None
 

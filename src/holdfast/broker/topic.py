@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 import msgspec
 
+from holdfast.broker.body_checks import BodyChecks
 from holdfast.broker.dead_letters import DeadPartition
 from holdfast.broker.dedup.window import Duplicates
 from holdfast.broker.delivery import Delivery
@@ -72,25 +73,16 @@ _AFTER_ERROR_MS: Final = 1_000
 class Topic:
     """An open topic. Thread-safe. Long-term users register in `holders`, which keeps it from being closed as idle."""
 
+    body_checks: BodyChecks | None = None
+
     def __init__(
-        self,
-        world: World,
-        root: str,
-        name: str,
-        facts: TopicFacts,
-        settings: TopicSettings,
-        *,
-        observer: Observer | None = None,
-        holder: str = "",
-        check_owner: Callable[[], None] = lambda: None,
-        on_attention: Callable[[], None] = lambda: None,
-        traces: TraceLog | None = None,
-        queries: Queries | None = None,
-        key: FolderKey | None = None,
-    ) -> None:
+        self, world: World, root: str, name: str, facts: TopicFacts, settings: TopicSettings, *,
+        observer: Observer | None = None, holder: str = "", check_owner: Callable[[], None] = lambda: None,
+        on_attention: Callable[[], None] = lambda: None, traces: TraceLog | None = None,
+        queries: Queries | None = None, key: FolderKey | None = None,
+    ) -> None:  # fmt: skip
         self._world = world
-        self.root = root
-        self.name = name
+        self.root, self.name = root, name
         self.id, self.created_ms = facts.id, facts.created_ms
         self.settings = settings
         self._observer = observer

@@ -44,6 +44,7 @@ COMMANDS: Final[dict[str, dict[str, Entry]]] = {
         "state": Entry("use.locks:state_app", "JSON documents with versions."),
         "transaction": Entry("use.transactions:app", "Messages, acks and documents that take effect together."),
         "schedule": Entry("use.schedules:app", "Messages that are published at certain times."),
+        "schema": Entry("use.schemas:app", "Schemas of message bodies: versions, compatibility."),
     },
     "Look": {
         "ls": Entry("look.messages:ls_command", "List messages: ready, leased, delayed, dead or done."),

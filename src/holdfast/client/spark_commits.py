@@ -53,6 +53,14 @@ _FLAGS: Final = TOMBSTONE | TEXT_KEY | TEXT_HEADERS
 _MARKS: Final = frozenset({CORRELATION_ID, DEDUP_ID})
 
 routes = Routes("spark")
+
+
+class OfTopic(Wire, kw_only=True):
+    """The topic that the call is about, which tells a cluster where it belongs; a single server needs none."""
+
+    topic: str = ""
+
+
 _turns: Final[WeakKeyDictionary[BrokerEngine, asyncio.Lock]] = WeakKeyDictionary()
 _committing: Final[set[tuple[str, int]]] = set()  # batches whose files must not change any more
 _folders: Final[WeakKeyDictionary[Service, list[DataFolder]]] = WeakKeyDictionary()
@@ -79,7 +87,7 @@ def _check_named(call: Call, subscription: Subscription) -> None:
         call.principal.check("read", name)
 
 
-_scan: Final = partial(routes.add, "POST", action="read", scope="any")
+_scan: Final = partial(routes.add, "POST", action="read", scope="any", query=OfTopic)
 
 
 @_scan("/v1/spark/plan", body=PlanRequest, errors=("offset_out_of_range", "tail_lost", "too_many_waiters"))
@@ -145,7 +153,9 @@ async def _may_hold(call: Call) -> None:
         call.principal.check("consume", topic)
 
 
-_query: Final = partial(routes.add, pattern="/v1/spark/queries/{file}", action="consume", scope="any", status=204)
+_query: Final = partial(
+    routes.add, pattern="/v1/spark/queries/{file}", action="consume", scope="any", status=204, query=OfTopic
+)
 
 
 @_query("PUT", allowed=_may_hold, body=QueryNote, errors=("too_many_waiters",))
@@ -192,7 +202,7 @@ def _query_file(call: Call, group: str | None) -> str:
 # Writing: files of frames, and the commit that brings them into the log.
 
 
-class StagePart(Wire, kw_only=True):
+class StagePart(OfTopic, kw_only=True):
     """Where the bytes go in the file, and whether to sync the file afterwards."""
 
     position: Number = 0
@@ -259,7 +269,7 @@ def _store(engine: BrokerEngine, place: tuple[str, int], file: str, part: StageP
             disk.sync_folder(folder)
 
 
-@_staged("DELETE")
+@_staged("DELETE", query=OfTopic)
 async def remove_stage(call: Call) -> None:
     """Remove a staged file, unless its batch is committed."""
     write_id, batch, file = _stage(call)
@@ -280,7 +290,9 @@ async def _may_commit(call: Call) -> None:
             check_partitions(write.new_partitions, 0, call.service.settings.max_partitions)
 
 
-_COMMIT: Final[dict[str, Any]] = {"body": CommitRequest, "answers": RowsCommitted, "allowed": _may_commit}
+_COMMIT: Final[dict[str, Any]] = {
+    "query": OfTopic, "body": CommitRequest, "answers": RowsCommitted, "allowed": _may_commit
+}  # fmt: skip
 
 
 @routes.add("POST", "/v1/staged", action="publish", scope="any", **_COMMIT, errors=("message_too_large", "disk_full"))

@@ -32,11 +32,10 @@ from holdfast.config import (
     variable,
 )
 from holdfast.env import World
-from holdfast.env.chain.engines import parse_place
-from holdfast.env.chain.keys import FILE_VARIABLE, use_file
 from holdfast.errors import BadSettings, InvalidRequest
 from holdfast.later import difflib, pattern, tomllib
 from holdfast.settings import (
+    FILE_VARIABLE,
     HIDDEN,
     BrokerSettings,
     ConsumerSettings,
@@ -67,6 +66,8 @@ def read_settings(world: World, environ: Mapping[str, str], path: str | None = N
     path = path or environ.get(FILE_VARIABLE) or None
     effective = load_settings(None if path is None else _text_of(world, path), environ, path=path or "")
     if path is not None:
+        from holdfast.env.chain.keys import use_file
+
         use_file(path, effective.store_of_file)
     return effective
 
@@ -374,6 +375,8 @@ def _without_secrets(knob: Knob, value: Any) -> Any:
     if knob.is_secret and value is not None:
         return HIDDEN
     if isinstance(value, str) and is_store(value):
+        from holdfast.env.chain.engines import parse_place
+
         with suppress(InvalidRequest):
             return parse_place(value).shown
     return value

@@ -51,9 +51,12 @@ def environment() -> Mapping[str, str]:
     return dict(os.environ)
 
 
-def set_variable(name: str, value: str) -> None:
-    """Set a variable for this process and those it starts."""
-    os.environ[name] = value
+def set_variable(name: str, value: str | None) -> None:
+    """Set a variable for this process and those it starts, or remove it."""
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
 
 
 @cache

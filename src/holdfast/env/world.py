@@ -24,6 +24,7 @@ from holdfast.env.disk import Descriptor, Disk, RealDisk
 from holdfast.env.process import OpenFiles, asyncio, ctypes
 from holdfast.env.standstill import Standstill, StillDisk
 from holdfast.env.tier import TieredDisk
+from holdfast.later import pattern
 
 
 class MakeSpace(Protocol):
@@ -216,7 +217,16 @@ class SystemIds:
 
     def process_note(self) -> dict[str, str | int]:
         command = " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]]) if sys.argv[0] else "python"
-        return {"pid": os.getpid(), "host": os.uname().nodename, "command": command[:200]}
+        return {"pid": os.getpid(), "host": os.uname().nodename, "command": without_passwords(command)[:200]}
+
+
+# A password in a URL, before the host or as an option: both end at a space, so they cannot hide what comes after.
+_PASSWORD: Final = pattern(r"(://[^\s/@:]*:)[^\s@]*(?=@)|([?&](?:ssl)?password=)[^\s&]*")
+
+
+def without_passwords(text: str) -> str:
+    """Return a text, such as a command line, without the passwords of URLs in it."""
+    return _PASSWORD.sub(r"\1\2***", text)
 
 
 class SeededIds:

@@ -22,6 +22,7 @@ from holdfast.api.drafts import (
     pieces_of,
     stored_at,
 )
+from holdfast.broker.body_checks import body_check_of
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.messages import DEDUP_ID, Draft, Publication, RoundRobin, batch_of, head_bytes, partition_for
 from holdfast.broker.partition import Partition
@@ -51,7 +52,7 @@ class SpooledUpload:
         self._publisher = publisher
         self._request = request
         self._began_ns = world.clock.monotonic_ns()
-        draft = publisher.draft(request.message, b"")
+        draft = publisher.outline(request.message)
         self._number = publisher.route(draft, request.partition)
         log = self._log = publisher.log(self._number)
         head, hint = head_bytes(draft), request.size_hint
@@ -135,7 +136,7 @@ class Publisher:
 
     def _look(self) -> None:
         settings = self.topic.settings
-        self._drafter = Drafter(self._bodies, settings)
+        self._drafter = Drafter(self._bodies, settings, body_check_of(self.topic))
         self._most_single = most_plain_bytes(settings)
         self._most_plain = self._most_single if self._drafter.plain else -1
         self._never_waits = settings.durability == "os"
@@ -369,6 +370,10 @@ class Publisher:
         new = message if isinstance(message, NewMessage) else NewMessage(body=message)
         return self._drafter.draft(new, self._now_ns(), stored)
 
+    def outline(self, message: NewMessage) -> Draft:
+        """Return a message whose body is not there yet."""
+        return Drafter(self._bodies, self.topic.settings).draft(message, self._now_ns(), b"")
+
     def route(self, draft: Draft, partition: object) -> int:
         """Return the partition that a message goes to."""
         return self._route(draft.key, draft.dedup_id, partition)
@@ -468,7 +473,7 @@ class LocalDrafting:
     """Checks messages against the topic's settings."""
 
     def __init__(self, topic: Topic, bodies: Bodies, clock: Clock) -> None:
-        self._drafter = Drafter(bodies, topic.settings)
+        self._drafter = Drafter(bodies, topic.settings, body_check_of(topic))
         self._clock = clock
         self.plain = self._drafter.plain
         self.most_bytes = topic.settings.max_message_bytes

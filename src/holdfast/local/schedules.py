@@ -8,6 +8,7 @@ from typing import Final
 
 from holdfast.api.drafts import Bodies, Drafter, moment_at, to_datetime
 from holdfast.api.schedules import Firing, Schedule, ScheduleRequest
+from holdfast.broker.body_checks import body_check_of
 from holdfast.broker.engine import BrokerEngine
 from holdfast.errors import MessageTooLarge, NotFound
 from holdfast.scheduling import ScheduleState, SettledDue, Template, dues
@@ -30,7 +31,7 @@ def put_schedule(engine: BrokerEngine, bodies: Bodies, request: ScheduleRequest)
 
 def _template(engine: BrokerEngine, bodies: Bodies, request: ScheduleRequest, now_ns: int) -> Template:
     with engine.using(request.topic) as topic:
-        draft = Drafter(bodies, topic.settings).draft(request.message, now_ns)
+        draft = Drafter(bodies, topic.settings, body_check_of(topic)).draft(request.message, now_ns)
         most_bytes = min(MOST_BYTES, topic.settings.max_message_bytes)
     template = Template(request.topic, bytes(draft.value), draft.key, tuple(draft.headers), draft.priority, draft.flags)
     if template.size > most_bytes:

@@ -231,6 +231,7 @@ class EngineMetrics:
             ("tier_moved_bytes", "Bytes of segments moved to the store.", engine.tiering.moved_bytes),
             ("tier_fetched_bytes", "Bytes of segments fetched from it.", 0 if tier is None else tier.fetched_bytes),
             ("trace_steps_lost", "Trace steps that could not be written.", engine.traces.log.lost),
+            *engine.body_checks.counts(),
             ("transactions_committed", "Transactions that were committed.", transactions.committed.value),
             ("transactions_refused", "Transactions that were refused as a whole.", transactions.refused.value),
             ("schedules_fired", "Firings of schedules.", schedules.fired.value),
@@ -250,9 +251,8 @@ class EngineMetrics:
             size = max(len(topic.groups), 1)
             if groups + size > self._most_groups:
                 left_out += size
-            else:
-                shown[topic.name] = topic
-                groups += size
+                continue
+            shown[topic.name], groups = topic, groups + size
         return shown, left_out
 
     def _topic(self, families: _Families, topic: Topic) -> None:

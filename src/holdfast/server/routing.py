@@ -26,6 +26,8 @@ _STATUSES: Final[dict[type[HoldfastError], int]] = {
     errors.InvalidRequest: 400,
     errors.MessageTooLarge: 413,
     errors.NotFound: 404,
+    errors.InvalidSchema: 422,
+    errors.IncompatibleSchema: 409,
     errors.UnknownTopic: 404,
     errors.UnknownGroup: 404,
     errors.NotAQueue: 404,
@@ -135,6 +137,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     allowed: Check | None = None
     tag: str = ""
     hidden: bool = False  # not in the OpenAPI document: a page of the console
+    instead: bool = False  # whether the right to consume or to publish will do as well; for scope "any"
     also: Action | None = None  # another action that the caller must have a right to, on any topic
     prepare: Prepare | None = None
     named: str | None = None  # the variable of the path whose value the caller must have rights to

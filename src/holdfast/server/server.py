@@ -33,7 +33,20 @@ from holdfast.errors import (
 from holdfast.local.aio.broker import AsyncLocalBrokerPort, open_broker_port_async
 from holdfast.local.group import require_current_async
 from holdfast.protocol.media import JSON, MSGPACK, SMALL_BYTES, ErrorAnswer, Fault, encode, fault_of
-from holdfast.server.api import admin, dead, enqueue, groups, locks, queues, schedules, takes, topics, transactions
+from holdfast.protocol.schemas import REGISTRY, RegistryFault, registry_error
+from holdfast.server.api import (
+    admin,
+    dead,
+    enqueue,
+    groups,
+    locks,
+    queues,
+    schedules,
+    schemas,
+    takes,
+    topics,
+    transactions,
+)
 from holdfast.server.api.admin import audit_routes, description_routes, metrics_routes
 from holdfast.server.audit import Audit, CallAuditor, open_audit
 from holdfast.server.callers import Access, Revocation, challenges_for, check_fetch, check_listening, tls_context
@@ -59,7 +72,7 @@ from holdfast.server.http.messages import (
 from holdfast.server.limits import limits_of
 from holdfast.server.metrics import ServerMetrics, start_export
 from holdfast.server.routing import PreparedAnswer, Route, Routes, RouteTable, retry_after_of, status_of
-from holdfast.server.service import Call, Service, check_group, check_right, lost_folder
+from holdfast.server.service import Call, Service, check_group, check_right, lost_folder, media_for
 from holdfast.server.tokens import Principal
 from holdfast.server.turns import CALLER, CallTurns, FairThreads
 from holdfast.settings import BrokerSettings, ServerSettings
@@ -80,6 +93,7 @@ API: Final[Sequence[Routes]] = (
     groups.pause_routes,
     locks.routes,
     schedules.routes,
+    schemas.routes,
     transactions.routes,
     admin.sample_routes,
     admin.trace_routes,
@@ -539,7 +553,15 @@ class ServerApp:
                 extra={"path": request.path, "error": str(error), "code": error.code, "correlation_id": correlation_id},
             )
         retry_after = retry_after_of(status)
-        answer = self._answer(request, status, fault_of(error, retry_after=retry_after, correlation_id=correlation_id))
+        fault = fault_of(error, retry_after=retry_after, correlation_id=correlation_id)
+        if request.path.startswith(REGISTRY):
+            status, code = registry_error(error, status)
+            media = media_for(request)
+            answer = Response(
+                status, encode(RegistryFault(error_code=code, message=str(error), error=fault), media), media
+            )
+        else:
+            answer = self._answer(request, status, fault)
         if retry_after is not None:
             answer.headers.append(("retry-after", f"{retry_after:.0f}"))
         if isinstance(error, Unauthenticated):

@@ -22,9 +22,11 @@ from holdfast.local.aio.broker import (
     AsyncLocalBrokerPort,
     AsyncLocalLocksPort,
     AsyncLocalSchedulesPort,
+    AsyncLocalSchemasPort,
     AsyncLocalTransactionsPort,
 )
 from holdfast.protocol.media import JSON, MSGPACK, SMALL_BYTES, UNSAID, check_values, decoder, encode
+from holdfast.protocol.schemas import REGISTRY, REGISTRY_JSON
 from holdfast.server.http.messages import ANSWER_BYTES, Refused, Request, Response
 from holdfast.server.limits import ANSWERS_EACH, BODIES_EACH, Room, check_new_group
 from holdfast.server.members import ServedMembers
@@ -68,6 +70,7 @@ class Service:
         self.scans = Scans(settings.scan_workers, settings.scan_messages)
         self.locks: AsyncLocalLocksPort = self.port.locks()
         self.schedules: AsyncLocalSchedulesPort = self.port.schedules()
+        self.schemas: AsyncLocalSchemasPort = self.port.schemas()
         self.transactions: AsyncLocalTransactionsPort = self.port.transactions()
         self.members = ServedMembers(self.engine)
         self.pool = Pool()
@@ -267,7 +270,7 @@ class Call:
 
     def answer(self, value: object, *, status: int | None = None, **more: Any) -> Response:
         """An answer with an encoded value."""
-        media = MSGPACK if MSGPACK in self.request.headers.get("accept", "") else JSON
+        media = media_for(self.request)
         return Response(status or self.route.status, encode(value, media), media, **more)
 
     def encoded(self, value: _Value) -> _Value:
@@ -288,10 +291,19 @@ class Call:
         if route.body is not None:
             settings = self.service.settings
             content = await request.read(settings.max_request_bytes, settings.max_unpack_ratio)
+            media = JSON if request.media.startswith("application/vnd.schemaregistry") else request.media
             if len(content) <= SMALL_BYTES:
-                self.body = decode_body(content, request.media, route.body)
+                self.body = decode_body(content, media, route.body)
             else:
-                self.body = await self.service.pool.run(_large_body, content, request.media, route.body)
+                self.body = await self.service.pool.run(_large_body, content, media, route.body)
+
+
+def media_for(request: Request) -> str:
+    """The media type of an answer: clients of schema registries have one of their own for JSON."""
+    accept = request.headers.get("accept", "")
+    if MSGPACK in accept:
+        return MSGPACK
+    return REGISTRY_JSON if request.path.startswith(REGISTRY) and "vnd.schemaregistry" in accept else JSON
 
 
 def check_right(principal: Principal, route: Route, path: Mapping[str, str]) -> None:
@@ -299,7 +311,8 @@ def check_right(principal: Principal, route: Route, path: Mapping[str, str]) -> 
     if route.named is not None:
         principal.check(route.action, path[route.named])
     elif route.scope == "any":
-        principal.check_any(route.action)
+        if not (route.instead and (principal.may_any("consume") or principal.may_any("publish"))):
+            principal.check_any(route.action)
     else:
         principal.check(route.action)
     if route.also is not None:

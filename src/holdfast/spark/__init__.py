@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.spark.session import register, session
 
 if TYPE_CHECKING:
+    from holdfast.spark.decoding import from_avro, from_json_schema, from_protobuf
     from holdfast.spark.pipelines.lake import read_delta
     from holdfast.spark.pipelines.project import Pipeline, run
     from holdfast.spark.pipelines.python import pipeline
@@ -16,13 +17,14 @@ if TYPE_CHECKING:
     from holdfast.spark.tables import read, read_stream, register_tables, table
 
 __all__ = [
-    "Pipeline", "lag", "pipeline", "read", "read_delta", "read_stream",
-    "register", "register_tables", "run", "session", "table",
+    "Pipeline", "from_avro", "from_json_schema", "from_protobuf", "lag", "pipeline", "read", "read_delta",
+    "read_stream", "register", "register_tables", "run", "session", "table",
 ]  # fmt: skip
 
 _LATER = {
     **dict.fromkeys(("Pipeline", "run"), "holdfast.spark.pipelines.project"),
     "pipeline": "holdfast.spark.pipelines.python",
+    **dict.fromkeys(("from_avro", "from_json_schema", "from_protobuf"), "holdfast.spark.decoding"),
     "lag": "holdfast.spark.ranges",
     "read_delta": "holdfast.spark.pipelines.lake",
     **dict.fromkeys(("read", "read_stream", "register_tables", "table"), "holdfast.spark.tables"),

@@ -117,6 +117,11 @@ class Incoming:
     """Rows for one topic: when they are due and expire, and the messages that they become."""
 
     def __init__(self, batch: pa.RecordBatch, topic: str, settings: TopicSettings, now_ms: int) -> None:
+        if settings.schema_check == "reject":
+            raise InvalidRequest(
+                f"Spark cannot write to {topic}, whose messages are checked against a schema (schema_check=reject): "
+                "write to a topic without that setting, or set it to warn"
+            )
         self._batch = batch
         self._topic = topic
         self._settings = settings

@@ -8,11 +8,13 @@ import logging
 import re
 import shlex
 import shutil
+import site
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -187,6 +189,54 @@ def _holds(path: Path, text: str) -> bool:
         return False
 
 
+# Spark for the Python processes of a session: it starts four before the first row, and one more for each stream.
+#
+# They find pyspark in a zip below SPARK_HOME before they find the one that is installed, and what is in a zip is
+# compiled again by every process, which takes two thirds of the time until it works. So a session of ours is started
+# with a SPARK_HOME that links to everything but the zips.
+
+
+def spark_home(package: Path, folder: Path) -> Path | None:
+    """A SPARK_HOME in `folder` like the installed `package`, but without pyspark as a zip; None if it cannot be."""
+    text = f"{package.resolve()} {(package / 'version.py').stat().st_mtime_ns}"
+    home = folder / f"spark-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    if home.is_dir():
+        return home
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as making:
+            made = Path(making) / "home"
+            made.mkdir()
+            for entry in package.iterdir():
+                if entry.name not in ("python", "__pycache__"):
+                    (made / entry.name).symlink_to(entry.resolve())
+            made.rename(home)
+    except OSError:
+        return home if home.is_dir() else None  # another process was faster
+    return home
+
+
+@contextmanager
+def _without_zip(environment: Mapping[str, str], conf: Mapping[str, Value]) -> Iterator[None]:
+    """Start Spark in this block with a SPARK_HOME of ours, if its workers will find the pyspark of this process."""
+    import pyspark
+
+    package = Path(pyspark.__file__).parent
+    same = environment.get("PYSPARK_PYTHON") == sys.executable and "spark.pyspark.python" not in conf
+    usual = str(package.parent) in (*site.getsitepackages(), site.getusersitepackages())
+    home = None
+    if same and usual and not environment.get("SPARK_HOME"):
+        home = spark_home(package, cache_folder(environment))
+    if home is None:
+        yield
+        return
+    set_variable("SPARK_HOME", str(home))
+    try:
+        yield
+    finally:
+        set_variable("SPARK_HOME", None)  # it is no business of other programs that this one starts
+
+
 log = logging.getLogger(__name__)
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
@@ -197,11 +247,13 @@ Value = str | int | float | bool | None
 EVERYWHERE: Mapping[str, Value] = {"spark.sql.session.timeZone": "UTC"}
 
 # On one machine no network is needed, nothing listens for browsers, and Spark's progress bars do not overwrite those of
-# a program. Spark's default of 200 parts in a shuffle is for a cluster.
+# a program. Spark's default of 200 parts in a shuffle is for a cluster, and so are parts of files of 128 MiB: three of
+# them keep two cores busy for as long as four.
 ON_ONE_MACHINE: Mapping[str, Value] = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     JAVA_OPTIONS: f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}",
+    "spark.sql.files.maxPartitionBytes": "64m",
     "spark.sql.shuffle.partitions": 8,
     "spark.ui.enabled": False,
     "spark.ui.showConsoleProgress": False,
@@ -284,16 +336,21 @@ def _start(app: str, master: str, conf: Mapping[str, Value]) -> SparkSession:
     # A Spark Connect server, and the JVM that spark-submit started, have their own master and Java.
     server = str(conf.get("spark.remote") or variables.get("SPARK_REMOTE", ""))
     submitted = "PYSPARK_GATEWAY_PORT" in variables
-    if not submitted and not server.startswith("sc://"):
+    started = not submitted and not server.startswith("sc://")
+    local = started and _ONE_MACHINE.fullmatch(server or chosen) is not None
+    if started:
         set_variable("JAVA_HOME", str(java_home(variables)))
-        if _ONE_MACHINE.fullmatch(server or chosen):
+        if local:
             # Spark would start its workers with the first `python3` on the path.
             for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
                 set_variable(name, variables.get(name, sys.executable))
     builder = SparkSession.builder.appName(app)
     for name, value in settings_for(None if server or submitted else chosen, conf).items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    if not local:
+        return builder.getOrCreate()
+    with _without_zip(environment(), conf):
+        return builder.getOrCreate()
 
 
 # How an error of ours looks after it has passed through Spark's Python workers.

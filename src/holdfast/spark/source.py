@@ -33,7 +33,7 @@ from holdfast.env import World, real_world
 from holdfast.env.process import environment, skip_modules_in_collections
 from holdfast.errors import InvalidRequest, NotAQueue, Unavailable
 from holdfast.settings import BrokerSettings
-from holdfast.spark.commits import CommitRequest, FrameFiles, StagedFile, StageDisk, Staging, commit, owning
+from holdfast.spark.commits import CommitRequest, FrameFiles, StagedFile, Staging, commit, owning
 from holdfast.spark.incoming import RowRouter, ServerTargets, Targets, check_columns
 from holdfast.spark.options import (
     as_meant,
@@ -44,7 +44,7 @@ from holdfast.spark.options import (
     required_path,
     whole_number,
 )
-from holdfast.spark.places import ServerAccess, ServerPlace, UploadDisk, access_of, check_place, stored_at
+from holdfast.spark.places import RowFiles, ServerAccess, access_of, check_place, server_place, stored_at
 from holdfast.spark.stored_sink import ObjectStage, StoredTargets, StoredTopics, commit_stored, stored_topics
 from holdfast.storage.files import join, translated
 
@@ -182,7 +182,7 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
     def targets(self, world: World) -> Targets:
         """The topics of the place, as they are now."""
         if self.server is not None:
-            return ServerTargets(self.path, ServerPlace(self.server).describe, self.new_partitions)
+            return ServerTargets(self.path, server_place(self.server).describe, self.new_partitions)
         if self.stored is not None:
             return StoredTargets(self.stored, self.settings, self.new_partitions)
         return Targets(world, self.path, self.settings, self.new_partitions)
@@ -208,17 +208,11 @@ class HoldfastSink:
         """Stage the rows of one task. They are durable when this returns."""
         skip_modules_in_collections()
         world, options = self._world or real_world(), self._options
-        disk: StageDisk | None = None
-        folder = Staging(world, options.path).batch_folder(write_id, batch)
-        if options.server is not None:
-            disk, folder = UploadDisk(ServerPlace(options.server)), f"{write_id}/{batch}"
-        if options.stored is not None:
-            disk, folder = ObjectStage(options.stored.url), f"{write_id}/{batch}"
+        files, where = self._files(world, write_id, batch, f"{task.number}-{task.attempt}")
         targets = options.targets(world)
         router = RowRouter(world, targets, options.topic, task.number)
-        files = FrameFiles(world, folder, f"{task.number}-{task.attempt}", disk)
         try:
-            with translated(folder):
+            with translated(where):
                 for slab in _slabs(batches, options, targets):
                     for lane, body in router.bodies(slab):
                         files.add(lane, body)
@@ -226,6 +220,16 @@ class HoldfastSink:
         except BaseException:
             files.discard()
             raise
+
+    def _files(self, world: World, write_id: str, batch: int, prefix: str) -> tuple[RowFiles, str]:
+        """Where a task puts its rows, and its name in errors."""
+        options, folder = self._options, f"{write_id}/{batch}"
+        if options.server is not None:
+            return server_place(options.server).files(world, write_id, batch, prefix), folder
+        if options.stored is not None:
+            return FrameFiles(world, folder, prefix, ObjectStage(options.stored.url)), folder
+        folder = Staging(world, options.path).batch_folder(write_id, batch)
+        return FrameFiles(world, folder, prefix), folder
 
     def commit(self, messages: Sequence[StagedRows | None], *, kept: bool, streaming: bool = False) -> None:
         """Write what the tasks staged into the log."""
@@ -242,7 +246,7 @@ class HoldfastSink:
             new_partitions=options.new_partitions,
         )
         if options.server is not None:
-            ServerPlace(options.server).commit(write)
+            server_place(options.server).commit(write)
             return
         if options.stored is not None:
             commit_stored(options.stored.url, options.settings, write, options.owner_wait_ms, world)
@@ -274,7 +278,7 @@ class HoldfastSink:
         for message in messages:
             if message is not None and server is not None:
                 with suppress(Unavailable):  # they expire there
-                    ServerPlace(server).remove(message.write_id, message.batch, message.files)
+                    server_place(server).remove(message.write_id, message.batch, message.files)
             elif message is not None:
                 staging.remove(message.write_id, message.batch, [file.name for file in message.files])
 

@@ -187,12 +187,14 @@ def table(
         Unavailable: The pipeline is starting over. Read the table again when it has run.
         NotInstalled: Spark or Java is missing.
     """
+    from holdfast.spark.pipelines.lake import quoted
+
     spark = session() if spark is None else spark
     world, project = real_world(), _lake_at(lake, checkpoints)
     name = _landed_by(world, project, topic) if pipeline is None else pipeline
     landed = _landed(world, project, name, topic)
     columns = table_schema(MESSAGES)
-    history = landed.rows(spark).where(f.col("topic") == topic).select(*columns.names)
+    history = landed.rows(spark).where(f.col("topic") == topic).selectExpr(*map(quoted, columns.names))
     given = {"path": path, "topic": topic, "startingOffsets": "earliest"}
     place = place_at(required_path(given), access_of(given))
     end = place.plan(PlanRequest(step="end", options=given)).positions

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from holdfast.api.aio.cluster import AsyncCluster
     from holdfast.api.aio.ports import AsyncBrokerPort
     from holdfast.api.aio.schedules import AsyncSchedules
+    from holdfast.api.aio.schemas import AsyncSchemas
     from holdfast.api.aio.transactions import AsyncTransaction, AsyncTransactions
 
 
@@ -43,6 +44,13 @@ class AsyncBrokerParts(Face):
         from holdfast.api.aio.cluster import AsyncCluster
 
         return AsyncCluster(self._port)
+
+    @property
+    def schemas(self) -> AsyncSchemas:
+        """The registry of schemas: what message bodies look like, and how that may change."""
+        from holdfast.api.aio.schemas import AsyncSchemas
+
+        return AsyncSchemas(self._port.schemas())
 
     def transaction(self, name: str | None = None, *, timeout: Seconds = 60) -> AsyncTransaction:
         """Open a transaction: what its block publishes, acks, commits and writes takes effect together, or not at all.

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from holdfast.api.aio.producer import AsyncProducer
     from holdfast.api.listing import SearchPage
     from holdfast.api.schedules import Firing, Schedule, ScheduleRequest
+    from holdfast.api.schemas import SchemaRequest
     from holdfast.api.transactions import TransactionInfo, TransactionRequest
     from holdfast.broker.metrics import Compacted, Observer, QueueStats
     from holdfast.broker.samples import Samples
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from holdfast.broker.tracing import TraceStep
     from holdfast.broker.tracing.log import TraceStats
     from holdfast.broker.workers import Order, WorkerInfo, WorkerReport
+    from holdfast.schemas.registry import Level, SchemaVersion, VersionNumber
     from holdfast.storage.compaction import KeysCompacted
     from holdfast.storage.view import OnDamage
 
@@ -87,6 +89,9 @@ class AsyncBrokerPort(Protocol):
 
     def schedules(self) -> AsyncSchedulesPort:
         """The schedules."""
+
+    def schemas(self) -> AsyncSchemasPort:
+        """The registry of schemas."""
 
     def transactions(self) -> AsyncTransactionsPort:
         """The transactions."""
@@ -542,6 +547,40 @@ class AsyncSchedulesPort(Protocol):
 
     async def next_dues(self, name: str, count: int) -> list[datetime]:
         """Return when it falls due next."""
+
+
+class AsyncSchemasPort(Protocol):
+    """The registry of schemas of a data folder."""
+
+    async def register(self, request: SchemaRequest) -> SchemaVersion:
+        """Register a schema."""
+
+    async def problems(self, request: SchemaRequest, version: VersionNumber | None) -> list[str]:
+        """Return why a schema is not compatible."""
+
+    async def find(self, request: SchemaRequest) -> SchemaVersion:
+        """Return the version that is this schema."""
+
+    async def version(self, subject: str, version: VersionNumber, *, deleted: bool) -> SchemaVersion:
+        """Return a version."""
+
+    async def by_id(self, number: int) -> SchemaVersion:
+        """Return a version with this id."""
+
+    async def subjects(self, *, deleted: bool) -> list[str]:
+        """Return the subjects."""
+
+    async def versions(self, subject: str, *, deleted: bool) -> list[int]:
+        """Return the numbers of a subject's versions."""
+
+    async def delete(self, subject: str, version: VersionNumber | None, *, permanent: bool) -> list[int]:
+        """Delete versions."""
+
+    async def level(self, subject: str | None) -> Level:
+        """Return the level that applies."""
+
+    async def set_level(self, level: Level | None, subject: str | None) -> None:
+        """Set a level, or remove it."""
 
 
 class AsyncTransactionsPort(Protocol):

@@ -593,8 +593,8 @@ class Broker(BrokerParts):
 
     def search_traces(
         self, *, topic: str | None = None, group: str | None = None, event: str | None = None,
-        holder: str | None = None, error: str | None = None, since: When | None = None, until: When | None = None,
-        limit: int = 100, last: bool = False,
+        holder: str | None = None, error: str | None = None, since: When | None = None,
+        until: When | None = None, limit: int = 100, last: bool = False,
     ) -> list[TraceStep]:  # fmt: skip
         """Search the traced steps of all messages.
 

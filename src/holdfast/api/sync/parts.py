@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from holdfast.api.sync.cluster import Cluster
     from holdfast.api.sync.ports import BrokerPort
     from holdfast.api.sync.schedules import Schedules
+    from holdfast.api.sync.schemas import Schemas
     from holdfast.api.sync.transactions import Transaction, Transactions
 
 
@@ -44,6 +45,13 @@ class BrokerParts(Face):
         from holdfast.api.sync.cluster import Cluster
 
         return Cluster(self._port)
+
+    @property
+    def schemas(self) -> Schemas:
+        """The registry of schemas: what message bodies look like, and how that may change."""
+        from holdfast.api.sync.schemas import Schemas
+
+        return Schemas(self._port.schemas())
 
     def transaction(self, name: str | None = None, *, timeout: Seconds = 60) -> Transaction:
         """Open a transaction: what its block publishes, acks, commits and writes takes effect together, or not at all.

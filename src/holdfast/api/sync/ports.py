@@ -29,6 +29,7 @@ from holdfast.settings import BrokerSettings, ConsumerSettings, TopicSettings
 if TYPE_CHECKING:
     from holdfast.api.listing import SearchPage
     from holdfast.api.schedules import Firing, Schedule, ScheduleRequest
+    from holdfast.api.schemas import SchemaRequest
     from holdfast.api.sync.producer import Producer
     from holdfast.api.transactions import TransactionInfo, TransactionRequest
     from holdfast.broker.metrics import Compacted, Observer, QueueStats
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from holdfast.broker.tracing import TraceStep
     from holdfast.broker.tracing.log import TraceStats
     from holdfast.broker.workers import Order, WorkerInfo, WorkerReport
+    from holdfast.schemas.registry import Level, SchemaVersion, VersionNumber
     from holdfast.storage.compaction import KeysCompacted
     from holdfast.storage.view import OnDamage
 
@@ -85,6 +87,9 @@ class BrokerPort(Protocol):
 
     def schedules(self) -> SchedulesPort:
         """The schedules."""
+
+    def schemas(self) -> SchemasPort:
+        """The registry of schemas."""
 
     def transactions(self) -> TransactionsPort:
         """The transactions."""
@@ -534,6 +539,40 @@ class SchedulesPort(Protocol):
 
     def next_dues(self, name: str, count: int) -> list[datetime]:
         """Return when it falls due next."""
+
+
+class SchemasPort(Protocol):
+    """The registry of schemas of a data folder."""
+
+    def register(self, request: SchemaRequest) -> SchemaVersion:
+        """Register a schema."""
+
+    def problems(self, request: SchemaRequest, version: VersionNumber | None) -> list[str]:
+        """Return why a schema is not compatible."""
+
+    def find(self, request: SchemaRequest) -> SchemaVersion:
+        """Return the version that is this schema."""
+
+    def version(self, subject: str, version: VersionNumber, *, deleted: bool) -> SchemaVersion:
+        """Return a version."""
+
+    def by_id(self, number: int) -> SchemaVersion:
+        """Return a version with this id."""
+
+    def subjects(self, *, deleted: bool) -> list[str]:
+        """Return the subjects."""
+
+    def versions(self, subject: str, *, deleted: bool) -> list[int]:
+        """Return the numbers of a subject's versions."""
+
+    def delete(self, subject: str, version: VersionNumber | None, *, permanent: bool) -> list[int]:
+        """Delete versions."""
+
+    def level(self, subject: str | None) -> Level:
+        """Return the level that applies."""
+
+    def set_level(self, level: Level | None, subject: str | None) -> None:
+        """Set a level, or remove it."""
 
 
 class TransactionsPort(Protocol):

@@ -353,6 +353,7 @@ def dead_settings(settings: TopicSettings) -> TopicSettings:
         promote_after_ms=None,
         cleanup="delete",
         trace_sample=0.0,
+        schema_check="off",
         key_order=False,
         key_group_concurrency=None,
         key_group_rate=None,

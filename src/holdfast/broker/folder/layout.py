@@ -34,6 +34,7 @@ INTERNAL_PREFIX: Final = "__"
 DEAD_SUFFIX: Final = ".dlq"
 DEFAULT_GROUP: Final = "default"
 DEFAULT_TOPIC: Final = "queue"
+SCHEMAS_TOPIC: Final = "_schemas"  # only the registry of schemas writes to it
 
 # Stores that a data folder may live in, by the scheme of its URL; `stored` opens them.
 STORE_SCHEMES: Final = frozenset({"s3", "az", "gs", "postgresql", "file", "memory"})

@@ -196,6 +196,7 @@ def serve_cluster(
     description = read_cluster(url)
     gc.disable()  # until it listens: everything loaded until then stays
     effective, settings = begin_serving(effective, settings)
+    from holdfast.client.spark_commits import routes as spark_routes
     from holdfast.server.cluster.node import serve_node
     from holdfast.server.server import event_loop
 
@@ -223,6 +224,7 @@ def serve_cluster(
             ready=ready,
             stop_asked=loop.create_task(stop_asked.wait()),
             effective=msgspec.structs.replace(effective, server=settings, data_dir=shown_place(url)),
+            more=[spark_routes],
         )
 
     try:

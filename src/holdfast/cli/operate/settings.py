@@ -20,11 +20,10 @@ from holdfast.client.opening import is_address, parse_address
 from holdfast.config.settings_file import Effective, Origin, Setting, read_settings
 from holdfast.delivery.where import seconds_of
 from holdfast.env import World, real_world
-from holdfast.env.chain.keys import FILE_VARIABLE
 from holdfast.env.process import environment
 from holdfast.errors import BadSettings, InvalidRequest, UnknownTopic
 from holdfast.later import pattern
-from holdfast.settings import TopicSettings, load
+from holdfast.settings import FILE_VARIABLE, TopicSettings, load
 
 _SIZE: Final = pattern(r"([0-9]+)\s*([KMG])(?:i?B)?", re.IGNORECASE)
 _UNITS: Final = (("_ms", "or a time such as 30s or 7d"), ("_bytes", "or a size such as 64MiB"))

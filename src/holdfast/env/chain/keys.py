@@ -21,10 +21,9 @@ import msgspec
 from holdfast.env.chain.engines import StoreRefused
 from holdfast.env.process import environment
 from holdfast.errors import BadSettings
-from holdfast.settings import SECRETS, StoreSettings, load
+from holdfast.settings import FILE_VARIABLE, SECRETS, StoreSettings, load
 
 PREFIX: Final = "HOLDFAST_STORE_"
-FILE_VARIABLE: Final = "HOLDFAST_CONFIG"
 _MOST_BYTES: Final = 64 * 1024
 _TRIES: Final = 4
 

@@ -47,11 +47,13 @@ if TYPE_CHECKING:
     from holdfast.api.aio.producer import AsyncProducer
     from holdfast.api.listing import SearchPage
     from holdfast.api.schedules import Firing, Schedule, ScheduleRequest
+    from holdfast.api.schemas import SchemaRequest
     from holdfast.api.transactions import TransactionInfo, TransactionRequest
     from holdfast.broker.locks import Decided, FolderLocks
     from holdfast.local import locks as lock_views
     from holdfast.local import schedules as schedule_views
     from holdfast.local import transactions as transaction_views
+    from holdfast.schemas.registry import Level, SchemaVersion, VersionNumber
     from holdfast.storage.compaction import KeysCompacted
 else:  # few programs lock anything, or have schedules
     locking = module("holdfast.locking")
@@ -141,6 +143,10 @@ class AsyncLocalBrokerPort(LocalBroker):
     def schedules(self) -> AsyncLocalSchedulesPort:
         """The schedules."""
         return AsyncLocalSchedulesPort(self.engine, self.bodies)
+
+    def schemas(self) -> AsyncLocalSchemasPort:
+        """The registry of schemas."""
+        return AsyncLocalSchemasPort(self.engine)
 
     def transactions(self) -> AsyncLocalTransactionsPort:
         """The transactions."""
@@ -532,6 +538,51 @@ class AsyncLocalSchedulesPort:
     async def next_dues(self, name: str, count: int) -> list[datetime]:
         await require_current_async(self.engine)
         return await aside(schedule_views.next_dues, self.engine, name, count)
+
+
+class AsyncLocalSchemasPort:
+    """The registry of schemas of a data folder that this process owns."""
+
+    def __init__(self, engine: BrokerEngine) -> None:
+        self.engine = engine
+
+    async def register(self, request: SchemaRequest) -> SchemaVersion:
+        return await aside(self.engine.body_checks.schemas().register, *request)
+
+    async def problems(self, request: SchemaRequest, version: VersionNumber | None) -> list[str]:
+        await require_current_async(self.engine)
+        return await aside(self.engine.body_checks.schemas().problems, *request, version)
+
+    async def find(self, request: SchemaRequest) -> SchemaVersion:
+        await require_current_async(self.engine)
+        return await aside(self.engine.body_checks.schemas().find, *request)
+
+    async def version(self, subject: str, version: VersionNumber, *, deleted: bool) -> SchemaVersion:
+        await require_current_async(self.engine)
+        return await aside(self.engine.body_checks.schemas().version, subject, version, deleted=deleted)
+
+    async def by_id(self, number: int) -> SchemaVersion:
+        await require_current_async(self.engine)
+        return await aside(self.engine.body_checks.schemas().by_id, number)
+
+    async def subjects(self, *, deleted: bool) -> list[str]:
+        await require_current_async(self.engine)
+        return await aside(self.engine.body_checks.schemas().subjects, deleted=deleted)
+
+    async def versions(self, subject: str, *, deleted: bool) -> list[int]:
+        await require_current_async(self.engine)
+        found = await aside(self.engine.body_checks.schemas().versions, subject, deleted=deleted)
+        return [each.version for each in found]
+
+    async def delete(self, subject: str, version: VersionNumber | None, *, permanent: bool) -> list[int]:
+        return await aside(self.engine.body_checks.schemas().delete, subject, version, permanent=permanent)
+
+    async def level(self, subject: str | None) -> Level:
+        await require_current_async(self.engine)
+        return await aside(self.engine.body_checks.schemas().level, subject)
+
+    async def set_level(self, level: Level | None, subject: str | None) -> None:
+        await aside(self.engine.body_checks.schemas().set_level, subject, level)
 
 
 # What is in a folder, opened here, for tasks.

@@ -42,12 +42,14 @@ if TYPE_CHECKING:
     from holdfast import locking
     from holdfast.api.listing import SearchPage
     from holdfast.api.schedules import Firing, Schedule, ScheduleRequest
+    from holdfast.api.schemas import SchemaRequest
     from holdfast.api.sync.producer import Producer
     from holdfast.api.transactions import TransactionInfo, TransactionRequest
     from holdfast.broker.locks import Decided, FolderLocks
     from holdfast.local import locks as lock_views
     from holdfast.local import schedules as schedule_views
     from holdfast.local import transactions as transaction_views
+    from holdfast.schemas.registry import Level, SchemaVersion, VersionNumber
     from holdfast.storage.compaction import KeysCompacted
 else:  # few programs lock anything, or have schedules
     locking = module("holdfast.locking")
@@ -96,6 +98,10 @@ class LocalBrokerPort(LocalBroker):
     def schedules(self) -> LocalSchedulesPort:
         """The schedules."""
         return LocalSchedulesPort(self.engine, self.bodies)
+
+    def schemas(self) -> LocalSchemasPort:
+        """The registry of schemas."""
+        return LocalSchemasPort(self.engine)
 
     def transactions(self) -> LocalTransactionsPort:
         """The transactions."""
@@ -473,6 +479,51 @@ class LocalSchedulesPort:
     def next_dues(self, name: str, count: int) -> list[datetime]:
         require_current(self.engine)
         return schedule_views.next_dues(self.engine, name, count)
+
+
+class LocalSchemasPort:
+    """The registry of schemas of a data folder that this process owns."""
+
+    def __init__(self, engine: BrokerEngine) -> None:
+        self.engine = engine
+
+    def register(self, request: SchemaRequest) -> SchemaVersion:
+        return self.engine.body_checks.schemas().register(*request)
+
+    def problems(self, request: SchemaRequest, version: VersionNumber | None) -> list[str]:
+        require_current(self.engine)
+        return self.engine.body_checks.schemas().problems(*request, version)
+
+    def find(self, request: SchemaRequest) -> SchemaVersion:
+        require_current(self.engine)
+        return self.engine.body_checks.schemas().find(*request)
+
+    def version(self, subject: str, version: VersionNumber, *, deleted: bool) -> SchemaVersion:
+        require_current(self.engine)
+        return self.engine.body_checks.schemas().version(subject, version, deleted=deleted)
+
+    def by_id(self, number: int) -> SchemaVersion:
+        require_current(self.engine)
+        return self.engine.body_checks.schemas().by_id(number)
+
+    def subjects(self, *, deleted: bool) -> list[str]:
+        require_current(self.engine)
+        return self.engine.body_checks.schemas().subjects(deleted=deleted)
+
+    def versions(self, subject: str, *, deleted: bool) -> list[int]:
+        require_current(self.engine)
+        found = self.engine.body_checks.schemas().versions(subject, deleted=deleted)
+        return [each.version for each in found]
+
+    def delete(self, subject: str, version: VersionNumber | None, *, permanent: bool) -> list[int]:
+        return self.engine.body_checks.schemas().delete(subject, version, permanent=permanent)
+
+    def level(self, subject: str | None) -> Level:
+        require_current(self.engine)
+        return self.engine.body_checks.schemas().level(subject)
+
+    def set_level(self, level: Level | None, subject: str | None) -> None:
+        self.engine.body_checks.schemas().set_level(subject, level)
 
 
 # What is in a folder, opened here, for threads.

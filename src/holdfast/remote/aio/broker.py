@@ -15,6 +15,7 @@ from holdfast.api.drafts import Bodies, NewMessage, PublishRequest, Stored, Stre
 from holdfast.api.listing import SearchPage
 from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
 from holdfast.api.schedules import Firing, Schedule, ScheduleRequest
+from holdfast.api.schemas import SchemaRequest
 from holdfast.api.topics import (
     GroupInfo,
     MemberRequest,
@@ -53,6 +54,15 @@ from holdfast.protocol import topics as wire
 from holdfast.protocol.cluster import MoveTopic, TopicMoved
 from holdfast.protocol.media import JSON
 from holdfast.protocol.messages import CreateQueue, NextDues, ScheduleDeleted, ScheduleList, SearchAnswer
+from holdfast.protocol.schemas import (
+    Compatible,
+    LevelAnswer,
+    LevelSet,
+    VersionAnswer,
+    registry_path,
+    schema_body,
+    version_of,
+)
 from holdfast.protocol.topics import Steps, WorkersOrdered, WorkersTold
 from holdfast.protocol.transactions import (
     BeginTransaction,
@@ -79,6 +89,7 @@ from holdfast.settings import ProducerSettings, TopicSettings
 
 if TYPE_CHECKING:
     from holdfast.broker.tracing.log import TraceStats
+    from holdfast.schemas.registry import Level, SchemaVersion, VersionNumber
     from holdfast.storage.compaction import KeysCompacted
     from holdfast.storage.view import OnDamage
 
@@ -208,6 +219,10 @@ class AsyncRemoteBrokerPort(RemoteBroker):
     def schedules(self) -> AsyncRemoteSchedulesPort:
         """The schedules."""
         return AsyncRemoteSchedulesPort(self.client, self.bodies)
+
+    def schemas(self) -> AsyncRemoteSchemasPort:
+        """The registry of schemas."""
+        return AsyncRemoteSchemasPort(self.client)
 
     def transactions(self) -> AsyncRemoteTransactionsPort:
         """The transactions."""
@@ -561,6 +576,61 @@ class AsyncRemoteSchedulesPort:
     async def next_dues(self, name: str, count: int) -> list[datetime]:
         found: NextDues = await self._calls.ask("GET", path_of("schedules", name, "next", count=count), NextDues)
         return found.times
+
+
+class AsyncRemoteSchemasPort:
+    """The registry of schemas of a server, by the API of Confluent's registry."""
+
+    def __init__(self, client: Client) -> None:
+        self._calls = AsyncCalls(client)
+
+    async def register(self, request: SchemaRequest) -> SchemaVersion:
+        path = registry_path("subjects", request.subject, "versions")
+        return version_of(await self._calls.ask("POST", path, VersionAnswer, schema_body(request)))
+
+    async def problems(self, request: SchemaRequest, version: VersionNumber | None) -> list[str]:
+        last = () if version is None else (str(version),)
+        path = registry_path("compatibility", "subjects", request.subject, "versions", *last, verbose="true")
+        found: Compatible = await self._calls.ask("POST", path, Compatible, schema_body(request))
+        return list(found.messages)
+
+    async def find(self, request: SchemaRequest) -> SchemaVersion:
+        path = registry_path("subjects", request.subject)
+        return version_of(await self._calls.ask("POST", path, VersionAnswer, schema_body(request)))
+
+    async def version(self, subject: str, version: VersionNumber, *, deleted: bool) -> SchemaVersion:
+        path = registry_path("subjects", subject, "versions", str(version), deleted=deleted)
+        return version_of(await self._calls.ask("GET", path, VersionAnswer))
+
+    async def by_id(self, number: int) -> SchemaVersion:
+        return version_of(await self._calls.ask("GET", registry_path("schemas", "ids", str(number)), VersionAnswer))
+
+    async def subjects(self, *, deleted: bool) -> list[str]:
+        found: list[str] = await self._calls.ask("GET", registry_path("subjects", deleted=deleted), list[str])
+        return found
+
+    async def versions(self, subject: str, *, deleted: bool) -> list[int]:
+        path = registry_path("subjects", subject, "versions", deleted=deleted)
+        found: list[int] = await self._calls.ask("GET", path, list[int])
+        return found
+
+    async def delete(self, subject: str, version: VersionNumber | None, *, permanent: bool) -> list[int]:
+        last = () if version is None else ("versions", str(version))
+        path = registry_path("subjects", subject, *last, permanent=permanent)
+        found: list[int] | int = await self._calls.ask("DELETE", path, list[int] | int, again=False)
+        return [found] if isinstance(found, int) else found
+
+    async def level(self, subject: str | None) -> Level:
+        last, query = ((), {}) if subject is None else ((subject,), {"defaultToGlobal": "true"})
+        found: LevelAnswer = await self._calls.ask("GET", registry_path("config", *last, **query), LevelAnswer)
+        return found.compatibility_level
+
+    async def set_level(self, level: Level | None, subject: str | None) -> None:
+        path = registry_path("config", *(() if subject is None else (subject,)))
+        if level is None:
+            await self._calls.ask("DELETE", path, LevelAnswer | str)
+        else:
+            await self._calls.ask("PUT", path, LevelSet, LevelSet(compatibility=level))
 
 
 class AsyncRemoteTransactionsPort:

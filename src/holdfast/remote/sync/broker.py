@@ -15,6 +15,7 @@ from holdfast.api.drafts import Bodies, NewMessage, PublishRequest, Stored, Stre
 from holdfast.api.listing import SearchPage
 from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
 from holdfast.api.schedules import Firing, Schedule, ScheduleRequest
+from holdfast.api.schemas import SchemaRequest
 from holdfast.api.sync.producer import Producer
 from holdfast.api.topics import (
     GroupInfo,
@@ -54,6 +55,15 @@ from holdfast.protocol import topics as wire
 from holdfast.protocol.cluster import MoveTopic, TopicMoved
 from holdfast.protocol.media import JSON
 from holdfast.protocol.messages import CreateQueue, NextDues, ScheduleDeleted, ScheduleList, SearchAnswer
+from holdfast.protocol.schemas import (
+    Compatible,
+    LevelAnswer,
+    LevelSet,
+    VersionAnswer,
+    registry_path,
+    schema_body,
+    version_of,
+)
 from holdfast.protocol.topics import Steps, WorkersOrdered, WorkersTold
 from holdfast.protocol.transactions import (
     BeginTransaction,
@@ -80,6 +90,7 @@ from holdfast.settings import ProducerSettings, TopicSettings
 
 if TYPE_CHECKING:
     from holdfast.broker.tracing.log import TraceStats
+    from holdfast.schemas.registry import Level, SchemaVersion, VersionNumber
     from holdfast.storage.compaction import KeysCompacted
     from holdfast.storage.view import OnDamage
 
@@ -207,6 +218,10 @@ class RemoteBrokerPort(RemoteBroker):
     def schedules(self) -> RemoteSchedulesPort:
         """The schedules."""
         return RemoteSchedulesPort(self.client, self.bodies)
+
+    def schemas(self) -> RemoteSchemasPort:
+        """The registry of schemas."""
+        return RemoteSchemasPort(self.client)
 
     def transactions(self) -> RemoteTransactionsPort:
         """The transactions."""
@@ -558,6 +573,61 @@ class RemoteSchedulesPort:
     def next_dues(self, name: str, count: int) -> list[datetime]:
         found: NextDues = self._calls.ask("GET", path_of("schedules", name, "next", count=count), NextDues)
         return found.times
+
+
+class RemoteSchemasPort:
+    """The registry of schemas of a server, by the API of Confluent's registry."""
+
+    def __init__(self, client: Client) -> None:
+        self._calls = Calls(client)
+
+    def register(self, request: SchemaRequest) -> SchemaVersion:
+        path = registry_path("subjects", request.subject, "versions")
+        return version_of(self._calls.ask("POST", path, VersionAnswer, schema_body(request)))
+
+    def problems(self, request: SchemaRequest, version: VersionNumber | None) -> list[str]:
+        last = () if version is None else (str(version),)
+        path = registry_path("compatibility", "subjects", request.subject, "versions", *last, verbose="true")
+        found: Compatible = self._calls.ask("POST", path, Compatible, schema_body(request))
+        return list(found.messages)
+
+    def find(self, request: SchemaRequest) -> SchemaVersion:
+        path = registry_path("subjects", request.subject)
+        return version_of(self._calls.ask("POST", path, VersionAnswer, schema_body(request)))
+
+    def version(self, subject: str, version: VersionNumber, *, deleted: bool) -> SchemaVersion:
+        path = registry_path("subjects", subject, "versions", str(version), deleted=deleted)
+        return version_of(self._calls.ask("GET", path, VersionAnswer))
+
+    def by_id(self, number: int) -> SchemaVersion:
+        return version_of(self._calls.ask("GET", registry_path("schemas", "ids", str(number)), VersionAnswer))
+
+    def subjects(self, *, deleted: bool) -> list[str]:
+        found: list[str] = self._calls.ask("GET", registry_path("subjects", deleted=deleted), list[str])
+        return found
+
+    def versions(self, subject: str, *, deleted: bool) -> list[int]:
+        path = registry_path("subjects", subject, "versions", deleted=deleted)
+        found: list[int] = self._calls.ask("GET", path, list[int])
+        return found
+
+    def delete(self, subject: str, version: VersionNumber | None, *, permanent: bool) -> list[int]:
+        last = () if version is None else ("versions", str(version))
+        path = registry_path("subjects", subject, *last, permanent=permanent)
+        found: list[int] | int = self._calls.ask("DELETE", path, list[int] | int, again=False)
+        return [found] if isinstance(found, int) else found
+
+    def level(self, subject: str | None) -> Level:
+        last, query = ((), {}) if subject is None else ((subject,), {"defaultToGlobal": "true"})
+        found: LevelAnswer = self._calls.ask("GET", registry_path("config", *last, **query), LevelAnswer)
+        return found.compatibility_level
+
+    def set_level(self, level: Level | None, subject: str | None) -> None:
+        path = registry_path("config", *(() if subject is None else (subject,)))
+        if level is None:
+            self._calls.ask("DELETE", path, LevelAnswer | str)
+        else:
+            self._calls.ask("PUT", path, LevelSet, LevelSet(compatibility=level))
 
 
 class RemoteTransactionsPort:

@@ -64,10 +64,9 @@ from holdfast.protocol.messages import (
     Wire,
 )
 from holdfast.server.api.takes import existing_group, prepare_take, take
-from holdfast.server.api.topics import altered, described
+from holdfast.server.api.topics import altered, check_new, described
 from holdfast.server.http.heads import KnownHead
 from holdfast.server.http.messages import ANSWER_BYTES, Response, StreamResponse, payload
-from holdfast.server.limits import check_partitions
 from holdfast.server.routing import Prepared, Routes
 from holdfast.server.served import ServedGroup, _said, document_content, said, texts_of
 from holdfast.server.service import Call, Service, body_decoder, partition_of
@@ -104,7 +103,7 @@ async def create_queue(call: Call) -> TopicInfo:
         else:
             call.count = 0  # a worker that starts: the audit log says that nothing was changed
     else:
-        check_partitions(changes.get("partitions"), 0, call.service.settings.max_partitions)
+        check_new(call, changes)
         await port.create_topic(name, None, changes, exist_ok=True)
     await call.service.group(name)
     return await described(call, name)

@@ -21,7 +21,7 @@ from holdfast.broker.partition import Partition
 from holdfast.broker.upkeep import reading
 from holdfast.broker.waiters import TaskWaiter, Waiters
 from holdfast.codec.frame import stored_frame
-from holdfast.errors import DamagedRange, InvalidRequest, Unavailable, UnknownTopic
+from holdfast.errors import DamagedRange, InvalidRequest, NotInCluster, Unavailable, UnknownTopic
 from holdfast.large import CHUNK_BYTES
 from holdfast.local.aio.group import AsyncLocalGroupPort
 from holdfast.model import Retained, extra_bytes
@@ -113,14 +113,14 @@ async def create_topic(call: Call) -> TopicInfo:
     changes = changes_of(wanted.settings)
     if wanted.partitions is not None:
         changes["partitions"] = wanted.partitions
-    check_partitions(changes.get("partitions"), 0, call.service.settings.max_partitions)
+    check_new(call, changes)
     if wanted.shard is not None:
-        await _put_here(call, wanted.name, exist_ok=wanted.exist_ok)
+        await _put_here(call, wanted.name)
     info = await call.service.port.create_topic(wanted.name, None, changes, exist_ok=wanted.exist_ok)
     return visible_topic(call, info)
 
 
-async def _put_here(call: Call, topic: str, *, exist_ok: bool) -> None:
+async def _put_here(call: Call, topic: str) -> None:
     """Have a name belong to this shard. Raises TopicExists if another shard has a topic of this name."""
     mover = _mover(call)
     told = await mover.move(topic, _PUT_S, only_new=True)
@@ -157,8 +157,24 @@ async def alter_topic(call: Call) -> TopicInfo:
     return visible_topic(call, await altered(call, call.path["topic"], given.settings))
 
 
+def check_new(call: Call, changes: Mapping[str, Any]) -> None:
+    """Refuse settings of a new topic that are beyond the limits for callers."""
+    check_partitions(changes.get("partitions"), 0, call.service.settings.max_partitions)
+    _check_schemas(call, changes)
+
+
+def _check_schemas(call: Call, changes: Mapping[str, Any]) -> None:
+    """Refuse a check that would look for schemas in the topic's own shard: the registry is in another one."""
+    if call.service.is_shard and changes.get("schema_check", "off") != "off":
+        raise NotInCluster(
+            f"schema_check={changes['schema_check']!r} cannot be used in a cluster yet; check messages where they are "
+            "published, with the serializers of the registry's clients"
+        )
+
+
 async def altered(call: Call, topic: str, changes: Mapping[str, Any]) -> TopicInfo:
     """Change settings of a topic within the limits for callers. Returns the changed topic."""
+    _check_schemas(call, changes)
     if "partitions" in changes:
         known = len((await described(call, topic)).partitions)
         check_partitions(changes["partitions"], known, call.service.settings.max_partitions)

@@ -20,11 +20,12 @@ from urllib.parse import parse_qsl, quote
 
 import msgspec
 
-from holdfast.broker.folder.layout import parse_lease, topic_of_id
+from holdfast.broker.folder.layout import SCHEMAS_TOPIC, parse_lease, topic_of_id
 from holdfast.broker.producers import ProducerId
 from holdfast.cluster.placement import shard_of_key
 from holdfast.errors import Forbidden, HoldfastError, InvalidRequest, NotInCluster, Unauthenticated, Unavailable
 from holdfast.protocol.media import JSON, MSGPACK, ErrorAnswer, Fault, decode, encode, error_of, fault_of
+from holdfast.protocol.schemas import REGISTRY
 from holdfast.protocol.topics import Joined, ProducerBegun
 from holdfast.server.callers import challenges_for, check_fetch
 from holdfast.server.cluster.merging import MERGED, MergedCall, ShardAnswer
@@ -70,6 +71,7 @@ _BY_KEY: Final = ("/v1/locks/{name}", "/v1/state/{name}")
 _MOVE: Final = "/v1/topics/{topic}/move"
 _REDRIVE: Final = "/v1/queues/{queue}/dead/redrive"
 _MEMBER: Final = "/v1/groups/{group}/members/{member}"
+_FOR_SPARK: Final = ("/v1/spark/", "/v1/staged")  # each call names its topic in the query
 
 Way: TypeAlias = "Callable[[Request, Route, dict[str, str]], Awaitable[Answer]]"
 # What a single server can do, and a cluster cannot yet.
@@ -78,8 +80,6 @@ _NOT_YET: Final = (
     ("/v1/samples", "ask for those of one queue: GET /v1/queues/QUEUE/samples"),
     ("/v1/transactions", "use single calls with dedup ids, or a folder of its own"),
     ("/v1/schedules", "publish with a delay or a time, or have another program publish"),
-    ("/v1/spark", "read the shards straight from the store: one is at URL/shards/0000"),
-    ("/v1/staged", "publish from Spark with a producer for each partition"),
     ("/ui", "use `holdfast cluster status`, `holdfast stats` and `holdfast top`"),
 )
 
@@ -168,10 +168,14 @@ class Dispatcher:
             if pattern == _REDRIVE:
                 await self._check_target(request, shard)
             return await self.to_shard(request, shard, route, path, topic=name)
+        if pattern.startswith(REGISTRY):
+            return await self.to_shard(request, self._places.shard_of(SCHEMAS_TOPIC), route, path)
         if pattern.startswith(_BY_KEY):
             shard = shard_of_key(path["name"], self._shards)
             self._check_lease(request, shard)
             return await self.to_shard(request, shard, route, path)
+        if pattern.startswith(_FOR_SPARK):
+            return await self._by_topic(request, self._topic_asked(request), route, path)
         way = self._ways.get((route.method, pattern))
         if way is None and pattern.startswith(_MEMBER):
             way = self._to_member
@@ -217,6 +221,15 @@ class Dispatcher:
         if topic is None:
             raise NotInCluster("a cluster cannot search the traces of all topics yet: name one, with topic=")
         return await self._by_topic(request, topic, route, path)
+
+    def _topic_asked(self, request: Request) -> str:
+        topic = dict(parse_qsl(request.query)).get("topic")
+        if not topic:
+            raise NotInCluster(
+                f"a cluster answers {request.path} for one topic at a time: name it with topic=, as the source and "
+                "sink of this release do; upgrade holdfast where Spark runs"
+            )
+        return topic
 
     def _check_lease(self, request: Request, shard: int) -> None:
         """A document can be guarded by a lock only if one shard has both."""

@@ -40,6 +40,7 @@ from holdfast.server.http.heads import KnownHeads
 from holdfast.server.http.listening import HttpServer, not_there, socket_at
 from holdfast.server.http.messages import Request, Response
 from holdfast.server.limits import limits_of
+from holdfast.server.routing import Routes
 from holdfast.server.turns import FairThreads, Pool, Scans
 from holdfast.settings import BrokerSettings, ServerSettings
 
@@ -62,10 +63,11 @@ class ClusterNode:
 
     def __init__(
         self, world: World, url: str, description: ClusterDescription, broker: BrokerSettings,
-        settings: ServerSettings, node_id: str, effective: Effective | None = None,
+        settings: ServerSettings, node_id: str, effective: Effective | None = None, more: Sequence[Routes] = (),
         traits: NodeTraits | None = None,
     ) -> None:  # fmt: skip
         self.world = world
+        self.more = more  # routes that only programs bring, beside those of every server
         self.me = node_id
         self.traits = traits or NodeTraits()
         self.description = description
@@ -84,7 +86,7 @@ class ClusterNode:
         self.pages = NodePages(self, effective)
         self.shared = NodeCommons(
             world, broker, settings, Access(settings, world), self.pages.metrics, Pool(),
-            Scans(settings.scan_workers, settings.scan_messages), KnownHeads(),
+            Scans(settings.scan_workers, settings.scan_messages), KnownHeads(), more,
         )  # fmt: skip
         self.shared.node = self
         store, root = open_store(parse_place(url))
@@ -96,7 +98,7 @@ class ClusterNode:
             for number in range(description.shards)
         ]
         self.table = NodeTable(node_id, stale_s=lease_s, has_ended=lambda process: has_ended(world, process))
-        self.passing = Passing(description.secret)
+        self.passing = Passing(description.secret, max(limits_of(settings).per_address // 2, 1))
         self.dispatcher = Dispatcher(self, self.pages.routes)
         self.http = HttpServer(
             self.dispatcher.handle, self.dispatcher.refuse, limits_of(settings), self.pages.metrics,
@@ -526,6 +528,7 @@ async def serve_node(
     node_id: str | None,
     advertised: str | None,
     traits: NodeTraits | None = None,
+    more: Sequence[Routes] = (),
     ready: Callable[[Sequence[str]], None],
     stop_asked: Awaitable[object],
     effective: Effective | None = None,
@@ -535,7 +538,7 @@ async def serve_node(
         logger.warning(warning)
     asyncio.get_running_loop().set_default_executor(FairThreads())
     name = checked_name(node_id, advertised, settings)
-    node = ClusterNode(world, url, description, broker, settings, name, effective, traits)
+    node = ClusterNode(world, url, description, broker, settings, name, effective, more, traits)
     try:
         addresses = await node.listen(advertised)
         await node.start()

@@ -76,7 +76,7 @@ class NodePages:
         self.metrics = ClusterMetrics(node, node.settings.metrics_groups)
         self.routes = RouteTable()
         described = admin.description_routes(lambda: self.routes.routes)
-        for each in (*API, described):
+        for each in (*API, *node.more, described):
             self.routes.include(each)
         self.routes.include(_AUDIT)
         self._began_ns = node.world.clock.now_ns()

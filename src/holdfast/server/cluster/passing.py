@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, cast
 from urllib.parse import quote, unquote, urlsplit
@@ -22,7 +22,7 @@ import msgspec
 
 from holdfast.cluster.registry import NodeRecord
 from holdfast.env.process import environment
-from holdfast.errors import BadSettings
+from holdfast.errors import BadSettings, TooManyWaiters
 from holdfast.server.callers import names_in
 from holdfast.server.http.heads import HOP
 from holdfast.server.http.messages import ALWAYS_SAID, LAST_CHUNK, Refused, Request, Response, StreamResponse, chunk
@@ -232,20 +232,26 @@ class NodeConnection(asyncio.Protocol):
 class Passing:
     """Calls other nodes."""
 
-    def __init__(self, secret: str) -> None:
+    def __init__(self, secret: str, most_each: int) -> None:
         self._secret = secret
+        self._most_each = most_each  # calls of one caller that are passed on at a time
+        self._by_caller: Counter[str] = Counter()
         self._idle: dict[str, deque[NodeConnection]] = {}
-        self._active: dict[NodeConnection, tuple[str, int]] = {}  # the instance that is called, and for which shard
+        # The instance that is called, for which shard, and who calls.
+        self._active: dict[NodeConnection, tuple[str, int, str]] = {}
         self._tls: ssl.SSLContext | None = None
         self.count = 0
 
     async def pass_on(
         self, request: Request, node: NodeRecord, shard: int, target: bytes, topic: str = ""
     ) -> Response | StreamResponse:
-        """The other node's answer. Raises NotPassed if nothing was done, and Broken if that is not known."""
+        """The other node's answer. Raises NotPassed if nothing was done, and Broken if that is not known.
+
+        To the other node all connections of this one come from one address, which has a share of its connections. So
+        that one caller cannot use that up, for instance by waiting for messages, each has a share of it.
+        """
         content, is_whole = self._head(request, node, shard, target, topic)
-        connection = await self._connection(node.url)
-        self._active[connection] = node.instance, shard
+        connection = await self._connection_for(request, node, shard)
         is_kept = False
         try:
             connection.begin(content)
@@ -259,22 +265,39 @@ class Passing:
                 is_kept = connection.reset()
                 raise Moved(node.node, int(version) if version.isdecimal() else 0)
             if connection.done or (connection.length is not None and connection.length <= _WHOLE_BYTES):
-                body = await connection.whole()
-                answer = Response(status, body, connection.media, headers=connection.headers)
+                content = await connection.whole()
+                answer = Response(status, content, connection.media, headers=connection.headers)
                 is_kept = connection.reset()
                 return answer
             is_kept = True  # by the stream
+            body = _PassedBody(self, connection, node.url, request)
             return StreamResponse(
-                self._stream(connection, node, request), connection.media, status=status, headers=connection.headers,
-                length=connection.length,
-            )  # fmt: skip
+                body, connection.media, status=status, headers=connection.headers, length=connection.length
+            )
         finally:
             if not is_kept:
-                self._active.pop(connection, None)
+                self.over(connection)
                 connection.close()
             elif not connection.status and not connection.done:
-                self._active.pop(connection, None)
-                self._give_back(connection, node.url)
+                self.over(connection)
+                self.give_back(connection, node.url)
+
+    async def _connection_for(self, request: Request, node: NodeRecord, shard: int) -> NodeConnection:
+        """A connection that counts as its caller's until the call is over. Raises TooManyWaiters, and NotPassed."""
+        caller = "" if request.source is _NOWHERE else request.headers.get("authorization") or request.peer
+        if caller and self._by_caller[caller] >= self._most_each:
+            raise TooManyWaiters(
+                f"{self._most_each} calls of this caller are being passed on to other nodes, which is the limit for "
+                "one caller; nothing was done. Try again in a second, or call the node that owns the topic"
+            )
+        self._by_caller[caller] += 1  # from here on, also while it connects
+        try:
+            connection = await self._connection(node.url)
+        except BaseException:
+            self._forget_caller(caller)
+            raise
+        self._active[connection] = node.instance, shard, caller
+        return connection
 
     async def call(
         self, node: NodeRecord, method: str, path: str, body: bytes = b"", *, timeout_s: float, shard: int = -1
@@ -293,9 +316,24 @@ class Passing:
 
     def abandon(self, shard: int, but: str) -> None:
         """End the calls for a shard that another node than `but` is still working on: it is not the owner any more."""
-        for connection, (instance, number) in list(self._active.items()):
+        for connection, (instance, number, _) in list(self._active.items()):
             if number == shard and instance != but:
                 connection.close()
+
+    def is_active(self, connection: NodeConnection) -> bool:
+        """Whether a call is still using the connection."""
+        return connection in self._active
+
+    def over(self, connection: NodeConnection) -> None:
+        """A call has come to its end."""
+        active = self._active.pop(connection, None)
+        if active is not None:
+            self._forget_caller(active[2])
+
+    def _forget_caller(self, caller: str) -> None:
+        self._by_caller[caller] -= 1
+        if not self._by_caller[caller]:
+            del self._by_caller[caller]
 
     def forget(self, url: str) -> None:
         """Close the idle connections to a node."""
@@ -324,22 +362,6 @@ class Passing:
             await connection.send(chunk(part) if chunked else part)
         if chunked:
             await connection.send(LAST_CHUNK)
-
-    async def _stream(self, connection: NodeConnection, node: NodeRecord, request: Request) -> AsyncIterator[bytes]:
-        whole = False
-        try:
-            async for part in connection.chunks():
-                yield part
-            whole = True
-        except Broken as error:  # the caller must not take it for the end
-            break_off(request)
-            raise ConnectionResetError(str(error)) from error
-        finally:
-            self._active.pop(connection, None)
-            if whole and connection.reset():
-                self._give_back(connection, node.url)
-            else:
-                connection.close()
 
     def _head(self, request: Request, node: NodeRecord, shard: int, target: bytes, topic: str) -> tuple[bytes, bool]:
         """The head of the call, with its body if that has arrived; and whether it has."""
@@ -387,13 +409,48 @@ class Passing:
             raise NotPassed(str(error) or "no connection could be made in time") from error
         return connection
 
-    def _give_back(self, connection: NodeConnection, url: str) -> None:
+    def give_back(self, connection: NodeConnection, url: str) -> None:
         idle = self._idle.setdefault(url, deque())
         if connection.lost or len(idle) >= _MOST_IDLE:
             connection.close()
             return
         connection.idle_since = asyncio.get_running_loop().time()
         idle.append(connection)
+
+
+class _PassedBody:
+    """The body of an answer, passed on as it arrives. It may be closed without having been read."""
+
+    def __init__(self, passing: Passing, connection: NodeConnection, url: str, request: Request) -> None:
+        self._passing, self._connection, self._url, self._request = passing, connection, url, request
+        self._parts = connection.chunks()
+
+    def __aiter__(self) -> _PassedBody:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            return await anext(self._parts)
+        except Broken as error:  # the caller must not take it for the end
+            await self.aclose()
+            break_off(self._request)
+            raise ConnectionResetError(str(error)) from error
+        except StopAsyncIteration:
+            self._passing.over(self._connection)
+            if self._connection.reset():
+                self._passing.give_back(self._connection, self._url)
+            else:
+                self._connection.close()
+            raise
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        """Give the answer up, unless all of it was read."""
+        if self._passing.is_active(self._connection):
+            self._passing.over(self._connection)
+            self._connection.close()
 
 
 class _Nowhere:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from holdfast.server.callers import Access
     from holdfast.server.cluster.node import ClusterNode
     from holdfast.server.http.connection import Answer
+    from holdfast.server.routing import Routes
     from holdfast.server.turns import Pool, Scans
     from holdfast.settings import BrokerSettings, ServerSettings
 
@@ -53,7 +54,7 @@ class NodeCommons:
 
     def __init__(
         self, world: World, broker: BrokerSettings, settings: ServerSettings, access: Access, meter: Meter,
-        pool: Pool, scans: Scans, heads: KnownHeads,
+        pool: Pool, scans: Scans, heads: KnownHeads, more: Sequence[Routes] = (),
     ) -> None:  # fmt: skip
         self.world = world
         self.broker = broker
@@ -63,6 +64,7 @@ class NodeCommons:
         self.pool = pool
         self.scans = scans
         self.heads = heads
+        self.more = more
         self.first: Service | None = None  # whose limits the others share
         self.node: ClusterNode = None  # type: ignore[assignment]  # set by itself
 
@@ -82,7 +84,9 @@ class ServedShard:
         self._share(shared)
         assert engine.moves is not None
         self.mover = self.service.mover = ShardMover(shared.node, self, engine.moves)
-        self.app = ServerApp(self.service, shared.access, [*API, audit_routes(audit)], shared.meter, CallAuditor(audit))
+        self.app = ServerApp(
+            self.service, shared.access, [*API, *shared.more, audit_routes(audit)], shared.meter, CallAuditor(audit)
+        )
         self.export = start_export(engine, shared.settings.otlp_endpoint, environment())
         self._heads = self.app.heads = shared.heads
         self.calls = 0  # in progress

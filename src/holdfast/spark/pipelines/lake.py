@@ -165,7 +165,8 @@ def _rows_of(spark: SparkSession, table: str, names: Sequence[str], schema: Stru
     if in_store(table):
         return stored_rows(spark, table, names, schema)
     reader = plainly(spark.read).option("basePath", table).schema(schema)
-    return reader.parquet(*[f"{table}/{name}" for name in names]).select(*map(quoted, schema.names))
+    # As texts: every column that Python makes takes Spark several messages.
+    return reader.parquet(*[f"{table}/{name}" for name in names]).selectExpr(*map(quoted, schema.names))
 
 
 def _schema_of_files(spark: SparkSession, table: str, names: Sequence[str]) -> StructType:

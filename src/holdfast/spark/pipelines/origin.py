@@ -19,7 +19,7 @@ from holdfast.errors import UnknownTopic
 from holdfast.local.opening import store_settings
 from holdfast.spark.options import Subscription, required_path
 from holdfast.spark.pipelines.spec import Context
-from holdfast.spark.places import ServerPlace, access_of, stored_at
+from holdfast.spark.places import ServerPlace, access_of, server_place, stored_at
 from holdfast.spark.ranges import DataFolder, PlanRequest, Range, from_json, sealed_ranges
 
 
@@ -83,7 +83,7 @@ def server_of(context: Context) -> ServerPlace:
     given = {"path": context.folder}
     access = access_of(given)
     assert access is not None, required_path(given)
-    return ServerPlace(access)
+    return server_place(access)
 
 
 def _on_server(server: ServerPlace, topic: str) -> list[PartitionThere]:
