@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -12,9 +13,11 @@ from collections import Counter
 import pytest
 
 import holdfast
+import holdfast.aio
+from holdfast.api import port_of
 from holdfast.cluster.placement import ranked, shard_of_key, shard_of_topic
 from holdfast.errors import Empty, Fenced, HoldfastError, LeaseLost, NotInCluster
-from tests.integration.cluster_gear import NAMES, Cluster, cluster, until
+from tests.integration.cluster_gear import NAMES, Cluster, Node, cluster, until
 from tests.integration.process_gear import COMMAND, plain_environment
 from tests.integration.store_servers import postgres, postgres_program
 
@@ -115,10 +118,60 @@ def test_calls_that_are_passed_on_share_connections(quiet: Cluster):
 
     with holdfast.open(f"{other.url}/{topic}") as queue:
         queue.put(b"first")
+        owners = port_of(queue).client.caller.owners
+        owners.places.clear()
+        owners.learn = lambda *_: None  # it would go straight
         before = accepted()
         for _ in range(60):
             queue.put(b"x")
     assert accepted() - before < 20
+
+
+def passed(node: Node) -> float:
+    """How many calls the node has passed on."""
+    lines = node.get("/metrics").body.decode().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("holdfast_cluster_passed_calls_total "))
+
+
+def test_our_client_goes_straight_to_the_owner(quiet: Cluster):
+    owner, other = quiet.nodes[0], quiet.nodes[1]
+    topic = quiet.topic_on(owner, "straight")
+    with holdfast.connect(other.url) as broker:
+        broker.create_topic(topic)
+        queue = broker.queue(topic)
+        producer = broker.producer()
+        consumer = broker.consumer([topic], group="straight")
+        queue.put(b"x")
+        queue.get(timeout=10).ack()
+        producer.send(topic, b"x").result(30)
+        assert consumer.poll(timeout=10)
+        before = passed(other)
+        for number in range(20):
+            queue.put(b"%d" % number)
+            with queue.get(timeout=10):
+                pass
+            producer.send(topic, b"x").result(30)
+            assert consumer.poll(timeout=10)
+            consumer.commit()
+        assert passed(other) - before < 10  # such as the signs of life of the consumer, once for each caller
+
+
+def test_our_client_of_tasks_goes_straight_to_the_owner(quiet: Cluster):
+    owner, other = quiet.nodes[0], quiet.nodes[1]
+    topic = quiet.topic_on(owner, "straight-tasks")
+
+    async def put_and_get() -> None:
+        async with holdfast.aio.open(f"{other.url}/{topic}") as queue:
+            await queue.put(b"x")
+            await (await queue.get(timeout=10)).ack()
+            before = passed(other)
+            for number in range(20):
+                await queue.put(b"%d" % number)
+                async with await queue.get(timeout=10):
+                    pass
+            assert passed(other) - before < 5
+
+    asyncio.run(put_and_get())
 
 
 def test_lists_name_what_is_in_all_shards(quiet: Cluster):
@@ -239,6 +292,19 @@ def test_only_nodes_may_say_that_they_are_nodes(quiet: Cluster):
     assert node.get("/v1/cluster/node").status == 404  # without it, there is no such place
     # A call that says that it was passed on is not passed on again, and gets no other right by that.
     assert node.get(f"/v1/topics/{topic}", headers={"x-holdfast-hop": "1"}).status == 421
+
+
+def test_nobody_but_a_node_can_name_an_owner(quiet: Cluster):
+    owner, other = quiet.nodes[0], quiet.nodes[1]
+    topic = quiet.topic_on(owner, "named")
+    with holdfast.connect(owner.url) as broker:
+        broker.create_topic(topic)
+    evil = {"x-holdfast-owner": "http://127.0.0.1:1"}
+    path = f"/v1/queues/{topic}/enqueue"
+    passed_on = other.request("POST", path, b"x", headers=evil)
+    assert passed_on.status < 300, passed_on
+    assert passed_on.headers["x-holdfast-owner"] == owner.url
+    assert "x-holdfast-owner" not in owner.request("POST", path, b"x", headers=evil).headers
 
 
 def test_who_calls_goes_along_to_the_owner(tmp_path):

@@ -23,7 +23,7 @@ from holdfast.broker.folder.layout import parse_lease, topic_of_id
 from holdfast.broker.producers import ProducerId
 from holdfast.cluster.placement import shard_of_key, shard_of_topic
 from holdfast.errors import Forbidden, HoldfastError, InvalidRequest, NotInCluster, Unauthenticated, Unavailable
-from holdfast.protocol.media import JSON, MSGPACK, ErrorAnswer, decode, encode, error_of, fault_of
+from holdfast.protocol.media import JSON, MSGPACK, OWNER, ErrorAnswer, decode, encode, error_of, fault_of
 from holdfast.protocol.topics import Joined, ProducerBegun
 from holdfast.server.callers import challenges_for, check_fetch
 from holdfast.server.cluster.merging import MERGED, MergedCall, ShardAnswer
@@ -254,6 +254,7 @@ class Dispatcher:
             if owner is not None:
                 try:
                     answer = await self._node.passing.pass_on(request, owner, shard, target or target_of(request))
+                    answer.headers.append((OWNER, owner.url))  # our clients go straight there the next time
                     self._meter.request_done(
                         route.pattern, request.method, answer.status, self._mono_ns() - began_ns, request.received,
                         len(answer.body) if isinstance(answer, Response) else 0,

@@ -23,6 +23,7 @@ import msgspec
 from holdfast.cluster.registry import NodeRecord
 from holdfast.env.process import environment
 from holdfast.errors import BadSettings
+from holdfast.protocol.media import OWNER
 from holdfast.server.callers import names_in
 from holdfast.server.http.heads import HOP
 from holdfast.server.http.messages import ALWAYS_SAID, LAST_CHUNK, Refused, Request, Response, StreamResponse, chunk
@@ -42,7 +43,7 @@ _NOT_PASSED: Final = OWN_HEADERS | {
     "upgrade",
 }  # fmt: skip
 _NOT_PASSED_BACK: Final = ALWAYS_SAID | {
-    "connection", "content-length", "content-type", "keep-alive", "transfer-encoding", MOVED
+    "connection", "content-length", "content-type", "keep-alive", "transfer-encoding", MOVED, OWNER
 }  # fmt: skip
 _CONNECT_S: Final = 2.0
 _IDLE_S: Final = 30.0  # shorter than a node keeps an idle connection
