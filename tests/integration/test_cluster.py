@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -125,6 +126,27 @@ def test_calls_that_are_passed_on_share_connections(quiet: Cluster):
         for _ in range(60):
             queue.put(b"x")
     assert accepted() - before < 20
+
+
+def test_a_taker_behind_another_node_that_goes_away_takes_nothing(quiet: Cluster):
+    owner, other = quiet.nodes[0], quiet.nodes[1]
+    topic = quiet.topic_on(owner, "gone")
+    with holdfast.connect(owner.url) as broker:
+        queue = broker.queue(topic)
+        for wait in (0, 0, 0, 30):  # the head of the last one is known
+            connection = socket.create_connection(("127.0.0.1", other.port), 60)
+            body = b'{"wait": %2d}' % wait
+            head = f"POST /v1/queues/{topic}/dequeue HTTP/1.1\r\nhost: 127.0.0.1:{other.port}\r\n"
+            more = "content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+            connection.sendall((head + more).encode() + body)
+            if wait:
+                until(lambda: queue.stats().waiters == 1, "the call waits")
+            else:
+                assert connection.recv(65536).startswith(b"HTTP/1.1 2")
+            connection.close()
+        until(lambda: queue.stats().waiters == 0, "the owner knows that the caller has gone")
+        queue.put(b"x")
+        assert queue.get(timeout=10).body == b"x"
 
 
 def passed(node: Node) -> float:

@@ -18,6 +18,7 @@ from holdfast.local.opening import open_broker_port
 from holdfast.local.sync.broker import LocalBrokerPort
 from holdfast.server.cluster.merging import MERGED, ShardAnswer
 from holdfast.server.cluster.node import checked_name, node_id_of
+from holdfast.server.cluster.passing import is_plain
 from holdfast.settings import BrokerSettings, ServerSettings
 
 NODES = [f"node-{number}" for number in range(5)]
@@ -309,3 +310,22 @@ def test_several_addresses_that_do_not_fit_are_refused(text):
 def test_the_queue_may_be_named_behind_any_of_the_addresses():
     address = parse_address("http://a:1,http://b:2/jobs")
     assert (address.queue, address.text, address.others[0].port) == ("jobs", "http://a:1", 2)
+
+
+@pytest.mark.parametrize(
+    ("data", "is_whole"),
+    [
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-correlation-id: a\r\n\r\nok", True),
+        (b"HTTP/1.1 201 Created\r\ncontent-length: 0\r\n\r\n", True),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nok", False),  # more is to come
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nok", False),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok", False),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", False),
+        (b"HTTP/1.1 421 Misdirected Request\r\nx-holdfast-moved: 1\r\ncontent-length: 0\r\n\r\n", False),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", False),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n", False),
+        (b"", False),
+    ],
+)
+def test_only_whole_answers_of_success_are_passed_back_unread(data: bytes, is_whole: bool):
+    assert is_plain(data) is is_whole

@@ -34,6 +34,8 @@ from holdfast.server.cluster.passing import (
     SHARD,
     Broken,
     NotPassed,
+    PassedHead,
+    Unread,
     break_off,
     copied,
     read_caller,
@@ -54,6 +56,7 @@ from holdfast.server.routing import Route, RouteTable, retry_after_of, status_of
 from holdfast.server.service import check_right
 
 if TYPE_CHECKING:
+    from holdfast.cluster.registry import NodeRecord
     from holdfast.server.cluster.node import ClusterNode
     from holdfast.server.http.connection import Answer
 
@@ -89,6 +92,7 @@ class Dispatcher:
         self._shards = node.description.shards
         self._secret = node.description.secret.encode()
         self._meter = node.shared.meter
+        self._heads = node.shared.heads
         self._mono_ns = node.world.clock.monotonic_ns
         self._ways: dict[tuple[str, str], Way] = {
             ("POST", "/v1/topics"): partial(self._by_body, "name"),
@@ -116,14 +120,67 @@ class Dispatcher:
         self, head: KnownHead, sequence: int | None, content: bytes, peer: str, certificate: Any
     ) -> RenderedAnswer | DeferredAnswer | Exception | None:
         """Answer a request with a known head in one step, if this node still owns the shard that it is for."""
-        served = self._node.serving(shard_of_topic(head.topic, self._shards))
-        if served is None or head.service is not served.service:
+        shard = shard_of_topic(head.topic, self._shards)
+        served = self._node.serving(shard)
+        if served is None:
+            return self._pass_known(head, shard, sequence, content, peer, certificate)
+        if head.service is not served.service:
             return None
         answer = served.app.answer_known(head, sequence, content, peer, certificate)
         if isinstance(answer, DeferredAnswer):
             served.began()
             answer.at_end = served.ended
         return answer
+
+    def _pass_known(
+        self, head: KnownHead, shard: int, sequence: int | None, content: bytes, peer: str, certificate: Any
+    ) -> DeferredAnswer | Exception | None:
+        """Pass on a request with a known head, and its answer back as it comes."""
+        owner = self._node.owner_of(shard)
+        if owner is None or certificate or not isinstance(head, PassedHead) or head.shard != shard:
+            return None
+        try:
+            principal = self._node.shared.access.caller(head.headers, peer, certificate)
+            if head.route.action not in principal.everywhere:
+                check_right(principal, head.route, head.variables)
+        except HoldfastError as error:
+            return error
+        passing = self._node.passing
+        connection = passing.rested(owner, shard)
+        if connection is None:
+            return None
+        answer = passing.pass_known(connection, owner, head.content(owner, peer, sequence, content))
+        answer.render = partial(self._passed_back, head, owner, self._mono_ns(), len(content))
+        return answer
+
+    def _passed_back(
+        self, head: KnownHead, owner: NodeRecord, began_ns: int, received: int, answer: bytes
+    ) -> RenderedAnswer:
+        took_ns = self._mono_ns() - began_ns
+        self._meter.request_done(head.route.pattern, head.method, int(answer[9:12]), took_ns, received, len(answer))
+        line, _, rest = answer.partition(b"\r\n")
+        return b"%b\r\n%b: %b\r\n%b" % (line, OWNER.encode(), owner.url.encode("latin-1"), rest), None, None
+
+    async def _read(self, request: Request, failure: Unread | NotPassed) -> Answer | None:
+        """The answer to a call with a known head that could not be passed back as it came; None if nothing was done."""
+        request.failure = None
+        if isinstance(failure, NotPassed):
+            return None
+        try:
+            answer = await self._node.passing.received(request, failure.connection, failure.node)
+        except NotPassed as error:
+            self._node.not_reached(failure.node, error)
+            return None
+        except Broken as error:
+            self._cut_off(request, failure.node, error)
+            raise ConnectionResetError(str(error)) from error
+        answer.headers.append((OWNER, failure.node.url))
+        return answer
+
+    def _cut_off(self, request: Request, node: NodeRecord, error: Broken) -> None:
+        self._node.not_reached(node, None)
+        logger.warning("a call was cut off", extra={"path": request.path, "node": node.node, "why": str(error)})
+        break_off(request)
 
     def refuse(self, refused: Refused) -> Response:
         """The answer to something that is not a valid request."""
@@ -134,6 +191,10 @@ class Dispatcher:
     # Which way
 
     async def _answer(self, request: Request) -> Answer:
+        if isinstance(request.failure, (Unread, NotPassed)):
+            answer = await self._read(request, request.failure)
+            if answer is not None:
+                return answer
         is_passed = NODE in request.headers
         if is_passed:
             if not hmac.compare_digest(request.headers[NODE].encode("utf-8", "replace"), self._secret):
@@ -254,28 +315,33 @@ class Dispatcher:
             if owner is not None:
                 try:
                     answer = await self._node.passing.pass_on(request, owner, shard, target or target_of(request))
-                    answer.headers.append((OWNER, owner.url))  # our clients go straight there the next time
-                    self._meter.request_done(
-                        route.pattern, request.method, answer.status, self._mono_ns() - began_ns, request.received,
-                        len(answer.body) if isinstance(answer, Response) else 0,
-                    )  # fmt: skip
+                    self._passed(request, route, path, shard, owner, answer, began_ns, is_known=not target)
                     return answer
                 except NotPassed as error:
                     self._node.not_reached(owner, error)
                 except Broken as error:
-                    self._node.not_reached(owner, None)
                     if request.method not in _SAFE:
-                        logger.warning(
-                            "a call was cut off", extra={"path": request.path, "node": owner.node, "why": str(error)}
-                        )
-                        break_off(request)
+                        self._cut_off(request, owner, error)
                         raise ConnectionResetError(str(error)) from error
+                    self._node.not_reached(owner, None)
             if loop.time() >= until:
                 raise Unavailable(
                     f"shard {shard} of the cluster, where this belongs, has no owner that this node can reach; nothing "
                     "was done. Try again: another node takes over within seconds"
                 )
             await self._node.wait_for_change(_AGAIN_S)
+
+    def _passed(
+        self, request: Request, route: Route, path: Mapping[str, str], shard: int, owner: NodeRecord,
+        answer: Response | StreamResponse, began_ns: int, *, is_known: bool,
+    ) -> None:  # fmt: skip
+        """Name the owner, where our clients go straight the next time, and keep the head for others who do not."""
+        answer.headers.append((OWNER, owner.url))
+        if is_known and answer.status < 300 and self._heads.is_to_keep(request, route):
+            self._heads.learn(request, self._node.passing.known(request, route, dict(path), shard))
+        sent = len(answer.body) if isinstance(answer, Response) else 0
+        took_ns = self._mono_ns() - began_ns
+        self._meter.request_done(route.pattern, request.method, answer.status, took_ns, request.received, sent)
 
     async def _owned(self, request: Request, shard: int) -> Answer:
         """The answer to a call that another node has passed on."""

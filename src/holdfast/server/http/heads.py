@@ -70,7 +70,7 @@ class KnownHead:
     def __init__(
         self, service: Service, request: Request, route: Route, variables: dict[str, str], query: Any, gives: str
     ) -> None:
-        self.service = service
+        self.service: Service | None = service  # None: of another node
         self._text = request.query
         self.method = request.method
         self.path = request.path
